@@ -1,0 +1,1 @@
+"""Collectors: the sidecar's sources, one file per subject."""

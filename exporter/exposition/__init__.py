@@ -1,0 +1,1 @@
+"""Exposition: families to bytes."""

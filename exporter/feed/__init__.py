@@ -1,0 +1,1 @@
+"""The feed: the border between training processes and the sidecar."""

@@ -1,0 +1,68 @@
+"""Snapshot: the contract between a training process and whoever reads its feed file.
+
+Made in the training process by the recording thread, read in the sidecar. A snapshot is complete in
+itself: the reader needs no earlier one, and losing some costs freshness, never counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from exporter.recording.values import StatReading
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Who writes a feed file.
+
+    Attributes:
+        id: 32 hexadecimal digits, random per process; the file's name.
+        pid: In the writer's own pid namespace, which need not be the reader's.
+        started: Unix time at which the process's recording began, seconds.
+        run: The run's name.
+        rank: Global rank, None for a process of no rank (torchrun's agent).
+        local_rank: None where the launcher says nothing.
+        role: `trainer`, `agent`, or what the launcher calls it.
+        node: Host name.
+        labels: What `exporter.configure(labels=…)` added; descriptive, published on an info family only.
+        version: The exporter's own version in that process.
+    """
+
+    id: str
+    pid: int
+    started: float
+    run: str
+    rank: int | None
+    local_rank: int | None = None
+    role: str = "trainer"
+    node: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one process has recorded up to one moment.
+
+    Attributes:
+        process: Its writer.
+        sequence: 1 for the first snapshot of a process, one more for each that was written.
+        written: Unix time, seconds.
+        flush_seconds: How often the writer means to write.
+        final: True for the last one, written at an orderly exit.
+        stats: Every enabled Stat, in order of construction.
+        dropped: What the writer lost since its process began, by reason (`write_failed` snapshots, …).
+        drain_delay_seconds: The longest that a window was closed after its end, since the process began.
+        passive_stuck_since: Unix time since which a passive callback has not returned, None when none hangs.
+    """
+
+    process: ProcessIdentity
+    sequence: int
+    written: float
+    flush_seconds: float
+    final: bool
+    stats: tuple[StatReading, ...]
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    drain_delay_seconds: float = 0.0
+    passive_stuck_since: float | None = None

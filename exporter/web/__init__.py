@@ -1,0 +1,1 @@
+"""HTTP: /metrics, health and the landing page behind a connection guard."""
