@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exporter.recording.values import StatReading
+from exporter.recording.values import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,13 @@ class Snapshot:
         sequence: 1 for the first snapshot of a process, one more for each that was written.
         written: Unix time, seconds.
         flush_seconds: How often the writer means to write.
-        final: True for the last one, written at an orderly exit.
-        stats: Every enabled Stat, in order of construction.
-        dropped: What the writer lost since its process began, by reason (`write_failed` snapshots, …).
-        drain_delay_seconds: The longest that a window was closed after its end, since the process began.
-        passive_stuck_since: Unix time since which a passive callback has not returned, None when none hangs.
+        dropped: What the writer lost since its process began, by reason (`write_failed`: snapshots; …).
+        recording: What was recorded.
     """
 
     process: ProcessIdentity
     sequence: int
     written: float
     flush_seconds: float
-    final: bool
-    stats: tuple[StatReading, ...]
+    recording: Recording
     dropped: Mapping[str, int] = field(default_factory=dict)
-    drain_delay_seconds: float = 0.0
-    passive_stuck_since: float | None = None

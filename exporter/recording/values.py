@@ -101,3 +101,20 @@ class StatReading:
     last_sample: float | None = None
     rejected: Mapping[str, int] = field(default_factory=dict)
     overflows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All that the recording thread knows at one moment; what a sink is given about once a second.
+
+    Attributes:
+        stats: Every enabled Stat, in order of construction.
+        final: True for the last one of a process that ends in order.
+        drain_delay_seconds: The longest that a window was closed after its end since the last recording.
+        passive_stuck_since: Unix time since which a passive callback has not returned, None when none hangs.
+    """
+
+    stats: tuple[StatReading, ...]
+    final: bool = False
+    drain_delay_seconds: float = 0.0
+    passive_stuck_since: float | None = None

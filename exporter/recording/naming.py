@@ -1,0 +1,77 @@
+"""From a Stat's name to the names of its families: the one place where metric names are made.
+
+Used in the training process, to refuse names that would collide, and in the sidecar, to publish. Pure
+functions, standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from exporter.recording.values import Aggregation, StatDefinition
+
+STAT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*(\.[a-zA-Z0-9_]+)*")
+LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+WINDOW_PARTS = {
+    Aggregation.VALUE: "last",
+    Aggregation.MEAN: "mean",
+    Aggregation.SUM: "added",  # OpenMetrics keeps `_sum` for summaries and histograms
+    Aggregation.MIN: "min",
+    Aggregation.MAX: "max",
+    Aggregation.STDDEV: "stddev",
+    Aggregation.P50: "p50",
+    Aggregation.P90: "p90",
+    Aggregation.P95: "p95",
+    Aggregation.P99: "p99",
+}
+"""The word of each aggregation that has a gauge of its own; COUNT is `_window_samples`, which is always there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatFamilies:
+    """The families that one Stat becomes.
+
+    Attributes:
+        main: The histogram or summary: `training_batch_latency_seconds`.
+        windows: A gauge for each windowed aggregation: `training_batch_latency_window_mean_seconds`.
+        samples: Gauge, samples of the last closed window.
+        last_sample: Gauge, Unix time of the latest sample.
+    """
+
+    main: str
+    windows: tuple[tuple[Aggregation, str], ...]
+    samples: str
+    last_sample: str
+
+    def names(self) -> frozenset[str]:
+        """Every family and sample name, as they collide in an exposition."""
+        main = {
+            self.main,
+            f"{self.main}_bucket",
+            f"{self.main}_sum",
+            f"{self.main}_count",
+            f"{self.main}_created",
+        }
+        return frozenset(main | {name for _, name in self.windows} | {self.samples, self.last_sample})
+
+
+def families_of(definition: StatDefinition) -> StatFamilies:
+    """Name the families of a Stat.
+
+    A unit that the name already carries (`step_seconds`, unit `seconds`) is not written twice.
+    """
+    base, unit = definition.name.replace(".", "_"), definition.unit
+    suffix = f"_{unit}" if unit else ""
+    if suffix and base.endswith(suffix):
+        base = base.removesuffix(suffix)
+    windowed = sorted(
+        definition.aggregations & WINDOW_PARTS.keys(), key=lambda aggregation: aggregation.value
+    )
+    return StatFamilies(
+        main=base + suffix,
+        windows=tuple((each, f"{base}_window_{WINDOW_PARTS[each]}{suffix}") for each in windowed),
+        samples=f"{base}_window_samples",
+        last_sample=f"{base}_last_sample_timestamp_seconds",
+    )
