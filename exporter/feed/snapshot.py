@@ -7,13 +7,15 @@ itself: the reader needs no earlier one, and losing some costs freshness, never 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from exporter.recording.values import Recording
+from exporter.recording.values import NOTHING, Recording, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(Value):
     """Who writes a feed file.
 
     Attributes:
@@ -29,20 +31,34 @@ class ProcessIdentity:
         version: The exporter's own version in that process.
     """
 
-    id: str
-    pid: int
-    started: float
-    run: str
-    rank: int | None
-    local_rank: int | None = None
-    role: str = "trainer"
-    node: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-    version: str = ""
+    __slots__ = ("id", "pid", "started", "run", "rank", "local_rank", "role", "node", "labels", "version")
+
+    def __init__(
+        self,
+        id: str,
+        pid: int,
+        started: float,
+        run: str,
+        rank: int | None,
+        local_rank: int | None = None,
+        role: str = "trainer",
+        node: str = "",
+        labels: tuple[tuple[str, str], ...] = (),
+        version: str = "",
+    ) -> None:
+        self.id: Final = id
+        self.pid: Final = pid
+        self.started: Final = started
+        self.run: Final = run
+        self.rank: Final = rank
+        self.local_rank: Final = local_rank
+        self.role: Final = role
+        self.node: Final = node
+        self.labels: Final = labels
+        self.version: Final = version
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Value):
     """What one process has recorded up to one moment.
 
     Attributes:
@@ -54,9 +70,20 @@ class Snapshot:
         recording: What was recorded.
     """
 
-    process: ProcessIdentity
-    sequence: int
-    written: float
-    flush_seconds: float
-    recording: Recording
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    __slots__ = ("process", "sequence", "written", "flush_seconds", "recording", "dropped")
+
+    def __init__(
+        self,
+        process: ProcessIdentity,
+        sequence: int,
+        written: float,
+        flush_seconds: float,
+        recording: Recording,
+        dropped: Mapping[str, int] = NOTHING,
+    ) -> None:
+        self.process: Final = process
+        self.sequence: Final = sequence
+        self.written: Final = written
+        self.flush_seconds: Final = flush_seconds
+        self.recording: Final = recording
+        self.dropped: Final = dropped

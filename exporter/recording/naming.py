@@ -6,13 +6,12 @@ functions, standard library only.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from exporter.recording.values import Aggregation, StatDefinition, Value
 
-from exporter.recording.values import Aggregation, StatDefinition
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
-STAT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*(\.[a-zA-Z0-9_]+)*")
-LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 WINDOW_PARTS = {
     Aggregation.VALUE: "last",
@@ -29,8 +28,7 @@ WINDOW_PARTS = {
 """The word of each aggregation that has a gauge of its own; COUNT is `_window_samples`, which is always there."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatFamilies:
+class StatFamilies(Value):
     """The families that one Stat becomes.
 
     Attributes:
@@ -40,10 +38,15 @@ class StatFamilies:
         last_sample: Gauge, Unix time of the latest sample.
     """
 
-    main: str
-    windows: tuple[tuple[Aggregation, str], ...]
-    samples: str
-    last_sample: str
+    __slots__ = ("last_sample", "main", "samples", "windows")
+
+    def __init__(
+        self, *, main: str, windows: tuple[tuple[Aggregation, str], ...], samples: str, last_sample: str
+    ) -> None:
+        self.main: Final = main
+        self.windows: Final = windows
+        self.samples: Final = samples
+        self.last_sample: Final = last_sample
 
     def names(self) -> frozenset[str]:
         """Every family and sample name, as they collide in an exposition."""

@@ -1,14 +1,55 @@
 """The values that leave the recording stage: what a Stat is, and what it has seen so far.
 
 Used in the training process, where they are made, and in the sidecar, where they are read back from the
-feed. Frozen, standard library only, no behaviour.
+feed. Standard library only, no behaviour.
+
+Not dataclasses: those, like `typing` and `re`, cost every training process a megabyte or more to import
+(`import exporter` is to cost two in all), so the modules of the training process do without all three.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+TYPE_CHECKING = False  # type checkers take this name as true; importing `typing` for it costs 1.9 MiB
+if TYPE_CHECKING:
+    from typing import Final
+
+    from typing_extensions import Self
+
+
+class Value:
+    """A record compared by its fields, in the order of `__slots__`; its fields are `Final`."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def fields(self) -> tuple[object, ...]:
+        """The values, in the order of `__slots__`."""
+        return tuple([getattr(self, name) for name in self.__slots__])
+
+    def replace(self, **changes: object) -> Self:
+        """Copy it with some fields changed.
+
+        Raises:
+            TypeError: There is no such field.
+        """
+        return type(self)(**{name: getattr(self, name) for name in self.__slots__} | changes)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            self.fields() == other.fields()
+            if isinstance(other, Value) and type(other) is type(self)
+            else False
+        )
+
+    def __hash__(self) -> int:
+        plain = (frozenset(value.items()) if isinstance(value, dict) else value for value in self.fields())
+        return hash((type(self).__name__, *plain))
+
+    def __repr__(self) -> str:
+        pairs = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({pairs})"
 
 
 class Aggregation(enum.Enum):
@@ -33,8 +74,11 @@ class Aggregation(enum.Enum):
     P99 = "p99"
 
 
-@dataclass(frozen=True, slots=True)
-class StatDefinition:
+NOTHING: Mapping[str, int] = {}
+NO_VALUES: Mapping[Aggregation, float] = {}
+
+
+class StatDefinition(Value):
     """What makes a Stat; (name, labels) is its identity.
 
     Attributes:
@@ -49,19 +93,42 @@ class StatDefinition:
         stale_seconds: After so long without a sample a pure count window has no data.
     """
 
-    name: str
-    aggregations: frozenset[Aggregation]
-    window_seconds: float | None = 60.0
-    window_samples: int | None = None
-    unit: str | None = None
-    help: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-    buckets: tuple[float, ...] = ()
-    stale_seconds: float = 300.0
+    __slots__ = (
+        "name",
+        "aggregations",
+        "window_seconds",
+        "window_samples",
+        "unit",
+        "help",
+        "labels",
+        "buckets",
+        "stale_seconds",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        aggregations: frozenset[Aggregation],
+        window_seconds: float | None = 60.0,
+        window_samples: int | None = None,
+        unit: str | None = None,
+        help: str = "",
+        labels: tuple[tuple[str, str], ...] = (),
+        buckets: tuple[float, ...] = (),
+        stale_seconds: float = 300.0,
+    ) -> None:
+        self.name: Final = name
+        self.aggregations: Final = aggregations
+        self.window_seconds: Final = window_seconds
+        self.window_samples: Final = window_samples
+        self.unit: Final = unit
+        self.help: Final = help
+        self.labels: Final = labels
+        self.buckets: Final = buckets
+        self.stale_seconds: Final = stale_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class WindowReading:
+class WindowReading(Value):
     """The last closed window of a Stat.
 
     Attributes:
@@ -71,14 +138,22 @@ class WindowReading:
         values: One number for each windowed aggregation asked for (not for HISTOGRAM).
     """
 
-    started: float
-    ended: float
-    samples: int
-    values: Mapping[Aggregation, float] = field(default_factory=dict)
+    __slots__ = ("started", "ended", "samples", "values")
+
+    def __init__(
+        self,
+        started: float,
+        ended: float,
+        samples: int,
+        values: Mapping[Aggregation, float] = NO_VALUES,
+    ) -> None:
+        self.started: Final = started
+        self.ended: Final = ended
+        self.samples: Final = samples
+        self.values: Final = values
 
 
-@dataclass(frozen=True, slots=True)
-class StatReading:
+class StatReading(Value):
     """Everything about one Stat at one moment.
 
     Attributes:
@@ -93,18 +168,39 @@ class StatReading:
         overflows: Drains that found the buffer full, so that an unknown number of samples was lost.
     """
 
-    definition: StatDefinition
-    count: int = 0
-    sum: float | None = 0.0
-    bucket_counts: tuple[int, ...] = ()
-    window: WindowReading | None = None
-    last_sample: float | None = None
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    overflows: int = 0
+    __slots__ = (
+        "definition",
+        "count",
+        "sum",
+        "bucket_counts",
+        "window",
+        "last_sample",
+        "rejected",
+        "overflows",
+    )
+
+    def __init__(
+        self,
+        definition: StatDefinition,
+        count: int = 0,
+        sum: float | None = 0.0,
+        bucket_counts: tuple[int, ...] = (),
+        window: WindowReading | None = None,
+        last_sample: float | None = None,
+        rejected: Mapping[str, int] = NOTHING,
+        overflows: int = 0,
+    ) -> None:
+        self.definition: Final = definition
+        self.count: Final = count
+        self.sum: Final = sum
+        self.bucket_counts: Final = bucket_counts
+        self.window: Final = window
+        self.last_sample: Final = last_sample
+        self.rejected: Final = rejected
+        self.overflows: Final = overflows
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Value):
     """All that the recording thread knows at one moment; what a sink is given about once a second.
 
     Attributes:
@@ -114,7 +210,16 @@ class Recording:
         passive_stuck_since: Unix time since which a passive callback has not returned, None when none hangs.
     """
 
-    stats: tuple[StatReading, ...]
-    final: bool = False
-    drain_delay_seconds: float = 0.0
-    passive_stuck_since: float | None = None
+    __slots__ = ("stats", "final", "drain_delay_seconds", "passive_stuck_since")
+
+    def __init__(
+        self,
+        stats: tuple[StatReading, ...],
+        final: bool = False,
+        drain_delay_seconds: float = 0.0,
+        passive_stuck_since: float | None = None,
+    ) -> None:
+        self.stats: Final = stats
+        self.final: Final = final
+        self.drain_delay_seconds: Final = drain_delay_seconds
+        self.passive_stuck_since: Final = passive_stuck_since
