@@ -1,0 +1,255 @@
+"""Tally: what has become of one Stat's samples, from its buffer to its last closed window and its totals.
+
+Used by the recording thread of the training process. The job's threads touch only the buffer and the
+refusals, with single appends; everything else belongs to whoever holds the recorder's cycle.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from math import isfinite
+
+from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
+from exporter.recording.windows import RATIOS, ExactSum, Window
+
+BUFFER_SAMPLES = 1 << 18
+"""Bound of a Stat's buffer: a million samples a second for a quarter of a second, at most 8 MiB."""
+CHUNK_SAMPLES = 4096
+"""Samples drained at once: well under a millisecond of work, so that the job's threads never wait longer."""
+
+_PLAIN = frozenset({float, int, bool})
+_FOREIGN_NUMBERS = frozenset({"numpy", "fractions", "decimal"})
+
+
+class Tally:
+    """The state of one Stat.
+
+    Attributes:
+        definition: As the code made it.
+        effective: As the overrides have changed it; what is computed and published.
+        enabled: Whether it is drained into anything.
+        buffer: Where `Stat.add` puts samples.
+        refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
+    """
+
+    __slots__ = (
+        "_bucket_counts",
+        "_closed",
+        "_count",
+        "_last_sample",
+        "_next",
+        "_overflows",
+        "_reading",
+        "_rejected",
+        "_sum",
+        "_summable",
+        "_window",
+        "_window_started",
+        "buffer",
+        "definition",
+        "effective",
+        "enabled",
+        "refusals",
+    )
+
+    def __init__(self, definition: StatDefinition, *, wall: float, samples: int = BUFFER_SAMPLES) -> None:
+        self.definition = definition
+        self.buffer: deque[object] = deque(maxlen=samples)
+        self.refusals: deque[str] = deque(maxlen=samples)
+        self.enabled = True
+        self.effective = definition
+        self._next: StatDefinition | None = None
+        self.reset(wall=wall)
+
+    def reset(self, *, wall: float) -> None:
+        """Forget every sample: what a forked child does with what its parent recorded."""
+        self.buffer.clear()
+        self.refusals.clear()
+        self._count = 0
+        self._sum = ExactSum()
+        self._summable = True
+        self._bucket_counts: list[int] | None = None
+        self._last_sample: float | None = None
+        self._rejected: dict[str, int] = {}
+        self._overflows = 0
+        self._reading: StatReading | None = None
+        self._begin_window(wall)
+        self._closed = WindowReading(wall, wall, 0)
+
+    def override(self, definition: StatDefinition, *, enabled: bool) -> None:
+        """Take a changed definition: the histogram only before the first sample, the rest at the next window."""
+        if self._bucket_counts is not None:
+            kept = definition.aggregations - {Aggregation.HISTOGRAM}
+            kept |= self.effective.aggregations & {Aggregation.HISTOGRAM}
+            definition = definition.replace(aggregations=kept, buckets=self.effective.buckets)
+        self._next = definition
+        if enabled is not self.enabled:
+            self.enabled, self._reading = enabled, None
+        if not self._window.samples:
+            self._begin_window(self._window_started)
+            self._reading = None
+
+    def drain(self, *, wall: float) -> bool:
+        """Take up to `CHUNK_SAMPLES` samples out of the buffer.
+
+        Returns:
+            Whether there may be more.
+        """
+        waiting = len(self.buffer)
+        if waiting == self.buffer.maxlen:
+            self._overflows += 1
+            self._reading = None
+        if not waiting:
+            return False
+        take = self.buffer.popleft
+        batch = [take() for _ in range(min(waiting, CHUNK_SAMPLES))]
+        if self.enabled:
+            samples = self._accept(batch)
+            if samples:
+                self._absorb(samples, wall)
+        return waiting > CHUNK_SAMPLES
+
+    def close_window(self, started: float, ended: float, *, late_windows: bool, wall: float) -> None:
+        """Close the time window that is over.
+
+        Args:
+            started: When the clock's window began, Unix time; one begun by count may be younger.
+            ended: When it ended, Unix time.
+            late_windows: Whether further windows have ended since, all of them empty.
+            wall: Now, Unix time.
+        """
+        self._close(max(started, self._window_started), ended)
+        if late_windows:
+            self._closed = WindowReading(ended, wall, 0)
+        self._begin_window(ended)
+
+    def expire(self, *, wall: float) -> None:
+        """Drop a pure count window that nothing was added to for `stale_seconds`."""
+        if self.effective.window_seconds is None and self._closed.samples and self._last_sample is not None:
+            silent = wall - self._last_sample
+            if silent > self.effective.stale_seconds:
+                self._closed = WindowReading(self._closed.ended, wall, 0)
+                self._reading = None
+
+    def reading(self) -> StatReading:
+        """Tell all; the same object as long as nothing has changed."""
+        while self.refusals:
+            self._reject(self.refusals.popleft())
+        if self._reading is None:
+            self._reading = StatReading(
+                self.effective,
+                self._count,
+                self._sum.value if self._summable and isfinite(self._sum.value) else None,
+                tuple(self._bucket_counts)
+                if self._bucket_counts and self.effective.buckets
+                else _zeros(self.effective),
+                self._closed,
+                self._last_sample,
+                dict(self._rejected),
+                self._overflows,
+            )
+        return self._reading
+
+    def _accept(self, batch: list[object]) -> list[float]:
+        """Turn a batch into finite floats, counting what is none. Runs no code of the user's."""
+        kinds = set(map(type, batch))
+        if kinds <= _PLAIN:
+            try:
+                samples = batch if kinds == {float} else list(map(float, batch))  # type: ignore[arg-type]  # all plain numbers
+            except OverflowError:
+                samples = []
+            if samples and all(map(isfinite, samples)):  # type: ignore[arg-type]  # all plain numbers
+                return samples  # type: ignore[return-value]  # all floats
+        accepted: list[float] = []
+        for value in batch:
+            number = _number(value)
+            if isinstance(number, str):
+                self._reject(number)
+            else:
+                accepted.append(number)
+        return accepted
+
+    def _reject(self, reason: str) -> None:
+        self._rejected[reason] = self._rejected.get(reason, 0) + 1
+        self._reading = None
+
+    def _absorb(self, samples: list[float], wall: float) -> None:
+        self._reading = None
+        self._last_sample = wall
+        self._count += len(samples)
+        self._sum.add(samples)
+        if self._bucket_counts is None:
+            self._bucket_counts = [0] * len(self.effective.buckets)
+        ordered = self._order(samples)
+        if ordered[0] < 0:
+            self._summable = False
+        if self._bucket_counts:
+            for index, bound in enumerate(self.effective.buckets):
+                self._bucket_counts[index] += bisect_right(ordered, bound)
+        if self.effective.window_samples is None:
+            self._window.add(samples, ordered)
+        else:
+            self._fill_count_windows(samples, wall)
+
+    def _fill_count_windows(self, samples: list[float], wall: float) -> None:
+        position, total = 0, len(samples)
+        while position < total:
+            limit = self.effective.window_samples or total  # an override may have ended counting at a close
+            if not self._window.samples and total - position >= 2 * limit:
+                # Only the last closed window can be seen: those before it need not be computed.
+                position += ((total - position) // limit - 1) * limit
+            part = samples[position : position + limit - self._window.samples]
+            self._window.add(part, self._order(part))
+            position += len(part)
+            if self._window.samples == self.effective.window_samples:
+                self._close(self._window_started, wall)
+                self._begin_window(wall)
+
+    def _order(self, samples: list[float]) -> list[float]:
+        if self._bucket_counts or self.effective.aggregations & RATIOS.keys():
+            return sorted(samples)
+        return [min(samples), max(samples)]
+
+    def _close(self, started: float, ended: float) -> None:
+        self._closed = WindowReading(started, ended, self._window.samples, self._window.values())
+        self._reading = None
+
+    def _begin_window(self, started: float) -> None:
+        if self._next is not None:
+            self.effective, self._next = self._next, None
+        self._window = Window(self.effective.aggregations)
+        self._window_started = started
+
+
+def _zeros(definition: StatDefinition) -> tuple[int, ...]:
+    return (0,) * len(definition.buckets)
+
+
+def _number(value: object) -> float | str:
+    """Turn a value into a finite float, or into the reason why it is none.
+
+    Only subclasses of float and int and the numbers of a few known libraries are asked for their value: anything
+    else could run the user's code on our thread, and a tensor or an array may have changed since it was added.
+    """
+    kind = type(value)
+    try:
+        if issubclass(kind, float):
+            number = float.__add__(value, 0.0)  # type: ignore[arg-type]  # a float, whatever its class overrides
+        elif issubclass(kind, int):
+            number = float(int.__add__(value, 0))  # type: ignore[arg-type]  # an int, whatever its class overrides
+        elif (
+            kind.__module__ in _FOREIGN_NUMBERS
+            and hasattr(kind, "__float__")
+            and not hasattr(kind, "__len__")
+        ):
+            number = float(value)  # type: ignore[arg-type]  # it has __float__
+        else:
+            return "not_a_number"
+    except OverflowError:
+        return "out_of_range"
+    except (TypeError, ValueError):
+        return "not_a_number"
+    if isfinite(number):
+        return number
+    return "nan" if number != number else "infinite"  # noqa: PLR0124  # the definition of NaN
