@@ -1,0 +1,376 @@
+"""YAML text into dataclasses: every problem at once, each with its file:line:column.
+
+Used in the sidecar, for its own configuration and for `web.config.yml`, at the start and at every reload.
+Text and a dataclass come in; an instance goes out, or one `ConfigurationError`, whatever the text is. No
+threads, no state; a file is only read by `load_file`.
+
+Which YAML is understood is told in `yaml_nodes`: no anchors, aliases, merge keys and tags, and nothing that
+versions 1.1 and 1.2 read differently.
+
+What a dataclass may hold: other dataclasses, `tuple[T, ...]`, `list[T]`, `frozenset[T]`, `dict[str, T]` or
+`Mapping[str, T]`, `T | None`, unions of simple types, `Literal`, `Enum` (by value), `Path`, `str`, `int`,
+`float`, `bool`, and what `options` annotates. A mapping is laid over the *default value of its field*, key by
+key. A dataclass with a method `problems() -> Iterable[tuple[field, message]]` is asked whether its fields fit
+together; a `ValueError` from its `__post_init__` is a problem of the whole mapping.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import math
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from exporter.errors import ConfigurationError, Problem
+from exporter.options import (
+    REQUIRED,
+    Hidden,
+    Keys,
+    Notation,
+    Range,
+    format_size,
+    is_union,
+    options_of,
+    unwrap,
+)
+from exporter.yaml_nodes import Listing, Node, Scalar, Table, place_after, quote, read_nodes, scalar_of
+
+MAX_BYTES = 256 * 1024
+"""Size limit of one file; a configuration is a few KiB, and PyYAML reads about 100 KiB a second."""
+
+_T = TypeVar("_T")
+_BAD: Any = object()  # what a conversion gives that has reported a problem
+
+
+def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
+    """Make an instance of a dataclass from YAML text; empty text gives the defaults.
+
+    Args:
+        text: The whole file; bytes must be UTF-8.
+        source: The file's name as the user gave it, for messages.
+        cls: A dataclass.
+
+    Raises:
+        ConfigurationError: All problems of the text, in its order.
+    """
+    if len(text) > MAX_BYTES:
+        raise ConfigurationError([Problem(source, None, None, f"larger than {format_size(MAX_BYTES)}")])
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start].decode("utf-8")
+            found = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
+            raise ConfigurationError([Problem(source, *place_after(before), found)]) from None
+    conversion = _Conversion(source)
+    root = read_nodes(text.removeprefix("\ufeff"), conversion.note)
+    if root is not None or not conversion.problems:
+        value = conversion.convert(root or Table(1, 1, ()), cls, "", REQUIRED)
+    if conversion.problems:
+        in_order = sorted(conversion.problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+        raise ConfigurationError(in_order)
+    return typing.cast("_T", value)
+
+
+def load_file(path: str | Path, cls: type[_T]) -> _T:
+    """Read a file and `load` it.
+
+    Raises:
+        ConfigurationError: It cannot be read, or has problems.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError([Problem(str(path), None, None, f"cannot be read: {reason}")]) from None
+    return load(data, str(path), cls)
+
+
+def parse(text: str, source: str, hint: Any) -> Any:
+    """One scalar from a command line or an environment variable, with the checks of a file's.
+
+    Args:
+        text: As given; not YAML: quotes are part of it, and for a text so is everything else.
+        source: The flag or variable, for messages.
+        hint: A scalar type, annotated or not, as in a dataclass.
+
+    Raises:
+        ConfigurationError: It is not of that type or out of range.
+    """
+    conversion = _Conversion(source)
+    base, _ = unwrap(hint)
+    node = scalar_of(text, plain=base in (bool, int, float))
+    value = conversion.convert(node, hint, "", REQUIRED)
+    if conversion.problems:
+        raise ConfigurationError([Problem(source, None, None, p.message) for p in conversion.problems])
+    return value
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`did you mean "…"?` where a known word is near, else the list of them."""
+    words = list(known)
+    near = difflib.get_close_matches(word[:100], words, 1, 0.6)
+    if near:
+        return f'did you mean "{near[0]}"?'
+    return f"expected one of {', '.join(words)}" if words else "nothing is allowed here"
+
+
+def expectation(hint: Any) -> str:
+    """What a type allows, in words, for messages and documentation."""
+    base, marks = unwrap(hint)
+    if is_union(base):
+        return " or ".join(expectation(member) for member in get_args(base))
+    choices = _choices(base)
+    if choices is not None:
+        return "one of " + ", ".join(str(text) for text, _ in choices)
+    notation = next((mark for mark in marks if isinstance(mark, Notation)), None)
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+    kind = {Table: "a mapping", Listing: "a list"}.get(_kind(base), "null")
+    text = notation.expected if notation else words.get(base, kind)
+    shown: Callable[[Any], str] = notation.format if notation else "{:g}".format
+    for mark in marks:
+        if not isinstance(mark, Range):
+            continue
+        if mark.minimum is not None and mark.maximum is not None:
+            text += f" from {shown(mark.minimum)} to {shown(mark.maximum)}"
+        elif mark.minimum is not None:
+            text += f" of at least {shown(mark.minimum)}"
+        elif mark.maximum is not None:
+            text += f" of at most {shown(mark.maximum)}"
+    return text
+
+
+class _Conversion:
+    """One file on its way from nodes to values; collects problems instead of raising the first."""
+
+    def __init__(self, source: str) -> None:
+        self.problems: list[Problem] = []
+        self._source = source
+
+    def note(self, line: int, column: int, message: str) -> None:
+        """Keep a problem."""
+        self.problems.append(Problem(self._source, line, column, message))
+
+    def convert(self, node: Node, hint: Any, path: str, default: Any) -> Any:
+        """The value of a node as a type, laid over a default; `_BAD` when a problem was reported."""
+        base, marks = unwrap(hint)
+        if is_union(base):
+            return self._union(node, get_args(base), path, default)
+        if type(node) is Node:  # refused and reported by the reader
+            return _BAD
+        if base is NoneType:
+            return None if _is_null(node) else self._mismatch(node, hint, path)
+        if _is_null(node):
+            remedy = {
+                Table: "write {}, or remove the key for its default",
+                Listing: "write [] for an empty list",
+            }
+            advice = remedy.get(_kind(base), f"expected {expectation(hint)}")
+            return self._bad(node, path, f"no value is given; {advice}")
+        if isinstance(node, Table) and dataclasses.is_dataclass(base):
+            return self._dataclass(node, typing.cast("type", base), path, default)
+        if isinstance(node, Table) and _kind(base) is Table:
+            return self._mapping(node, base, marks, path)
+        if isinstance(node, Listing) and _kind(base) is Listing:
+            return self._sequence(node, base, path)
+        if isinstance(node, Scalar) and _kind(base) is Scalar:
+            return self._scalar(node, hint, path)
+        return self._mismatch(node, hint, path)
+
+    def _bad(self, node: Node, path: str, message: str) -> Any:
+        self.note(node.line, node.column, f"{path}: {message}" if path else message)
+        return _BAD
+
+    def _mismatch(self, node: Node, hint: Any, path: str) -> Any:
+        base, marks = unwrap(hint)
+        found = "<secret>" if Hidden() in marks else _found(node)
+        message = f"expected {expectation(hint)}, found {found}"
+        if _kind(base) is Listing and isinstance(node, Scalar):
+            message += "; write it as a list, [...]"
+        elif base in (str, Path) and not (isinstance(node, Scalar) and isinstance(node.value, str)):
+            message += "; put text in quotes"
+        elif isinstance(node, Scalar) and isinstance(node.value, str):
+            near = difflib.get_close_matches(
+                node.text[:100], [str(text) for text, _ in _choices(base) or ()], 1
+            )
+            message += f', did you mean "{near[0]}"?' if near else ""
+        return self._bad(node, path, message)
+
+    def _union(self, node: Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
+        if _is_null(node) and NoneType in members:
+            return None
+        fitting = [m for m in members if m is not NoneType and isinstance(node, _kind(unwrap(m)[0]))]
+        if len(fitting) == 1:
+            return self.convert(node, fitting[0], path, default)
+        for member in fitting:
+            attempt = _Conversion(self._source)
+            value = attempt.convert(node, member, path, default)
+            if not attempt.problems:
+                return value
+        if type(node) is Node:
+            return _BAD
+        return self._mismatch(node, typing.Union[members], path)  # noqa: UP007  (made from a tuple)
+
+    def _sequence(self, node: Listing, base: Any, path: str) -> Any:
+        item, origin = get_args(base)[0], get_origin(base)
+        values: list[Any] = []
+        for index, child in enumerate(node.items):
+            value = self.convert(child, item, f"{path}[{index}]", REQUIRED)
+            if origin is frozenset and value is not _BAD and value in values:
+                value = self._bad(child, f"{path}[{index}]", "is listed twice")
+            values.append(value)
+        return _BAD if any(value is _BAD for value in values) else origin(values)
+
+    def _mapping(self, node: Table, base: Any, marks: tuple[Any, ...], path: str) -> Any:
+        known = next((mark.defaults for mark in marks if isinstance(mark, Keys)), None)
+        values: dict[str, Any] = dict(known or {})
+        for text, (key, child) in self._entries(node, path).items():
+            inner = _join(path, text)
+            if known is not None and text not in known:
+                self._unknown(key, inner, known)
+            elif known is not None:
+                values[text] = self.convert(child, type(known[text]), inner, known[text])
+            elif type(key.value) is not str or key.surprise is not None:
+                self._bad(key, path, f"the key {quote(text)} is not a text; put it in quotes")
+            else:
+                values[text] = self.convert(child, get_args(base)[1], inner, REQUIRED)
+        return values  # with bad values in it where there was a problem; then nobody uses it
+
+    def _entries(self, node: Table, path: str) -> dict[str, tuple[Scalar, Node]]:
+        """A mapping's entries by the key's text; reports duplicates, and keys that are not single values."""
+        entries: dict[str, tuple[Scalar, Node]] = {}
+        for key, value in node.entries:
+            if not isinstance(key, Scalar) or _is_null(key):
+                if type(key) is not Node:
+                    self._bad(key, path, f"a key must be a text, found {_found(key)}")
+            elif key.text == "<<":
+                self._bad(key, path, "merge keys are not supported, write the keys out")
+            elif key.text in entries:
+                first = entries[key.text][0].line
+                self._bad(key, _join(path, key.text), f"duplicate key, first set on line {first}")
+            else:
+                entries[key.text] = key, value
+        return entries
+
+    def _unknown(self, key: Scalar, path: str, known: Iterable[str]) -> None:
+        self._bad(key, path, f"unknown key {quote(key.text)}, {suggest(key.text, known)}")
+
+    def _dataclass(self, node: Table, cls: type, path: str, default: Any) -> Any:
+        before = len(self.problems)
+        options = {option.key: option for option in options_of(cls, default)}
+        entries = self._entries(node, path)
+        for text, (key, _) in entries.items():
+            if text not in options:
+                self._unknown(key, _join(path, text), options)
+        values: dict[str, Any] = {}
+        places: dict[str, tuple[str, Node]] = {}
+        for option in options.values():
+            inner = _join(path, option.key)
+            child = entries[option.key][1] if option.key in entries else None
+            places[option.name] = inner, child or node
+            if child is not None:
+                values[option.name] = self.convert(child, option.hint, inner, option.default)
+            elif option.default is REQUIRED:
+                self._bad(node, path, f"missing key {quote(option.key)} ({expectation(option.hint)})")
+            else:
+                values[option.name] = option.default
+        return _BAD if len(self.problems) > before else self._build(cls, values, node, path, places)
+
+    def _build(
+        self,
+        cls: type,
+        values: Mapping[str, Any],
+        node: Table,
+        path: str,
+        places: Mapping[str, tuple[str, Node]],
+    ) -> Any:
+        """Make the instance, and ask it whether its fields fit together."""
+        try:
+            made = cls(**values)
+        except ValueError as error:
+            return self._bad(node, path, " ".join(str(error).split()))
+        check = getattr(made, "problems", None)
+        found = list(check()) if callable(check) else []
+        for name, message in found:
+            inner, place = places[name]
+            self._bad(place, inner, message)
+        return _BAD if found else made
+
+    def _scalar(self, node: Scalar, hint: Any, path: str) -> Any:
+        base, marks = unwrap(hint)
+        if node.surprise is not None:
+            hidden = "YAML 1.1 and 1.2 read this differently; put it in quotes"
+            message = hidden if Hidden() in marks else node.surprise
+            return self._bad(node, path, f"{message} (expected {expectation(hint)})")
+        if re.search("[\ud800-\udfff]", node.text):
+            return self._bad(node, path, "contains half of a surrogate pair, which is not valid Unicode")
+        value = _value_of(node, base, marks)
+        if value is _BAD:
+            return self._mismatch(node, hint, path)
+        for mark in marks:
+            if isinstance(mark, Range) and not mark.holds(value):
+                return self._mismatch(node, hint, path)
+        return value
+
+
+def _value_of(node: Scalar, base: Any, marks: tuple[Any, ...]) -> Any:
+    """A scalar as a type, `_BAD` where it is of another."""
+    notation = next((mark for mark in marks if isinstance(mark, Notation)), None)
+    if notation is not None:
+        try:
+            return notation.parse(node.text)
+        except ValueError:
+            return _BAD
+    choices = _choices(base)
+    if choices is not None:
+        same = (value for text, value in choices if type(text) is type(node.value) and text == node.value)
+        return next(same, _BAD)
+    value: Any = node.value
+    if base is Path:
+        return Path(value) if type(value) is str and value and "\0" not in value else _BAD
+    if base is float and type(value) is int:
+        value = float(value)
+    if type(value) is not base or (base is float and not math.isfinite(value)):
+        return _BAD
+    return value
+
+
+def _choices(base: Any) -> list[tuple[Any, Any]] | None:
+    """(as written, value) of a closed set, None for an open type."""
+    if get_origin(base) is Literal:
+        return [(text, text) for text in get_args(base)]
+    if isinstance(base, type) and issubclass(base, enum.Enum):
+        return [(member.value, member) for member in base]
+    return None
+
+
+def _kind(base: Any) -> type[Node]:
+    """The kind of node that a type is written as."""
+    if dataclasses.is_dataclass(base) or get_origin(base) in (dict, Mapping):
+        return Table
+    return Listing if get_origin(base) in (tuple, list, frozenset) else Scalar
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.value is None
+
+
+def _found(node: Node) -> str:
+    """A node in words, for messages."""
+    if not isinstance(node, Scalar):
+        return "a list" if isinstance(node, Listing) else "a mapping"
+    if node.value is None:
+        return "nothing"
+    return quote(node.text) if isinstance(node.value, str) else quote(node.text)[1:-1]
+
+
+def _join(path: str, key: str) -> str:
+    shown = key if re.fullmatch(r"[\w-]{1,60}", key) else quote(key)
+    return f"{path}.{shown}" if path else shown
