@@ -77,17 +77,21 @@ class Collected:
     Attributes:
         families: The whole block; replaces the previous one.
         problems: (reason, message) of parts that failed; any makes the verdict 0 though the rest is published.
+        unsupported: What this machine does not offer, in words that stay the same from pass to pass. No
+            failure: it is logged once and counted in `exporter_collector_unsupported_sources`.
     """
 
     families: Sequence[Family]
     problems: tuple[tuple[str, str], ...] = field(default=())
+    unsupported: tuple[str, ...] = field(default=())
 
 
 class Collector(Protocol):
     """A source of families; one file per subject.
 
     `collect` is called from one thread at a time, never from the scrape. It may block: its deadline costs
-    only itself.
+    only itself. A class that also has `reasons`, the closed set of its `CollectError` and problem reasons,
+    has their error counters exposed as 0 from the start.
     """
 
     @property

@@ -1,0 +1,186 @@
+"""Small files of /proc and /sys: bounded reads, strict numbers, and one outcome for each kind of failure.
+
+Used in the sidecar by the host collectors. Bytes of the kernel come in; text and numbers go out. There are
+three outcomes. The kernel does not offer the file: None, a normal state. It cannot be read, or holds
+something else than documented: `CollectError` with one of `FILE_REASONS`. Else its content. No threads; a
+read that blocks costs the collector its deadline.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import NoReturn
+
+from exporter.errors import CollectError
+
+FILE_REASONS = ("malformed", "permission", "unreadable")
+"""Every reason with which reading a file can fail."""
+
+MAX_BYTES = 4 << 20
+"""A machine of 1,024 CPUs has a /proc/cpuinfo of about 1.5 MiB; whatever is longer is not what we look for."""
+
+NOT_OFFERED = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.EOPNOTSUPP,  # /proc/pressure with psi=0
+    }
+)
+NO_READING = frozenset(
+    {
+        errno.ENODATA,  # a sensor without a value at the moment
+        errno.EAGAIN,
+        errno.EBUSY,  # the frequency policy of a CPU that is offline
+        errno.ENETDOWN,  # the thermometer of a radio that is switched off
+    }
+)
+
+_COUNT = re.compile(r"[0-9]{1,20}", re.ASCII)
+_SIGNED = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
+_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
+_LARGEST_COUNT = 2**64 - 1
+
+
+def read_file(path: Path) -> str | None:
+    """Read a kernel file as a whole; None when there is none, or when it has no reading now.
+
+    Bytes that are not UTF-8 come back as U+FFFD, which no number accepts.
+
+    Raises:
+        CollectError: It exists and cannot be read, or is longer than any such file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # /proc hands out a file in pieces that end where it likes; only an empty read is the end.
+            pieces, length = [], 0
+            while piece := os.read(descriptor, 1 << 16):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_BYTES:
+                    raise CollectError(f"{path} is longer than {MAX_BYTES} bytes", reason="malformed")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in NOT_OFFERED or error.errno in NO_READING:
+            return None
+        raise _failure(path, error) from error
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def numbered_entries(directory: Path, prefix: str) -> list[tuple[int, Path]]:
+    """List `prefix0`, `prefix1`, … of a directory by number; empty when there is no such directory.
+
+    Raises:
+        CollectError: The directory exists and cannot be listed.
+    """
+    try:
+        names = [entry.name for entry in directory.iterdir()]
+    except OSError as error:
+        if error.errno in NOT_OFFERED:
+            return []
+        raise _failure(directory, error) from error
+    numbers = ((name, name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+    return sorted(
+        (int(number), directory / name)
+        for name, number in numbers
+        if _COUNT.fullmatch(number) and name == f"{prefix}{int(number)}"
+    )
+
+
+def parse_count(text: str, path: Path) -> int:
+    """Parse an unsigned 64-bit number as the kernel prints it.
+
+    Raises:
+        CollectError: It is anything else.
+    """
+    if not _COUNT.fullmatch(text) or (count := int(text)) > _LARGEST_COUNT:
+        refuse(text, path, "an unsigned number")
+    return count
+
+
+def parse_signed(text: str, path: Path) -> int:
+    """Parse a number that may be negative.
+
+    Raises:
+        CollectError: It is anything else.
+    """
+    if not _SIGNED.fullmatch(text) or abs(number := int(text)) > _LARGEST_COUNT:
+        refuse(text, path, "a number")
+    return number
+
+
+def parse_decimal(text: str, path: Path) -> float:
+    """Parse an unsigned number with or without a decimal point.
+
+    Raises:
+        CollectError: It is anything else.
+    """
+    if not _DECIMAL.fullmatch(text):
+        refuse(text, path, "a decimal number")
+    return float(text)
+
+
+def parse_list_length(text: str, path: Path) -> int:
+    """Count the members of a kernel list of CPUs: `0-3,8` has five.
+
+    Raises:
+        CollectError: It is not such a list.
+    """
+    total = 0
+    for part in text.strip().split(","):
+        found = _RANGE.fullmatch(part)
+        if found is None:
+            refuse(text, path, "a list like 0-3,8")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            refuse(text, path, "a list like 0-3,8")
+        total += last - first + 1
+    return total
+
+
+def parse_kibibytes(text: str, path: Path) -> int:
+    """Parse `1024 kB`, as /proc/meminfo and its sisters give sizes, into bytes.
+
+    Raises:
+        CollectError: It is anything else.
+    """
+    number, _, unit = text.partition(" ")
+    if unit != "kB":
+        refuse(text, path, "a size in kB")
+    return parse_count(number, path) * 1024
+
+
+def named_values(text: str, separator: str, *, prefix: str = "") -> dict[str, str]:
+    """Split lines of a name, a separator and a value; the values stay text until somebody asks for them.
+
+    One value that is garbage must not cost the others, so nothing is parsed here.
+
+    Args:
+        text: The file's content.
+        separator: What ends the name.
+        prefix: What stands before each name (`Node 0 `).
+    """
+    pairs = (line.removeprefix(prefix).partition(separator) for line in text.splitlines())
+    return {name: value.strip() for name, found, value in pairs if found}
+
+
+def refuse(text: str, path: Path, expected: str) -> NoReturn:
+    """Say what stood where something else belongs.
+
+    Raises:
+        CollectError: Always, with the reason `malformed`.
+    """
+    found = text if len(text) <= 40 else f"{text[:40]}…"
+    raise CollectError(f"{path}: expected {expected}, found {found!r}", reason="malformed")
+
+
+def _failure(path: Path, error: OSError) -> CollectError:
+    reason = "permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
+    return CollectError(f"{path}: {error.strerror or error}", reason=reason)

@@ -1,0 +1,432 @@
+"""Scheduler: runs every collector on its own interval, with its own deadline, away from the scrape.
+
+Used in the sidecar. Collectors come in; blocks go out to `publish`, names to `withdraw`, and what is known
+about the collectors to `families` and `statuses`.
+
+Threads: one dispatcher decides what is due, late or stale; workers make the calls. A call that hangs keeps
+its worker, so workers are added while calls wait and end when they are too many. All are daemons: none of
+them can keep the sidecar from ending. A collector is never called while its previous call has not returned,
+not even after it was removed and added again.
+
+What is past its deadline gets the verdict 0 at once, and whatever it returns later is dropped. A block stays
+until the next one, and is withdrawn when nothing has been published for `max(3 intervals, interval +
+deadline)`: a gap instead of a frozen value.
+
+Scheduling follows the monotonic clock; the wall clock only stamps. All collectors of one interval are due in
+the same moment, to wake the machine seldom. A stretch in which nothing ran (a stopped process, a paused
+machine) is skipped, not made up for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from exporter.collectors.family import Collector, Family
+from exporter.collectors.standing import CollectorStatus, Notice, Standing, Totals, standing_families
+from exporter.errors import CollectError
+
+LOG = logging.getLogger("exporter.collectors")
+
+SPARE_WORKERS = 2
+"""Workers that stay although there is nothing to do; beyond them, only calls that hang keep one."""
+
+PATIENCE_SECONDS = 0.02
+"""How long a call may wait for a worker before one more is started: far above the usual call's duration."""
+
+STANDSTILL_SECONDS = 1.0
+"""Waking up later than meant by more than this is no delay but a standstill: a stopped or suspended process."""
+
+RETRY_SECONDS = 1.0
+"""When to try again after the system refused a thread."""
+
+
+class _Task:
+    """A collector with its schedule."""
+
+    __slots__ = ("collector", "due", "published_at", "removed", "soon", "standing")
+
+    def __init__(self, collector: Collector, standing: Standing) -> None:
+        self.collector = collector
+        self.standing = standing
+        self.due = 0.0
+        self.soon = True  # collect as soon as possible, whatever `due` says
+        self.published_at: float | None = None
+        self.removed = False
+
+    @property
+    def stale_at(self) -> float:
+        """When the block must go; infinity while nothing is published."""
+        if self.published_at is None:
+            return math.inf
+        interval, deadline = self.standing.interval_seconds, self.standing.deadline_seconds
+        return self.published_at + max(3 * interval, interval + deadline)
+
+
+class _Call:
+    """One call of one collector; it exists from being queued until the collector has returned."""
+
+    __slots__ = ("deadline_at", "delivering", "expired", "queued_at", "task")
+
+    def __init__(self, task: _Task, queued_at: float) -> None:
+        self.task = task
+        self.queued_at = queued_at
+        self.deadline_at = queued_at + task.standing.deadline_seconds
+        self.expired = False  # the deadline passed: the verdict is known, the result no longer wanted
+        self.delivering = False  # returned in time; the deadline does not cover the publishing
+
+    @property
+    def expires_at(self) -> float:
+        """When the verdict becomes 0; infinity once that cannot happen any more."""
+        return math.inf if self.expired or self.delivering else self.deadline_at
+
+
+class Scheduler:
+    """Calls collectors in the background and keeps the page's blocks as fresh as they can be.
+
+    Args:
+        publish: Takes a collector's name and its new block.
+        withdraw: Takes the name of a collector whose block must go.
+        log: One line per change of a collector's state.
+        monotonic: Clock of the schedule, seconds.
+        clock: Wall clock of timestamps, Unix seconds.
+        max_workers: Calls that may hang before further collectors wait in vain (and time out).
+    """
+
+    def __init__(
+        self,
+        *,
+        publish: Callable[[str, Sequence[Family]], None],
+        withdraw: Callable[[str], None],
+        log: logging.Logger = LOG,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+        max_workers: int = 32,
+    ) -> None:
+        self._publish = publish
+        self._withdraw = withdraw
+        self._log = log
+        self._monotonic = monotonic
+        self._clock = clock
+        self._max_workers = max_workers
+        self._lock = threading.Lock()  # everything below; never held while foreign code runs
+        self._wake = threading.Condition(self._lock)  # for the dispatcher
+        self._work = threading.Condition(self._lock)  # for the workers
+        # Held around publish and withdraw, and always taken before `_lock`: otherwise a block checked to be
+        # wanted could be published after the withdrawal that was meant to end it.
+        self._publication = threading.Lock()
+        self._origin = monotonic()
+        self._tasks: dict[str, _Task] = {}
+        self._totals: dict[str, Totals] = {}
+        self._calls: dict[str, _Call] = {}
+        self._queue: deque[_Call] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._workers = 0
+        self._idle = 0
+        self._grow_after = -math.inf
+        self._dispatcher: threading.Thread | None = None
+        self._stopping = False
+        self._families: tuple[Family, ...] | None = None
+
+    def add(self, collector: Collector, *, interval_seconds: float, deadline_seconds: float) -> None:
+        """Schedule a collector; its first pass begins at once, or when the scheduler starts.
+
+        The counters of a name continue when it was there before.
+
+        Args:
+            collector: Called from one thread at a time.
+            interval_seconds: Time between the beginnings of two passes.
+            deadline_seconds: Time that a pass may take; may be longer than the interval.
+
+        Raises:
+            ValueError: The name is taken, or a time is not positive and finite.
+        """
+        name = collector.name
+        for what, seconds in (("interval", interval_seconds), ("deadline", deadline_seconds)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"{what} of collector {name} must be above 0 seconds, not {seconds!r}")
+        # `reasons` is optional: not every collector has a closed set.
+        reasons: Iterable[str] = getattr(collector, "reasons", ())
+        with self._lock:
+            if name in self._tasks:
+                raise ValueError(f"a collector {name} is already scheduled")
+            standing = Standing(
+                name,
+                interval_seconds=interval_seconds,
+                deadline_seconds=deadline_seconds,
+                reasons=reasons,
+                totals=self._totals.setdefault(name, Totals()),
+            )
+            task = self._tasks[name] = _Task(collector, standing)
+            task.due = self._next_due(task, self._monotonic())
+            if name in self._calls and self._calls[name].expired:
+                standing.wait_for_predecessor()
+            self._families = None
+            self._wake.notify()
+
+    def remove(self, name: str) -> None:
+        """End a collector's schedule and withdraw its block; a pass under way ends in nothing."""
+        with self._lock:
+            task = self._tasks.pop(name, None)
+            if task is None:
+                return
+            task.removed = True
+            self._families = None
+            call = self._calls.get(name)
+            if call is not None and call in self._queue:
+                self._queue.remove(call)
+                del self._calls[name]
+        with self._publication:  # waits for a publication of this block that has already begun
+            if task.published_at is not None:
+                self._withdraw(name)
+
+    def start(self) -> None:
+        """Begin; to be called once."""
+        with self._lock:
+            if self._dispatcher is not None:
+                raise RuntimeError("the scheduler has been started before")
+            self._dispatcher = threading.Thread(target=self._dispatch, name="exporter-scheduler", daemon=True)
+            for _ in range(SPARE_WORKERS):
+                self._add_worker(self._monotonic())
+        self._dispatcher.start()
+
+    def stop(self, timeout_seconds: float = 2.0) -> None:
+        """End, waiting at most so long; a collector that hangs is left behind in its daemon thread.
+
+        Nothing is published after this, and nothing is withdrawn: the last blocks stay for the last scrape.
+        """
+        with self._lock:
+            self._stopping = True
+            self._queue.clear()
+            self._wake.notify_all()
+            self._work.notify_all()
+            threads = list(self._threads)
+            if self._dispatcher is not None:
+                threads.append(self._dispatcher)
+        end = time.monotonic() + timeout_seconds  # joining takes real time, whatever clock schedules
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def run_soon(self, name: str) -> None:
+        """Collect now, or as soon as the present pass has ended; nothing for a name that is not there."""
+        with self._lock:
+            task = self._tasks.get(name)
+            if task is not None:
+                task.soon = True
+                self._wake.notify()
+
+    def statuses(self) -> Sequence[CollectorStatus]:
+        """Describe all collectors, in the order of their names."""
+        with self._lock:
+            now = self._monotonic()
+            return [
+                task.standing.status(
+                    age_seconds=None if task.published_at is None else now - task.published_at,
+                    running_seconds=self._running_seconds(name, now),
+                )
+                for name, task in sorted(self._tasks.items())
+            ]
+
+    def families(self) -> Sequence[Family]:
+        """Make the families about the collectors; the same object while nothing has changed."""
+        with self._lock:
+            if self._families is not None:
+                return self._families
+            now = self._monotonic()
+            families = standing_families(
+                (task.standing, self._running_seconds(name, now))
+                for name, task in sorted(self._tasks.items())
+            )
+            # The time of a call that hangs changes from scrape to scrape.
+            if not any(call.expired for call in self._calls.values()):
+                self._families = families
+            return families
+
+    def _running_seconds(self, name: str, now: float) -> float | None:
+        call = self._calls.get(name)
+        return None if call is None else now - call.queued_at
+
+    def _dispatch(self) -> None:
+        wake_at = math.inf
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return
+                now = self._monotonic()
+                if now - wake_at > STANDSTILL_SECONDS:
+                    self._forgive(now - wake_at)
+                notices = self._expire(now)
+                stale = [task for task in self._tasks.values() if task.stale_at <= now]
+                self._queue_due(now)
+                self._add_workers(now)
+                if not notices and not stale:
+                    wake_at = self._first_moment()
+                    # A wait longer than the system's limit ends early, and is begun again.
+                    self._wake.wait(min(max(0.0, wake_at - now), threading.TIMEOUT_MAX))
+                    continue
+            wake_at = math.inf
+            self._write(notices)
+            for task in stale:
+                self._withdraw_stale(task)
+
+    def _forgive(self, seconds: float) -> None:
+        # This process, or the machine, stood still: the collectors could not have gone on either.
+        for call in self._calls.values():
+            call.deadline_at += seconds
+
+    def _expire(self, now: float) -> list[Notice]:
+        notices: list[Notice] = []
+        for name, call in list(self._calls.items()):
+            if call.expires_at > now:
+                continue
+            call.expired = True
+            standing = call.task.standing
+            message = f"no result after {standing.deadline_seconds:g} s"
+            if call in self._queue:
+                self._queue.remove(call)
+                del self._calls[name]
+                message += f": all {self._workers} workers are taken by collectors that hang"
+            if not call.task.removed:
+                self._families = None
+                notices += standing.time_out(message, wall=self._clock())
+        return notices
+
+    def _queue_due(self, now: float) -> None:
+        for name, task in self._tasks.items():
+            if task.due > now and not task.soon:
+                continue
+            if name in self._calls:
+                # Still in its previous pass: this one is left out. What was asked for by `soon` is not.
+                if task.due <= now:
+                    task.due = self._next_due(task, now)
+                continue
+            task.soon = False
+            task.due = self._next_due(task, now)
+            self._calls[name] = call = _Call(task, now)
+            self._queue.append(call)
+            self._work.notify()
+
+    def _next_due(self, task: _Task, now: float) -> float:
+        interval = task.standing.interval_seconds
+        due = self._origin + (math.floor((now - self._origin) / interval) + 1) * interval
+        # After a pass out of turn the next may come early, but not so early that a rate over it is noise.
+        return due if due - now >= interval / 2 else due + interval
+
+    def _add_workers(self, now: float) -> None:
+        waiting = sum(1 for call in self._queue if call.queued_at + PATIENCE_SECONDS <= now)
+        for _ in range(min(waiting, self._max_workers - self._workers)):
+            if not self._add_worker(now):
+                return
+
+    def _add_worker(self, now: float) -> bool:
+        if now < self._grow_after:
+            return False
+        thread = threading.Thread(target=self._work_on, name="exporter-collect", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The system has no thread for us (a limit on pids); calls wait for the workers that there are.
+            self._grow_after = now + RETRY_SECONDS
+            return False
+        self._threads.add(thread)
+        self._workers += 1
+        return True
+
+    def _first_moment(self) -> float:
+        moments = [call.expires_at for call in self._calls.values()]
+        for task in self._tasks.values():
+            moments += (task.due, task.stale_at)
+        if self._queue and self._workers < self._max_workers:
+            moments.append(max(self._queue[0].queued_at + PATIENCE_SECONDS, self._grow_after))
+        return min(moments, default=math.inf)
+
+    def _withdraw_stale(self, task: _Task) -> None:
+        with self._publication:
+            with self._lock:
+                if self._stopping or task.removed or task.stale_at > self._monotonic():
+                    return  # a new block has come in the meantime
+                task.published_at = None
+            try:
+                self._withdraw(task.standing.name)
+            except Exception:
+                # Border to the page: without the dispatcher nothing would ever be collected again.
+                self._log.exception("block of collector %s could not be withdrawn", task.standing.name)
+
+    def _work_on(self) -> None:
+        while True:
+            with self._lock:
+                while not self._queue:
+                    if self._stopping or self._idle >= SPARE_WORKERS:
+                        self._workers -= 1
+                        self._threads.discard(threading.current_thread())
+                        return
+                    self._idle += 1
+                    self._work.wait()
+                    self._idle -= 1
+                call = self._queue.popleft()
+            self._carry_out(call)
+
+    def _carry_out(self, call: _Call) -> None:
+        families: Sequence[Family] | None = None
+        problems: tuple[tuple[str, str], ...]
+        unsupported: tuple[str, ...] = ()
+        failure: BaseException | None = None
+        began = self._monotonic()
+        try:
+            collected = call.task.collector.collect()
+            # What comes from a collector is taken apart here, where a fault in it is still its own.
+            problems = tuple((str(reason), str(message)) for reason, message in collected.problems)
+            unsupported = tuple(str(what) for what in collected.unsupported)
+            families = tuple(collected.families)
+        except CollectError as error:
+            problems = ((error.reason, str(error)),)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - border to the collectors: a fault in one costs only itself
+            problems = (("unexpected", _in_words(error)),)
+            failure = error
+        seconds = max(0.0, self._monotonic() - began)
+        with self._publication:
+            with self._lock:
+                wanted = not (call.expired or call.task.removed or self._stopping)
+                call.delivering = wanted
+            if wanted and families is not None:
+                try:
+                    self._publish(call.task.standing.name, families)
+                except Exception as error:  # noqa: BLE001 - border to the page: a block it cannot take is the collector's failure
+                    families = None
+                    problems = (*problems, ("unexpected", _in_words(error)))
+                    failure = error
+            notices: list[Notice] = []
+            with self._lock:
+                self._conclude(call, seconds)
+                if wanted:
+                    standing = call.task.standing
+                    notices = standing.judge(problems, wall=self._clock(), error=failure)
+                    if families is not None:
+                        call.task.published_at = self._monotonic()
+                        notices += standing.lack(unsupported)
+        self._write(notices)
+
+    def _conclude(self, call: _Call, seconds: float) -> None:
+        name = call.task.standing.name
+        del self._calls[name]
+        self._families = None
+        call.task.standing.spend(seconds)
+        task = self._tasks.get(name)  # not always the call's own: it may have been removed and added again
+        if task is not None and task.soon:
+            self._wake.notify()
+
+    def _write(self, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            self._log.log(notice.level, "%s", notice.text)
+            if notice.error is not None:
+                self._log.debug("the failure in full", exc_info=notice.error)
+
+
+def _in_words(error: BaseException) -> str:
+    """Give class and message, also of an exception that cannot be printed."""
+    return "".join(traceback.format_exception_only(error)).strip()
