@@ -1,1 +1,33 @@
-"""What training code imports."""
+"""What training code imports: `from exporter import Aggregation, Stat`.
+
+Loaded in the training process: standard library only. Importing it starts no thread and opens no file; the
+first Stat starts the recording thread, and the first flush makes the feed file. Nothing here raises into the
+job except the construction of a Stat that cannot be, waits on it, or outlives it.
+"""
+
+from __future__ import annotations
+
+from exporter.errors import DefinitionError, ExporterError
+from exporter.process import RECORDER, configure, flush, shutdown
+from exporter.recording.stat import REGISTRY, Stat
+from exporter.recording.values import Aggregation, StatDefinition, WindowReading
+from exporter.version import __version__
+
+registry = REGISTRY
+"""The Stats of this process: `registry.names("train.*")`, `registry.find(name)`, `registry.switch(pattern, …)`."""
+
+REGISTRY.on_first(RECORDER.start)
+
+__all__ = [
+    "Aggregation",
+    "DefinitionError",
+    "ExporterError",
+    "Stat",
+    "StatDefinition",
+    "WindowReading",
+    "__version__",
+    "configure",
+    "flush",
+    "registry",
+    "shutdown",
+]

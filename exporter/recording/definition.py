@@ -99,7 +99,7 @@ DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {
     "ratio": (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
     "bytes": tuple(float(1 << power) for power in range(10, 41, 3)),
 }
-_OTHER_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3, 1e4, 1e5, 1e6)
+OTHER_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 
 _TAKEN_LABELS = frozenset({"run", "rank", "worker", "role", "le", "quantile", "job", "instance"})
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -135,7 +135,7 @@ def check_definition(
         )
     checked_unit = _check_unit(unit)
     if buckets is None:
-        bounds = DEFAULT_BUCKETS.get(checked_unit, _OTHER_BUCKETS) if Aggregation.HISTOGRAM in wanted else ()
+        bounds = DEFAULT_BUCKETS.get(checked_unit, OTHER_BUCKETS) if Aggregation.HISTOGRAM in wanted else ()
     elif Aggregation.HISTOGRAM not in wanted:
         raise DefinitionError(
             "buckets are given, but Aggregation.HISTOGRAM is not among the aggregations",

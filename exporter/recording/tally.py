@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from math import isfinite
 
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
@@ -19,7 +20,12 @@ CHUNK_SAMPLES = 4096
 """Samples drained at once: well under a millisecond of work, so that the job's threads never wait longer."""
 
 _PLAIN = frozenset({float, int, bool})
-_FOREIGN_NUMBERS = frozenset({"numpy", "fractions", "decimal"})
+_FOREIGN_NUMBERS = {
+    "numpy": frozenset({"float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong"}),
+    "fractions": frozenset({"Fraction"}),
+    "decimal": frozenset({"Decimal"}),
+}
+"""Immutable numbers of known libraries: module, and class name without its bits."""
 
 
 class Tally:
@@ -30,6 +36,8 @@ class Tally:
         effective: As the overrides have changed it; what is computed and published.
         enabled: Whether it is drained into anything.
         buffer: Where `Stat.add` puts samples.
+        collect: Takes the values of the calling thread's CUDA tensors that have arrived.
+        measure: The callback of a passive Stat.
         refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
     """
 
@@ -47,9 +55,11 @@ class Tally:
         "_window",
         "_window_started",
         "buffer",
+        "collect",
         "definition",
         "effective",
         "enabled",
+        "measure",
         "refusals",
     )
 
@@ -58,6 +68,8 @@ class Tally:
         self.buffer: deque[object] = deque(maxlen=samples)
         self.refusals: deque[str] = deque(maxlen=samples)
         self.enabled = True
+        self.collect: Callable[[], None] | None = None
+        self.measure: Callable[[], float] | None = None
         self.effective = definition
         self._next: StatDefinition | None = None
         self.reset(wall=wall)
@@ -76,6 +88,21 @@ class Tally:
         self._reading: StatReading | None = None
         self._begin_window(wall)
         self._closed = WindowReading(wall, wall, 0)
+
+    @property
+    def closed(self) -> WindowReading:
+        """The last closed window."""
+        return self._closed
+
+    @property
+    def count(self) -> int:
+        """Samples accepted so far."""
+        return self._count
+
+    @property
+    def sum(self) -> float:
+        """Their sum."""
+        return self._sum.value
 
     def override(self, definition: StatDefinition, *, enabled: bool) -> None:
         """Take a changed definition: the histogram only before the first sample, the rest at the next window."""
@@ -234,16 +261,12 @@ def _number(value: object) -> float | str:
     """
     kind = type(value)
     try:
-        if issubclass(kind, float):
-            number = float.__add__(value, 0.0)  # type: ignore[arg-type]  # a float, whatever its class overrides
-        elif issubclass(kind, int):
-            number = float(int.__add__(value, 0))  # type: ignore[arg-type]  # an int, whatever its class overrides
-        elif (
-            kind.__module__ in _FOREIGN_NUMBERS
-            and hasattr(kind, "__float__")
-            and not hasattr(kind, "__len__")
-        ):
-            number = float(value)  # type: ignore[arg-type]  # it has __float__
+        if isinstance(value, float):
+            number = float.__add__(value, 0.0)  # not float(value): that asks a subclass's own __float__
+        elif isinstance(value, int):
+            number = float(int.__add__(value, 0))
+        elif kind.__name__.rstrip("_0123456789") in _FOREIGN_NUMBERS.get(kind.__module__, ()):
+            number = float(value)  # type: ignore[arg-type]  # each of these kinds has __float__
         else:
             return "not_a_number"
     except OverflowError:

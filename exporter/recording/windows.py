@@ -159,9 +159,7 @@ class Window:
             wanted = [each for each in RATIOS if each in self._aggregations]
             known.update(zip(wanted, self._quantiles.quantiles(RATIOS[each] for each in wanted), strict=True))
         # A sum beyond the floating range is no number to show: absent, like every other lack of data.
-        return {
-            each: known[each] for each in known if each in self._aggregations and abs(known[each]) <= 1.8e308
-        }
+        return {each: known[each] for each in known if each in self._aggregations and isfinite(known[each])}
 
     def _add_spread(self, samples: list[float]) -> None:
         """Merge the squared deviations of a batch into the window's (Chan, Golub, LeVeque 1979)."""

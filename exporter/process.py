@@ -1,0 +1,155 @@
+"""The recording of this process, put together: Stats, recording thread, feed writer, identity.
+
+Used in the training process. This is the composition root of the training side, as `exporter.cli.serve` is the
+sidecar's: the stages do not know each other, and this file hands each its neighbour.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from time import time
+
+from exporter.errors import DefinitionError, FeedError
+from exporter.recording.definition import check_label
+from exporter.recording.identity import Identity, clean_text, identity_from
+from exporter.recording.notices import tell_once
+from exporter.recording.recorder import Recorder
+from exporter.recording.stat import REGISTRY
+from exporter.version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from exporter.feed.overrides import OverridesReader
+    from exporter.feed.writer import FeedWriter
+
+DEFAULT_FLUSH_SECONDS = 1.0
+
+
+class _Settings:
+    """What `configure` has said; it goes before the environment."""
+
+    run: str | None = None
+    rank: int | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    overrides: OverridesReader | None = None
+
+
+def _flush_seconds(environment: Mapping[str, str]) -> float:
+    try:
+        seconds = float(environment.get("EXPORTER_FLUSH_SECONDS", DEFAULT_FLUSH_SECONDS))
+    except ValueError:
+        return DEFAULT_FLUSH_SECONDS
+    return min(max(seconds, 0.1), 60.0) if isfinite(seconds) else DEFAULT_FLUSH_SECONDS
+
+
+def _identity() -> Identity:
+    found = identity_from(os.environ)
+    return found.replace(
+        run=found.run if _Settings.run is None else _Settings.run,
+        rank=found.rank if _Settings.rank is None else _Settings.rank,
+        labels=_Settings.labels,
+    )
+
+
+def _open_sink() -> FeedWriter | None:
+    """Make this process's feed writer; on the recording thread, at the first flush."""
+    # Not at the top: with its encoder it is a third of what `import exporter` would cost, and not every
+    # process that imports the package records.
+    from exporter.feed.directory import feed_directory  # noqa: PLC0415
+    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415
+    from exporter.feed.writer import FeedWriter  # noqa: PLC0415
+
+    try:
+        directory = feed_directory(os.environ, create=True)
+    except FeedError as error:
+        tell_once("feed directory", f"nothing is exported: {error}")
+        return None
+    identity = _identity()
+    process = ProcessIdentity(
+        id=os.urandom(16).hex(),
+        pid=os.getpid(),
+        started=time(),
+        run=identity.run,
+        rank=identity.rank,
+        local_rank=identity.local_rank,
+        role=identity.role,
+        node=identity.node,
+        labels=identity.labels,
+        version=__version__,
+    )
+    return FeedWriter(directory, process, flush_seconds=_flush_seconds(os.environ))
+
+
+def _changed_rules() -> Sequence[Mapping[str, object]] | None:
+    from exporter.feed.directory import feed_directory  # noqa: PLC0415  # as above
+    from exporter.feed.overrides import OverridesReader  # noqa: PLC0415
+
+    try:
+        if _Settings.overrides is None:
+            _Settings.overrides = OverridesReader(feed_directory(os.environ, create=False))
+        return _Settings.overrides.changed_rules()
+    except FeedError as error:
+        tell_once("overrides", f"the recording rules of the sidecar are left out: {error}")
+        return None
+
+
+RECORDER = Recorder(REGISTRY, _open_sink, _changed_rules, flush_seconds=_flush_seconds(os.environ))
+REGISTRY.recording = os.environ.get("EXPORTER_DISABLED") != "1"
+
+
+def configure(
+    *, run: str | None = None, rank: int | None = None, labels: Mapping[str, str] | None = None
+) -> None:
+    """Say who this process is, before what its launcher put into the environment.
+
+    What was recorded before under another run or rank stays with it, and counting begins anew.
+
+    Args:
+        run: The run's name, the label `run` of every family.
+        rank: Global rank.
+        labels: What describes the process; published on `training_process_labels_info` only.
+
+    Raises:
+        DefinitionError: A value is not fit for a label.
+    """
+    if run is not None and (not isinstance(run, str) or not run or clean_text(run) != run):
+        raise DefinitionError(
+            f"run must be printable text of 1 to 256 characters, not {run!r}",
+            field="run",
+            found=run,
+            allowed="printable text",
+        )
+    if rank is not None and (type(rank) is not int or not 0 <= rank < 1_000_000_000):
+        raise DefinitionError(
+            f"rank must be a whole number from 0, not {rank!r}", field="rank", found=rank, allowed="0 and up"
+        )
+    for name, value in (labels or {}).items():
+        check_label(name, value)
+    before = _identity()
+    if run is not None:
+        _Settings.run = run
+    if rank is not None:
+        _Settings.rank = rank
+    if labels is not None:
+        _Settings.labels = tuple(sorted(labels.items()))
+    if _identity() != before:
+        RECORDER.renew()
+
+
+def flush(timeout_seconds: float = 5.0) -> bool:
+    """Publish everything recorded so far, values of this thread's CUDA tensors included.
+
+    Returns:
+        Whether it arrived in the feed within the time.
+    """
+    for tally in REGISTRY.tallies():
+        if tally.collect is not None:
+            tally.collect()
+    return RECORDER.flush(timeout_seconds)
+
+
+def shutdown() -> None:
+    """Publish the last recording and end the recording thread, as the exit of the process would."""
+    RECORDER.shutdown()

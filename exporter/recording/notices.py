@@ -1,0 +1,40 @@
+"""Notices: telling the job's operator something once, without running the job's code on our threads.
+
+Used in the training process. A log handler is the user's code: it may hang, raise or take locks. So a notice
+is logged by a thread of its own, made for it; the recording thread goes on at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+
+_TOLD: set[str] = set()
+MOST_NOTICES = 100
+"""Different notices per process; what is counted stays counted beyond it."""
+
+
+def tell_once(key: str, message: str) -> None:
+    """Log a warning, the first time that this key is seen; never raises, never waits.
+
+    Args:
+        key: What the notice is about.
+        message: The text.
+    """
+    if key in _TOLD or len(_TOLD) >= MOST_NOTICES:
+        return
+    _TOLD.add(key)
+    with suppress(RuntimeError):  # no thread can be started any more: the interpreter is ending
+        threading.Thread(target=_tell, args=(message,), name="exporter-notice", daemon=True).start()
+
+
+def _tell(message: str) -> None:
+    logging = sys.modules.get("logging")  # a job that logs has it; for the others it would cost 1 MiB
+    try:
+        if logging is not None:
+            logging.getLogger("exporter").warning(message)
+        else:
+            print(f"exporter: {message}", file=sys.stderr)  # noqa: T201  # no logging to go through
+    except Exception:  # noqa: BLE001, S110  # the job's own log handlers: what they raise is not the job's problem
+        pass

@@ -1,0 +1,304 @@
+"""The recorder: one daemon thread that drains buffers, closes windows by the clock and feeds a sink.
+
+Runs in the training process; started by the first Stat. It runs no user code, and between two pieces of at
+most a few tenths of a millisecond it gives the interpreter lock away, so that the job's threads do not wait
+for it. The sink (the feed's writer) is the only thing here that touches a file. When the sidecar dies nothing
+changes here; when this process dies, at most one flush interval of samples is lost.
+
+After a fork the child's buffers are empty, its totals zero and its sink a new one; `os._exit` and SIGKILL lose
+what was added since the last flush; every orderly exit loses nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic, perf_counter, sleep, time
+
+from exporter.recording.notices import tell_once
+from exporter.recording.overrides import Rule
+from exporter.recording.passive import PassiveMeasurer
+from exporter.recording.registry import Registry
+from exporter.recording.tally import BUFFER_SAMPLES, Tally
+from exporter.recording.values import Recording
+from exporter.recording.windows import WindowClock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Sink(Protocol):
+        """Where recordings go; a new one for each process."""
+
+        def publish(self, recording: Recording) -> bool:
+            """Take one recording; never raises, says whether it arrived."""
+            ...
+
+        def close(self) -> None:
+            """Nothing more will come; never raises."""
+            ...
+
+
+TICK_SECONDS = 0.1
+"""How often buffers are looked at between flushes: a million adds a second fill a buffer in 0.26 s."""
+HIGH_WATER = BUFFER_SAMPLES // 16
+"""A buffer with more samples than this is drained at once, not at the next flush."""
+SLICE_SECONDS = 0.0003
+"""Work between two chances for the job's threads to take the interpreter lock."""
+EXIT_SECONDS = 2.0
+"""The longest that an exiting process waits for the recording thread to finish what it is at."""
+
+
+class Recorder:
+    """Drains the Stats of a registry into a sink.
+
+    Args:
+        registry: Whose Stats.
+        open_sink: Makes the sink of this process, or None when there is none; called again after a fork.
+        changed_rules: Gives the configuration's `recording:` rules when they have changed since its last call.
+        flush_seconds: How often the sink is given a recording.
+        wall: Unix time, seconds.
+        clock: Monotonic time, seconds.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        open_sink: Callable[[], Sink | None],
+        changed_rules: Callable[[], Sequence[Rule] | None] = lambda: None,
+        *,
+        flush_seconds: float = 1.0,
+        wall: Callable[[], float] = time,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._registry = registry
+        self._open_sink = open_sink
+        self._changed_rules = changed_rules
+        self._flush_seconds = flush_seconds
+        self._wall = wall
+        self._clock = clock
+        self._passive = PassiveMeasurer(registry, clock=wall)
+        self._forked = False
+        self._begin()
+        # Registered before the job's own exit handlers, which therefore run first: what they add is recorded.
+        atexit.register(self.shutdown)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _begin(self) -> None:
+        """Set up what belongs to one process alone."""
+        self._starting = threading.Lock()
+        self._cycle = threading.Lock()
+        self._alarm = threading.Lock()  # held while the thread sleeps: releasing it wakes the thread
+        self._alarm.acquire()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._sink: Sink | None = None
+        self._sink_opened = False
+        self._clocks: dict[float, WindowClock] = {}
+        self._clocked: tuple[Tally, ...] = ()
+        self._delay_seconds = 0.0
+
+    def start(self) -> None:
+        """Start the thread unless it runs; cheap to call again, never raises."""
+        if self._thread is None and not self._stopping:
+            with self._starting:
+                self._start_once()
+
+    def _start_once(self) -> None:
+        if self._thread is not None:
+            return
+        self._hook_multiprocessing()
+        thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: the job's limit, or its end
+            tell_once("thread", f"recording is off, its thread cannot start: {error}")
+            return
+        self._thread = thread
+
+    def flush(self, timeout_seconds: float = 5.0) -> bool:
+        """Drain everything and publish it, on the caller's thread.
+
+        Returns:
+            Whether the sink took it in time.
+        """
+
+        def step() -> bool:
+            self._close_windows()
+            return self._publish(final=False)
+
+        return self._guarded(step, timeout_seconds)
+
+    def shutdown(self) -> None:
+        """Publish the last recording and end the thread; again is harmless. Later samples are not recorded."""
+        if self._stopping:
+            return
+        self._stopping = True
+        with suppress(RuntimeError):  # it is awake
+            self._alarm.release()
+
+        def step() -> bool:
+            if self._registry.tallies() or self._sink_opened:
+                self._close_windows()
+                self._publish(final=True)
+            if self._sink is not None:
+                self._sink.close()
+            return True
+
+        # Where the recording thread hangs in the sink the last recording is lost, and the process ends all the same.
+        self._guarded(step, EXIT_SECONDS)
+
+    def renew(self) -> None:
+        """Begin anew under another identity: what was recorded so far stays with the old one."""
+
+        def step() -> bool:
+            if self._sink is not None:
+                self._publish(final=True)
+                self._sink.close()
+                now = self._wall()
+                for tally in self._registry.tallies():
+                    tally.reset(wall=now)
+            self._sink, self._sink_opened = None, False
+            return True
+
+        self._guarded(step, EXIT_SECONDS)
+
+    def _hook_multiprocessing(self) -> None:
+        """Have children of multiprocessing flush: they skip atexit, and clear earlier finalizers when they begin."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(None, self.shutdown, exitpriority=0)
+            util.register_after_fork(self, Recorder._finalize_child)
+            process = sys.modules.get("multiprocessing.process")
+            if process is not None and process.parent_process() is not None:
+                self._forked = True
+
+    def _finalize_child(self) -> None:
+        util = sys.modules["multiprocessing.util"]
+        util.Finalize(None, self.shutdown, exitpriority=0)
+
+    def _after_fork(self) -> None:
+        self._begin()
+        self._forked = True
+        self._registry.after_fork()
+        self._passive.after_fork()
+        if self._registry.tallies():
+            self.start()
+
+    def _run(self) -> None:
+        next_flush = self._clock() + self._flush_seconds
+        self._guarded(self._read_rules)
+        while self._sleep_until(next_flush):
+            if self._clock() >= next_flush:
+                self._guarded(self._flush_cycle)
+                next_flush = max(next_flush + self._flush_seconds, self._clock())
+            else:
+                self._guarded(self._tick_cycle)
+
+    def _sleep_until(self, next_flush: float) -> bool:
+        """Sleep until there is something to do; False when it is time to end."""
+        if not self._stopping:
+            now = self._clock()
+            until = min(
+                [next_flush, now + TICK_SECONDS, *(clock.due for clock in list(self._clocks.values()))]
+            )
+            self._alarm.acquire(timeout=max(until - now, 0.0))
+        return not self._stopping
+
+    def _guarded(self, step: Callable[[], bool], timeout_seconds: float = -1) -> bool:
+        """Run one step with everything to itself; a defect of ours costs that step, not the thread and not the job."""
+        if not self._cycle.acquire(timeout=timeout_seconds):
+            return False
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001  # see above
+            tell_once(f"defect {error!r}", f"a defect in the recording thread: {error!r}")
+            return False
+        finally:
+            self._cycle.release()
+
+    def _flush_cycle(self) -> bool:
+        self._passive.measure_soon()
+        self._read_rules()
+        self._clocked = ()  # an override may have changed a window's length
+        self._close_windows()
+        return self._publish(final=False)
+
+    def _tick_cycle(self) -> bool:
+        self._close_windows()
+        for tally in self._registry.tallies():
+            if len(tally.buffer) > HIGH_WATER:
+                self._drain(tally)
+        return True
+
+    def _close_windows(self) -> None:
+        wall, now = self._wall(), self._clock()
+        tallies = self._registry.tallies()
+        if tallies is not self._clocked:
+            self._clocked = tallies
+            for seconds in {tally.effective.window_seconds for tally in tallies}:
+                if seconds is not None and seconds not in self._clocks:
+                    self._clocks[seconds] = WindowClock(seconds, wall=wall, monotonic=now)
+        for seconds, clock in list(self._clocks.items()):
+            late = clock.late(wall=wall, monotonic=now)
+            if late is None:
+                continue
+            self._delay_seconds = max(self._delay_seconds, late)
+            mine = [tally for tally in tallies if tally.effective.window_seconds == seconds]
+            if not mine:
+                del self._clocks[seconds]
+                continue
+            for tally in mine:
+                self._drain(tally)
+            started, ended = clock.advance(wall=wall, monotonic=now)
+            for tally in mine:
+                tally.close_window(started, ended, late_windows=late >= seconds, wall=wall)
+
+    def _publish(self, *, final: bool) -> bool:
+        tallies = self._registry.tallies()
+        wall = self._wall()
+        for tally in tallies:
+            if tally.buffer:
+                self._drain(tally)
+            tally.expire(wall=wall)
+        sleep(0)
+        recording = Recording(
+            tuple([tally.reading() for tally in tallies if tally.enabled]),
+            final,
+            self._delay_seconds,
+            self._passive.stuck_since,
+        )
+        self._delay_seconds = 0.0
+        if not self._sink_opened:
+            touched = any(
+                reading.count or reading.rejected or reading.overflows for reading in recording.stats
+            )
+            if self._forked and not touched:
+                return True  # such as a DataLoader's worker, which inherits every Stat and uses none
+            self._sink, self._sink_opened = self._open_sink(), True
+        return self._sink is not None and self._sink.publish(recording)
+
+    def _drain(self, tally: Tally) -> None:
+        """Empty a buffer, giving way to the job's threads between slices; at most what it held at the start."""
+        began = perf_counter()
+        for _ in range(len(tally.buffer) // 1024 + 1):
+            if not tally.drain(wall=self._wall()):
+                return
+            if perf_counter() - began > SLICE_SECONDS:
+                sleep(0)
+                began = perf_counter()
+
+    def _read_rules(self) -> bool:
+        rules = self._changed_rules()
+        if rules is not None:
+            for problem in self._registry.override(rules):
+                tell_once(
+                    f"rule {problem}",
+                    f"a recording rule of the sidecar's configuration is left out: {problem}",
+                )
+        return rules is not None

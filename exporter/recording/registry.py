@@ -1,0 +1,172 @@
+"""Registry: every Stat of a process, to be listed, looked up and switched off by pattern.
+
+Used in the training process, by any thread. Making a Stat takes a lock; nothing that happens per sample does.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import time
+
+from exporter.errors import DefinitionError
+from exporter.recording.naming import families_of
+from exporter.recording.overrides import Rule, apply_rules, check_rules, matches
+from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
+from exporter.recording.tally import BUFFER_SAMPLES, Tally
+from exporter.recording.values import Aggregation, StatDefinition
+
+MOST_STATS = 10_000
+"""Beyond it a new Stat is made, but not kept: a label that runs away must not fill the job's memory."""
+
+Identity = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Registry:
+    """The Stats of one process.
+
+    Attributes:
+        refused: Stats that were made beyond `MOST_STATS` and are not recorded.
+        origins: Where each Stat was first made, `file:line`.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tallies: dict[Identity, Tally] = {}
+        self._order: tuple[Tally, ...] = ()
+        self._owners: dict[str, str] = {}
+        self._rules: list[Rule] = []
+        self._switched: list[Rule] = []
+        self._wake: Callable[[], None] = lambda: None
+        self.origins: dict[Identity, str] = {}
+        self.refused = 0
+        self.recording = True
+
+    def on_first(self, start: Callable[[], None]) -> None:
+        """Say what is to be called whenever a Stat was made; it must be cheap and never raise."""
+        self._wake = start
+
+    def obtain(self, definition: StatDefinition) -> Tally:
+        """Give the tally of a definition, made now or earlier.
+
+        Raises:
+            DefinitionError: The same name and labels have another definition, or the names of its families
+                are taken.
+        """
+        identity = (definition.name, definition.labels)
+        with self._lock:
+            known = self._tallies.get(identity)
+            if known is not None:
+                if known.definition != definition:
+                    self._differs(identity, known.definition, definition)
+                return known
+            self._claim_names(definition)
+            if len(self._tallies) >= MOST_STATS or not self.recording:
+                self.refused += self.recording
+                return Tally(definition, wall=self._clock(), samples=0)
+            tally = Tally(definition, wall=self._clock(), samples=BUFFER_SAMPLES)
+            self._apply(tally)
+            self._tallies[identity] = tally
+            self.origins[identity] = _origin()
+            self._order = tuple(self._tallies.values())
+        self._wake()
+        return tally
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """Every tally, in order of construction; a snapshot that later Stats do not change."""
+        return self._order
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """List the names of the Stats that match a shell pattern, each once, in order of construction."""
+        return list(dict.fromkeys(name for name, _ in list(self._tallies) if matches(name, pattern)))
+
+    def find(self, name: str, labels: Mapping[str, str] | None = None) -> Tally | None:
+        """Look one up by its identity."""
+        return self._tallies.get((name, tuple(sorted((labels or {}).items()))))
+
+    def switch(self, pattern: str, *, enabled: bool) -> None:
+        """Switch the Stats whose names match a shell pattern on or off, those still to be made included.
+
+        What was counted stays counted; samples added while a Stat is off are dropped.
+        """
+        with self._lock:
+            self._switched = [rule for rule in self._switched if rule["match"] != pattern]
+            self._switched.append({"match": pattern, "enabled": enabled})
+            for tally in self._order:
+                self._apply(tally)
+
+    def override(self, rules: Sequence[Rule]) -> list[str]:
+        """Put the configuration's rules in force; the code's own switches come after them.
+
+        Returns:
+            What is wrong with the rules that were left out.
+        """
+        good, wrong = check_rules(rules)
+        with self._lock:
+            if good != self._rules:
+                self._rules = good
+                for tally in self._order:
+                    self._apply(tally)
+        return wrong
+
+    def after_fork(self) -> None:
+        """In a forked child: forget what the parent recorded, keep the Stats."""
+        self._lock = threading.Lock()
+        now = self._clock()
+        for tally in self._order:
+            tally.reset(wall=now)
+
+    def _apply(self, tally: Tally) -> None:
+        definition, enabled = apply_rules(tally.definition, [*self._rules, *self._switched])
+        if definition != tally.effective or enabled is not tally.enabled:
+            tally.override(definition, enabled=enabled)
+
+    def _claim_names(self, definition: StatDefinition) -> None:
+        # All that it could publish, since an override may ask for other aggregations later.
+        names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
+        for name in sorted(names):
+            owner = self._owners.get(name)
+            reserved = name in RESERVED or name.startswith(RESERVED_PREFIXES)
+            if reserved or (owner is not None and owner != definition.name):
+                whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
+                raise DefinitionError(
+                    f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name",
+                    field="name",
+                    found=definition.name,
+                    allowed="a name whose families are free",
+                )
+        for (name, _), sibling in self._tallies.items():
+            if name == definition.name and _shape(sibling.definition) != _shape(definition):
+                self._differs((name, sibling.definition.labels), sibling.definition, definition)
+        self._owners.update(dict.fromkeys(names, definition.name))
+
+    def _differs(self, identity: Identity, first: StatDefinition, second: StatDefinition) -> None:
+        fields = [
+            name
+            for name in first.__slots__
+            if getattr(first, name) != getattr(second, name) and name != "labels"
+        ]
+        differences = ", ".join(
+            f"{name} {getattr(first, name)!r} and now {getattr(second, name)!r}" for name in fields
+        )
+        raise DefinitionError(
+            f"the Stat {first.name!r} was first made at {self.origins.get(identity, 'an unknown place')} "
+            f"with another definition: {differences}",
+            field=fields[0] if fields else "name",
+            found=getattr(second, fields[0]) if fields else second.name,
+            allowed="the same definition, or another name or labels",
+        )
+
+
+def _shape(definition: StatDefinition) -> tuple[object, ...]:
+    """What the Stats of one name must share, since they share their main family."""
+    return definition.unit, definition.buckets, Aggregation.HISTOGRAM in definition.aggregations
+
+
+def _origin() -> str:
+    frame = sys._getframe(1)  # noqa: SLF001  # the only way to a caller's line that costs nothing
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("exporter"):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

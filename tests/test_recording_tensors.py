@@ -1,0 +1,159 @@
+"""`Stat.add_tensor` over the real torch on the CPU, and over a stand-in for CUDA that these machines lack."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exporter import Stat, flush
+from exporter.recording.tensors import SLOTS, TensorReader
+
+numbers = itertools.count()
+
+
+def reader() -> tuple[TensorReader, list[float], list[str]]:
+    values: list[float] = []
+    reasons: list[str] = []
+    return TensorReader(values.append, reasons.append), values, reasons
+
+
+def test_a_cpu_tensor_is_read_at_once_so_that_later_changes_do_not_show() -> None:
+    torch = pytest.importorskip("torch", reason="install torch: pip install torch")
+    stat = Stat(f"tensors.test{next(numbers)}", ["value"])
+    loss = torch.tensor([2.5], requires_grad=True)
+
+    stat.add_tensor(loss)
+    with torch.no_grad():
+        loss.mul_(100)
+    stat.add_tensor(torch.tensor(1, dtype=torch.bfloat16))
+    flush()
+
+    assert (stat.count, stat.sum) == (2, 3.5)
+
+
+def test_what_is_no_tensor_of_one_element_is_refused_by_reason_and_never_raises() -> None:
+    torch = pytest.importorskip("torch", reason="install torch: pip install torch")
+    tensors, values, reasons = reader()
+
+    for wrong in (
+        torch.ones(2),
+        torch.empty(0),
+        torch.ones(1, device="meta"),
+        3.0,
+        None,
+        torch.tensor(1 + 2j),
+    ):
+        tensors.add(wrong)
+
+    assert values == []
+    assert reasons == ["shape", "shape", "device", "not_a_number", "not_a_number", "error"]
+
+
+class Event:
+    """A CUDA event that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def record(self, stream: object) -> None:
+        self.done = False
+
+    def query(self) -> bool:
+        return self.done
+
+
+class CudaTensor:
+    """What `add_tensor` asks of a CUDA tensor; reading it directly would be a synchronisation."""
+
+    device = SimpleNamespace(type="cuda")
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def numel(self) -> int:
+        return 1
+
+    def detach(self) -> CudaTensor:
+        return self
+
+    def reshape(self, *shape: int) -> CudaTensor:
+        return self
+
+    def to(self, dtype: object) -> CudaTensor:
+        return self
+
+    def item(self) -> float:
+        raise AssertionError("the training loop would wait for the GPU")
+
+
+class Slot(list[float]):
+    def copy_(self, tensor: CudaTensor, *, non_blocking: bool) -> None:
+        assert non_blocking
+        self[:] = [tensor.value]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    device: Any = SimpleNamespace(
+        Event=Event,
+        current_stream=lambda device: None,
+        capturing=False,
+        is_current_stream_capturing=lambda: device.capturing,
+    )
+    fake = SimpleNamespace(
+        Tensor=CudaTensor,
+        cuda=device,
+        float64="float64",
+        empty=lambda shape, **_: [Slot() for _ in range(shape[0])],
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return device
+
+
+def test_a_cuda_tensor_is_collected_by_a_later_call_and_nothing_waits(cuda: Any) -> None:
+    tensors, values, reasons = reader()
+
+    tensors.add(CudaTensor(1.0))
+    assert values == []
+    tensors._pending[0][1].done = True
+    tensors.add(CudaTensor(2.0))
+
+    assert values == [1.0]
+    tensors._pending[0][1].done = True
+    tensors.collect()
+    assert values == [1.0, 2.0]
+    assert reasons == []
+
+
+def test_values_beyond_the_copies_under_way_are_refused_and_counted(cuda: Any) -> None:
+    tensors, values, reasons = reader()
+
+    for value in range(SLOTS + 3):
+        tensors.add(CudaTensor(float(value)))
+
+    assert reasons == ["backlog"] * 3
+    assert values == []
+
+
+def test_nothing_is_copied_during_graph_capture(cuda: Any) -> None:
+    tensors, _, reasons = reader()
+    cuda.capturing = True
+
+    tensors.add(CudaTensor(1.0))
+
+    assert reasons == ["capture"]
+    assert not tensors._pending
+
+
+def test_a_tensor_that_is_not_replicated_over_ranks_is_refused(cuda: Any) -> None:
+    tensors, _, reasons = reader()
+    sharded = CudaTensor(1.0)
+    sharded.placements = [SimpleNamespace(is_replicate=lambda: False)]  # type: ignore[attr-defined]  # as a DTensor's
+
+    tensors.add(sharded)
+
+    assert reasons == ["placement"]
