@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from exporter.collectors.family import Collected, Family, FamilySpec, Sample
 from exporter.errors import CollectError
 
+ENOUGH_PROBLEMS = 5
+"""How many of one reason are kept: the five hundred files of a large machine tend to fail in the same way."""
+
 
 class Draft:
     """Collects families, and what went wrong while they were made."""
@@ -30,7 +33,8 @@ class Draft:
         try:
             yield
         except CollectError as error:
-            self._problems.append((error.reason, str(error)))
+            if sum(reason == error.reason for reason, _ in self._problems) < ENOUGH_PROBLEMS:
+                self._problems.append((error.reason, str(error)))
 
     def add(self, spec: FamilySpec, value: float, *labels: str) -> None:
         """Add a family of one sample."""
@@ -42,6 +46,11 @@ class Draft:
             self._families.append(
                 Family(spec, tuple(Sample(labels, value) for labels, value in samples.items()))
             )
+
+    @property
+    def failed(self) -> bool:
+        """Whether a part has failed so far, so that what is missing may be there after all."""
+        return bool(self._problems)
 
     def unsupported(self, what: str) -> None:
         """Note a source that this machine does not offer: a normal state, told once."""

@@ -70,7 +70,7 @@ def read_file(path: Path) -> str | None:
     except OSError as error:
         if error.errno in NOT_OFFERED or error.errno in NO_READING:
             return None
-        raise _failure(path, error) from error
+        raise failure(path, error) from error
     return b"".join(pieces).decode("utf-8", "replace")
 
 
@@ -85,7 +85,7 @@ def numbered_entries(directory: Path, prefix: str) -> list[tuple[int, Path]]:
     except OSError as error:
         if error.errno in NOT_OFFERED:
             return []
-        raise _failure(directory, error) from error
+        raise failure(directory, error) from error
     numbers = ((name, name.removeprefix(prefix)) for name in names if name.startswith(prefix))
     return sorted(
         (int(number), directory / name)
@@ -181,6 +181,7 @@ def refuse(text: str, path: Path, expected: str) -> NoReturn:
     raise CollectError(f"{path}: expected {expected}, found {found!r}", reason="malformed")
 
 
-def _failure(path: Path, error: OSError) -> CollectError:
+def failure(path: Path, error: OSError) -> CollectError:
+    """Make the error of a source that the system does not let us have."""
     reason = "permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
     return CollectError(f"{path}: {error.strerror or error}", reason=reason)

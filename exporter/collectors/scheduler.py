@@ -353,8 +353,7 @@ class Scheduler:
                 task.published_at = None
             try:
                 self._withdraw(task.standing.name)
-            except Exception:
-                # Border to the page: without the dispatcher nothing would ever be collected again.
+            except Exception:  # noqa: BLE001 - border to the page: without the dispatcher nothing would be collected again
                 self._log.exception("block of collector %s could not be withdrawn", task.standing.name)
 
     def _work_on(self) -> None:

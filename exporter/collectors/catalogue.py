@@ -1,0 +1,128 @@
+"""Catalogue: every collector that needs nothing but its machine, with its defaults.
+
+Used in the sidecar by the configuration, which is made from it, and by the composition root, which schedules
+what is enabled. Values only. What needs more than options (the feed, devices) is wired where it is made.
+
+Two tiers: what changes within seconds is read every 5 s; what is slow to read or slow to change every 60 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from exporter.collectors import (
+    clock,
+    cpu,
+    cpu_count,
+    cpu_frequency,
+    cpu_throttles,
+    edac,
+    load,
+    memory,
+    numa,
+    own,
+    pressure,
+    sensors,
+    shm,
+    swap,
+    vm,
+)
+from exporter.collectors.family import Collector, FamilySpec
+
+FAST_SECONDS = 5.0
+SLOW_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorEntry:
+    """One collector as it can be configured.
+
+    Attributes:
+        name: The value of the label `collector`, and the key in the configuration.
+        factory: Makes it from `options`, all of which have defaults; `proc` and `sys` are taken by those that
+            read procfs and sysfs, for trees mounted or recorded elsewhere.
+        specs: What it can publish.
+        help: One sentence for the configuration.
+        interval_seconds: By default.
+        deadline_seconds: By default.
+        enabled: By default.
+        options: Names of the boolean options that users may set, each with its help; all default to False.
+    """
+
+    name: str
+    factory: Callable[..., Collector]
+    specs: Sequence[FamilySpec]
+    help: str
+    interval_seconds: float = FAST_SECONDS
+    deadline_seconds: float = 4.0
+    enabled: bool = True
+    options: tuple[tuple[str, str], ...] = ()
+
+
+def _slow(
+    name: str,
+    factory: Callable[..., Collector],
+    specs: Sequence[FamilySpec],
+    help_text: str,
+    options: tuple[tuple[str, str], ...] = (),
+) -> CollectorEntry:
+    return CollectorEntry(
+        name, factory, specs, help_text, SLOW_SECONDS, deadline_seconds=20.0, options=options
+    )
+
+
+CATALOGUE: tuple[CollectorEntry, ...] = (
+    CollectorEntry(
+        "cpu",
+        cpu.CpuCollector,
+        cpu.SPECS,
+        "CPU time by mode, utilization, context switches, interrupts, forks.",
+        options=(("per_core", "One series per CPU and mode instead of the sum over the CPUs."),),
+    ),
+    CollectorEntry("load", load.LoadCollector, load.SPECS, "Load averages."),
+    CollectorEntry(
+        "pressure",
+        pressure.PressureCollector,
+        pressure.SPECS,
+        "Time lost waiting for CPU, memory and I/O (PSI).",
+    ),
+    CollectorEntry("memory", memory.MemoryCollector, memory.SPECS, "What memory is used for."),
+    CollectorEntry("swap", swap.SwapCollector, swap.SPECS, "Swap space and traffic."),
+    CollectorEntry(
+        "vm", vm.VmCollector, vm.SPECS, "Page faults, reclaim, out-of-memory kills, NUMA placement."
+    ),
+    CollectorEntry("shm", shm.ShmCollector, shm.SPECS, "Size and use of /dev/shm."),
+    CollectorEntry(
+        "own", own.OwnCollector, own.SPECS, "The exporter's own CPU time, memory and descriptors."
+    ),
+    _slow(
+        "cpu_count",
+        cpu_count.CpuCountCollector,
+        cpu_count.SPECS,
+        "CPUs online, physical, in the affinity and in the cgroup's quota.",
+    ),
+    _slow(
+        "cpu_frequency",
+        cpu_frequency.CpuFrequencyCollector,
+        cpu_frequency.SPECS,
+        "How fast the CPUs run.",
+        options=(("per_core", "One series per CPU instead of their mean."),),
+    ),
+    _slow(
+        "cpu_throttles",
+        cpu_throttles.CpuThrottlesCollector,
+        cpu_throttles.SPECS,
+        "How often CPUs slowed down because of their temperature.",
+    ),
+    _slow("numa", numa.NumaCollector, numa.SPECS, "Memory of each NUMA node."),
+    _slow("clock", clock.ClockCollector, clock.SPECS, "Offset and discipline of the kernel's clock."),
+    _slow(
+        "sensors",
+        sensors.SensorsCollector,
+        sensors.SPECS,
+        "Temperatures and fans.",
+        options=(("per_core", "Also the thermometers of single CPU cores."),),
+    ),
+    _slow("edac", edac.EdacCollector, edac.SPECS, "Errors that the memory controllers saw."),
+)
