@@ -4,12 +4,14 @@ Used in the sidecar by the dataclasses that define a configuration, by `yaml_loa
 what is generated from them (JSON Schema, example, documentation). Pure values; no file, no YAML, no threads.
 
 A field's type may be annotated with `Duration`, `Size`, `Glob`, `Ratio`, `Secret`, `Range` or `Keys`. Its
-metadata may hold `help` (documentation) and `key` (the YAML key, where that cannot be a Python name).
+metadata may hold `help` (documentation), `key` (the YAML key, where that cannot be a Python name), `example` (a
+value to show) and `restart` (a change takes effect only when the process starts).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 import types
 import typing
@@ -151,7 +153,12 @@ Secret = Annotated[str, Hidden()]
 
 # Options of a dataclass --------------------------------------------------------------------------------
 
-REQUIRED: Any = dataclasses.MISSING
+
+class _Required(enum.Enum):
+    REQUIRED = "required"
+
+
+REQUIRED: Any = _Required.REQUIRED
 """The default of an option that has none."""
 
 
@@ -165,6 +172,8 @@ class Option:
         hint: Its type, with annotations.
         default: Its default value, or `REQUIRED`.
         help: Its documentation.
+        example: A value to show where the default shows nothing; `REQUIRED` for none.
+        restart: Whether a change takes effect only when the process starts.
     """
 
     key: str
@@ -172,6 +181,8 @@ class Option:
     hint: Any
     default: Any
     help: str
+    example: Any = REQUIRED
+    restart: bool = False
 
 
 def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
@@ -186,13 +197,24 @@ def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        default: Any = field.default
+        default: Any = REQUIRED
         if isinstance(instance, cls):
             default = getattr(instance, field.name)
+        elif field.default is not dataclasses.MISSING:
+            default = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        key, text = field.metadata.get("key", field.name), field.metadata.get("help", "")
-        found.append(Option(key, field.name, hints[field.name], default, text))
+        about = field.metadata
+        option = Option(
+            key=about.get("key", field.name),
+            name=field.name,
+            hint=hints[field.name],
+            default=default,
+            help=about.get("help", ""),
+            example=about.get("example", REQUIRED),
+            restart=about.get("restart", False),
+        )
+        found.append(option)
     return tuple(found)
 
 

@@ -127,24 +127,28 @@ def expectation(hint: Any) -> str:
     base, marks = unwrap(hint)
     if is_union(base):
         return " or ".join(expectation(member) for member in get_args(base))
-    choices = _choices(base)
-    if choices is not None:
-        return "one of " + ", ".join(str(text) for text, _ in choices)
+    allowed = choices(base)
+    if allowed is not None:
+        return "one of " + ", ".join(str(text) for text, _ in allowed)
     notation = next((mark for mark in marks if isinstance(mark, Notation)), None)
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
     kind = {Table: "a mapping", Listing: "a list"}.get(_kind(base), "null")
     text = notation.expected if notation else words.get(base, kind)
-    shown: Callable[[Any], str] = notation.format if notation else "{:g}".format
-    for mark in marks:
-        if not isinstance(mark, Range):
-            continue
-        if mark.minimum is not None and mark.maximum is not None:
-            text += f" from {shown(mark.minimum)} to {shown(mark.maximum)}"
-        elif mark.minimum is not None:
-            text += f" of at least {shown(mark.minimum)}"
-        elif mark.maximum is not None:
-            text += f" of at most {shown(mark.maximum)}"
-    return text
+    bounds = limits(hint)
+    return f"{text} {bounds}" if bounds else text
+
+
+def limits(hint: Any) -> str:
+    """The range of a type in words, as it is written in a file; "" without one."""
+    _, marks = unwrap(hint)
+    notation = next((mark for mark in marks if isinstance(mark, Notation)), None)
+    shown: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
+    mark = next((mark for mark in marks if isinstance(mark, Range)), Range())
+    if mark.minimum is not None and mark.maximum is not None:
+        return f"from {shown(mark.minimum)} to {shown(mark.maximum)}"
+    if mark.minimum is not None:
+        return f"of at least {shown(mark.minimum)}"
+    return "" if mark.maximum is None else f"of at most {shown(mark.maximum)}"
 
 
 class _Conversion:
@@ -198,7 +202,7 @@ class _Conversion:
             message += "; put text in quotes"
         elif isinstance(node, Scalar) and isinstance(node.value, str):
             near = difflib.get_close_matches(
-                node.text[:100], [str(text) for text, _ in _choices(base) or ()], 1
+                node.text[:100], [str(text) for text, _ in choices(base) or ()], 1
             )
             message += f', did you mean "{near[0]}"?' if near else ""
         return self._bad(node, path, message)
@@ -328,9 +332,9 @@ def _value_of(node: Scalar, base: Any, marks: tuple[Any, ...]) -> Any:
             return notation.parse(node.text)
         except ValueError:
             return _BAD
-    choices = _choices(base)
-    if choices is not None:
-        same = (value for text, value in choices if type(text) is type(node.value) and text == node.value)
+    allowed = choices(base)
+    if allowed is not None:
+        same = (value for text, value in allowed if type(text) is type(node.value) and text == node.value)
         return next(same, _BAD)
     value: Any = node.value
     if base is Path:
@@ -342,7 +346,7 @@ def _value_of(node: Scalar, base: Any, marks: tuple[Any, ...]) -> Any:
     return value
 
 
-def _choices(base: Any) -> list[tuple[Any, Any]] | None:
+def choices(base: Any) -> list[tuple[Any, Any]] | None:
     """(as written, value) of a closed set, None for an open type."""
     if get_origin(base) is Literal:
         return [(text, text) for text in get_args(base)]

@@ -1,6 +1,292 @@
-"""The configuration: what a user may set, with its defaults, as plain dataclasses.
+"""The configuration: what a user may set, with its defaults.
 
-The loader (file:line:column errors), `config.schema.json`, `config.example.yaml` and the documentation are
-all made from these definitions. The comment of a field in the example is its metadata's `help`. Durations are
-seconds in the code and `500ms 15s 1m30s 1h` in the file.
+Used in the sidecar. Plain values; made by the loader from a file and by `flags` from a command line, read by
+`serve`. `config.schema.json`, `config.example.yaml` and the documentation are generated from these
+definitions: a field's metadata `help` is its comment in the example. Durations are seconds here and
+`500ms 15s 1m30s 1h` in the file, sizes are bytes here and `64KiB 10MB` in the file.
 """
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from exporter.cli.logs import Form, Level
+from exporter.collectors.catalogue import CATALOGUE
+from exporter.errors import DefinitionError
+from exporter.options import Duration, Glob, Keys, Notation, Range, Size
+from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
+from exporter.recording.values import Aggregation
+from exporter.web.listen import parse_addresses
+
+DEFAULT_ADDRESS = ":20909"
+
+_OWN_PATHS = ("/-/", "/config/")
+
+
+def _parse_address(text: str) -> str:
+    parse_addresses([text])
+    return text
+
+
+def _parse_path(text: str) -> str:
+    if re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", text) is None or f"{text}/".startswith(_OWN_PATHS):
+        raise ValueError(text)
+    return text
+
+
+Address = Annotated[
+    str,
+    Notation(
+        "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)",
+        r"^(\[[^\[\]]+\]|[^\[\]:]*):[0-9]{1,5}$",
+        _parse_address,
+        str,
+    ),
+]
+UrlPath = Annotated[
+    str,
+    Notation(
+        "a path such as /metrics, other than the exporter's own", r"^(/[A-Za-z0-9_.~-]+)+$", _parse_path, str
+    ),
+]
+Interval = Annotated[Duration, Range(0.1, 86400)]
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """Where the exporter answers."""
+
+    listen_address: tuple[Address, ...] = field(
+        default=(DEFAULT_ADDRESS,),
+        metadata={"help": "Addresses to listen on; without a host, all of the machine's.", "restart": True},
+    )
+    config_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "File with TLS certificates and passwords, in the format of Prometheus' exporter-toolkit. "
+            "Read again whenever it changes.",
+            "restart": True,
+        },
+    )
+    telemetry_path: UrlPath = field(
+        default="/metrics", metadata={"help": "Path of the metrics.", "restart": True}
+    )
+    enable_lifecycle: bool = field(
+        default=False,
+        metadata={"help": "Whether POST /-/reload reads this file again, as SIGHUP does.", "restart": True},
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Whether there is an address, and none twice."""
+        if not self.listen_address:
+            yield "listen_address", "needs at least one address"
+        fixed = [address for address in self.listen_address if not address.endswith(":0")]
+        for address in sorted({address for address in fixed if fixed.count(address) > 1}):
+            yield "listen_address", f'"{address}" is listed twice'
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What comes from the training processes."""
+
+    dir: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Directory through which training processes hand over what they record; the same as their "
+            "EXPORTER_FEED_DIR. By default /dev/shm/exporter-<uid>.",
+            "restart": True,
+        },
+    )
+    interval: Annotated[Duration, Range(0.1, 60)] = field(
+        default=1.0, metadata={"help": "How often the directory is read."}
+    )
+    stale_after: Annotated[Duration, Range(1, 3600)] = field(
+        default=10.0,
+        metadata={
+            "help": "A living process that has not refreshed its file for so long has no windowed values any "
+            "more.",
+            "restart": True,
+        },
+    )
+    linger: Annotated[Duration, Range(0, 30 * 86400)] = field(
+        default=900.0,
+        metadata={
+            "help": "How long the totals of a process stay after its end, unless its rank restarts.",
+            "restart": True,
+        },
+    )
+    max_file_size: Annotated[Size, Range(64 * 1024, 2**30)] = field(
+        default=16 * 2**20,
+        metadata={"help": "A larger file is refused and counted, never read.", "restart": True},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What outlives the exporter."""
+
+    dir: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Directory of the totals that continue over restarts; shared storage where jobs move between "
+            "nodes. By default the feed directory.",
+            "restart": True,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Lines on standard error."""
+
+    level: Level = field(default="info", metadata={"help": "The lowest level that is shown."})
+    format: Form = field(default="logfmt", metadata={"help": "How a line looks."})
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """What a scrape may hold."""
+
+    max_series: Annotated[int, Range(100, 1_000_000)] = field(
+        default=15_000,
+        metadata={
+            "help": "Series beyond this are left out and counted by exporter_series_dropped_total, so that a "
+            "runaway label does not fail the whole scrape.",
+            "restart": True,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorSettings:
+    """One background collector; its own options come after these."""
+
+    enabled: bool = field(metadata={"help": "Whether it runs."})
+    interval: Interval = field(metadata={"help": "Time from the start of one collection to the next."})
+    deadline: Interval = field(
+        metadata={"help": "A collection that takes longer has failed; nothing else waits for it."}
+    )
+
+    def own_options(self) -> dict[str, Any]:
+        """What the collector's factory is given."""
+        return {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if option.name not in {"enabled", "interval", "deadline"}
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSettings(CollectorSettings):
+    """The collector `cpu`."""
+
+    per_core: bool = field(
+        default=False, metadata={"help": "One series per core and mode instead of the sum over the cores."}
+    )
+
+
+_SETTINGS: Mapping[str, type[CollectorSettings]] = {"cpu": CpuSettings}
+
+
+def default_collectors() -> Mapping[str, CollectorSettings]:
+    """Every collector of the catalogue with its own defaults."""
+    return {
+        entry.name: _SETTINGS.get(entry.name, CollectorSettings)(
+            enabled=entry.enabled, interval=entry.interval_seconds, deadline=entry.deadline_seconds
+        )
+        for entry in CATALOGUE
+    }
+
+
+class _Unchanged(enum.Enum):
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Any = _Unchanged.UNCHANGED
+"""What a rule does not mention; the value None means *without* (a time limit, say)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Other settings for the Stats of a pattern; what it does not mention stays as the code says."""
+
+    match: Glob = field(
+        metadata={
+            "help": "Names of Stats; * and ? stand for any characters. A later rule wins over an earlier one.",
+            "example": "training.batch.*",
+        }
+    )
+    enabled: bool = field(
+        default=UNCHANGED,
+        metadata={"help": "false: the Stat is neither kept nor published.", "example": True},
+    )
+    aggregations: frozenset[Aggregation] = field(
+        default=UNCHANGED,
+        metadata={
+            "help": "What is computed over each window.",
+            "example": frozenset({Aggregation.MEAN, Aggregation.P95, Aggregation.HISTOGRAM}),
+        },
+    )
+    window_seconds: Annotated[Duration, Range(SHORTEST_WINDOW_SECONDS)] | None = field(
+        default=UNCHANGED,
+        metadata={"help": "Length of a window; null for windows that only count.", "example": 30.0},
+    )
+    window_samples: Annotated[int, Range(1, 1_000_000_000)] | None = field(
+        default=UNCHANGED,
+        metadata={"help": "Samples that close a window; null for windows that only time.", "example": None},
+    )
+    buckets: tuple[float, ...] = field(
+        default=UNCHANGED,
+        metadata={
+            "help": "Upper bounds of the histogram, ascending, without +Inf. Take effect when a process starts.",
+            "example": (0.05, 0.1, 0.5, 1.0),
+        },
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Whether there is a window left, and the buckets make a histogram."""
+        if self.window_seconds is None and self.window_samples is None:
+            yield "window_samples", "a window needs a length, a number of samples or both, not null for both"
+        if self.buckets is not UNCHANGED:
+            try:
+                check_buckets(self.buckets)
+            except DefinitionError as error:
+                yield "buckets", f"must be {error.allowed}"
+            if self.aggregations is not UNCHANGED and Aggregation.HISTOGRAM not in self.aggregations:
+                yield "buckets", "are given, but histogram is not among the aggregations"
+
+    def as_override(self) -> dict[str, object]:
+        """The rule as JSON for the training processes: only what it mentions."""
+        mentioned = {option.name: getattr(self, option.name) for option in fields(self)}
+        override = {name: value for name, value in mentioned.items() if value is not UNCHANGED}
+        if "aggregations" in override:
+            override["aggregations"] = sorted(each.value for each in override["aggregations"])
+        if "buckets" in override:
+            override["buckets"] = list(override["buckets"])
+        return override
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Everything that can be set; works as it is, without a file."""
+
+    web: Web = field(default=Web(), metadata={"help": "Where the exporter answers."})
+    feed: Feed = field(default=Feed(), metadata={"help": "What comes from the training processes."})
+    state: State = field(default=State(), metadata={"help": "What outlives the exporter."})
+    log: Log = field(default=Log(), metadata={"help": "Lines on standard error."})
+    exposition: Exposition = field(default=Exposition(), metadata={"help": "What a scrape may hold."})
+    collectors: Annotated[Mapping[str, CollectorSettings], Keys(default_collectors())] = field(
+        default_factory=default_collectors, metadata={"help": "What is collected in the background."}
+    )
+    recording: tuple[Rule, ...] = field(
+        default=(),
+        metadata={
+            "help": "Other aggregations, windows and buckets for the Stats of the training processes, without "
+            "touching their code; a process reads them at its start and whenever they change."
+        },
+    )
