@@ -1,0 +1,42 @@
+"""What the web server asks of the rest of the sidecar: one seam, filled in by the composition root."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from exporter.exposition.negotiation import Format
+
+
+class Application(Protocol):
+    """The sidecar behind the web server.
+
+    All but `not_ready` are called on worker threads, several at a time, and may take their time: a slow one
+    costs its own answers (503) and nothing else.
+    """
+
+    def metrics(self, form: Format, *, compress: bool) -> bytes:
+        """The page of all families, gzipped if asked."""
+        ...
+
+    def not_ready(self) -> str | None:
+        """Why a scrape would be wrong now; None when it would be right.
+
+        Called on the server's loop at every scrape: it must answer from memory.
+        """
+        ...
+
+    def landing(self) -> bytes:
+        """The status page: HTML that needs no script and nothing from elsewhere; styles stand in it."""
+        ...
+
+    def reload(self) -> None:
+        """Read the configuration again and use it.
+
+        Raises:
+            ConfigurationError: It is wrong; the old one stays in use.
+        """
+        ...
+
+    def configuration(self) -> str:
+        """The configuration in effect, secrets hidden."""
+        ...

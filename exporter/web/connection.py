@@ -1,0 +1,202 @@
+"""One connection's talk: TLS handshake, requests and answers one after another, goodbye; each with a deadline.
+
+Used in the sidecar, on the web server's loop: one task per connection. A deadline, an eviction and the end of
+the drain all end it in one way, by cancelling the task; whatever it was doing, its socket is closed after it.
+What a peer does wrong is counted by reason and never logged: it would let anybody fill the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from dataclasses import dataclass
+
+from exporter.web.counts import Counts, PeerError
+from exporter.web.guard import Guard, State
+from exporter.web.http import Answer, Exchange, MalformedError, Request
+from exporter.web.limits import Limits
+from exporter.web.protection import Protection
+from exporter.web.routes import Routes
+from exporter.web.wire import PlainWire, TlsWire, Wire
+
+_NOT_TLS = Answer(400, b"this port speaks HTTPS\n", close=True, route="malformed")
+
+
+@dataclass(slots=True)
+class House:
+    """What all connections of a server share.
+
+    Attributes:
+        guard: Who is here.
+        limits: How long things may take.
+        counts: What has happened.
+        protection: The settings in force.
+        routes: The answers.
+        log: For defects of ours, once.
+        closing: Whether the server is stopping, so that every answer is its connection's last.
+        defects: Connections that ended by a defect of ours.
+    """
+
+    guard: Guard[Connection]
+    limits: Limits
+    counts: Counts
+    protection: Protection
+    routes: Routes
+    log: logging.Logger
+    closing: bool = False
+    defects: int = 0
+
+
+class Connection:
+    """One accepted socket, which it closes in the end.
+
+    Args:
+        sock: Connected and non-blocking.
+        peer: Its other end's address.
+        house: What it shares with the others.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, house: House) -> None:
+        self._sock = sock
+        self._peer = peer
+        self._house = house
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to talk."""
+        self.task = self._loop.create_task(self._talk())
+        # Not a `finally` of the task: one that is cancelled before its first step never enters it.
+        self.task.add_done_callback(self._ended)
+
+    def evict(self) -> None:
+        """End at once, to make room or because the server stops."""
+        if self.task is not None:
+            self.task.cancel()
+
+    # Deadlines ---------------------------------------------------------------------------------------------
+
+    def _expire_after(self, seconds: float, error: PeerError | None) -> None:
+        self._unhurried()
+        self._timer = self._loop.call_later(seconds, self._expire, error)
+
+    def _unhurried(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self, error: PeerError | None) -> None:
+        self._timer = None
+        if error is not None:
+            self._house.counts.peer_errors[error] += 1
+        self.evict()
+
+    def _first_bytes(self) -> None:
+        """Bytes have come; the first of a new head limit the time for the rest of it."""
+        if self._house.guard.state(self) is State.IDLE:
+            self._begin_head()
+
+    def _begin_head(self) -> None:
+        self._house.guard.move(self, State.INCOMPLETE)
+        self._expire_after(self._house.limits.head_seconds, "head_timeout")
+
+    # The talk ----------------------------------------------------------------------------------------------
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._unhurried()
+        self._house.guard.forget(self)
+        self._sock.close()
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, ssl.SSLError):
+            self._house.counts.peer_errors["tls"] += 1
+        elif isinstance(error, OSError):
+            self._house.counts.peer_errors["reset"] += 1
+        elif error is not None:
+            self._house.defects += 1
+            if self._house.defects == 1:
+                self._house.log.error("a connection ended by a defect of the exporter", exc_info=error)
+
+    async def _talk(self) -> None:
+        self._begin_head()
+        wire = await self._open()
+        received = b""
+        while wire is not None:
+            limits = self._house.limits
+            exchange = Exchange(head_bytes=limits.head_bytes, head_lines=limits.head_lines, received=received)
+            try:
+                request = await self._read(wire, exchange)
+            except MalformedError as malformed:
+                await self._write(wire, exchange, malformed.answer)
+                return
+            if request is None:
+                return
+            if not await self._exchange(wire, exchange, request):
+                return
+            received = exchange.left_over
+            if received:
+                self._begin_head()
+            else:
+                self._house.guard.move(self, State.IDLE)
+                self._expire_after(limits.idle_seconds, None)
+
+    async def _open(self) -> Wire | None:
+        """The peer's wire, after the handshake where there is one; None for a peer that may not come in."""
+        plain = PlainWire(self._sock, self._first_bytes)
+        if not self._house.protection.tls:
+            return plain
+        settings = await self._house.protection.current()
+        if settings.tls is None:  # never: TLS is not switched off while the server runs
+            return None
+        wire = TlsWire(plain, settings.tls.context)
+        try:
+            await wire.handshake()
+        except ssl.SSLError as error:
+            if error.reason != "HTTP_REQUEST":
+                raise
+            limits = self._house.limits
+            exchange = Exchange(head_bytes=limits.head_bytes, head_lines=limits.head_lines)
+            await self._write(plain, exchange, _NOT_TLS)
+            return None
+        if wire.verified and not settings.tls.admits(wire.alternative_names()):
+            self._house.counts.peer_errors["certificate"] += 1
+            return None
+        return wire
+
+    async def _read(self, wire: Wire, exchange: Exchange) -> Request | None:
+        """The next request; None when the peer has ended its side."""
+        while (request := exchange.request()) is None:
+            data = await wire.read(exchange.room)
+            if not data:
+                if exchange.begun:
+                    self._house.counts.peer_errors["truncated"] += 1
+                return None
+            exchange.feed(data)
+        return request
+
+    async def _exchange(self, wire: Wire, exchange: Exchange, request: Request) -> bool:
+        """Answer one request; whether the connection goes on."""
+        began = self._loop.time()
+        self._unhurried()
+        self._house.guard.move(self, State.RUNNING)
+        answer = await self._house.routes.answer(request, self._peer)
+        goes_on = await self._write(wire, exchange, answer)
+        if answer.scrape:
+            self._house.counts.scraped(self._loop.time() - began, len(answer.body))
+        return goes_on
+
+    async def _write(self, wire: Wire, exchange: Exchange, answer: Answer) -> bool:
+        """Send an answer, and the goodbye where it is the last; whether the connection goes on."""
+        limits, guard = self._house.limits, self._house.guard
+        self._house.counts.requests[answer.route, answer.status] += 1
+        parts, goes_on = exchange.answer(answer, close=self._house.closing)
+        guard.move(self, State.WRITING)
+        self._expire_after(limits.write_seconds, "write_timeout")
+        await wire.write(parts)
+        if not goes_on:
+            guard.move(self, State.IDLE)
+            self._expire_after(limits.farewell_seconds, None)
+            await wire.finish(limits.farewell_bytes)
+        return goes_on
