@@ -53,9 +53,15 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that a mapping may have, each with its default: a dataclass instance, which also is its type."""
+    """The keys that a mapping may have.
+
+    Attributes:
+        defaults: Each key's default: a dataclass instance, which also is its type.
+        help: Each key's documentation.
+    """
 
     defaults: Mapping[str, Any]
+    help: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from exporter.cli.logs import Form, Level
-from exporter.collectors.catalogue import CATALOGUE
+from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.errors import DefinitionError
 from exporter.options import Duration, Glob, Keys, Notation, Range, Size
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
@@ -25,6 +25,7 @@ from exporter.web.listen import parse_addresses
 
 DEFAULT_ADDRESS = ":20909"
 
+_PATH = r"^(/|(/[A-Za-z0-9_.~-]+)+)$"
 _OWN_PATHS = ("/-/", "/config/")
 
 
@@ -34,7 +35,7 @@ def _parse_address(text: str) -> str:
 
 
 def _parse_path(text: str) -> str:
-    if re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", text) is None or f"{text}/".startswith(_OWN_PATHS):
+    if re.fullmatch(_PATH, text) is None or f"{text}/".startswith(_OWN_PATHS):
         raise ValueError(text)
     return text
 
@@ -74,7 +75,8 @@ class Web:
         },
     )
     telemetry_path: UrlPath = field(
-        default="/metrics", metadata={"help": "Path of the metrics.", "restart": True}
+        default="/metrics",
+        metadata={"help": "Path of the metrics; / takes the place of the status page.", "restart": True},
     )
     enable_lifecycle: bool = field(
         default=False,
@@ -181,26 +183,20 @@ class CollectorSettings:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CpuSettings(CollectorSettings):
-    """The collector `cpu`."""
-
-    per_core: bool = field(
-        default=False, metadata={"help": "One series per core and mode instead of the sum over the cores."}
-    )
-
-
-_SETTINGS: Mapping[str, type[CollectorSettings]] = {"cpu": CpuSettings}
-
-
-def default_collectors() -> Mapping[str, CollectorSettings]:
-    """Every collector of the catalogue with its own defaults."""
-    return {
-        entry.name: _SETTINGS.get(entry.name, CollectorSettings)(
-            enabled=entry.enabled, interval=entry.interval_seconds, deadline=entry.deadline_seconds
+def _settings(entry: CollectorEntry) -> CollectorSettings:
+    """A collector's defaults, of a class of its own where it has options of its own."""
+    options = [(name, bool, field(default=False, metadata={"help": text})) for name, text in entry.options]
+    made: type[CollectorSettings] = CollectorSettings
+    if options:
+        made = make_dataclass(
+            f"{entry.name}_settings", options, bases=(CollectorSettings,), frozen=True, slots=True
         )
-        for entry in CATALOGUE
-    }
+    return made(enabled=entry.enabled, interval=entry.interval_seconds, deadline=entry.deadline_seconds)
+
+
+# Made once: a class made twice would have values that are never equal.
+DEFAULT_COLLECTORS: Mapping[str, CollectorSettings] = {entry.name: _settings(entry) for entry in CATALOGUE}
+COLLECTORS_HELP: Mapping[str, str] = {entry.name: entry.help for entry in CATALOGUE}
 
 
 class _Unchanged(enum.Enum):
@@ -280,8 +276,8 @@ class Configuration:
     state: State = field(default=State(), metadata={"help": "What outlives the exporter."})
     log: Log = field(default=Log(), metadata={"help": "Lines on standard error."})
     exposition: Exposition = field(default=Exposition(), metadata={"help": "What a scrape may hold."})
-    collectors: Annotated[Mapping[str, CollectorSettings], Keys(default_collectors())] = field(
-        default_factory=default_collectors, metadata={"help": "What is collected in the background."}
+    collectors: Annotated[Mapping[str, CollectorSettings], Keys(DEFAULT_COLLECTORS, COLLECTORS_HELP)] = field(
+        default_factory=lambda: DEFAULT_COLLECTORS, metadata={"help": "What is collected in the background."}
     )
     recording: tuple[Rule, ...] = field(
         default=(),

@@ -89,13 +89,14 @@ class _Renderer:
             if self._comments and not indent:
                 yield ""
             yield from self._help(option, indent)
-            defaults = next((mark.defaults for mark in marks if isinstance(mark, Keys)), None)
+            keys = next((mark for mark in marks if isinstance(mark, Keys)), None)
             if dataclasses.is_dataclass(base):
                 yield f"{indent}{option.key}:"
                 yield from self.mapping(options_of(typing.cast("type", base), option.default), f"{indent}  ")
-            elif defaults is not None:
+            elif keys is not None:
                 yield f"{indent}{option.key}:"
                 for name, value in option.default.items():
+                    yield from self._lines_of_help(keys.help.get(name, ""), f"{indent}  ")
                     yield f"{indent}  {name}:"
                     yield from self.mapping(options_of(type(value), value), f"{indent}    ")
             elif _item_class(base) is not None:
@@ -116,11 +117,14 @@ class _Renderer:
                 yield f"{indent}# {line}"
 
     def _help(self, option: Option, indent: str) -> Iterator[str]:
-        if not self._comments or option.help in self._told:
+        yield from self._lines_of_help(describe(option), indent)
+
+    def _lines_of_help(self, text: str, indent: str) -> Iterator[str]:
+        if not self._comments or text in self._told:
             return
-        self._told.add(option.help)
+        self._told.add(text)
         width = _WIDTH - len(indent) - 2
-        for line in textwrap.wrap(describe(option), width, break_long_words=False, break_on_hyphens=False):
+        for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
             yield f"{indent}# {line}"
 
 

@@ -71,9 +71,12 @@ def _schema(hint: Any, default: Any) -> dict[str, Any]:
     base, marks = unwrap(hint)
     if is_union(base):
         return {"anyOf": [_schema(member, default) for member in get_args(base)]}
-    keys = next((mark.defaults for mark in marks if isinstance(mark, Keys)), None)
+    keys = next((mark for mark in marks if isinstance(mark, Keys)), None)
     if keys is not None:
-        options = (Option(name, name, type(value), value, "") for name, value in keys.items())
+        options = (
+            Option(name, name, type(value), value, keys.help.get(name, ""))
+            for name, value in keys.defaults.items()
+        )
         return _mapping_schema(tuple(options))
     if dataclasses.is_dataclass(base):
         return _mapping_schema(options_of(typing.cast("type", base), default))
