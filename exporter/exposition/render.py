@@ -1,0 +1,327 @@
+"""Samples of one family to lines of text, remembered from one publish to the next.
+
+Used in the sidecar, by whoever holds the lock of the block (publishers and, for blocks made at the scrape,
+the scrape); not thread-safe by itself.
+
+A line `name{labels} value` is kept for every series that was shown last. Building its first part costs ten
+times what the rest does, and a value that did not change (most: a window of a minute is published sixty
+times) costs nothing. The memory is also what makes a cut stable: a family over its quota keeps the series
+that it has shown the longest. Series that are gone are forgotten at once.
+
+A sample line is the same in both formats, except that a histogram without `_sum` loses its `_count` in
+OpenMetrics.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from exporter.collectors.family import Distribution, FamilySpec, Sample
+from exporter.exposition.drops import Reason
+from exporter.exposition.layout import Layout, Refused, go_number, label_set
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A family's samples as text.
+
+    Attributes:
+        text: The sample lines in plain text.
+        openmetrics: The sample lines in OpenMetrics; the same object wherever they are equal.
+        series: Series shown.
+        samples: Those shown, in their order.
+        dropped: Series left out.
+    """
+
+    text: str
+    openmetrics: str
+    series: int
+    samples: tuple[Sample, ...]
+    dropped: Counter[Reason] = field(default_factory=Counter)
+
+
+def count_series(spec: FamilySpec, samples: Sequence[Sample]) -> int:
+    """Count the series that samples would become, the bad ones among them included."""
+    fixed = _FIXED_SERIES.get(spec.type)
+    return len(samples) if fixed is None else sum([_count_lines(sample, fixed) for sample in samples])
+
+
+_FIXED_SERIES = {"histogram": 3, "summary": 2}
+"""Series of a distribution besides its finite buckets: `+Inf`, `_count` and `_sum`; the last two."""
+
+
+def _count_lines(sample: Sample, fixed: int) -> int:
+    distribution = getattr(sample, "value", None)
+    if isinstance(distribution, Distribution) and isinstance(distribution.buckets, tuple):
+        return len(distribution.buckets) + fixed
+    return 1
+
+
+class _Line:
+    """A series with one value: what is remembered of it, and whether it has been seen in this pass."""
+
+    __slots__ = ("line", "prefix", "seen", "value")
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.value = math.nan  # equal to no value
+        self.line = ""
+        self.seen = 0
+
+
+class NumberRenderer:
+    """Lines of a counter, gauge or info family."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._known: dict[tuple[str, ...], _Line] = {}
+        self._passes = 0
+        self._dropped: Counter[Reason] = Counter()
+        self._least = 0.0 if layout.spec.type == "counter" else -math.inf
+        # What `repr` writes as Go does needs no closer look; an info's value always gets one, once.
+        self._plain = math.inf if layout.spec.type == "info" else max(self._least, -sys.float_info.max)
+
+    def render(self, samples: Sequence[Sample], quota: int | None = None) -> Rendered:
+        """Write samples, leaving out and counting the bad ones.
+
+        Args:
+            samples: All of the family.
+            quota: Series that may be shown; None for all.
+        """
+        self._passes += 1
+        self._dropped = Counter()
+        lines: list[str] = []
+        shown: list[Sample] = []
+        if quota is None or quota >= len(samples):
+            self._write_all(samples, lines, shown)
+        else:
+            waiting = _longest_shown_first(samples, self._known)
+            while waiting and len(lines) < quota:
+                room = quota - len(lines)
+                chosen, waiting = waiting[:room], waiting[room:]
+                self._write_all(chosen, lines, shown)
+            self._dropped[Reason.CAP] += len(waiting)
+        if len(lines) != len(self._known):
+            current = self._passes
+            self._known = {labels: line for labels, line in self._known.items() if line.seen == current}
+        text = "".join(lines)
+        return Rendered(text, text, len(lines), tuple(shown), self._dropped)
+
+    def _write_all(self, samples: Sequence[Sample], lines: list[str], shown: list[Sample]) -> None:
+        """Append the lines of the good samples, and those samples."""
+        known, current, plain = self._known, self._passes, self._plain
+        for sample in samples:
+            try:
+                labels = sample.labels
+                value: Any = sample.value
+                line = known.get(labels)
+                if line is None:
+                    line = self._begin(labels)
+                elif line.seen == current:
+                    self._dropped[Reason.DUPLICATE] += 1
+                    continue
+                if value.__class__ is not float:
+                    value = number(value)
+                if value != line.value or not value:  # zero has two signs, which are equal
+                    written = repr(value) if plain <= value < 1e6 else self._write(value)
+                    line.line = f"{line.prefix}{written}\n"
+                    line.value = value
+            except Refused as refused:
+                self._dropped[refused.reason] += 1
+                continue
+            except AttributeError:  # not a sample
+                self._dropped[Reason.VALUE] += 1
+                continue
+            except TypeError:  # labels that cannot be looked up, so no tuple of text
+                self._dropped[Reason.LABELS] += 1
+                continue
+            if not line.seen:
+                known[labels] = line
+            line.seen = current
+            lines.append(line.line)
+            shown.append(sample)
+
+    def _begin(self, labels: tuple[str, ...]) -> _Line:
+        return _Line(f"{self.layout.spec.name}{label_set(self.layout.label_pairs(labels))} ")
+
+    def _write(self, value: float) -> str:
+        if not value >= self._least or (self.layout.spec.type == "info" and value != 1.0):
+            raise Refused(Reason.VALUE)
+        return go_number(value)
+
+
+class _Lines:
+    """A series of several lines: what is remembered of it, and whether it has been seen in this pass."""
+
+    __slots__ = ("bounds", "braces", "bucket_prefixes", "openmetrics", "pairs", "seen", "text", "value")
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self.pairs = pairs
+        self.braces = label_set(pairs)
+        self.bounds: list[float] | None = None
+        self.bucket_prefixes: list[str] = []
+        self.value: Distribution | None = None
+        self.text = ""
+        self.openmetrics = ""
+        self.seen = 0
+
+
+class DistributionRenderer:
+    """Lines of a histogram or summary family."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._fixed = _FIXED_SERIES[layout.spec.type]
+        self._known: dict[tuple[str, ...], _Lines] = {}
+        self._passes = 0
+
+    def render(self, samples: Sequence[Sample], quota: int | None = None) -> Rendered:
+        """Write samples, leaving out and counting the bad ones, each with all of its series.
+
+        Args:
+            samples: All of the family.
+            quota: Series that may be shown; None for all.
+        """
+        known = self._known
+        self._passes = current = self._passes + 1
+        dropped: Counter[Reason] = Counter()
+        lines: list[_Lines] = []
+        shown: list[Sample] = []
+        room = math.inf
+        if quota is not None:
+            room, samples = quota, _longest_shown_first(samples, known)
+        series = 0
+        for place, sample in enumerate(samples):
+            weight = _count_lines(sample, self._fixed)
+            if series + weight > room:
+                dropped[Reason.CAP] += count_series(self.layout.spec, samples[place:])
+                break
+            try:
+                labels, value = sample.labels, sample.value
+                line = known.get(labels)
+                if line is None:
+                    line = _Lines(self.layout.label_pairs(labels))
+                elif line.seen == current:
+                    dropped[Reason.DUPLICATE] += weight
+                    continue
+                if value != line.value or line.value is None:
+                    self._write(line, value)
+            except Refused as refused:
+                dropped[refused.reason] += weight
+                continue
+            except AttributeError:  # not a sample
+                dropped[Reason.VALUE] += weight
+                continue
+            except TypeError:  # labels that cannot be looked up, so no tuple of text
+                dropped[Reason.LABELS] += weight
+                continue
+            if not line.seen:
+                known[labels] = line
+            line.seen = current
+            lines.append(line)
+            shown.append(sample)
+            series += weight
+        if len(lines) != len(known):
+            self._known = {labels: line for labels, line in known.items() if line.seen == current}
+        text = "".join([line.text for line in lines])
+        if all(line.openmetrics is line.text for line in lines):
+            return Rendered(text, text, series, tuple(shown), dropped)
+        openmetrics = "".join([line.openmetrics for line in lines])
+        return Rendered(text, openmetrics, series, tuple(shown), dropped)
+
+    def _write(self, line: _Lines, value: object) -> None:
+        """Write a distribution into its lines, which stay as they were if it cannot be."""
+        if not isinstance(value, Distribution):
+            raise Refused(Reason.VALUE)
+        name, histogram = self.layout.spec.name, self.layout.spec.type == "histogram"
+        bounds, counts = _read_buckets(value)
+        total = None if value.sum is None else number(value.sum)
+        if bounds and bounds[0] < 0.0:
+            total = None  # a bucket below zero says that the sum may fall, observed or not
+        if (total is not None and not total >= 0.0) or (bounds and not histogram):
+            raise Refused(Reason.VALUE)
+
+        count = f"{name}_count{line.braces} {counts[-1]}\n"
+        tail = count if total is None else f"{count}{name}_sum{line.braces} {go_number(total)}\n"
+        if histogram:
+            if bounds != line.bounds:
+                line.bucket_prefixes = [
+                    _bucket_prefix(name, line.pairs, each) for each in (*bounds, math.inf)
+                ]
+                line.bounds = bounds
+            buckets = "".join(
+                [f"{prefix}{each}\n" for prefix, each in zip(line.bucket_prefixes, counts, strict=True)]
+            )
+            line.text = buckets + tail
+            line.openmetrics = buckets if total is None else line.text
+        else:
+            line.text = line.openmetrics = tail
+        line.value = value
+
+
+def number(value: object) -> float:
+    """Take a Python number as the float that the formats know.
+
+    Raises:
+        Refused: It is no number, or beyond the floating range.
+    """
+    if not isinstance(value, int | float):
+        raise Refused(Reason.VALUE)
+    try:
+        return float(value)
+    except OverflowError:
+        raise Refused(Reason.VALUE) from None
+
+
+def _read_buckets(value: Distribution) -> tuple[list[float], list[str]]:
+    """Bounds, and the written counts of all buckets with the one of `+Inf` last.
+
+    Raises:
+        Refused: Bounds that are not finite or do not rise, counts that fall or are no whole numbers.
+    """
+    bounds: list[float] = []
+    counts: list[str] = []
+    above, least = -math.inf, 0
+    try:
+        pairs = [(number(bound), count) for bound, count in value.buckets]
+    except (TypeError, ValueError):  # no pairs
+        raise Refused(Reason.VALUE) from None
+    for bound, count in pairs:
+        if not above < bound < math.inf:
+            raise Refused(Reason.VALUE)
+        bounds.append(bound)
+        counts.append(_write_count(count, least))
+        above, least = bound, count
+    counts.append(_write_count(value.count, least))
+    return bounds, counts
+
+
+def _write_count(count: int, least: int) -> str:
+    if count.__class__ is not int or count < least:
+        raise Refused(Reason.VALUE)
+    return f"{count}.0" if count < 1_000_000 else go_number(number(count))
+
+
+def _bucket_prefix(name: str, pairs: list[tuple[str, str]], bound: float) -> str:
+    before = [pair for pair in pairs if pair[0] < "le"]
+    return f"{name}_bucket{label_set([*before, ('le', go_number(bound)), *pairs[len(before) :]])} "
+
+
+def _longest_shown_first(
+    samples: Sequence[Sample], known: dict[tuple[str, ...], _Line] | dict[tuple[str, ...], _Lines]
+) -> list[Sample]:
+    """Samples whose series were shown before, the longest shown first; then the new ones as they come."""
+    places = {labels: place for place, labels in enumerate(known)}
+
+    def place(sample: Sample) -> int:
+        try:
+            return places.get(sample.labels, len(places))
+        except (AttributeError, TypeError):  # a bad one, refused when its turn comes
+            return len(places)
+
+    return sorted(samples, key=place)
