@@ -87,6 +87,7 @@ _DURATION = (
     r"^(0|(?=[0-9])([0-9]{1,9}w)?([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?)$"
 )
 _SIZE = rf"^(0|[0-9]{{1,9}}({'|'.join(_UNITS_BYTES)}))$"
+_GLOB = r"^\S{1,200}$"
 
 
 def parse_duration(text: str) -> float:
@@ -133,7 +134,7 @@ def format_size(count: int) -> str:
 
 
 def _parse_glob(text: str) -> str:
-    if re.fullmatch(r"\S+", text) is None:
+    if re.fullmatch(_GLOB, text) is None:
         raise ValueError(text)
     return text
 
@@ -147,7 +148,7 @@ Duration = Annotated[
 Size = Annotated[int, Notation("a size such as 512B, 64KiB or 10MB", _SIZE, parse_size, format_size)]
 """Bytes, written with a unit."""
 
-Glob = Annotated[str, Notation("a pattern such as training.* (without spaces)", r"^\S+$", _parse_glob, str)]
+Glob = Annotated[str, Notation("a pattern such as training.* (without spaces)", _GLOB, _parse_glob, str)]
 """A shell-style pattern: `*`, `?`, `[…]`."""
 
 Ratio = Annotated[float, Range(0, 1)]

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from exporter.cli.logs import Form, Level
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.errors import DefinitionError
+from exporter.feed.overrides import MAX_RULES
 from exporter.options import Duration, Glob, Keys, Notation, Range, Size
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
@@ -286,3 +287,8 @@ class Configuration:
             "touching their code; a process reads them at its start and whenever they change."
         },
     )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Whether the rules are few enough for the training processes to read."""
+        if len(self.recording) > MAX_RULES:
+            yield "recording", f"has {len(self.recording)} rules, at most {MAX_RULES} are allowed"

@@ -1,0 +1,138 @@
+"""`python -m exporter`: takes the command line apart and starts what it asks for.
+
+Runs in the sidecar and in its subcommands, on the main thread. Starting is loud: what is wrong with the command
+line, the configuration, the directories or the address is told on standard error, a line per problem, and the
+exit status is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+
+from exporter.cli.flags import Parser, add_flags, parse_duration_flag, resolve
+from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, Problem, StateError
+from exporter.version import __version__
+from exporter.web.webconfig import load_web_config
+from exporter.yaml_loader import suggest
+
+REFUSED = 2
+"""Exit status of a start that could not be."""
+
+COMMANDS = ("run", "check", "demo")
+
+_DESCRIPTION = """\
+Prometheus exporter that runs beside a training job.
+
+  exporter [flags]                        serve the metrics of this machine and of the jobs on it
+  exporter run [flags] -- COMMAND ARG...  run a job with the exporter beside it
+  exporter check [flags]                  find out why nothing shows up
+  exporter demo [flags]                   serve a small simulated job
+"""
+
+
+def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Do what a command line asks for.
+
+    Args:
+        arguments: Without the program's name; None takes the process's own.
+        environ: The environment.
+
+    Returns:
+        The exit status: 2 for a start that could not be, otherwise the subcommand's.
+    """
+    _occupy_standard_descriptors()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(given, environ)
+    except (ConfigurationError, FeedDirectoryError, ListenError, StateError) as error:
+        for line in str(error).splitlines():
+            _say(f"exporter: {line}")
+        return REFUSED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
+    # Subcommands are imported where they are started: `run` must not keep the job waiting for a web server's
+    # imports, nor the sidecar hold what only a demo needs.
+    command = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if command == "run":
+        from exporter.cli import run  # noqa: PLC0415  (as said above)
+
+        return run.main(arguments[1:])
+    if command == "check":
+        from exporter.cli import check  # noqa: PLC0415  (as said above)
+
+        return check.main(arguments[1:])
+    if command == "demo":
+        from exporter.cli import demo  # noqa: PLC0415  (as said above)
+
+        return demo.main(arguments[1:])
+    if command is not None:
+        raise ConfigurationError(
+            [
+                Problem(
+                    "command line", None, None, f"unknown command {command!r}, {suggest(command, COMMANDS)}"
+                )
+            ]
+        )
+    return _serve(arguments, environ)
+
+
+def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    parser = Parser("exporter", _DESCRIPTION)
+    add_flags(parser)
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    parser.add_argument(
+        "--version", action="version", version=f"training-exporter, version {__version__} ({python})"
+    )
+    parser.add_argument(
+        "--config.check", action="store_true", help="check the configuration, say ok or all problems, and end"
+    )
+    # What `run` and `demo` start the exporter with.
+    parser.add_argument("--run.attached", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--run.linger", metavar="DURATION", default="30s", help=argparse.SUPPRESS)
+    flags = parser.parse_flags(arguments)
+    given = vars(flags)
+    linger_seconds = parse_duration_flag("--run.linger", given["run.linger"])
+    configuration = resolve(flags, environ)
+    if given["config.check"]:
+        if configuration.web.config_file is not None:
+            load_web_config(configuration.web.config_file)
+        print("ok")
+        return 0
+    from exporter.cli.serve import serve  # noqa: PLC0415  (--config.check and --version need none of it)
+
+    return serve(
+        configuration,
+        read=lambda: resolve(flags, environ),
+        linger_seconds=linger_seconds if given["run.attached"] else None,
+    )
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        try:
+            print(line, file=sys.stderr)
+        except OSError:  # nobody reads it
+            return
+
+
+def _occupy_standard_descriptors() -> None:
+    """Open /dev/null where the process was started without stdin, stdout or stderr.
+
+    Otherwise the next file opened would get the number 2, and be written to by whatever writes to stderr.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # noqa: PERF203  (each may be closed)
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            os.set_inheritable(descriptor, True)

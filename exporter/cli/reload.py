@@ -1,0 +1,131 @@
+"""Reload: the configuration in force, and how another takes its place while the sidecar runs.
+
+Used in the sidecar, by SIGHUP on the main thread and by POST /-/reload on a server's worker thread; one reload
+at a time. The file is read again together with the flags, which still win. A configuration with any problem
+changes nothing; of a good one, what cannot change in a running process keeps its old value and is told once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from exporter.cli.configuration import Configuration
+from exporter.collectors.family import Family, FamilySpec, Sample
+from exporter.errors import ConfigurationError
+from exporter.options import options_of
+
+SUCCESSFUL = FamilySpec(
+    "exporter_config_last_reload_successful",
+    "gauge",
+    "Whether the last attempt to read the configuration succeeded (1) or left the old one in force (0).",
+    source="start, SIGHUP and POST /-/reload",
+)
+SUCCESS_TIME = FamilySpec(
+    "exporter_config_last_reload_success_timestamp_seconds",
+    "gauge",
+    "When the configuration in force was read, Unix time.",
+    unit="seconds",
+    source="wall clock",
+)
+SPECS = (SUCCESSFUL, SUCCESS_TIME)
+
+_log = logging.getLogger(__name__)
+
+
+class Reloader:
+    """Holds the configuration in force and replaces it.
+
+    Args:
+        configuration: The one the process started with.
+        read: Gives a new one; raises ConfigurationError.
+        apply: Makes the running parts follow from one to the next.
+        clock: Unix time.
+
+    Attributes:
+        current: In force; what needs a restart has the value from the start.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        read: Callable[[], Configuration],
+        apply: Callable[[Configuration, Configuration], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.current = configuration
+        self._read = read
+        self._apply = apply
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told: dict[str, Any] = {}  # values that wait for a restart
+        self._successful = True
+        self._success_time = clock()
+
+    def reload(self) -> None:
+        """Read the configuration again and use it.
+
+        Raises:
+            ConfigurationError: It has problems, which are logged; the old one stays in force.
+        """
+        with self._lock:
+            try:
+                wanted = self._read()
+            except ConfigurationError as error:
+                self._successful = False
+                for problem in error.problems:
+                    _log.error("the configuration is wrong", extra={"problem": str(problem)})
+                _log.error(
+                    "configuration not reloaded, the old one stays", extra={"problems": len(error.problems)}
+                )
+                raise
+            waiting = dict(_waiting_for_restart(self.current, wanted))
+            for key, value in waiting.items():
+                if key not in self._told or self._told[key] != value:
+                    _log.warning(
+                        "a changed setting needs a restart, the old value stays", extra={"setting": key}
+                    )
+            self._told = waiting
+            effective = _with_restart_values_of(self.current, wanted)
+            self._apply(self.current, effective)
+            self.current = effective
+            self._successful, self._success_time = True, self._clock()
+            _log.info("configuration reloaded")
+
+    def families(self) -> Sequence[Family]:
+        """Whether the last attempt succeeded, and when the last one that did was made."""
+        return (
+            Family(SUCCESSFUL, (Sample((), float(self._successful)),)),
+            Family(SUCCESS_TIME, (Sample((), self._success_time),)),
+        )
+
+
+def _restart_options() -> Iterator[tuple[str, str]]:
+    """(section, field) of everything that only a restart changes."""
+    for section in options_of(Configuration):
+        if dataclasses.is_dataclass(section.default):
+            for option in options_of(type(section.default)):
+                if option.restart:
+                    yield section.name, option.name
+
+
+def _waiting_for_restart(running: Configuration, wanted: Configuration) -> Iterator[tuple[str, Any]]:
+    for section, name in _restart_options():
+        value = getattr(getattr(wanted, section), name)
+        if value != getattr(getattr(running, section), name):
+            yield f"{section}.{name}", value
+
+
+def _with_restart_values_of(running: Configuration, wanted: Configuration) -> Configuration:
+    kept: dict[str, dict[str, Any]] = {}
+    for section, name in _restart_options():
+        kept.setdefault(section, {})[name] = getattr(getattr(running, section), name)
+    changes: dict[str, Any] = {
+        section: dataclasses.replace(getattr(wanted, section), **values) for section, values in kept.items()
+    }
+    return dataclasses.replace(wanted, **changes)
