@@ -1,0 +1,205 @@
+"""overrides.json: the configuration's `recording:` rules on their way from the sidecar to the jobs.
+
+The sidecar that owns the directory writes the file as a whole; training processes read it at start and when it
+has changed. Here only its shape is checked; what a rule means for a Stat is recording's matter, which also
+leaves out a rule that makes no sense.
+
+    {"version": 1, "rules": [{"match": "train.*", "enabled": false}, {"match": "loss", "window_seconds": 10}]}
+"""
+# pathlib costs each training process a megabyte and five milliseconds to import:
+# ruff: noqa: PTH116, PTH118
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+
+from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed.directory import check_directory, is_trusted, own_uid
+from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE
+from exporter.feed.plain import open_plain, read_up_to, replace_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    Rule = Mapping[str, object]
+
+VERSION = 1
+MAX_BYTES = 1 << 20
+MAX_RULES = 1000
+
+Stamp = tuple[int, int, int, int]
+"""Device, inode, time of the last change in nanoseconds, size: another one is another file."""
+
+
+def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Mapping[str, object]]) -> None:
+    """Replace the rules. Only for the sidecar that owns the directory.
+
+    Raises:
+        FeedFormatError: `content`: a rule is not of the shape that `read_overrides` accepts.
+        FeedDirectoryError: The file cannot be written.
+    """
+    from json import dumps  # noqa: PLC0415  # as in `_parse`; this is the sidecar, which has it loaded
+
+    path = os.path.join(directory, OVERRIDES)
+    checked = _check_rules(list(map(dict, rules)))
+    try:
+        data = dumps({"version": VERSION, "rules": checked}, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        _refuse(f"rules that are no JSON: {error}")
+    if len(data) > MAX_BYTES:
+        _refuse(f"{len(data)} bytes of rules, at most {MAX_BYTES} are read")
+    mode = SHARED_MODE if is_trusted(directory, own_uid()) else OWN_MODE
+    try:
+        replace_file(path, data, temporary=path + ".tmp", mode=mode)
+    except OSError as error:
+        raise _unusable(f"cannot write {OVERRIDES} ({error.strerror})", directory) from error
+
+
+def overrides_stamp(directory: str | os.PathLike[str]) -> Stamp | None:
+    """Tell one state of the file from another by a single stat; None while there is no file."""
+    try:
+        found = os.stat(os.path.join(directory, OVERRIDES), follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def read_overrides(
+    directory: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES
+) -> tuple[Mapping[str, object], ...] | None:
+    """Read the rules, in order; keys of a later version are left out.
+
+    In the user's default directory the file must be the user's own; in a directory that somebody chose it may
+    be anybody's, but not writable for everybody.
+
+    Returns:
+        None when there is no file, or no directory.
+
+    Raises:
+        FeedDirectoryError: The directory or the file must not be trusted, or cannot be read.
+        FeedFormatError: `truncated`, `version` or `content`.
+    """
+    uid = own_uid()
+    trusted = is_trusted(directory, uid)
+    if not os.path.lexists(directory):
+        return None
+    check_directory(directory, trusted=trusted, uid=uid)
+    try:
+        descriptor, found = open_plain(os.path.join(directory, OVERRIDES))
+        try:
+            data = read_up_to(descriptor, max_bytes + 1)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(f"{OVERRIDES} cannot be used ({error.strerror})", directory) from error
+    if not trusted and found.st_uid != uid:
+        raise _unusable(f"{OVERRIDES} belongs to uid {found.st_uid}, not to uid {uid}", directory)
+    if found.st_mode & stat.S_IWOTH:
+        raise _unusable(f"everybody may write to {OVERRIDES}", directory)
+    if len(data) > max_bytes:
+        _refuse(f"more than {max_bytes} bytes")
+    return _parse(data)
+
+
+class OverridesReader:
+    """Follows the rules in one directory.
+
+    Args:
+        directory: The feed directory, which need not exist yet.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = directory
+        self._stamp: Stamp | None = None
+
+    def changed_rules(self) -> tuple[Mapping[str, object], ...] | None:
+        """Read the rules if they are others than at the last call; costs one stat while they are not.
+
+        Returns:
+            None when nothing has changed; no rules when the file has gone.
+
+        Raises:
+            FeedDirectoryError: As `read_overrides`; once for each state of the file.
+            FeedFormatError: Likewise.
+        """
+        # Taken before reading: what is written in between is another file at the next call.
+        stamp = overrides_stamp(self._directory)
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        return read_overrides(self._directory) or ()
+
+
+def _parse(data: bytes) -> tuple[Mapping[str, object], ...]:
+    # Most jobs never see such a file, and are spared the megabyte of `json` and `re`.
+    from json import loads  # noqa: PLC0415
+
+    if not data:
+        raise FeedFormatError(f"{OVERRIDES} is empty", reason="truncated")
+    try:
+        found = loads(data.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise FeedFormatError(f"{OVERRIDES} is no JSON: {error}", reason="content") from error
+    if type(found) is not dict:
+        _refuse("not an object")
+    if found.get("version") != VERSION:
+        raise FeedFormatError(f"{OVERRIDES} has an unknown version (known: {VERSION})", reason="version")
+    return tuple(_check_rules(found.get("rules")))
+
+
+def _check_rules(found: object) -> list[Rule]:
+    if type(found) is not list or len(found) > MAX_RULES:
+        _refuse(f"not a list of at most {MAX_RULES} rules")
+    return list(map(_rule, found))
+
+
+def _rule(found: object) -> Rule:
+    if type(found) is not dict:
+        _refuse("a rule that is not an object")
+    if "match" not in found:
+        _refuse("a rule without 'match'")
+    rule = {key: value for key, value in found.items() if key in _SHAPES}
+    for key, value in rule.items():
+        if not _SHAPES[key](value):
+            _refuse(f"{key!r} cannot be {str(value)[:80]!a}")
+    return rule
+
+
+def _refuse(message: str) -> NoReturn:
+    raise FeedFormatError(f"{OVERRIDES}: {message}", reason="content")
+
+
+def _unusable(message: str, directory: str | os.PathLike[str]) -> FeedDirectoryError:
+    return FeedDirectoryError(
+        message, path=os.fspath(directory), remedy=f"remove {OVERRIDES} there; the sidecar writes it anew"
+    )
+
+
+def _is_text(value: object) -> bool:
+    return (
+        type(value) is str and len(value) <= 1024 and not any("\ud800" <= each <= "\udfff" for each in value)
+    )
+
+
+def _is_number(value: object) -> bool:
+    return (type(value) is float and isfinite(value)) or (type(value) is int and abs(value) < 1 << 63)
+
+
+def _is_list(value: object, shape: Callable[[object], bool]) -> bool:
+    return isinstance(value, list | tuple) and len(value) <= 1024 and all(map(shape, value))
+
+
+_SHAPES: Mapping[str, Callable[[object], bool]] = {
+    "match": _is_text,
+    "enabled": lambda value: type(value) is bool,
+    "aggregations": lambda value: _is_list(value, _is_text),
+    "window_seconds": lambda value: value is None or _is_number(value),
+    "window_samples": lambda value: value is None or (type(value) is int and abs(value) < 1 << 63),
+    "buckets": lambda value: _is_list(value, _is_number),
+}

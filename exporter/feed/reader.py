@@ -1,0 +1,336 @@
+"""The feed's reader: what every training process of a directory has recorded, at one look.
+
+Runs in the sidecar, or in a person's tool, on one thread at a time. What comes in are the files of the
+directory, into which others may write; what goes out is a `Scan`. A reader blocks no writer, holds no file open
+between looks and needs no permission to write; any number may read at once. One of them owns the directory
+(`acquire_ownership`), and it alone removes files.
+
+A file that cannot be trusted or understood costs itself only, and is told by name and reason at every look. A
+writer that dies leaves its last snapshot; one that stops writing is seen by its age.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed.decoder import Decoder
+from exporter.feed.directory import check_directory, is_trusted, own_uid
+from exporter.feed.files import (
+    FEED,
+    LOCK,
+    OWN_MODE,
+    OWNER_LOCK,
+    SHARED_MODE,
+    is_process_id,
+    process_of,
+    remove_process,
+)
+from exporter.feed.layout import HEADER, MAX_BYTES
+from exporter.feed.liveness import RecordLock, holder
+from exporter.feed.plain import open_plain, read_up_to
+from exporter.feed.snapshot import Snapshot
+
+MAX_FILES = 4096
+MAX_TOTAL_BYTES = 8 * MAX_BYTES
+"""Bound of all snapshots together, so that a crowded directory cannot fill the sidecar's memory."""
+SETTLE_SECONDS = 5.0
+"""A process that is not seen to have ended counts as dead for `remove` when its file has been still for so long:
+a job that closed all its descriptors has lost its lock too, until it next writes."""
+LEFTOVER_SECONDS = 60.0
+"""A lock or temporary file without a feed is removed when it has been seen for so long: before, its process may
+be about to write its first snapshot."""
+
+_REASONS = {
+    errno.ELOOP: "symlink",
+    errno.EMLINK: "links",
+    errno.EINVAL: "not_regular",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEntry:
+    """What one process has recorded.
+
+    Attributes:
+        snapshot: The last complete one.
+        alive: Whether the process holds its lock; False for one that has closed its feed in order.
+        age_seconds: Since this reader last saw the sequence change, by its monotonic clock; at first sight since
+            the file's time of change.
+        pid: The process as seen from here, None when it is dead or in a pid namespace that cannot be seen.
+    """
+
+    snapshot: Snapshot
+    alive: bool
+    age_seconds: float
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One look at a feed directory.
+
+    Attributes:
+        entries: One for each process whose file could be read, the earliest started first.
+        refused: File name (printable ASCII) and reason of each `.feed` file that could not. The reason is one of
+            `name`, `too_many`, `too_large`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (it
+            cannot be told whether its process lives), or one of FeedFormatError's.
+    """
+
+    entries: tuple[FeedEntry, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the last look has found in one file, so that a file that did not change is not read again."""
+
+    state: tuple[object, ...] = ()
+    size: int = 0
+    snapshot: Snapshot | None = None  # the last that was good
+    refused: str | None = None
+    decoder: Decoder = field(default_factory=Decoder)
+    changed: float = 0.0  # the reader's monotonic clock
+    pid: int | None = None  # the last holder of the lock that could be seen
+
+
+class _RefusedError(Exception):
+    """A file that makes no entry; the argument is the reason."""
+
+
+class FeedReader:
+    """Reads a feed directory again and again. Making one touches no file.
+
+    Args:
+        directory: The feed directory. The user's default one may be missing as long as nothing was recorded, and
+            only the user's own files are read in it; in any other the files of all users are.
+        monotonic: Seconds; ages come from it.
+        clock: Unix time, seconds; compared with a file's time of change at first sight only.
+        max_bytes: A larger file is refused.
+        max_files: Those beyond are refused; files that were read before go first.
+        max_total_bytes: Likewise, for the sizes of all files together.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+        max_bytes: int = MAX_BYTES,
+        max_files: int = MAX_FILES,
+        max_total_bytes: int = MAX_TOTAL_BYTES,
+    ) -> None:
+        self._directory = os.fspath(directory)
+        self._monotonic = monotonic
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._max_total_bytes = max_total_bytes
+        self._known: dict[str, _Known] = {}
+        self._leftovers: dict[str, float] = {}
+        self._owner_lock: RecordLock | None = None
+
+    @property
+    def owns(self) -> bool:
+        """Whether the last `acquire_ownership` succeeded and nothing was released since."""
+        return self._owner_lock is not None
+
+    def scan(self) -> Scan:
+        """Look at every file once.
+
+        Raises:
+            FeedDirectoryError: The directory is missing (other than the default one), foreign or unreadable.
+        """
+        uid = own_uid()
+        trusted = is_trusted(self._directory, uid)
+        if not trusted and not os.path.lexists(self._directory):
+            self._known.clear()
+            return Scan((), ())
+        check_directory(self._directory, trusted=trusted, uid=uid)
+        try:
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        try:
+            names = os.listdir(directory)  # noqa: PTH208  # of the open directory, which pathlib cannot list
+            scan = self._scan_files(directory, names, owner=None if trusted else uid)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        finally:
+            os.close(directory)
+        self._clear_leftovers(names)
+        return scan
+
+    def acquire_ownership(self) -> bool:
+        """Become, or stay, the one reader that owns the directory; cheap to call again.
+
+        Returns:
+            False while another reader owns it, and where nothing can be written.
+        """
+        if self._owner_lock is not None:
+            if self._owner_lock.keep():
+                return True
+            self.release_ownership()
+        path = os.path.join(self._directory, OWNER_LOCK)  # noqa: PTH118  # one kind of path within this class
+        trusted = is_trusted(self._directory, own_uid())
+        try:
+            self._owner_lock = RecordLock.take(path, create_mode=SHARED_MODE if trusted else OWN_MODE)
+        except OSError:
+            return False
+        return self._owner_lock is not None
+
+    def release_ownership(self) -> None:
+        """Let another reader own the directory."""
+        if self._owner_lock is not None:
+            self._owner_lock.release()
+            self._owner_lock = None
+
+    def remove(self, process_id: str) -> bool:
+        """Remove the files of a process whose totals are safe elsewhere; does nothing unless this reader owns.
+
+        A process that lives, or may only have lost its lock for a moment, keeps its files; try again later.
+
+        Returns:
+            Whether none of its files is left.
+        """
+        if self._owner_lock is None or not self._owner_lock.keep() or not is_process_id(process_id):
+            return False
+        known = self._known.get(process_id + FEED)
+        if known is not None and not self._is_over(known):
+            return False
+        return remove_process(self._directory, process_id)
+
+    def _is_over(self, known: _Known) -> bool:
+        if known.snapshot is None or known.snapshot.recording.final or (known.pid and _is_gone(known.pid)):
+            return True
+        still = self._monotonic() - known.changed
+        return still >= max(SETTLE_SECONDS, 3 * known.snapshot.flush_seconds)
+
+    def _scan_files(self, directory: int, names: list[str], *, owner: int | None) -> Scan:
+        entries: list[FeedEntry] = []
+        refused: list[tuple[str, str]] = []
+        known: dict[str, _Known] = {}
+        files, room = 0, self._max_total_bytes
+        for name in sorted([name for name in names if name.endswith(FEED)], key=self._precedence):
+            each = self._known.get(name) or _Known()
+            try:
+                if process_of(name) is None:
+                    raise _RefusedError("name")  # noqa: TRY301  # one way out for every refusal
+                if files >= self._max_files:
+                    raise _RefusedError("too_many")  # noqa: TRY301  # likewise
+                files += 1
+                self._look(directory, name, each, owner=owner, room=room)
+                known[name] = each
+                if each.refused is not None:
+                    raise _RefusedError(each.refused)  # noqa: TRY301  # likewise
+                entry = self._entry(directory, name, each)
+            except FileNotFoundError:
+                continue  # removed since the names were read
+            except _RefusedError as error:
+                refused.append((_printable(name), str(error)))
+            except OSError as error:
+                refused.append((_printable(name), _REASONS.get(error.errno or 0, "unreadable")))
+            else:
+                entries.append(entry)
+                room -= each.size
+        self._known = known
+        entries.sort(key=lambda entry: (entry.snapshot.process.started, entry.snapshot.process.id))
+        return Scan(tuple(entries), tuple(refused))
+
+    def _precedence(self, name: str) -> tuple[bool, str]:
+        # Who is read already stays, whatever else is thrown into the directory.
+        known = self._known.get(name)
+        return known is None or known.refused is not None, name
+
+    def _look(self, directory: int, name: str, known: _Known, *, owner: int | None, room: int) -> None:
+        """Bring what is known of a file up to date."""
+        descriptor, found = open_plain(name, directory=directory)
+        try:
+            if owner is not None and found.st_uid != owner:
+                raise _RefusedError("owner")
+            if found.st_size > self._max_bytes:
+                raise _RefusedError("too_large")
+            if found.st_size > room:
+                raise _RefusedError("too_many")
+            # The header holds sequence and checksum: with them two states are told apart even where inodes are
+            # used again and times are coarse.
+            header = read_up_to(descriptor, HEADER.size)
+            state = (found.st_ino, found.st_mtime_ns, found.st_size, header)
+            if state != known.state:
+                self._decode(read_up_to(descriptor, found.st_size), name, known, modified=found.st_mtime)
+                known.state, known.size = state, found.st_size
+        finally:
+            os.close(descriptor)
+
+    def _decode(self, data: bytes, name: str, known: _Known, *, modified: float) -> None:
+        try:
+            snapshot = known.decoder.decode(data)
+        except FeedFormatError as error:
+            known.refused = error.reason
+            return
+        if snapshot.process.id + FEED != name:  # a copy: its samples would count twice
+            known.refused = "name"
+            return
+        now = self._monotonic()
+        if known.snapshot is None:
+            known.changed = now - max(0.0, self._clock() - modified)
+        elif known.snapshot.sequence != snapshot.sequence:
+            known.changed = now
+        known.snapshot, known.refused = snapshot, None
+
+    def _entry(self, directory: int, name: str, known: _Known) -> FeedEntry:
+        if known.snapshot is None:
+            raise _RefusedError("content")
+        try:
+            pid = holder(name.removesuffix(FEED) + LOCK, directory=directory)
+        except OSError as error:
+            raise _RefusedError("lock") from error
+        known.pid = pid or known.pid
+        return FeedEntry(
+            snapshot=known.snapshot,
+            alive=pid is not None,
+            age_seconds=max(0.0, self._monotonic() - known.changed),
+            pid=pid or None,
+        )
+
+    def _clear_leftovers(self, names: list[str]) -> None:
+        """Remove locks and temporary files of processes that died before they had a snapshot."""
+        if self._owner_lock is None or not self._owner_lock.keep():
+            return
+        now = self._monotonic()
+        present = frozenset(names)
+        processes = {process for name in names if (process := process_of(name)) is not None}
+        orphans = [process for process in processes if process + FEED not in present]
+        self._leftovers = {process: self._leftovers.get(process, now) for process in orphans}
+        for process, seen in self._leftovers.items():
+            if now - seen >= LEFTOVER_SECONDS:
+                remove_process(self._directory, process)
+
+    def _unreadable(self, error: OSError) -> FeedDirectoryError:
+        return FeedDirectoryError(
+            f"cannot read the feed directory ({error.strerror})",
+            path=self._directory,
+            remedy="let this user read and enter it, or choose another with --feed.dir",
+        )
+
+
+def _is_gone(pid: int) -> bool:
+    """Say whether a process that was seen has certainly ended; a zombie has."""
+    try:
+        os.kill(pid, 0)
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # it is another user's, or /proc hides it
+    return status.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])
+
+
+def _printable(name: str) -> str:
+    return ascii(name)[1:-1]

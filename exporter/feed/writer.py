@@ -1,0 +1,216 @@
+"""The feed's writer: one file per training process, rewritten as a whole at each flush.
+
+Runs in the training process, on the thread that calls it: the recording thread, at exit the main one. What
+comes in are Recordings; what goes out is `<id>.feed`, and `<id>.lock`, held as long as the process lives. It
+never raises and, but for a disk that hangs, never waits: what cannot be written is counted, the counts are in
+the next snapshot that can, and the last complete snapshot stays readable meanwhile. A dead or absent sidecar
+changes nothing here.
+"""
+# pathlib costs each training process a megabyte and five milliseconds to import:
+# ruff: noqa: PTH100, PTH118, PTH208
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed.directory import is_trusted, own_uid, prepare_directory
+from exporter.feed.encoder import Encoder
+from exporter.feed.files import (
+    FEED,
+    LOCK,
+    OWN_MODE,
+    SHARED_MODE,
+    TEMPORARY,
+    is_process_id,
+    process_of,
+    remove_process,
+)
+from exporter.feed.layout import MAX_BYTES, MAX_IDENTITY_TEXT, MAX_STATS
+from exporter.feed.liveness import RecordLock
+from exporter.feed.plain import replace_file
+from exporter.feed.snapshot import ProcessIdentity, Snapshot
+from exporter.recording.values import Recording
+
+OLD_SECONDS = 86_400.0
+"""Files of processes that have been dead for longer are cleared by the next writer: no sidecar wants them."""
+BUSY_SECONDS = 1.0
+"""The longest that one thread waits for another that is writing, or hangs in it."""
+MOST_CLEARED = 10_000
+"""Names looked at while clearing, so that a crowded directory costs a starting job little."""
+
+
+class FeedWriter:
+    """Writes the snapshots of one process. Making one touches no file; the first `publish` does.
+
+    It belongs to the process that makes it: in a forked child it does nothing.
+
+    Args:
+        directory: The feed directory; the default one is created when missing, also when it goes later.
+        identity: This process; its id must be 32 hexadecimal digits, new for each writer.
+        flush_seconds: How often `publish` is meant to be called; tells readers what is late.
+        clock: Unix time, seconds.
+        max_bytes: A larger snapshot loses its newest Stats.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        identity: ProcessIdentity,
+        *,
+        flush_seconds: float = 1.0,
+        clock: Callable[[], float] = time.time,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if not is_process_id(identity.id):
+            raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
+        self._directory = _absolute(os.fspath(directory))
+        self._identity = _readable(identity)
+        self._flush_seconds = flush_seconds
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._max_stats = MAX_STATS
+        self._stem = os.path.join(self._directory, identity.id)
+        self._encoder = Encoder()
+        self._writing = threading.Lock()
+        self._lock: RecordLock | None = None
+        self._sequence = 0
+        self._dropped: dict[str, int] = {}
+        self._problem: str | None = None
+        self._pid = os.getpid()
+        self._cleared = False
+        self._closed = False
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """What was lost so far: `write_failed` counts snapshots, `too_large` Stats left out of one."""
+        return dict(self._dropped)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last snapshot was not written; None when it was."""
+        return self._problem
+
+    def publish(self, recording: Recording) -> bool:
+        """Write a snapshot of this recording in the place of the last one.
+
+        Returns:
+            Whether it was written; never raises.
+        """
+        if self._closed or self._pid != os.getpid():
+            return False
+        if not self._writing.acquire(timeout=BUSY_SECONDS):
+            # Another thread hangs in a write, or a signal handler has interrupted one; it may still succeed.
+            return False
+        try:
+            self._write(recording)
+        except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
+            self._problem = f"{type(error).__name__}: {error}"
+            self._count("write_failed", 1)
+            return False
+        finally:
+            self._writing.release()
+        self._problem = None
+        return True
+
+    def close(self) -> None:
+        """Stop being alive for readers; the last snapshot stays. Later publishing does nothing."""
+        self._closed = True
+        if self._pid == os.getpid() and self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _write(self, recording: Recording) -> None:
+        trusted = is_trusted(self._directory, own_uid())
+        mode = SHARED_MODE if trusted else OWN_MODE
+        if self._lock is None or not self._lock.keep():
+            self._take_lock(trusted=trusted, mode=mode)
+        data = self._fitting(recording)
+        replace_file(self._stem + FEED, data, temporary=self._stem + TEMPORARY, mode=mode)
+        self._sequence += 1
+
+    def _take_lock(self, *, trusted: bool, mode: int) -> None:
+        # Here at the first snapshot, and when the job has closed our descriptor or somebody removed the files.
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        prepare_directory(self._directory, trusted=trusted, uid=own_uid())
+        self._lock = RecordLock.take(self._stem + LOCK, create_mode=mode)
+        if self._lock is None:
+            raise BlockingIOError(f"somebody else holds {self._stem}{LOCK}")
+        if not self._cleared:
+            self._cleared = True
+            self._clear_old()
+
+    def _fitting(self, recording: Recording) -> bytes:
+        """Encode as many Stats as the limits allow, the oldest first."""
+        total = len(recording.stats)
+        kept = min(total, self._max_stats)
+        while True:
+            part = recording if kept == total else recording.replace(stats=recording.stats[:kept])
+            left_out = {"too_large": self._dropped.get("too_large", 0) + total - kept} if kept < total else {}
+            data = self._encoder.encode(
+                Snapshot(
+                    process=self._identity,
+                    sequence=self._sequence + 1,
+                    written=self._clock(),
+                    flush_seconds=self._flush_seconds,
+                    recording=part,
+                    dropped=self._dropped | left_out,
+                )
+            )
+            if len(data) <= self._max_bytes or not kept:
+                break
+            # Remembered, so that the next snapshot is encoded once; a tenth of room for numbers that grow.
+            kept = self._max_stats = min(kept - 1, int(kept * 0.9 * self._max_bytes / len(data)))
+        if kept < total:
+            self._count("too_large", total - kept)
+        return data
+
+    def _count(self, reason: str, lost: int) -> None:
+        self._dropped[reason] = self._dropped.get(reason, 0) + lost
+
+    def _clear_old(self) -> None:
+        """Remove the files of processes that have been dead for a day, once per writer."""
+        changed: dict[str, float] = {}
+        try:
+            for name in os.listdir(self._directory)[:MOST_CLEARED]:
+                process = process_of(name)
+                if process is not None and process != self._identity.id:
+                    found = os.lstat(os.path.join(self._directory, name))
+                    changed[process] = max(changed.get(process, 0.0), found.st_mtime)
+            for process, latest in changed.items():
+                if self._clock() - latest > OLD_SECONDS:
+                    remove_process(self._directory, process)
+        except OSError:
+            return  # something else is clearing, or this is not ours to clear: no loss
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)  # the job may change its working directory later
+    except OSError:
+        return path  # and may stand in one that is gone
+
+
+def _readable(identity: ProcessIdentity) -> ProcessIdentity:
+    """Make the text of an identity, which comes out of the environment, fit to be read."""
+    return ProcessIdentity(
+        id=identity.id,
+        pid=identity.pid,
+        started=identity.started,
+        run=_clean(identity.run),
+        rank=identity.rank,
+        local_rank=identity.local_rank,
+        role=_clean(identity.role),
+        node=_clean(identity.node),
+        labels=tuple([(name, _clean(value)) for name, value in identity.labels]),
+        version=_clean(identity.version),
+    )
+
+
+def _clean(text: str) -> str:
+    return text[:MAX_IDENTITY_TEXT].encode("utf-8", "replace").decode()
