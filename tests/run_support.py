@@ -1,0 +1,147 @@
+"""What the tests of `run`, `check` and `demo` share: real command lines, jobs that note their signals, /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from urllib.request import urlopen
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Notes every signal it gets, one a line, in the file named by its argument; ends at SIGUSR2, or by itself.
+NOTING_JOB = """
+import os, signal, sys, time
+notes = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+ended = []
+def note(number, frame):
+    os.write(notes, (signal.Signals(number).name + "\\n").encode())
+    if number == signal.SIGUSR2:
+        ended.append(True)
+for number in (1, 2, 3, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGWINCH):
+    signal.signal(number, note)
+os.write(notes, b"ready\\n")
+until = time.monotonic() + 30
+while not ended and time.monotonic() < until:
+    time.sleep(0.02)
+"""
+
+
+def environment(feed: Path | None = None, **more: str) -> dict[str, str]:
+    """The environment of a child: ours, with the package importable from anywhere."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
+    }
+    made = {**inherited, "PYTHONPATH": str(REPOSITORY), **more}
+    if feed is not None:
+        made["EXPORTER_FEED_DIR"] = str(feed)
+    return made
+
+
+def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
+    """The command line of `run`."""
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    own = [f"--feed.dir={feed}", listen, *flags]
+    return [sys.executable, "-m", "exporter", "run", *own, "--", *job]
+
+
+def noting_job(notes: Path) -> list[str]:
+    """The command line of a job that notes its signals."""
+    return [sys.executable, "-c", NOTING_JOB, str(notes)]
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for something that happens within a fraction of the time allowed."""
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a file that may not be there yet."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def processes_naming(marker: str) -> dict[int, str]:
+    """Living processes, other than ours, whose command line holds a text."""
+    found = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and int(directory.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if marker in command:
+                    found[int(directory.name)] = command
+    return found
+
+
+def sidecars(feed: Path) -> list[int]:
+    """The sidecars that `run` started for a feed directory."""
+    return [pid for pid, command in processes_naming(str(feed)).items() if "--run.attached" in command]
+
+
+def scrape(port: int, path: str = "/metrics") -> str:
+    """A page of the sidecar."""
+    with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        page: bytes = answer.read()
+        return page.decode()
+
+
+def answers(port: int, path: str = "/-/ready") -> bool:
+    """Whether the sidecar answers with success."""
+    with contextlib.suppress(OSError):
+        return bool(scrape(port, path) or True)
+    return False
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], feed: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, ended with everything that names the feed directory."""
+    settings: dict[str, object] = {"env": environment(), "start_new_session": True, "text": True, **options}
+    process: subprocess.Popen[str] = subprocess.Popen(command, **settings)  # type: ignore[call-overload]  # by name
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        for pid in processes_naming(str(feed)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+# Runs the supervision alone, with any program as the sidecar: FEED LINGER SIDECAR... -- JOB...
+SUPERVISE = """
+import os, sys
+from pathlib import Path
+from exporter.cli import run
+at = sys.argv.index("--")
+feed, linger, sidecar, job = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:at], sys.argv[at + 1:]
+plan = run.Plan(tuple(job), dict(os.environ), tuple(sidecar), feed, True, linger)
+sys.exit(run.supervise(plan))
+"""
+JOINING_SIDECAR = ("/bin/sh", "-c", "exit 3")
+
+
+def supervise_command(
+    feed: Path, job: Sequence[str], *, sidecar: Sequence[str] = JOINING_SIDECAR, linger_seconds: float = 0.0
+) -> list[str]:
+    """The command line of the supervision of `run` beside some program in place of the sidecar."""
+    return [sys.executable, "-c", SUPERVISE, str(feed), str(linger_seconds), *sidecar, "--", *job]

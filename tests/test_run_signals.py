@@ -1,0 +1,241 @@
+"""Signals under `run`: each reaches the job once, whoever sent it; the terminal works as without `run`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from run_support import (
+    lines,
+    noting_job,
+    processes_naming,
+    started,
+    supervise_command,
+    wait_until,
+)
+
+PASSED_ON = [
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGALRM,
+    signal.SIGWINCH,
+]
+
+# Makes standard input the controlling terminal, and itself the foreground process group.
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+# Answers Ctrl-C as a training job does: finishes its checkpoint, which takes a second, and ends.
+CHECKPOINTING_JOB = """
+import os, signal, sys, time
+directory, status = sys.argv[1], int(sys.argv[2])
+def save(number, frame):
+    with open(f"{directory}/signals", "a") as notes:
+        notes.write(f"{number}\\n")
+    with open(f"{directory}/checkpoint.new", "w") as file:
+        for part in range(10):
+            file.write(f"part {part}\\n")
+            time.sleep(0.1)
+    os.replace(f"{directory}/checkpoint.new", f"{directory}/checkpoint")
+    sys.exit(status)
+signal.signal(signal.SIGINT, save)
+open(f"{directory}/ready", "w").close()
+time.sleep(30)
+"""
+
+
+@contextlib.contextmanager
+def noting(tmp_path: Path, *before: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A job under `run` that notes its signals, ready."""
+    notes = tmp_path / "notes"
+    command = [*before, *supervise_command(tmp_path, noting_job(notes))]
+    with started(command, tmp_path, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: "ready" in lines(notes))
+        yield process, notes
+
+
+def signals_after_the_last(notes: Path, end: Callable[[], object]) -> list[str]:
+    """What the job noted until it was told to end, a while after the signal under test."""
+    wait_until(lambda: len(lines(notes)) > 1)
+    time.sleep(0.2)  # for one that should not come
+    end()
+    wait_until(lambda: "SIGUSR2" in lines(notes))
+    return [name for name in lines(notes) if name not in {"ready", "SIGUSR2"}]
+
+
+@contextlib.contextmanager
+def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process with a terminal; the descriptor is the side of the person who types."""
+    person, machine = pty.openpty()
+    streams = {"stdin": machine, "stdout": machine, "stderr": machine}
+    try:
+        with started([sys.executable, "-c", TAKE_TERMINAL, *command], feed, **streams) as process:
+            os.close(machine)
+            yield process, person
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(person)
+
+
+@pytest.mark.parametrize("number", PASSED_ON)
+def test_a_signal_to_run_reaches_the_job_once(tmp_path: Path, number: signal.Signals) -> None:
+    with noting(tmp_path) as (run, notes):
+        run.send_signal(number)
+
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [number.name]
+        assert run.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_process_group_reaches_the_job_once(tmp_path: Path, number: signal.Signals) -> None:
+    with noting(tmp_path) as (run, notes):
+        os.killpg(run.pid, number)
+
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [number.name]
+
+
+def test_signals_to_run_and_to_its_group_are_told_apart_again_and_again(tmp_path: Path) -> None:
+    with noting(tmp_path) as (run, notes):
+        for send in [os.kill, os.killpg] * 3:
+            send(run.pid, signal.SIGTERM)
+            time.sleep(0.2)
+
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"] * 6
+
+
+def test_timeout_which_signals_its_child_and_then_the_group_reaches_the_job_once(tmp_path: Path) -> None:
+    with noting(tmp_path, "timeout", "--signal=TERM", "1.5") as (timeout, notes):
+        names = signals_after_the_last(notes, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
+
+        assert names == ["SIGTERM"]
+
+
+def test_an_alarm_that_was_set_before_run_goes_to_the_job(tmp_path: Path) -> None:
+    arm = "import os, signal, sys; signal.alarm(1); os.execvp(sys.argv[1], sys.argv[1:])"
+    with noting(tmp_path, sys.executable, "-c", arm) as (run, notes):
+        names = signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2))
+
+        assert names == ["SIGALRM"]
+
+
+def test_a_signal_reaches_a_job_that_left_the_process_group(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    command = supervise_command(tmp_path, ["setsid", *noting_job(notes)])
+    with started(command, tmp_path) as run:
+        wait_until(lambda: "ready" in lines(notes))
+        os.killpg(run.pid, signal.SIGTERM)
+
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
+
+
+def test_a_job_that_ignores_hangups_like_under_nohup_is_not_ended_by_one(tmp_path: Path) -> None:
+    job = ["sh", "-c", f"touch {tmp_path}/begun; sleep 0.5; exit 7"]
+    with started(["env", "--ignore-signal=HUP", *supervise_command(tmp_path, job)], tmp_path) as run:
+        wait_until((tmp_path / "begun").exists)
+        run.send_signal(signal.SIGHUP)
+
+        assert run.wait() == 7
+
+
+def test_signals_still_reach_the_job_when_the_witness_is_killed(tmp_path: Path) -> None:
+    with noting(tmp_path) as (run, notes):
+        # It was forked from `run` and shows the same command line.
+        (witness,) = (pid for pid in children(run.pid) if command_line(pid) == command_line(run.pid))
+        os.kill(witness, signal.SIGKILL)
+        run.send_signal(signal.SIGTERM)
+
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
+
+
+@pytest.mark.parametrize("status", [0, 130])
+def test_ctrl_c_in_the_middle_of_training_leaves_a_whole_checkpoint(tmp_path: Path, status: int) -> None:
+    job = [sys.executable, "-c", CHECKPOINTING_JOB, str(tmp_path), str(status)]
+    with terminal(supervise_command(tmp_path, job), tmp_path) as (run, keyboard):
+        wait_until((tmp_path / "ready").exists)
+        os.write(keyboard, b"\x03")
+
+        assert run.wait() == status
+    assert lines(tmp_path / "checkpoint") == [f"part {part}" for part in range(10)]
+    assert lines(tmp_path / "signals") == [str(int(signal.SIGINT))]
+
+
+def test_ctrl_backslash_reaches_the_job_once(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    with terminal(supervise_command(tmp_path, noting_job(notes)), tmp_path) as (run, keyboard):
+        wait_until(lambda: "ready" in lines(notes))
+        os.write(keyboard, b"\x1c")
+
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGQUIT"]
+
+
+def test_a_terminal_that_hangs_up_tells_the_job_even_when_run_leads_the_session(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    with terminal(supervise_command(tmp_path, noting_job(notes)), tmp_path) as (run, keyboard):
+        wait_until(lambda: "ready" in lines(notes))
+        os.close(keyboard)
+
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGHUP"]
+
+
+def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: Path) -> None:
+    job = ["sh", "-c", f"touch {tmp_path}/begun; sleep 1; touch {tmp_path}/ended; exit 9"]
+    (tmp_path / "command").write_text(shlex.join(supervise_command(tmp_path, job)))
+    with terminal(["bash", "--norc", "-i"], tmp_path) as (_, keyboard):
+        os.write(keyboard, f". {tmp_path}/command\n".encode())
+        wait_until((tmp_path / "begun").exists)
+        os.write(keyboard, b"\x1a")
+        # Ctrl-Z throws away what was typed before the shell reads again.
+        wait_until(lambda: [state(pid) for pid in processes_naming(str(tmp_path))].count("T") > 1)
+        time.sleep(0.2)
+        os.write(keyboard, f"jobs > {tmp_path}/jobs; sleep 1.2\n".encode())
+        wait_until(lambda: lines(tmp_path / "jobs"))
+        was_stopped = not (tmp_path / "ended").exists()
+        os.write(keyboard, f"fg; echo $? > {tmp_path}/status\n".encode())
+        wait_until(lambda: lines(tmp_path / "status"))
+
+    assert "Stopped" in lines(tmp_path / "jobs")[0]
+    assert was_stopped
+    assert lines(tmp_path / "status") == ["9"]
+
+
+def test_a_job_stopped_by_somebody_else_does_not_stop_run(tmp_path: Path) -> None:
+    with noting(tmp_path) as (run, notes):
+        (job,) = (pid for pid in children(run.pid) if command_line(pid) == noting_job(notes))
+        os.kill(job, signal.SIGSTOP)
+        wait_until(lambda: state(job) == "T")
+        time.sleep(0.1)
+
+        assert state(run.pid) == "S"
+        os.kill(job, signal.SIGCONT)
+        run.send_signal(signal.SIGUSR2)
+        assert run.wait() == 0
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process without threads."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line(pid: int) -> list[str]:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+
+
+def state(pid: int) -> str:
+    """The state of a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
