@@ -14,6 +14,7 @@ from html import escape
 
 from exporter.collectors.family import Family
 from exporter.collectors.standing import CollectorStatus
+from exporter.exposition.page import SERIES
 from exporter.ledger.admission import IDENTITY_LABELS
 from exporter.ledger.feed_families import ALIVE, LAST_UPDATE, RANK_INFO
 
@@ -136,7 +137,9 @@ def ranks_of(families: Iterable[Family]) -> list[Rank]:
         for sample in family.samples:
             labels = dict(zip(family.spec.labels, sample.labels, strict=True))
             identity = tuple(labels[name] for name in IDENTITY_LABELS)
-            rank = ranks.get(identity) or Rank(*(labels[name] for name in ("run", "rank", "worker", "role")))
+            rank = ranks.get(identity) or Rank(
+                labels["run"], labels["rank"], labels["worker"], labels["role"]
+            )
             value = sample.value
             if family.spec is RANK_INFO:
                 rank = replace(rank, node=labels["node"])
@@ -146,6 +149,12 @@ def ranks_of(families: Iterable[Family]) -> list[Rank]:
                 rank = replace(rank, updated=value)
             ranks[identity] = rank
     return sorted(ranks.values(), key=lambda each: (each.run, each.rank.zfill(12), each.worker, each.role))
+
+
+def series_of(families: Iterable[Family]) -> int | None:
+    """How many series the metrics have, None when the families do not say."""
+    values = [sample.value for family in families if family.spec == SERIES for sample in family.samples]
+    return int(values[0]) if values and isinstance(values[0], int | float) else None
 
 
 def _ranks_table(landing: Landing) -> str:

@@ -1,0 +1,398 @@
+"""The sidecar, put together: this is where its stages meet, and the only place that knows them all.
+
+Runs in the sidecar. The configuration comes in; metrics go out over HTTP, `overrides.json` and the ledger's
+state into their directories. The main thread waits for signals; the scheduler's threads collect, the server's
+answer. When the job dies, the sidecar goes on; when the sidecar dies, the job does not notice, and the next
+sidecar continues the totals from the state.
+
+The port is bound before anything else is touched, so that a second exporter on it changes nothing. A sidecar
+that a `run` has started does it the other way round: it asks first whether another one serves the directory,
+because then the port belongs to that one rightly.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from exporter.cli import runs
+from exporter.cli.attachment import Attachment
+from exporter.cli.configuration import CollectorSettings, Configuration
+from exporter.cli.landing import Landing, ranks_of, render_landing, series_of
+from exporter.cli.logs import Logs, stderr_descriptor
+from exporter.cli.reload import Reloader
+from exporter.cli.rendering import render
+from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
+from exporter.collectors.family import Family
+from exporter.collectors.scheduler import Scheduler
+from exporter.errors import ConfigurationError, FeedError, StateError
+from exporter.exposition.negotiation import Format
+from exporter.exposition.page import Page
+from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
+from exporter.feed.overrides import write_overrides
+from exporter.feed.reader import FeedReader
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.state import StateStore
+from exporter.version import __version__
+from exporter.web.server import Server
+
+JOINED = 3
+"""Exit status of a sidecar that a `run` has started where another one serves already."""
+
+FEED = "feed"
+"""The collector that reads the feed; not in the catalogue, since it is made here and cannot be switched off."""
+
+FEED_DEADLINE_SECONDS = 10.0
+SEARCH_SECONDS = 60.0
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+_log = logging.getLogger(__name__)
+
+
+def serve(
+    configuration: Configuration, *, read: Callable[[], Configuration], linger_seconds: float | None = None
+) -> int:
+    """Be the sidecar until a signal, or the last run, ends it.
+
+    Args:
+        configuration: What to begin with.
+        read: Gives the configuration anew for a reload; raises ConfigurationError.
+        linger_seconds: For a sidecar that belongs to `run`: how long it may wait for the last scrape. None for
+            one that stands on its own.
+
+    Returns:
+        0 after an orderly end, `JOINED` where another sidecar serves the runs.
+
+    Raises:
+        ConfigurationError: web.config.yml is wrong.
+        ListenError: An address cannot be listened on.
+        FeedDirectoryError: The feed directory cannot be used.
+        StateError: The state directory cannot be used.
+    """
+    signals = Signals()
+    logs = Logs(level=configuration.log.level, form=configuration.log.format, descriptor=stderr_descriptor())
+    logs.install()
+    try:
+        sidecar = Sidecar(configuration, read=read, logs=logs)
+        if linger_seconds is not None and not sidecar.own_feed():
+            _log.debug("another sidecar serves this feed directory")
+            return JOINED
+        _log.info("starting training-exporter", extra={"version": __version__})
+        python = f"{platform.python_implementation()} {platform.python_version()}"
+        _log.info(
+            "build context", extra={"python": python, "platform": platform.platform(), "pid": os.getpid()}
+        )
+        attachment = None
+        if linger_seconds is not None:
+            active = lambda: runs.any_active(sidecar.feed_directory)  # noqa: E731  (it is a value, not a definition)
+            attachment = Attachment(sidecar, active=active, linger_seconds=linger_seconds)
+        try:
+            sidecar.start()
+            _wait_for_the_end(sidecar, signals, attachment)
+        finally:
+            signals.ending = True
+            sidecar.stop()
+        _log.info("ended")
+        return 0
+    finally:
+        logs.close()
+
+
+def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment | None) -> None:
+    search_until: float | None = time.monotonic() + SEARCH_SECONDS
+    while True:
+        timeout = None if search_until is None else max(0.0, search_until - time.monotonic())
+        if attachment is not None:
+            timeout = (
+                attachment.wait_seconds() if timeout is None else min(timeout, attachment.wait_seconds())
+            )
+        number = signals.wait(timeout)
+        if number in _ENDING:
+            _log.info("ending", extra={"signal": signal.Signals(number).name})
+            return
+        if number == signal.SIGHUP:
+            sidecar.reload_and_log()
+        if search_until is not None and time.monotonic() >= search_until:
+            search_until = None
+            sidecar.tell_where_it_looks()
+        if attachment is not None and attachment.is_over():
+            _log.info("ending, as no run is left")
+            return
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGHUP as values on the main thread; a second SIGTERM or SIGINT ends the process.
+
+    Attributes:
+        ending: Whether the end has begun, so that the next signal is the second one.
+    """
+
+    def __init__(self) -> None:
+        self.ending = False
+        # SimpleQueue.put may interrupt any code, its own get included.
+        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in (*_ENDING, signal.SIGHUP):
+            signal.signal(number, self._take)
+
+    def wait(self, timeout_seconds: float | None) -> int | None:
+        """The next signal, None when none came in time."""
+        try:
+            return self._came.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return None
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.ending and number in _ENDING:
+            os._exit(128 + number)
+        self._came.put(number)
+
+
+class Sidecar:
+    """All parts of the sidecar, and what the web server asks of them.
+
+    Args:
+        configuration: What to begin with.
+        read: Gives the configuration anew.
+        logs: Installed already.
+        clock: Unix time.
+
+    Attributes:
+        feed_directory: Where training processes hand over what they record.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        read: Callable[[], Configuration],
+        logs: Logs,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._logs = logs
+        self._clock = clock
+        self._started = clock()
+        self._reloader = Reloader(configuration, read=read, apply=self._apply, clock=clock)
+        self.feed_directory = configuration.feed.dir or default_directory(own_uid())
+        self._page = Page(max_series=configuration.exposition.max_series)
+        self._feed_passes = 0
+        self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
+        self._server = Server(
+            self,
+            listen=configuration.web.listen_address,
+            web_config=configuration.web.config_file,
+            enable_lifecycle=configuration.web.enable_lifecycle,
+            telemetry_path=configuration.web.telemetry_path,
+        )
+        self._reader = FeedReader(self.feed_directory, max_bytes=configuration.feed.max_file_size)
+        self._state = StateStore(configuration.state.dir or self.feed_directory)
+        self._jobs = JobCollector(
+            self._reader,
+            self._state,
+            stale_after_seconds=configuration.feed.stale_after,
+            linger_seconds=configuration.feed.linger,
+        )
+        self._renders = 0
+        self._rules_lock = (
+            threading.Lock()
+        )  # guards the next three; taken on the main, HTTP and collector threads
+        self._rules = configuration.recording
+        self._rules_handed_over = False
+        self._rules_failed = False
+
+    # Life ----------------------------------------------------------------------------------------------
+
+    def own_feed(self) -> bool:
+        """Become the owner of the feed directory unless another sidecar is.
+
+        Raises:
+            FeedDirectoryError: It cannot be used.
+        """
+        self._prepare_directories()
+        return self._reader.acquire_ownership() or runs.owner(self.feed_directory) is None
+
+    def start(self) -> None:
+        """Bind the addresses, then begin to collect.
+
+        Raises:
+            ConfigurationError: As `serve`.
+            ListenError: As `serve`.
+            FeedDirectoryError: As `serve`.
+            StateError: As `serve`.
+        """
+        self._page.watch("exporter.collectors", self._scheduler.families)
+        self._page.watch("exporter.configuration", self._reloader.families)
+        self._page.watch("exporter.logs", self._logs.families)
+        self._page.watch("exporter.page", self._page.families)
+        self._page.watch("exporter.web", self._server.families)
+        self._server.start()
+        self._prepare_directories()
+        configuration = self._reloader.current
+        self._reader.acquire_ownership()
+        self._hand_over_rules()
+        self._schedule_feed(configuration)
+        for entry in CATALOGUE:
+            if configuration.collectors[entry.name].enabled:
+                self._schedule(entry, configuration.collectors[entry.name])
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """Refuse new connections, finish running answers, then let go of everything; may be called after any start."""
+        self._server.stop()
+        self._scheduler.stop()
+        self._reader.release_ownership()
+
+    def _prepare_directories(self) -> None:
+        uid = own_uid()
+        prepare_directory(self.feed_directory, trusted=is_trusted(self.feed_directory, uid), uid=uid)
+        state = self._reloader.current.state.dir
+        if state is not None and not state.is_dir():
+            raise StateError(
+                "is no directory; create it, or choose another with --state.dir", path=str(state)
+            )
+
+    # What changes with the configuration ---------------------------------------------------------------
+
+    def reload_and_log(self) -> None:
+        """Reload for a signal, whose sender learns of problems from the log."""
+        try:
+            self._reloader.reload()
+        except ConfigurationError:
+            return  # logged and counted
+
+    def _apply(self, old: Configuration, new: Configuration) -> None:
+        if new.log != old.log:
+            self._logs.configure(level=new.log.level, form=new.log.format)
+        if new.feed.interval != old.feed.interval:
+            self._scheduler.remove(FEED)
+            self._schedule_feed(new)
+        for entry in CATALOGUE:
+            before, after = old.collectors[entry.name], new.collectors[entry.name]
+            if before != after:
+                self._scheduler.remove(entry.name)
+                if after.enabled:
+                    self._schedule(entry, after)
+        if new.recording != old.recording:
+            with self._rules_lock:
+                self._rules, self._rules_handed_over = new.recording, False
+            self._hand_over_rules()
+
+    def _schedule(self, entry: CollectorEntry, settings: CollectorSettings) -> None:
+        self._scheduler.add(
+            entry.factory(**settings.own_options()),
+            interval_seconds=settings.interval,
+            deadline_seconds=settings.deadline,
+        )
+
+    def _schedule_feed(self, configuration: Configuration) -> None:
+        self._scheduler.add(
+            self._jobs, interval_seconds=configuration.feed.interval, deadline_seconds=FEED_DEADLINE_SECONDS
+        )
+
+    def _hand_over_rules(self) -> None:
+        """Write the recording rules where training processes read them, once this sidecar owns the directory.
+
+        Called again after every pass over the feed: ownership may come and go, and a full disk may recover.
+        """
+        with self._rules_lock:
+            if not self._reader.owns:
+                self._rules_handed_over = False
+                return
+            if self._rules_handed_over:
+                return
+            try:
+                write_overrides(self.feed_directory, [rule.as_override() for rule in self._rules])
+            except FeedError as error:
+                if not self._rules_failed:
+                    _log.warning(
+                        "recording rules do not reach the training processes", extra={"error": error}
+                    )
+                self._rules_failed = True
+            else:
+                self._rules_handed_over, self._rules_failed = True, False
+
+    # What the last run needs to know --------------------------------------------------------------------
+
+    @property
+    def scrapes(self) -> int:
+        """Metrics pages that were sent completely."""
+        return self._server.scrapes
+
+    @property
+    def renders(self) -> int:
+        """Metrics pages whose making has begun."""
+        return self._renders
+
+    @property
+    def feed_passes(self) -> int:
+        """Passes over the feed that were published."""
+        return self._feed_passes
+
+    def collect_feed(self) -> None:
+        """Read the feed as soon as possible."""
+        self._scheduler.run_soon(FEED)
+
+    def tell_where_it_looks(self) -> None:
+        """After a minute without any training process, say where they are looked for."""
+        if not ranks_of(self._page.snapshot()):
+            _log.info(
+                "no training process has recorded anything yet; does the job's Python have training-exporter, "
+                "and the same EXPORTER_FEED_DIR?",
+                extra={"feed_dir": self.feed_directory},
+            )
+
+    def _publish(self, name: str, families: Sequence[Family]) -> None:
+        self._page.publish(name, families)
+        if name == FEED:
+            self._feed_passes += 1
+            self._hand_over_rules()
+
+    # What the web server asks for -----------------------------------------------------------------------
+
+    def metrics(self, form: Format, *, compress: bool) -> bytes:
+        """The page of all families."""
+        self._renders += 1
+        return self._page.render(form, compress=compress)
+
+    def not_ready(self) -> str | None:
+        """Why a scrape would be wrong now: totals without their past would step back."""
+        return None if self._jobs.loaded else "the state of earlier processes is still being read"
+
+    def landing(self) -> bytes:
+        """The page for people."""
+        families = self._page.snapshot()
+        return render_landing(
+            Landing(
+                version=__version__,
+                node=socket.gethostname(),
+                started=self._started,
+                now=self._clock(),
+                feed_directory=str(self.feed_directory),
+                telemetry_path=self._reloader.current.web.telemetry_path,
+                series=series_of(families),
+                not_ready=self.not_ready(),
+                ranks=ranks_of(families),
+                collectors=self._scheduler.statuses(),
+            )
+        )
+
+    def reload(self) -> None:
+        """Read the configuration again and use it.
+
+        Raises:
+            ConfigurationError: It is wrong; the old one stays.
+        """
+        self._reloader.reload()
+
+    def configuration(self) -> str:
+        """The configuration in force, as YAML."""
+        return render(self._reloader.current, comments=False)
