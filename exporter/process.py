@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from time import time
 
 from exporter.errors import DefinitionError, FeedError
 from exporter.recording.definition import check_label
@@ -53,16 +52,39 @@ def _identity() -> Identity:
     )
 
 
-def _open_sink() -> FeedWriter | None:
-    """Make this process's feed writer; on the recording thread, at the first flush."""
-    # Not at the top: with its encoder it is a third of what `import exporter` would cost, and not every
-    # process that imports the package records.
-    from exporter.feed.directory import feed_directory  # noqa: PLC0415
-    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415
+def _load_feed() -> None:
+    """Import what the recording thread will use, on the thread that makes the first Stat.
+
+    Not at the top of this file: the feed is a third of what `import exporter` would cost, and not every process
+    that imports the package records.
+    """
+    import json  # noqa: F401, PLC0415
+
+    import exporter.feed.overrides  # noqa: PLC0415
+    import exporter.feed.writer  # noqa: F401, PLC0415
+
+
+def _directory() -> str:
+    """Give the feed directory, made and checked; costs a few system calls.
+
+    Raises:
+        FeedDirectoryError: It must not or cannot be used.
+    """
+    from exporter.feed.directory import default_path, prepare_directory  # noqa: PLC0415  # see _load_feed
+
+    given = os.environ.get("EXPORTER_FEED_DIR")
+    path = given or default_path(os.getuid())
+    prepare_directory(path, trusted=bool(given), uid=os.getuid())
+    return path
+
+
+def _open_sink(began: float) -> FeedWriter | None:
+    """Make this process's feed writer; on the recording thread, at its first flush, until it succeeds."""
+    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415  # see _load_feed
     from exporter.feed.writer import FeedWriter  # noqa: PLC0415
 
     try:
-        directory = feed_directory(os.environ, create=True)
+        directory = _directory()
     except FeedError as error:
         tell_once("feed directory", f"nothing is exported: {error}")
         return None
@@ -70,7 +92,7 @@ def _open_sink() -> FeedWriter | None:
     process = ProcessIdentity(
         id=os.urandom(16).hex(),
         pid=os.getpid(),
-        started=time(),
+        started=began,
         run=identity.run,
         rank=identity.rank,
         local_rank=identity.local_rank,
@@ -83,19 +105,20 @@ def _open_sink() -> FeedWriter | None:
 
 
 def _changed_rules() -> Sequence[Mapping[str, object]] | None:
-    from exporter.feed.directory import feed_directory  # noqa: PLC0415  # as above
-    from exporter.feed.overrides import OverridesReader  # noqa: PLC0415
+    from exporter.feed.overrides import OverridesReader  # noqa: PLC0415  # see _load_feed
 
     try:
         if _Settings.overrides is None:
-            _Settings.overrides = OverridesReader(feed_directory(os.environ, create=False))
+            _Settings.overrides = OverridesReader(_directory())
         return _Settings.overrides.changed_rules()
     except FeedError as error:
         tell_once("overrides", f"the recording rules of the sidecar are left out: {error}")
         return None
 
 
-RECORDER = Recorder(REGISTRY, _open_sink, _changed_rules, flush_seconds=_flush_seconds(os.environ))
+RECORDER = Recorder(
+    REGISTRY, _open_sink, _changed_rules, prepare=_load_feed, flush_seconds=_flush_seconds(os.environ)
+)
 REGISTRY.recording = os.environ.get("EXPORTER_DISABLED") != "1"
 
 

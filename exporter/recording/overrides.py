@@ -77,9 +77,30 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Match a Stat's name against a shell pattern (`*`, `?`, `[…]`), case and all."""
-    if not any(special in pattern for special in "*?["):
-        return name == pattern
-    from fnmatch import fnmatchcase  # noqa: PLC0415  # it imports `re`, which a job without patterns is spared
+    """Match a Stat's name against a pattern in which `*` stands for any characters and `?` for one.
 
-    return fnmatchcase(name, pattern)
+    Not fnmatch: it imports `re`, which a training process is spared, and would do so on the recording thread.
+    """
+    head, *parts = pattern.split("*")
+    if not parts:
+        return len(name) == len(pattern) and _found(name, pattern, 0, len(pattern)) == 0
+    if len(name) < len(head) or _found(name, head, 0, len(head)) != 0:
+        return False
+    position, tail = len(head), parts.pop()
+    last = len(name) - len(tail)
+    for part in parts:
+        position = _found(name, part, position, last)
+        if position < 0:
+            return False
+        position += len(part)
+    return position <= last and _found(name, tail, last, len(name)) == last
+
+
+def _found(name: str, part: str, start: int, end: int) -> int:
+    """Where a part without `*` first lies within `name[start:end]`, -1 if nowhere."""
+    if "?" not in part:
+        return name.find(part, start, end)
+    for position in range(start, end - len(part) + 1):
+        if all(wanted in {"?", name[position + index]} for index, wanted in enumerate(part)):
+            return position
+    return -1

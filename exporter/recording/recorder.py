@@ -58,7 +58,11 @@ class Recorder:
 
     Args:
         registry: Whose Stats.
-        open_sink: Makes the sink of this process, or None when there is none; called again after a fork.
+        open_sink: Makes the sink of this process from the Unix time at which its recording began; None when there
+            is none yet, then it is asked again at the next flush.
+        prepare: Called once by the first `start`, on the caller's thread: whatever must be imported is imported
+            there. A fork during an import on the recording thread would leave the child's thread waiting for ever
+            for that module's lock.
         changed_rules: Gives the configuration's `recording:` rules when they have changed since its last call.
         flush_seconds: How often the sink is given a recording.
         wall: Unix time, seconds.
@@ -68,9 +72,10 @@ class Recorder:
     def __init__(
         self,
         registry: Registry,
-        open_sink: Callable[[], Sink | None],
+        open_sink: Callable[[float], Sink | None],
         changed_rules: Callable[[], Sequence[Rule] | None] = lambda: None,
         *,
+        prepare: Callable[[], None] = lambda: None,
         flush_seconds: float = 1.0,
         wall: Callable[[], float] = time,
         clock: Callable[[], float] = monotonic,
@@ -78,6 +83,7 @@ class Recorder:
         self._registry = registry
         self._open_sink = open_sink
         self._changed_rules = changed_rules
+        self._prepare = prepare
         self._flush_seconds = flush_seconds
         self._wall = wall
         self._clock = clock
@@ -98,7 +104,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._sink: Sink | None = None
-        self._sink_opened = False
+        self._began = self._wall()
         self._clocks: dict[float, WindowClock] = {}
         self._clocked: tuple[Tally, ...] = ()
         self._delay_seconds = 0.0
@@ -112,12 +118,13 @@ class Recorder:
     def _start_once(self) -> None:
         if self._thread is not None:
             return
-        self._hook_multiprocessing()
         thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
         try:
+            self._prepare()
+            self._hook_multiprocessing()
             thread.start()
-        except RuntimeError as error:  # no more threads: the job's limit, or its end
-            tell_once("thread", f"recording is off, its thread cannot start: {error}")
+        except Exception as error:  # noqa: BLE001  # no more threads, a broken installation: never the job's problem
+            tell_once("thread", f"recording is off, it cannot start: {error!r}")
             return
         self._thread = thread
 
@@ -143,7 +150,7 @@ class Recorder:
             self._alarm.release()
 
         def step() -> bool:
-            if self._registry.tallies() or self._sink_opened:
+            if self._registry.tallies():
                 self._close_windows()
                 self._publish(final=True)
             if self._sink is not None:
@@ -163,7 +170,8 @@ class Recorder:
                 now = self._wall()
                 for tally in self._registry.tallies():
                     tally.reset(wall=now)
-            self._sink, self._sink_opened = None, False
+            self._sink = None
+            self._began = self._wall()
             return True
 
         self._guarded(step, EXIT_SECONDS)
@@ -274,13 +282,13 @@ class Recorder:
             self._passive.stuck_since,
         )
         self._delay_seconds = 0.0
-        if not self._sink_opened:
+        if self._sink is None:
             touched = any(
                 reading.count or reading.rejected or reading.overflows for reading in recording.stats
             )
             if self._forked and not touched:
                 return True  # such as a DataLoader's worker, which inherits every Stat and uses none
-            self._sink, self._sink_opened = self._open_sink(), True
+            self._sink = self._open_sink(self._began)
         return self._sink is not None and self._sink.publish(recording)
 
     def _drain(self, tally: Tally) -> None:

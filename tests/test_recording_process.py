@@ -1,0 +1,394 @@
+"""What a process leaves in the feed, however it ends: real children, real files, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from exporter.feed.decoder import Decoder
+from exporter.feed.snapshot import Snapshot
+from exporter.recording.values import Aggregation, StatReading
+
+
+def run(
+    feed: Path, program: str, *, check: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a training program to its end."""
+    script = feed.parent / "train.py"
+    script.write_text(textwrap.dedent(program), encoding="utf-8")
+    feed.mkdir(exist_ok=True)
+    base = {name: value for name, value in os.environ.items() if name not in {"RANK", "EXPORTER_RUN"}}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(script)],
+        env=base | {"EXPORTER_FEED_DIR": str(feed), "EXPORTER_FLUSH_SECONDS": "0.2"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def snapshots(feed: Path) -> list[Snapshot]:
+    """The last snapshot of every process, in order of their beginning."""
+    found = [Decoder().decode(path.read_bytes()) for path in feed.glob("*.feed")]
+    return sorted(found, key=lambda snapshot: snapshot.process.started)
+
+
+def only(feed: Path, name: str = "train.loss") -> StatReading:
+    """The one reading of a Stat in the one file of the feed."""
+    (snapshot,) = snapshots(feed)
+    (reading,) = [reading for reading in snapshot.recording.stats if reading.definition.name == name]
+    return reading
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Path:
+    return tmp_path / "feed"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "raise RuntimeError('mine')",
+        "sys.exit(3)",
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); os.kill(os.getpid(), signal.SIGTERM)",
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(1)",
+    ],
+)
+def test_an_orderly_end_loses_nothing(feed: Path, ending: str) -> None:
+    program = f"""
+        import os, signal, sys, time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        for step in range(100_000):
+            loss.add(1.0)
+        {ending}
+    """
+    run(feed, program, check=False)
+
+    assert (only(feed).count, only(feed).sum, only(feed).overflows) == (100_000, 100_000.0, 0)
+    assert snapshots(feed)[0].recording.final
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_an_abrupt_end_loses_at_most_one_flush_interval(feed: Path, ending: str) -> None:
+    program = f"""
+        import os, signal, time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        for step in range(100):
+            loss.add(1.0)
+        time.sleep(1.0)
+        loss.add(1.0)
+        {ending}
+    """
+    run(feed, program, check=False)
+
+    assert only(feed).count in {100, 101}
+    assert not snapshots(feed)[0].recording.final
+
+
+def test_a_thread_that_outlives_main_and_an_exit_handler_are_recorded(feed: Path) -> None:
+    program = """
+        import atexit, threading, time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        atexit.register(loss.add, 4.0)
+        def later():
+            time.sleep(0.5)
+            loss.add(2.0)
+        threading.Thread(target=later).start()
+        loss.add(1.0)
+    """
+    run(feed, program)
+
+    assert (only(feed).count, only(feed).sum) == (3, 7.0)
+
+
+def test_a_daemon_thread_that_never_stops_adding_does_not_hold_up_the_exit(feed: Path) -> None:
+    program = """
+        import threading
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        def forever():
+            while True:
+                loss.add(1.0)
+        threading.Thread(target=forever, daemon=True).start()
+        loss.add(1.0)
+    """
+    began = time.monotonic()
+    run(feed, program)
+
+    assert time.monotonic() - began < 15
+    assert only(feed).count >= 1
+
+
+def test_a_forked_child_counts_its_own_samples_only_and_never_writes_its_parents_file(feed: Path) -> None:
+    program = """
+        import os, sys, time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        add = loss.add
+        for step in range(10):
+            add(1.0)
+        if os.fork() == 0:
+            add(100.0)
+            sys.exit(0)
+        os.wait()
+        add(1.0)
+    """
+    run(feed, program, RANK="3")
+    parent, child = snapshots(feed)
+
+    assert [snapshot.recording.stats[0].sum for snapshot in (parent, child)] == [11.0, 100.0]
+    assert parent.process.id != child.process.id
+    assert [snapshot.process.rank for snapshot in (parent, child)] == [3, 3]
+
+
+def test_a_forked_child_that_records_nothing_leaves_no_file(feed: Path) -> None:
+    program = """
+        import os, time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        loss.add(1.0)
+        if os.fork() == 0:
+            time.sleep(1.0)
+            raise SystemExit
+        os.wait()
+    """
+    run(feed, program)
+
+    assert len(snapshots(feed)) == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing_lose_nothing_though_they_skip_exit_handlers(
+    feed: Path, method: str
+) -> None:
+    program = f"""
+        import multiprocessing
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        def work(number):
+            for _ in range(1000):
+                loss.add(float(number))
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("{method}")
+            children = [context.Process(target=work, args=(number,)) for number in (1, 2)]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+            loss.add(5.0)
+    """
+    run(feed, program)
+    totals = sorted(
+        (reading.count, reading.sum)
+        for snapshot in snapshots(feed)
+        for reading in snapshot.recording.stats
+        if reading.count
+    )
+
+    assert totals == [(1, 5.0), (1000, 1000.0), (1000, 2000.0)]
+
+
+def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
+    program = """
+        import os, threading
+        from exporter import Stat
+        stats = [Stat(f"train.s{number}", ["mean", "p99"]) for number in range(20)]
+        stop = False
+        def work():
+            while not stop:
+                for stat in stats:
+                    stat.add(1.0)
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            if os.fork() == 0:
+                import exporter
+                stats[0].add(1.0)
+                exporter.flush()
+                os._exit(0 if stats[0].count == 1 else 1)
+            assert os.wait()[1] == 0
+        stop = True
+    """
+    run(feed, program)
+
+    assert len(snapshots(feed)) == 31
+
+
+def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(feed: Path) -> None:
+    program = """
+        import threading, time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean", "max"], window_seconds=0.5)
+        busy = Stat("train.busy", ["mean"], window_seconds=0.5)
+        loss.add(7.0)
+        stop = False
+        def work():
+            while not stop:
+                busy.add(1.0)
+                time.sleep(0.0005)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        seen = []
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            seen.append((loss.window, busy.window))
+            time.sleep(0.01)
+        stop = True
+        filled = [window for window, _ in seen if window.samples]
+        assert filled and filled[0].samples == 1, filled
+        assert not loss.get(), loss.get()
+        closed = {window.ended: window for _, window in seen if window.samples}
+        assert len(closed) >= 5, closed
+        assert all(abs(ended / 0.5 - round(ended / 0.5)) < 1e-6 for ended in closed), closed
+        assert sum(window.samples for window in closed.values()) <= busy.count
+    """
+    run(feed, program)
+
+    assert only(feed, "train.busy").count > 100
+
+
+def test_a_passive_stat_is_measured_and_one_that_hangs_costs_nothing_else(feed: Path) -> None:
+    program = """
+        import time
+        import exporter
+        from exporter import Stat
+        exporter.recording.passive.STUCK_SECONDS = 0.5
+        loss = Stat("train.loss", ["mean"])
+        Stat.passive("train.good", lambda: 3.0, unit="bytes")
+        Stat.passive("train.bad", lambda: 1 / 0)
+        time.sleep(1.0)
+        Stat.passive("train.hang", lambda: time.sleep(1000))
+        time.sleep(1.5)
+        loss.add(1.0)
+    """
+    done = run(feed, program)
+    (snapshot,) = snapshots(feed)
+    readings = {reading.definition.name: reading for reading in snapshot.recording.stats}
+
+    assert readings["train.good"].count >= 2
+    assert readings["train.good"].definition.aggregations == {Aggregation.VALUE, Aggregation.MAX}
+    assert readings["train.bad"].rejected["error"] >= 2
+    assert done.stderr.count("train.bad") == 1
+    assert readings["train.loss"].count == 1
+    assert snapshot.recording.passive_stuck_since is not None
+
+
+def test_who_a_process_is_comes_from_its_launcher_and_configure_goes_first(feed: Path) -> None:
+    program = """
+        import exporter
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        loss.add(1.0)
+        exporter.flush()
+        exporter.configure(run="second", rank=7, labels={"model": "tiny"})
+        loss.add(1.0)
+        loss.add(1.0)
+    """
+    run(feed, program, SLURM_JOB_ID="77", SLURM_PROCID="2", TORCHELASTIC_RUN_ID="none")
+    first, second = snapshots(feed)
+
+    assert (first.process.run, first.process.rank, first.recording.stats[0].count) == ("77", 2, 1)
+    assert (second.process.run, second.process.rank, second.recording.stats[0].count) == ("second", 7, 2)
+    assert first.recording.final
+    assert second.process.labels == (("model", "tiny"),)
+
+
+def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None:
+    program = """
+        import threading
+        from exporter import Stat, flush
+        loss = Stat("train.loss", ["mean"])
+        for _ in range(1000):
+            loss.add(1.0)
+        with loss.time():
+            pass
+        assert len(loss._tally.buffer) == 0
+        assert threading.active_count() == 1
+    """
+    run(feed, program, EXPORTER_DISABLED="1")
+
+    assert list(feed.iterdir()) == []
+
+
+@pytest.mark.parametrize("directory", ["/nonexistent/feed", "/dev/null", "/proc/self/feed"])
+def test_a_feed_directory_that_cannot_be_used_is_told_once_and_harms_nothing(
+    feed: Path, directory: str
+) -> None:
+    program = """
+        import time
+        from exporter import Stat, flush
+        loss = Stat("train.loss", ["mean"])
+        for _ in range(5):
+            loss.add(1.0)
+            time.sleep(0.2)
+        flush()
+        assert loss.count == 5
+        print("done")
+    """
+    done = run(feed, program, EXPORTER_FEED_DIR=directory)
+
+    assert done.stdout == "done\n"
+    assert done.stderr.count("nothing is exported") == 1
+
+
+def test_a_runaway_label_neither_raises_nor_fills_the_memory(feed: Path) -> None:
+    program = """
+        from exporter import Stat, registry
+        from exporter.recording import registry as module
+        module.MOST_STATS = 100
+        for number in range(1000):
+            Stat("train.layer", ["mean"], labels={"layer": str(number)}).add(1.0)
+        assert len(registry.tallies()) == 100
+        assert registry.refused == 900
+    """
+    run(feed, program)
+
+    assert len(snapshots(feed)[0].recording.stats) == 100
+
+
+def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on(feed: Path) -> None:
+    program = """
+        import time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"], window_seconds=0.5)
+        loss.add(1.0)
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    script = feed.parent / "train.py"
+    script.write_text(textwrap.dedent(program), encoding="utf-8")
+    feed.mkdir()
+    environment = os.environ | {"EXPORTER_FEED_DIR": str(feed), "EXPORTER_FLUSH_SECONDS": "0.2"}
+    job = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        job.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        job.send_signal(signal.SIGCONT)
+        time.sleep(0.6)
+        reading = only(feed)
+    finally:
+        job.kill()
+        job.communicate()
+
+    assert reading.count == 1
+    assert reading.window is not None
+    assert reading.window.samples == 0

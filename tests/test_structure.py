@@ -1,0 +1,145 @@
+"""The shape of the package: who imports whom, what is public, what importing it does."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import exporter
+
+ROOT = Path(exporter.__file__).parent
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "version": set(),
+    "recording": {"errors"},
+    "feed": {"errors", "recording.values"},
+    "process": {"errors", "version", "recording", "feed"},
+    "": {"errors", "version", "process", "recording"},
+    "options": set(),
+    "yaml_nodes": {"errors", "options"},
+    "yaml_loader": {"errors", "options", "yaml_nodes"},
+    "collectors": {"errors", "feed", "recording.naming", "recording.values", "version"},
+    "ledger": {
+        "errors",
+        "feed",
+        "collectors.family",
+        "recording.naming",
+        "recording.reserved",
+        "recording.values",
+    },
+    "exposition": {"errors", "collectors.family"},
+    "web": {"errors", "exposition", "collectors.family", "options", "yaml_loader"},
+    "cli": {"*"},
+    "__main__": {"cli"},
+}
+"""Folder or file of the package → what of ours it may import. The same table stands in ARCHITECTURE.md."""
+
+THIRD_PARTY: dict[str, set[str]] = {
+    "yaml_nodes": {"yaml"},
+    "yaml_loader": {"yaml"},
+    "collectors": {"psutil", "pynvml"},
+    "exposition": {"prometheus_client"},
+    "web": {"h11", "bcrypt"},
+    "cli": {"psutil", "yaml", "pynvml"},
+}
+"""Folder or file → the packages of others that it may import; the rest of it is the standard library's."""
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def stage_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports, function bodies included, type-only blocks too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            if node.module == "exporter":
+                found.update(f"exporter.{alias.name}" for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_one_way(path: Path) -> None:
+    stage = stage_of(path)
+    assert stage in MAY_IMPORT, f"a new stage {stage!r} needs its row in the table"
+    allowed = MAY_IMPORT[stage]
+    for module in imports_of(path):
+        if module.split(".")[0] == "exporter" and module != "exporter":
+            inside = module.removeprefix("exporter.")
+            own = inside.split(".")[0] == stage and stage != ""
+            listed = "*" in allowed or any(
+                inside == each or inside.startswith(f"{each}.") for each in allowed
+            )
+            assert own or listed, f"{stage or 'exporter'} imports {inside}"
+        elif module.split(".")[0] not in sys.stdlib_module_names and module not in {
+            "",
+            "exporter",
+            "typing_extensions",
+        }:
+            assert module.split(".")[0] in THIRD_PARTY.get(stage, set()), (
+                f"{stage or 'exporter'} imports {module}"
+            )
+
+
+def test_the_table_is_the_one_in_the_architecture_document() -> None:
+    text = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+    for stage, allowed in MAY_IMPORT.items():
+        name = f"`{stage}`" if stage else "`exporter/__init__`"
+        row = next((line for line in text.splitlines() if line.startswith(f"| {name} |")), "")
+        cells = [cell.strip() for cell in row.split("|")]
+        assert len(cells) > 3, f"no row for {name}"
+        ours = "anything" if "*" in allowed else ", ".join(f"`{each}`" for each in sorted(allowed)) or "none"
+        others = ", ".join(f"`{each}`" for each in sorted(THIRD_PARTY.get(stage, set()))) or "none"
+        assert cells[2:4] == [ours, others], name
+
+
+def test_all_is_sorted_and_what_can_be_imported() -> None:
+    assert exporter.__all__ == sorted(exporter.__all__)
+    for name in exporter.__all__:
+        assert getattr(exporter, name) is not None
+
+
+WATCH = """
+import sys, threading
+before = set(sys.modules)
+opened = []
+def hook(event, arguments):
+    if event == "open":
+        opened.append(str(arguments[0]))
+    elif event in ("socket.connect", "subprocess.Popen", "os.fork", "os.mkdir", "os.rename"):
+        opened.append(event)
+sys.addaudithook(hook)
+import exporter
+from exporter import Aggregation, Stat
+loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+print(sorted(name for name in loaded - {"exporter"} if name not in sys.stdlib_module_names))
+print(threading.active_count())
+print([path for path in opened if not path.endswith((".py", ".pyc")) and ".pyc." not in path])
+print(sorted({"dataclasses", "typing", "re", "json", "inspect", "logging", "asyncio", "pathlib"} & set(sys.modules)))
+"""
+
+
+def test_importing_loads_nothing_of_others_starts_no_thread_and_opens_no_file(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"  # an interpreter whose site-packages load nothing of their own
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    program = f"import sys; sys.path.append({str(ROOT.parent)!r})\n{WATCH}"
+
+    done = subprocess.run(
+        [str(bare / "bin/python"), "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines() == ["[]", "1", "[]", "[]"]
