@@ -151,7 +151,7 @@ class CpuCollector:
         for spec, name in LINES:
             with draft.part():
                 first, _, _ = lines.get(name, "").partition(" ")
-                draft.add(spec, parse_count(first, self._path))
+                draft.add(spec, parse_count(first, self._path, name))
         return draft.finish()
 
     def _by_core(self, lines: Mapping[str, str]) -> dict[tuple[str, ...], float]:
@@ -159,7 +159,7 @@ class CpuCollector:
         for name, rest in lines.items():
             number = name.removeprefix("cpu")
             if name != number and number:
-                parse_count(number, self._path)
+                parse_count(number, self._path, "cpu")
                 for mode, seconds in self._settled(name, rest).items():
                     samples[number, mode] = seconds
         return samples
@@ -167,8 +167,8 @@ class CpuCollector:
     def _settled(self, name: str, rest: str) -> dict[str, float]:
         words = rest.split()
         if len(words) < 4:
-            refuse(f"{name} {rest}", self._path, "at least four CPU times")
-        ticks = {mode: parse_count(word, self._path) for mode, word in zip(MODES, words, strict=False)}
+            refuse(rest, (self._path, name), "at least four CPU times")
+        ticks = {mode: parse_count(word, self._path, name) for mode, word in zip(MODES, words, strict=False)}
         ticks["user"] = max(0, ticks["user"] - ticks.get("guest", 0))
         ticks["nice"] = max(0, ticks["nice"] - ticks.get("guest_nice", 0))
         seconds = {mode: count / self._hertz for mode, count in ticks.items()}

@@ -125,7 +125,7 @@ def cgroup_quota(proc: Path, mount: Path) -> float | None:
     for line in text.splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
-            refuse(line, path, "lines like `0::/path`")
+            refuse(line, (path,), "lines like `0::/path`")
         _, controllers, group = parts
         if not controllers:
             limits += [_limit_v2(directory) for directory in _upwards(mount, group)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -94,40 +95,44 @@ def numbered_entries(directory: Path, prefix: str) -> list[tuple[int, Path]]:
     )
 
 
-def parse_count(text: str, path: Path) -> int:
+def parse_count(text: str, *place: object) -> int:
     """Parse an unsigned 64-bit number as the kernel prints it.
+
+    Args:
+        text: The number.
+        place: The file, and where in it, for the message; so in all that follows.
 
     Raises:
         CollectError: It is anything else.
     """
     if not _COUNT.fullmatch(text) or (count := int(text)) > _LARGEST_COUNT:
-        refuse(text, path, "an unsigned number")
+        refuse(text, place, "an unsigned number")
     return count
 
 
-def parse_signed(text: str, path: Path) -> int:
+def parse_signed(text: str, *place: object) -> int:
     """Parse a number that may be negative.
 
     Raises:
         CollectError: It is anything else.
     """
     if not _SIGNED.fullmatch(text) or abs(number := int(text)) > _LARGEST_COUNT:
-        refuse(text, path, "a number")
+        refuse(text, place, "a number")
     return number
 
 
-def parse_decimal(text: str, path: Path) -> float:
+def parse_decimal(text: str, *place: object) -> float:
     """Parse an unsigned number with or without a decimal point.
 
     Raises:
         CollectError: It is anything else.
     """
     if not _DECIMAL.fullmatch(text):
-        refuse(text, path, "a decimal number")
+        refuse(text, place, "a decimal number")
     return float(text)
 
 
-def parse_list_length(text: str, path: Path) -> int:
+def parse_list_length(text: str, *place: object) -> int:
     """Count the members of a kernel list of CPUs: `0-3,8` has five.
 
     Raises:
@@ -137,15 +142,15 @@ def parse_list_length(text: str, path: Path) -> int:
     for part in text.strip().split(","):
         found = _RANGE.fullmatch(part)
         if found is None:
-            refuse(text, path, "a list like 0-3,8")
+            refuse(text, place, "a list like 0-3,8")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
-            refuse(text, path, "a list like 0-3,8")
+            refuse(text, place, "a list like 0-3,8")
         total += last - first + 1
     return total
 
 
-def parse_kibibytes(text: str, path: Path) -> int:
+def parse_kibibytes(text: str, *place: object) -> int:
     """Parse `1024 kB`, as /proc/meminfo and its sisters give sizes, into bytes.
 
     Raises:
@@ -153,8 +158,8 @@ def parse_kibibytes(text: str, path: Path) -> int:
     """
     number, _, unit = text.partition(" ")
     if unit != "kB":
-        refuse(text, path, "a size in kB")
-    return parse_count(number, path) * 1024
+        refuse(text, place, "a size in kB")
+    return parse_count(number, *place) * 1024
 
 
 def named_values(text: str, separator: str, *, prefix: str = "") -> dict[str, str]:
@@ -171,14 +176,20 @@ def named_values(text: str, separator: str, *, prefix: str = "") -> dict[str, st
     return {name: value.strip() for name, found, value in pairs if found}
 
 
-def refuse(text: str, path: Path, expected: str) -> NoReturn:
+def refuse(text: str, place: Sequence[object], expected: str) -> NoReturn:
     """Say what stood where something else belongs.
+
+    Args:
+        text: What was found.
+        place: The file, and where in it; put together only here, since almost nothing is ever refused.
+        expected: With an article.
 
     Raises:
         CollectError: Always, with the reason `malformed`.
     """
     found = text if len(text) <= 40 else f"{text[:40]}…"
-    raise CollectError(f"{path}: expected {expected}, found {found!r}", reason="malformed")
+    where = " ".join(str(part) for part in place)
+    raise CollectError(f"{where}: expected {expected}, found {found!r}", reason="malformed")
 
 
 def failure(path: Path, error: OSError) -> CollectError:

@@ -50,7 +50,7 @@ class LoadCollector:
             return draft.finish()
         words = text.split()
         if len(words) < len(LOADS):
-            refuse(text, self._path, "three averages")
+            refuse(text, (self._path,), "three averages")
         for spec, word in zip(LOADS, words, strict=False):
             with draft.part():
                 draft.add(spec, parse_decimal(word, self._path))

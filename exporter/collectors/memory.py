@@ -118,7 +118,7 @@ class MemoryCollector:
         values = named_values(text, ":")
         for spec, name in SIZES.items():
             with draft.part():
-                draft.add(spec, parse_kibibytes(values.get(name, ""), self._path))
+                draft.add(spec, parse_kibibytes(values.get(name, ""), self._path, name))
         with draft.part():
             self._add_available(draft, values)
         if "Hugepagesize" not in values:
@@ -126,15 +126,15 @@ class MemoryCollector:
             return draft.finish()
         for spec, name in HUGE.items():
             with draft.part():
-                size = parse_kibibytes(values["Hugepagesize"], self._path)
-                draft.add(spec, parse_count(values.get(name, ""), self._path) * size)
+                size = parse_kibibytes(values["Hugepagesize"], self._path, "Hugepagesize")
+                draft.add(spec, parse_count(values.get(name, ""), self._path, name) * size)
         return draft.finish()
 
     def _add_available(self, draft: Draft, values: Mapping[str, str]) -> None:
         if "MemAvailable" not in values:
             draft.unsupported(f"{self._path}: no MemAvailable")
             return
-        available = parse_kibibytes(values["MemAvailable"], self._path)
-        total = parse_kibibytes(values.get("MemTotal", ""), self._path)
+        available = parse_kibibytes(values["MemAvailable"], self._path, "MemAvailable")
+        total = parse_kibibytes(values.get("MemTotal", ""), self._path, "MemTotal")
         draft.add(AVAILABLE, available)
         draft.add(USED, max(0, total - available))

@@ -68,7 +68,9 @@ class NumaCollector:
                 if text is None:
                     continue
                 values = named_values(text, ":", prefix=f"Node {number} ")
-                sizes = [parse_kibibytes(values.get(name, ""), path) for name in ("MemTotal", "MemFree")]
+                sizes = [
+                    parse_kibibytes(values.get(name, ""), path, name) for name in ("MemTotal", "MemFree")
+                ]
                 total[str(number),], free[str(number),] = sizes
         draft.add_family(TOTAL, total)
         draft.add_family(FREE, free)

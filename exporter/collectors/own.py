@@ -128,7 +128,7 @@ class OwnCollector:
             return
         words = text.rpartition(")")[2].split()
         if len(words) <= _RSS:
-            refuse(text, path, "the fields of a process")
+            refuse(text, (path,), "the fields of a process")
         ticks = parse_count(words[_UTIME], path) + parse_count(words[_STIME], path)
         resident = parse_signed(words[_RSS], path) * self._page_size
         virtual, threads = parse_count(words[_VSIZE], path), parse_count(words[_THREADS], path)
@@ -143,7 +143,7 @@ class OwnCollector:
         path = self._proc / "stat"
         _, found, rest = (read_file(path) or "").partition("\nbtime ")
         if not found:
-            refuse("", path, "a line btime")
+            refuse("", (path,), "a line btime")
         return parse_count(rest.partition("\n")[0], path)
 
     def _add_open(self, draft: Draft) -> None:
@@ -164,7 +164,7 @@ class OwnCollector:
         _, found, rest = text.partition("Max open files")
         soft = rest.split(maxsplit=1)[:1]
         if not found or not soft:
-            refuse(text, path, "a line `Max open files`")
+            refuse(text, (path,), "a line `Max open files`")
         if soft != ["unlimited"]:
             draft.add(MAX_FDS, parse_count(soft[0], path))
 

@@ -14,7 +14,7 @@ from exporter.collectors.draft import Draft
 from exporter.collectors.family import Collected, FamilySpec
 from exporter.collectors.kernel_files import FILE_REASONS, parse_count, read_file, refuse
 
-MICROSECONDS = 1e-6
+MICROSECONDS_PER_SECOND = 1e6
 
 _WANT = {
     "cpu": "a CPU",
@@ -82,7 +82,9 @@ class PressureCollector:
                 for (which, line), spec in LINES.items():
                     if which == resource:
                         with draft.part():
-                            draft.add(spec, _total(totals.get(line, ""), path) * MICROSECONDS)
+                            draft.add(
+                                spec, _total(totals.get(line, ""), path, line) / MICROSECONDS_PER_SECOND
+                            )
         if len(missing) == len(self._paths):
             draft.unsupported(f"no {self._directory}: the kernel keeps no pressure (CONFIG_PSI, psi=1)")
         elif missing:
@@ -90,8 +92,8 @@ class PressureCollector:
         return draft.finish()
 
 
-def _total(rest: str, path: Path) -> int:
+def _total(rest: str, path: Path, line: str) -> int:
     _, found, total = rest.rpartition("total=")
     if not found:
-        refuse(rest, path, "avg10= avg60= avg300= total=")
-    return parse_count(total, path)
+        refuse(rest, (path, line), "avg10= avg60= avg300= total=")
+    return parse_count(total, path, line)

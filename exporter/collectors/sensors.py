@@ -136,7 +136,7 @@ def _put_temperature(
     temperatures: dict[tuple[str, ...], float], labels: tuple[str, ...], text: str, path: Path
 ) -> None:
     celsius = parse_signed(text.strip(), path) / 1000
-    if celsius >= ABSOLUTE_ZERO_CELSIUS:  # colder is a driver's way of saying that it does not know
+    if celsius > ABSOLUTE_ZERO_CELSIUS:  # 0 K is a driver's way of saying that it does not know
         temperatures[labels] = celsius
 
 

@@ -226,9 +226,9 @@ class Standing:
         return self._duration
 
     @property
-    def success(self) -> bool | None:
-        """The verdict; None before the first pass has ended."""
-        return None if self._problems is None else not self._problems
+    def verdict(self) -> float | None:
+        """1 for a pass without problems, else 0; None before the first pass has ended."""
+        return None if self._problems is None else float(not self._problems)
 
     @property
     def unsupported_sources(self) -> int | None:
@@ -257,7 +257,7 @@ def standing_families(standings: Iterable[tuple[Standing, float | None]]) -> tup
 
     for standing, running_seconds in standings:
         name, totals = standing.name, standing.totals
-        put(SUCCESS, standing.success, name)
+        put(SUCCESS, standing.verdict, name)
         put(LAST_DURATION, standing.duration(running_seconds), name)
         put(DURATION, totals.duration_seconds, name)
         put(LAST_SUCCESS, totals.last_success, name)

@@ -90,8 +90,8 @@ class SwapCollector:
             draft.unsupported(f"no {self._meminfo}")
             return
         values = named_values(text, ":")
-        total = parse_kibibytes(values.get("SwapTotal", ""), self._meminfo)
-        free = parse_kibibytes(values.get("SwapFree", ""), self._meminfo)
+        total = parse_kibibytes(values.get("SwapTotal", ""), self._meminfo, "SwapTotal")
+        free = parse_kibibytes(values.get("SwapFree", ""), self._meminfo, "SwapFree")
         draft.add(TOTAL, total)
         draft.add(USED, max(0, total - free))
         draft.add(FREE, free)
@@ -107,4 +107,4 @@ class SwapCollector:
                 draft.unsupported(f"{self._vmstat}: no {name}")
                 continue
             with draft.part():
-                draft.add(spec, parse_count(values[name], self._vmstat) * self._page_size)
+                draft.add(spec, parse_count(values[name], self._vmstat, name) * self._page_size)

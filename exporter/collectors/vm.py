@@ -124,4 +124,4 @@ class VmCollector:
         return draft.finish()
 
     def _count(self, values: Mapping[str, str], name: str) -> int:
-        return parse_count(values.get(name, ""), self._path)
+        return parse_count(values.get(name, ""), self._path, name)

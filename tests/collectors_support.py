@@ -1,0 +1,134 @@
+"""What the tests of the collectors share: recorded machines, an exposition to look at, and its invariants."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
+from exporter.collectors.family import Collected, Collector, Distribution, Family
+from exporter.errors import CollectError
+
+MACHINES = Path(__file__).parent / "data" / "machines"
+"""Trees of /proc and /sys: `virtual` (recorded), `node` (two sockets, everything) and `old` (Linux 3.10)."""
+
+UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
+"""Write the expected expositions instead of comparing; the diff is the review."""
+
+OF_TREE = [entry for entry in CATALOGUE if entry.name not in {"clock", "shm"}]
+"""Those that read nothing but files."""
+
+
+def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
+    """Make a collector that reads a tree instead of this machine."""
+    roots: dict[str, dict[str, object]] = {
+        "cpu": {"proc": root / "proc", "ticks_per_second": 100},
+        "swap": {"proc": root / "proc", "page_size": 4096},
+        "own": {"proc": root / "proc", "ticks_per_second": 100, "page_size": 4096},
+        "cpu_count": {"proc": root / "proc", "sys": root / "sys", "affinity": lambda: 4},
+        "cpu_frequency": {"proc": root / "proc", "sys": root / "sys"},
+        "cpu_throttles": {"sys": root / "sys"},
+        "numa": {"sys": root / "sys"},
+        "sensors": {"sys": root / "sys"},
+        "edac": {"sys": root / "sys"},
+        "clock": {},
+        "shm": {"shm": root / "shm"},
+    }
+    return entry.factory(**roots.get(entry.name, {"proc": root / "proc"}), **options)
+
+
+def copy_of(machine: str, to: Path) -> Path:
+    """Copy a machine, to be damaged."""
+    return Path(shutil.copytree(MACHINES / machine, to / machine, symlinks=True))
+
+
+def value_of(collected: Collected, name: str, *labels: str) -> float | None:
+    """Look up one sample, None where it is absent."""
+    for family in collected.families:
+        for sample in family.samples:
+            if family.spec.name == name and sample.labels == labels:
+                assert not isinstance(sample.value, Distribution)
+                return sample.value
+    return None
+
+
+def text_of(families: Iterable[Family]) -> str:
+    """Write families in Prometheus' text format, plainly; the real renderer has tests of its own."""
+    lines = []
+    for family in families:
+        kind = "gauge" if family.spec.type == "info" else family.spec.type
+        lines += [f"# HELP {family.spec.name} {family.spec.help}", f"# TYPE {family.spec.name} {kind}"]
+        for sample in family.samples:
+            labels = ",".join(
+                f'{name}="{value}"'
+                for name, value in zip(family.spec.labels, sample.labels, strict=True)
+                if value
+            )
+            lines.append(f"{family.spec.name}{{{labels}}} {sample.value!r}".replace("{}", ""))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def assert_sound(collector: Collector, collected: Collected) -> None:
+    """Check what holds for every block, whatever was read."""
+    reasons = set(collector.reasons) if hasattr(collector, "reasons") else set()
+    assert {reason for reason, _ in collected.problems} <= reasons
+    names = [family.spec.name for family in collected.families]
+    assert len(names) == len(set(names))
+    for family in collected.families:
+        assert family.spec in collector.specs
+        assert family.samples
+        labels = [sample.labels for sample in family.samples]
+        assert len(labels) == len(set(labels))
+        for sample in family.samples:
+            assert len(sample.labels) == len(family.spec.labels)
+            assert isinstance(sample.value, (int, float))
+            assert math.isfinite(float(sample.value))
+            if family.spec.type == "counter" or family.spec.unit == "bytes":
+                assert sample.value >= 0
+            if family.spec.unit == "ratio":
+                assert 0 <= sample.value <= 1
+
+
+def collect_soundly(collector: Collector) -> Collected | CollectError:
+    """Collect; nothing but the documented outcomes may come back."""
+    try:
+        collected = collector.collect()
+    except CollectError as error:
+        failure = error
+    else:
+        assert_sound(collector, collected)
+        return collected
+    assert failure.reason in getattr(collector, "reasons", ())
+    return failure
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    """Wait for what another thread is about to do; the limit is for a broken one only."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
+
+
+class Board:
+    """The receiving end of a scheduler: what is published at the moment, and all that happened."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, Sequence[Family]] = {}
+        self.events: list[tuple[str, str]] = []
+
+    def publish(self, name: str, families: Sequence[Family]) -> None:
+        self.blocks[name] = families
+        self.events.append(("publish", name))
+
+    def withdraw(self, name: str) -> None:
+        del self.blocks[name]
+        self.events.append(("withdraw", name))
+
+    def published(self, name: str) -> int:
+        """How often a block of this name came."""
+        return self.events.count(("publish", name))

@@ -1,0 +1,486 @@
+"""The scheduler with real threads: intervals, deadlines, verdicts, what hangs, what goes stale."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from collectors_support import Board, text_of, wait_until
+
+from exporter.collectors.family import Collected, Collector, Family, FamilySpec, Sample
+from exporter.collectors.scheduler import Scheduler
+from exporter.collectors.standing import SPECS, CollectorStatus
+from exporter.errors import CollectError
+
+SPEC = FamilySpec("host_thing", "gauge", "A thing.")
+OFTEN = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
+SELDOM = {"interval_seconds": 3600.0, "deadline_seconds": 5.0}
+TIGHT = {"interval_seconds": 3600.0, "deadline_seconds": 0.1}
+
+
+def block(value: float = 1.0) -> Collected:
+    return Collected((Family(SPEC, (Sample((), value),)),))
+
+
+class Source:
+    """A collector whose behaviour is a function that can be exchanged."""
+
+    specs = (SPEC,)
+    reasons = ("permission", "malformed")
+
+    def __init__(self, name: str, act: Callable[[], Collected] = block) -> None:
+        self.name = name
+        self.act = act
+        self.calls = 0
+        self.inside = 0
+        self.most_inside = 0
+
+    def collect(self) -> Collected:
+        self.calls += 1
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        try:
+            return self.act()
+        finally:
+            self.inside -= 1
+
+
+class Hanging(Source):
+    """A collector that hangs until it is released."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, self.hang)
+        self.released = threading.Event()
+
+    def hang(self) -> Collected:
+        self.released.wait()
+        return block(666)
+
+
+@contextmanager
+def running(
+    board: Board, *sources: tuple[Collector, dict[str, float]], **options: object
+) -> Iterator[Scheduler]:
+    scheduler = Scheduler(publish=board.publish, withdraw=board.withdraw, **options)  # type: ignore[arg-type]  # options are passed through
+    for source, times in sources:
+        scheduler.add(source, **times)
+    scheduler.start()
+    try:
+        yield scheduler
+    finally:
+        for source, _ in sources:
+            if isinstance(source, Hanging):
+                source.released.set()
+        scheduler.stop()
+
+
+def status_of(scheduler: Scheduler, name: str) -> CollectorStatus:
+    return next(status for status in scheduler.statuses() if status.name == name)
+
+
+def metric(scheduler: Scheduler, name: str) -> float | None:
+    lines = text_of(scheduler.families()).splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), None)
+
+
+def test_the_first_pass_begins_at_once_and_the_next_after_the_interval() -> None:
+    board, slow, fast = Board(), Source("slow"), Source("fast")
+    with running(board, (slow, SELDOM), (fast, OFTEN)) as scheduler:
+        wait_until(lambda: fast.calls >= 4 and "slow" in board.blocks)
+
+        assert slow.calls == 1
+        assert board.blocks["slow"] == block().families
+        assert status_of(scheduler, "slow").success is True
+
+
+def test_a_collector_that_hangs_delays_no_other() -> None:
+    board = Board()
+    hanging = [Hanging(f"hanging{number}") for number in range(5)]
+    healthy = Source("healthy")
+    with running(board, *((each, OFTEN) for each in hanging), (healthy, OFTEN)):
+        wait_until(lambda: healthy.calls >= 3)
+
+        assert "healthy" in board.blocks
+
+
+def test_a_missed_deadline_is_a_verdict_and_counts_once_per_hang() -> None:
+    board, hanging = Board(), Hanging("nfs")
+    with running(board, (hanging, {"interval_seconds": 0.05, "deadline_seconds": 0.1})) as scheduler:
+        wait_until(lambda: status_of(scheduler, "nfs").success is False)
+        time.sleep(0.4)  # eight intervals: the hang is still the same one
+
+        assert status_of(scheduler, "nfs").reason == "timeout"
+        assert status_of(scheduler, "nfs").running
+        assert hanging.calls == 1
+        assert metric(scheduler, 'exporter_collector_timeouts_total{collector="nfs"}') == 1
+        assert metric(scheduler, 'exporter_collector_success{collector="nfs"}') == 0
+        assert (metric(scheduler, 'exporter_collector_last_duration_seconds{collector="nfs"}') or 0) > 0.4
+
+
+def test_a_late_result_is_dropped_and_the_collector_runs_again() -> None:
+    board, hanging = Board(), Hanging("nfs")
+    with running(board, (hanging, {"interval_seconds": 0.2, "deadline_seconds": 0.1})) as scheduler:
+        wait_until(lambda: status_of(scheduler, "nfs").success is False)
+        hanging.act = block
+        hanging.released.set()
+        wait_until(lambda: status_of(scheduler, "nfs").success is True)
+
+        assert hanging.calls == 2
+        assert board.blocks["nfs"] == block(1).families
+        assert board.published("nfs") == 1
+        assert (metric(scheduler, 'exporter_collector_duration_seconds_total{collector="nfs"}') or 0) >= 0.1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (CollectError("no right to read it", reason="permission"), "permission"),
+        (ZeroDivisionError("division by zero"), "unexpected"),
+        (SystemExit(3), "unexpected"),
+    ],
+)
+def test_a_collector_that_raises_publishes_nothing_and_says_why(error: BaseException, reason: str) -> None:
+    def fail() -> Collected:
+        raise error
+
+    board = Board()
+    with running(board, (Source("bad", fail), SELDOM)) as scheduler:
+        wait_until(lambda: status_of(scheduler, "bad").success is False)
+
+        assert board.events == []
+        assert status_of(scheduler, "bad").reason == reason
+        assert metric(scheduler, f'exporter_collector_errors_total{{collector="bad",reason="{reason}"}}') == 1
+
+
+@pytest.mark.parametrize("nonsense", [None, 17, Collected((), (("only a reason",),))])  # type: ignore[arg-type]  # that is the point
+def test_a_collector_that_returns_nonsense_fails_alone(nonsense: Collected) -> None:
+    board = Board()
+    with running(board, (Source("odd", lambda: nonsense), OFTEN), (Source("good"), OFTEN)) as scheduler:
+        wait_until(lambda: board.published("good") > 3)
+
+        assert status_of(scheduler, "odd").reason == "unexpected"
+        assert board.published("odd") == 0
+
+
+def test_a_page_that_refuses_a_block_is_the_failure_of_its_collector() -> None:
+    def refuse(name: str, families: object) -> None:
+        raise ValueError(f"{name} does not fit")
+
+    board = Board()
+    board.publish = refuse  # type: ignore[method-assign]
+    with running(board, (Source("big"), OFTEN)) as scheduler:
+        wait_until(lambda: status_of(scheduler, "big").success is False)
+
+        assert "big does not fit" in status_of(scheduler, "big").message
+        assert status_of(scheduler, "big").age_seconds is None
+
+
+def test_a_partial_success_is_published_with_the_verdict_zero() -> None:
+    part = Collected(block().families, (("malformed", "line 3"), ("malformed", "line 9")))
+    board = Board()
+    with running(board, (Source("half", lambda: part), SELDOM)) as scheduler:
+        wait_until(lambda: status_of(scheduler, "half").success is False)
+
+        assert board.blocks["half"] == part.families
+        assert metric(scheduler, 'exporter_collector_success{collector="half"}') == 0
+        assert (
+            metric(scheduler, 'exporter_collector_last_success_timestamp_seconds{collector="half"}') is None
+        )
+        assert metric(scheduler, 'exporter_collector_errors_total{collector="half",reason="malformed"}') == 1
+
+
+def test_a_block_without_successor_is_withdrawn_and_comes_back() -> None:
+    def fail() -> Collected:
+        raise CollectError("gone", reason="permission")
+
+    board, source = Board(), Source("gpu")
+    with running(board, (source, {"interval_seconds": 0.1, "deadline_seconds": 0.1})) as scheduler:
+        wait_until(lambda: "gpu" in board.blocks)
+        source.act = fail
+        wait_until(lambda: "gpu" not in board.blocks)
+        failed_calls = source.calls
+        source.act = block
+        wait_until(lambda: "gpu" in board.blocks)
+
+        assert failed_calls >= 3  # the first failure alone withdraws nothing
+        assert status_of(scheduler, "gpu").success is True
+
+
+def test_the_block_of_a_collector_that_hangs_is_withdrawn() -> None:
+    board, hanging = Board(), Hanging("nvml")
+    hanging.act = block
+    with running(board, (hanging, {"interval_seconds": 0.1, "deadline_seconds": 0.2})) as scheduler:
+        wait_until(lambda: "nvml" in board.blocks)
+        hanging.act = hanging.hang
+        wait_until(lambda: "nvml" not in board.blocks)
+
+        assert status_of(scheduler, "nvml").age_seconds is None
+        assert status_of(scheduler, "nvml").last_success is not None
+
+
+def test_stopping_does_not_wait_for_a_collector_that_hangs() -> None:
+    hanging = Hanging("stuck")
+    with running(Board(), (hanging, TIGHT)) as scheduler:
+        wait_until(lambda: hanging.calls == 1)
+        began = time.monotonic()
+        scheduler.stop(timeout_seconds=0.3)
+
+        assert time.monotonic() - began < 5
+
+
+def test_nothing_is_published_after_stopping() -> None:
+    board, hanging = Board(), Hanging("late")
+    with running(board, (hanging, SELDOM)) as scheduler:
+        wait_until(lambda: hanging.calls == 1)
+        scheduler.stop(timeout_seconds=0.1)
+        hanging.released.set()
+        wait_until(lambda: hanging.inside == 0)
+        wait_until(lambda: not any(t.name == "exporter-collect" for t in threading.enumerate()))
+
+        assert board.events == []
+
+
+def test_stopping_ends_all_threads() -> None:
+    with running(Board(), *((Source(f"s{number}"), OFTEN) for number in range(6))) as scheduler:
+        time.sleep(0.2)
+        scheduler.stop()
+
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("exporter-")]
+
+
+def test_workers_added_for_those_that_hang_end_with_the_hang() -> None:
+    def workers() -> int:
+        return sum(thread.name == "exporter-collect" for thread in threading.enumerate())
+
+    hanging = [Hanging(f"h{number}") for number in range(6)]
+    with running(Board(), *((each, TIGHT) for each in hanging), (Source("good"), OFTEN)):
+        wait_until(lambda: workers() >= 7)
+        for each in hanging:
+            each.act = block
+            each.released.set()
+
+        wait_until(lambda: workers() <= 3)
+
+
+def test_collectors_without_a_free_worker_time_out_and_recover() -> None:
+    hanging = [Hanging(f"h{number}") for number in range(2)]
+    board = Board()
+    with running(board, *((each, TIGHT) for each in hanging), max_workers=2) as scheduler:
+        wait_until(lambda: all(each.calls for each in hanging))
+        poor = Source("poor")
+        scheduler.add(poor, interval_seconds=0.3, deadline_seconds=0.1)
+        wait_until(lambda: status_of(scheduler, "poor").reason == "timeout")
+        assert "workers are taken" in status_of(scheduler, "poor").message
+        assert poor.calls == 0
+        hanging[0].released.set()
+
+        wait_until(lambda: "poor" in board.blocks)
+
+
+def test_a_collector_added_while_running_collects_at_once() -> None:
+    board, late = Board(), Source("late")
+    with running(board, (Source("early"), SELDOM)) as scheduler:
+        wait_until(lambda: "early" in board.blocks)
+        scheduler.add(late, **SELDOM)
+
+        wait_until(lambda: "late" in board.blocks)
+
+
+def test_a_removed_collector_takes_its_block_and_its_series_along() -> None:
+    board, source = Board(), Source("gone")
+    with running(board, (source, OFTEN), (Source("stays"), OFTEN)) as scheduler:
+        wait_until(lambda: "gone" in board.blocks)
+        scheduler.remove("gone")
+        calls = source.calls
+        time.sleep(0.2)
+
+        assert "gone" not in board.blocks
+        assert source.calls <= calls + 1
+        assert "gone" not in text_of(scheduler.families())
+        assert "stays" in board.blocks
+
+
+def test_the_result_of_a_collector_removed_while_it_ran_is_dropped() -> None:
+    board, hanging = Board(), Hanging("gone")
+    with running(board, (hanging, SELDOM)) as scheduler:
+        wait_until(lambda: hanging.calls == 1)
+        scheduler.remove("gone")
+        hanging.released.set()
+        wait_until(lambda: hanging.inside == 0)
+        time.sleep(0.1)
+
+        assert board.events == []
+
+
+def test_counters_continue_when_a_collector_is_removed_and_added_again() -> None:
+    def fail() -> Collected:
+        raise CollectError("no", reason="permission")
+
+    name = 'exporter_collector_errors_total{collector="x",reason="permission"}'
+    with running(Board(), (Source("x", fail), SELDOM)) as scheduler:
+        wait_until(lambda: metric(scheduler, name) == 1)
+        scheduler.remove("x")
+        scheduler.add(Source("x", fail), **SELDOM)
+
+        wait_until(lambda: metric(scheduler, name) == 2)
+
+
+def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
+    board, hanging, successor = Board(), Hanging("nfs"), Source("nfs")
+    with running(board, (hanging, TIGHT)) as scheduler:
+        wait_until(lambda: status_of(scheduler, "nfs").success is False)
+        scheduler.remove("nfs")
+        scheduler.add(successor, **SELDOM)
+        time.sleep(0.2)
+        assert successor.calls == 0
+        assert status_of(scheduler, "nfs").reason == "timeout"
+        hanging.released.set()
+
+        wait_until(lambda: board.blocks.get("nfs") == block().families)
+
+
+def test_run_soon_collects_out_of_turn() -> None:
+    source = Source("slow")
+    with running(Board(), (source, SELDOM)) as scheduler:
+        wait_until(lambda: source.calls == 1)
+        scheduler.run_soon("slow")
+        scheduler.run_soon("nobody")
+
+        wait_until(lambda: source.calls == 2)
+
+
+def test_run_soon_during_a_pass_gives_one_more_pass_and_never_two_at_once() -> None:
+    source = Hanging("busy")
+    with running(Board(), (source, SELDOM)) as scheduler:
+        wait_until(lambda: source.calls == 1)
+        for _ in range(10):
+            scheduler.run_soon("busy")
+        source.released.set()
+        wait_until(lambda: source.calls == 2)
+        time.sleep(0.1)
+
+        assert source.calls == 2
+        assert source.most_inside == 1
+
+
+def test_a_pass_longer_than_the_interval_is_not_started_twice() -> None:
+    def slowly() -> Collected:
+        time.sleep(0.12)
+        return block()
+
+    source = Source("slow", slowly)
+    with running(Board(), (source, OFTEN)):
+        wait_until(lambda: source.calls >= 4)
+
+        assert source.most_inside == 1
+
+
+def test_a_clock_that_jumps_makes_up_for_nothing() -> None:
+    ahead = [0.0]
+    board, source = Board(), Source("regular")
+    times = {"interval_seconds": 0.5, "deadline_seconds": 0.5}
+    with running(board, (source, times), monotonic=lambda: time.monotonic() + ahead[0]):
+        wait_until(lambda: source.calls == 1)
+        ahead[0] = 36_000.0
+        wait_until(lambda: source.calls >= 2)
+        time.sleep(0.3)
+
+        assert source.calls <= 4  # not 72,000
+
+
+def test_a_standstill_is_no_timeout_of_what_was_under_way() -> None:
+    ahead = [0.0]
+    hanging = Hanging("innocent")
+    often = Source("often")
+    with running(
+        Board(),
+        (hanging, {"interval_seconds": 3600.0, "deadline_seconds": 60.0}),
+        (often, {"interval_seconds": 0.2, "deadline_seconds": 60.0}),
+        monotonic=lambda: time.monotonic() + ahead[0],
+    ) as scheduler:
+        wait_until(lambda: hanging.calls == 1 and often.calls >= 1)
+        ahead[0] = 36_000.0
+        calls = often.calls
+        wait_until(lambda: often.calls >= calls + 2)
+        hanging.released.set()
+
+        wait_until(lambda: status_of(scheduler, "innocent").success is True)
+
+
+def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(reason: str) -> Callable[[], Collected]:
+        def act() -> Collected:
+            raise CollectError("a detail", reason=reason)
+
+        return act
+
+    caplog.set_level(logging.INFO)
+    source = Source("moody")
+    with running(Board(), (source, OFTEN)):
+        for act in (block, fail("permission"), fail("malformed"), block):
+            source.act = act
+            seen = source.calls
+            wait_until(lambda seen=seen: source.calls >= seen + 4)  # type: ignore[misc]  # the value of this round
+
+    lines = [record.getMessage() for record in caplog.records if "moody" in record.getMessage()]
+    assert lines == [
+        "collector moody fails: a detail (permission)",
+        "collector moody fails: a detail (malformed)",
+        "collector moody works again",
+    ]
+
+
+def test_what_the_machine_does_not_offer_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    source = Source("edac", lambda: Collected((), (), ("no memory controllers",)))
+    with running(Board(), (source, OFTEN)) as scheduler:
+        wait_until(lambda: source.calls >= 4)
+
+        assert metric(scheduler, 'exporter_collector_unsupported_sources{collector="edac"}') == 1
+        assert status_of(scheduler, "edac").success is True
+    assert [r.getMessage() for r in caplog.records].count("collector edac: no memory controllers") == 1
+
+
+def test_known_series_start_at_zero_and_unknown_ones_are_absent() -> None:
+    scheduler = Scheduler(publish=Board().publish, withdraw=Board().withdraw)
+    scheduler.add(Source("new"), **OFTEN)
+    text = text_of(scheduler.families())
+
+    for reason in ("timeout", "unexpected", "permission", "malformed"):
+        assert f'exporter_collector_errors_total{{collector="new",reason="{reason}"}} 0\n' in text
+    assert 'exporter_collector_timeouts_total{collector="new"} 0\n' in text
+    assert 'exporter_collector_interval_seconds{collector="new"} 0.05\n' in text
+    assert "exporter_collector_success{" not in text
+    assert {family.spec for family in scheduler.families()} <= set(SPECS)
+
+
+def test_the_families_are_the_same_object_until_something_changes() -> None:
+    source = Source("slow")
+    with running(Board(), (source, SELDOM)) as scheduler:
+        wait_until(lambda: status_of(scheduler, "slow").success is True)
+        first, again = scheduler.families(), scheduler.families()
+        scheduler.run_soon("slow")
+        wait_until(lambda: scheduler.families() is not first)
+
+        assert again is first
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("which", ["interval_seconds", "deadline_seconds"])
+def test_a_time_that_cannot_be_is_refused(which: str, seconds: float) -> None:
+    scheduler = Scheduler(publish=Board().publish, withdraw=Board().withdraw)
+
+    with pytest.raises(ValueError, match="collector x"):
+        scheduler.add(Source("x"), **{**SELDOM, which: seconds})
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    scheduler = Scheduler(publish=Board().publish, withdraw=Board().withdraw)
+    scheduler.add(Source("x"), **SELDOM)
+
+    with pytest.raises(ValueError, match="x is already scheduled"):
+        scheduler.add(Source("x"), **SELDOM)
