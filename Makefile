@@ -1,0 +1,48 @@
+# One short target each; `make check` is what CI runs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# On CI every foreign program and framework must be there; elsewhere tests that miss one skip and say so.
+TORCH ?= $(if $(CI),torch==2.13.0,)
+
+.PHONY: setup system check lint types test bench docs demo clean
+
+setup: $(BIN)/.installed
+
+$(BIN)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[test]'
+	$(BIN)/python -m compileall -q exporter
+	touch $@
+
+$(BIN)/.demo:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+system:
+	scripts/install-system-packages
+
+check: lint types test
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+test: setup system
+	$(BIN)/python -m pytest
+
+bench: setup
+	@for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+docs: setup
+	$(BIN)/python -m exporter.cli.generate
+
+demo: $(BIN)/.demo
+	$(BIN)/python -m exporter demo
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
