@@ -71,7 +71,8 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
     conversion = _Conversion(source)
     root = read_nodes(text.removeprefix("\ufeff"), conversion.note)
     if root is not None or not conversion.problems:
-        value = conversion.convert(root or Table(1, 1, ()), cls, "", REQUIRED)
+        document = Table(1, 1, ()) if root is None or _is_null(root) else root
+        value = conversion.convert(document, cls, "", REQUIRED)
     if conversion.problems:
         in_order = sorted(conversion.problems, key=lambda problem: (problem.line or 0, problem.column or 0))
         raise ConfigurationError(in_order)

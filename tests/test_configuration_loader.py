@@ -1,0 +1,343 @@
+"""Text into dataclasses: every problem at once, each with its place."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exporter.errors import ConfigurationError
+from exporter.options import (
+    Duration,
+    Glob,
+    Keys,
+    Range,
+    Ratio,
+    Secret,
+    Size,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+from exporter.yaml_loader import MAX_BYTES, load, load_file, parse
+from exporter.yaml_nodes import MAX_DEPTH, quote
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    number: Annotated[int, Range(1, 100)] = 3
+    share: Ratio = 0.5
+    flag: bool = False
+    text: str = ""
+    wait: Annotated[Duration, Range(0.1, 60)] = 10.0
+    pause: Duration | None = None
+    size: Size = 10
+    colour: Colour = Colour.RED
+    mode: Literal["fast", "slow"] = "fast"
+    words: tuple[str, ...] = ()
+    colours: frozenset[Colour] = frozenset()
+    either: int | str = 1
+    path: Path | None = None
+    dashed: str = field(default="", metadata={"key": "X-Dashed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    name: str
+    secret: Secret = ""
+    low: float = 0.0
+    high: float = 1.0
+    pattern: Glob = "*"
+
+    def __post_init__(self) -> None:
+        if self.name == "forbidden":
+            raise ValueError("forbidden is not allowed")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.low > self.high:
+            yield "low", "is above high"
+            yield "high", "is below low"
+
+
+def outcome(text: str | bytes) -> object:
+    try:
+        return load(text, "f.yaml", Root)
+    except ConfigurationError as error:
+        return error
+
+
+KNOWN = {"cpu": Leaf(number=9), "memory": Leaf(number=8)}
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    leaf: Leaf = Leaf(number=7)
+    names: list[Named] = field(default_factory=list)
+    free: dict[str, str] = field(default_factory=dict)
+    known: Annotated[Mapping[str, Leaf], Keys(KNOWN)] = field(default_factory=lambda: KNOWN)
+
+
+def problems(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        load(text, "f.yaml", Root)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "\ufeff", "{}"])
+def test_an_empty_file_gives_the_defaults(text: str) -> None:
+    assert load(text, "f.yaml", Root) == Root()
+
+
+def test_every_type_is_read() -> None:
+    text = """
+leaf:
+  number: 5
+  share: 1
+  flag: true
+  text: "on"
+  wait: 1m
+  pause: 1h30m
+  size: 64KiB
+  colour: blue
+  mode: slow
+  words: [a, 2001-01-01]
+  colours: [red, blue]
+  either: two
+  path: /tmp/x
+  X-Dashed: yes and no
+names:
+  - {name: n, low: -1e3, high: 0x10, pattern: "a*"}
+free: {k: v}
+"""
+
+    root = load(text, "f.yaml", Root)
+
+    assert root.leaf == Leaf(
+        number=5,
+        share=1.0,
+        flag=True,
+        text="on",
+        wait=60.0,
+        pause=5400.0,
+        size=65536,
+        colour=Colour.BLUE,
+        mode="slow",
+        words=("a", "2001-01-01"),
+        colours=frozenset(Colour),
+        either="two",
+        path=Path("/tmp/x"),
+        dashed="yes and no",
+    )
+    assert root.names == [Named("n", low=-1000.0, high=16.0, pattern="a*")]
+    assert type(root.leaf.share) is float
+    assert root.free == {"k": "v"}
+
+
+def test_a_mapping_is_laid_over_the_default_of_its_field() -> None:
+    root = load("leaf: {flag: true}\nknown: {cpu: {flag: true}}", "f.yaml", Root)
+
+    assert root.leaf.number == 7
+    assert root.known["cpu"] == Leaf(number=9, flag=True)
+    assert root.known["memory"] == KNOWN["memory"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("leaf: {numbr: 1}", '1:8: leaf.numbr: unknown key "numbr", did you mean "number"?'),
+        ("known: {gpu: {}}", '1:9: known.gpu: unknown key "gpu", did you mean "cpu"?'),
+        ("zzz: 1", 'f.yaml:1:1: zzz: unknown key "zzz", expected one of leaf, names, free, known'),
+        ("leaf: {}\nleaf: {}", "f.yaml:2:1: leaf: duplicate key, first set on line 1"),
+        ("names: [{}]", '1:9: names[0]: missing key "name" (a text)'),
+        ("leaf: {number: one}", '1:16: leaf.number: expected a whole number from 1 to 100, found "one"'),
+        ("leaf: {number: 0}", "1:16: leaf.number: expected a whole number from 1 to 100, found 0"),
+        ("leaf: {number: 5.0}", "expected a whole number from 1 to 100, found 5.0"),
+        ("leaf: {number: true}", "expected a whole number from 1 to 100, found true"),
+        ("leaf: {share: .inf}", "expected a number from 0 to 1, found .inf"),
+        ("leaf: {share: .nan}", "expected a number from 0 to 1, found .nan"),
+        ("leaf: {share: 1e999}", "expected a number from 0 to 1, found 1e999"),
+        ("leaf: {flag: 1}", "expected true or false, found 1"),
+        ("leaf: {flag: yes}", 'yes is true in YAML 1.1 and "yes" in YAML 1.2; write "yes" or true'),
+        ("leaf: {text: on}", 'on is true in YAML 1.1 and "on" in YAML 1.2; write "on" or true'),
+        ("leaf: {number: 010}", "010 is 8 in YAML 1.1 and 10 in YAML 1.2; write 10 or 8"),
+        ("leaf: {number: 0o10}", '0o10 is "0o10" in YAML 1.1 and 8 in YAML 1.2'),
+        ("leaf: {number: 1_0}", '1_0 is 10 in YAML 1.1 and "1_0" in YAML 1.2'),
+        ("leaf: {number: 0b11}", '0b11 is 3 in YAML 1.1 and "0b11" in YAML 1.2'),
+        ("leaf: {wait: 1:30}", '1:30 is 90 in YAML 1.1 and "1:30" in YAML 1.2'),
+        ("leaf: {text: 5}", "expected a text, found 5; put text in quotes"),
+        ("leaf: {text: [a]}", "expected a text, found a list; put text in quotes"),
+        (
+            "leaf: {wait: 15}",
+            "expected a duration such as 500ms, 15s, 1m30s or 1h from 100ms to 1m, found 15",
+        ),
+        ("leaf: {wait: 2m}", 'from 100ms to 1m, found "2m"'),
+        ("leaf: {wait: 1s1m}", 'found "1s1m"'),
+        ("leaf: {wait: -1s}", 'found "-1s"'),
+        ("leaf: {size: 64kb}", 'expected a size such as 512B, 64KiB or 10MB, found "64kb"'),
+        ("leaf: {colour: bleu}", 'expected one of red, blue, found "bleu", did you mean "blue"?'),
+        ("leaf: {mode: fats}", 'expected one of fast, slow, found "fats", did you mean "fast"?'),
+        ("leaf: {words: a}", 'expected a list, found "a"; write it as a list, [...]'),
+        ("leaf: {words: [a, 1]}", "1:19: leaf.words[1]: expected a text, found 1"),
+        ("leaf: {colours: [red, red]}", "1:23: leaf.colours[1]: is listed twice"),
+        ("leaf: {either: 1.5}", "expected a whole number or a text, found 1.5"),
+        ("leaf: {path: ''}", 'expected a path, found ""'),
+        ('leaf: {path: "a\\0b"}', 'expected a path, found "a\\x00b"'),
+        ('leaf: {text: "\\ud800"}', "1:14: leaf.text: contains half of a surrogate pair"),
+        ("leaf:", "1:6: leaf: no value is given; write {}, or remove the key for its default"),
+        ("names:", "1:7: names: no value is given; write [] for an empty list"),
+        ("leaf: {number: }", "leaf.number: no value is given; expected a whole number from 1 to 100"),
+        ("leaf: 3", "1:7: leaf: expected a mapping, found 3"),
+        ("- leaf", "1:1: expected a mapping, found a list"),
+        ("free: {1: a}", '1:8: free: the key "1" is not a text; put it in quotes'),
+        ("free: {yes: a}", 'free: the key "yes" is not a text'),
+        ("free: {a: 1}", "1:11: free.a: expected a text, found 1"),
+        ("? [a]\n: b", "1:3: a key must be a text, found a list"),
+        ("~: b", "1:1: a key must be a text, found nothing"),
+        ("<<: {}", "1:1: merge keys are not supported, write the keys out"),
+        ("leaf: &x {}", "1:7: anchor &x: anchors are not supported, remove it"),
+        ("leaf: *x", "1:7: alias *x: aliases are not supported, write the value out"),
+        ("leaf: !!python/object/apply:os.system [ls]", '1:7: tag "!!python/object/apply:os.system"'),
+        ("leaf: !!map {}", '1:7: tag "!!map": tags are not supported, remove it'),
+        ("a: 1\n---\nb: 1", "2:1: a second document begins here; a configuration is one document"),
+        ("leaf:\n\tnumber: 1", "2:1: while scanning for the next token, found character '\\t'"),
+        ("leaf: {", "1:8: while parsing a flow"),
+        ("a\0b", "1:2: the character \\x00 is not allowed in YAML"),
+        ('"\\UFFFFFFFF"', "1:4: not YAML:"),
+        (f"%YAML 1.{'1' * 5000}\n--- a", "f.yaml:1:"),
+        (b"leaf:\n  text: \xff", "2:9: the byte 0xff is not UTF-8"),
+        ("[" * 5000, f"1:{MAX_DEPTH + 1}: nested deeper than {MAX_DEPTH} levels"),
+        ("- " * 5000, f"nested deeper than {MAX_DEPTH} levels"),
+        (" " * (MAX_BYTES + 1), "f.yaml: larger than 256KiB"),
+        ("names: [{name: forbidden}]", "1:9: names[0]: forbidden is not allowed"),
+    ],
+)
+def test_a_problem_is_told_with_its_place(text: str | bytes, expected: str) -> None:
+    found = problems(text)
+
+    assert len(found) == 1
+    assert found[0].startswith("f.yaml:")
+    assert expected in found[0]
+
+
+def test_all_problems_come_at_once_and_in_order() -> None:
+    found = problems("leaf:\n  flag: 1\n  numbr: 1\nnames:\n  - secret: [1]\nzzz: &a {}\n")
+
+    assert [problem.split(":")[1:3] for problem in found][:4] == [
+        ["2", "9"],
+        ["3", "3"],
+        ["5", "5"],
+        ["5", "13"],
+    ]
+    assert len(found) == 6
+    assert found[-1].startswith("f.yaml:6:")
+
+
+def test_fields_that_do_not_fit_together_are_told_at_each_of_them() -> None:
+    found = problems("names:\n  - name: a\n    low: 3\n    high: 2\n")
+
+    assert found == ["f.yaml:3:10: names[0].low: is above high", "f.yaml:4:11: names[0].high: is below low"]
+
+
+def test_a_check_of_a_field_that_is_not_written_is_told_at_the_mapping() -> None:
+    assert "f.yaml:1:9: names[0].high: is below low" in problems("names: [{name: a, low: 3}]")
+
+
+@pytest.mark.parametrize("value", ["12345", "[hush]", "{hush: 1}", "0777", "yes"])
+def test_a_secret_is_never_shown(value: str) -> None:
+    (found,) = problems(f"names: [{{name: a, secret: {value}}}]")
+
+    assert value.strip("[]{}") not in found
+
+
+def test_aliases_cannot_multiply_a_small_file() -> None:
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+
+    assert len(problems("\n".join(lines))) > 30
+
+
+def test_hostile_text_stays_on_its_line_of_the_message() -> None:
+    for found in problems('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n'):
+        assert found.isprintable()
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigurationError, match=f"{path}: cannot be read: {reason}"):
+            load_file(path, Root)
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="larger than 256KiB"):
+        load_file("/dev/zero", Root)
+
+
+def test_a_flag_is_read_as_it_stands() -> None:
+    assert parse("yes", "--f", str) == "yes"
+    assert parse("1m30s", "--f", Duration) == 90.0
+    assert parse("5", "--f", Annotated[int, Range(1)]) == 5
+    assert parse("a'b", "--f", Path) == Path("a'b")
+    with pytest.raises(ConfigurationError, match=r'^--f: expected one of a, b, found "c"$'):
+        parse("c", "--f", Literal["a", "b"])
+    with pytest.raises(ConfigurationError, match=r"^--f: no value is given"):
+        parse("", "--f", int)
+
+
+@given(st.integers(0, 10**13))
+def test_a_duration_is_read_back_as_it_is_written(milliseconds: int) -> None:
+    seconds = milliseconds / 1000
+
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@given(st.integers(0, 999_999_999))
+def test_a_size_is_read_back_as_it_is_written(count: int) -> None:
+    assert parse_size(format_size(count)) == count
+
+
+YAML_LIKE = st.text(
+    st.sampled_from("leafnumbrtx:- {}[],#&*!|>'\"%@`?<~0159.ey\n\t\\u\0\x85\ud800\u2028"), max_size=60
+)
+
+
+@given(st.one_of(YAML_LIKE, st.text(max_size=60)))
+@example("%")
+@example("? ")
+@example("'\ud800'")
+@example("%TAG ! x\n--- !a b")
+@example("! a")
+@example('"\\x')
+def test_any_text_gives_a_value_or_the_one_error(text: str) -> None:
+    found = outcome(text)
+
+    if isinstance(found, ConfigurationError):
+        assert found.problems
+        assert all(problem.message.isprintable() for problem in found.problems)
+        assert all(problem.line is None or problem.line >= 1 for problem in found.problems)
+    else:
+        assert isinstance(found, Root)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_give_a_value_or_the_one_error(data: bytes) -> None:
+    assert isinstance(outcome(data), ConfigurationError | Root)
+
+
+@given(st.text())
+def test_a_quoted_text_is_one_printable_line(text: str) -> None:
+    quoted = quote(text)
+
+    assert quoted.isprintable()
+    assert len(quoted) <= 62 * 10
