@@ -1,0 +1,355 @@
+"""What each path says, to whom, and in which form: a server in this process, asked by http.client and by curl."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import shutil
+import socket
+import subprocess
+import threading
+
+import pytest
+from web_support import Child, Page, eventually, fetch, numbers, port_of, read_answer, scrapes, serving
+
+from exporter.errors import ConfigurationError, Problem
+from exporter.exposition.negotiation import Format
+from exporter.web.server import Limits, Server
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+
+
+class Formats(Page):
+    """Says which form was asked for."""
+
+    def metrics(self, form: Format, *, compress: bool) -> bytes:
+        body = form.name.encode()
+        return gzip.compress(body) if compress else body
+
+
+def curl(*arguments: str) -> str:
+    done = subprocess.run(["curl", "-sS", "--max-time", "10", *arguments], capture_output=True, check=True)
+    return done.stdout.decode()
+
+
+def test_metrics_are_given_in_the_form_that_is_asked_for() -> None:
+    with serving(Formats()) as server:
+        plain = fetch(port_of(server))
+        openmetrics = fetch(port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
+
+    assert plain.headers["content-type"] == Format.TEXT.content_type
+    assert plain.body == b"TEXT"
+    assert "content-encoding" not in plain.headers
+    assert openmetrics.headers["content-type"] == Format.OPENMETRICS.content_type
+    assert openmetrics.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(openmetrics.body) == b"OPENMETRICS"
+    assert plain.headers["vary"] == openmetrics.headers["vary"] == "Accept, Accept-Encoding"
+    assert plain.headers["x-content-type-options"] == "nosniff"
+
+
+def test_curl_gets_the_page_and_the_same_header_for_head() -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    with serving(Formats()) as server:
+        place = f"{server.urls[0]}/metrics"
+        body, compressed = curl(place), curl("--compressed", place)
+        get, head = curl("-i", place), curl("-I", place)
+
+    assert body == compressed == "TEXT"
+    assert get.startswith("HTTP/1.1 200 OK\r\n")
+    without_date = [
+        [line for line in text.splitlines() if not line.startswith("Date")] for text in (get, head)
+    ]
+    assert without_date[0][: len(without_date[1])] == without_date[1]
+    assert "Content-Length: 4\r\n" in head
+
+
+def test_a_head_on_a_kept_connection_does_not_shift_the_next_answer() -> None:
+    with serving() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as peer:
+        peer.sendall(b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\nGET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += peer.recv(1)
+        status, body = read_answer(peer)
+
+    assert b"Content-Length: 5\r\n" in head
+    assert (status, body) == (200, b"healthy\n")
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    with serving() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as peer:
+        for path in (b"/-/healthy", b"/metrics", b"/config"):
+            peer.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        received = b""
+        while b"log: info" not in received:
+            received += peer.recv(65536)
+
+    assert received.index(b"healthy\n") < received.index(b"up 1\n") < received.index(b"log: info\n")
+
+
+def test_a_client_that_closes_its_side_after_the_request_gets_the_answer() -> None:
+    with serving() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        peer.shutdown(socket.SHUT_WR)
+        status, body = read_answer(peer)
+        end = peer.recv(1)
+
+    assert (status, body, end) == (200, b"up 1\n", b"")
+
+
+def test_the_landing_page_may_load_and_run_nothing() -> None:
+    with serving() as server:
+        reply = fetch(port_of(server), "/")
+
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert "script-src" not in reply.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/metrics", "GET, HEAD"),
+        ("DELETE", "/", "GET, HEAD"),
+        ("OPTIONS", "/-/healthy", "GET, HEAD"),
+        ("GET", "/-/reload", "POST, PUT"),
+        ("HEAD", "/-/reload", "POST, PUT"),
+    ],
+)
+def test_another_method_is_told_what_is_allowed_and_the_connection_ends(
+    method: str, path: str, allow: str
+) -> None:
+    with serving(enable_lifecycle=True) as server:
+        reply = fetch(port_of(server), path, method=method)
+
+    assert reply.status == 405
+    assert reply.headers["allow"] == allow
+    assert reply.headers["connection"] == "close"
+
+
+def test_other_paths_are_not_found_and_say_where_the_metrics_are() -> None:
+    with serving(telemetry_path="/m") as server:
+        reply = fetch(port_of(server), "/metrics")
+        found = fetch(port_of(server), "/m")
+
+    assert (reply.status, reply.body) == (404, b"nothing here; the metrics are at /m\n")
+    assert found.status == 200
+
+
+def test_metrics_at_the_root_take_the_place_of_the_status_page() -> None:
+    with serving(telemetry_path="/") as server:
+        assert fetch(port_of(server), "/").body == b"up 1\n"
+
+
+@pytest.mark.parametrize("path", ["metrics", "/-/healthy", "/a?b", "/a b", "/%41", "/\u00e4", ""])
+def test_a_telemetry_path_that_cannot_be_asked_for_is_refused_at_the_start(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"web\.telemetry-path"):
+        Server(Page(), listen=["127.0.0.1:0"], web_config=None, telemetry_path=path).start()
+
+
+def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() -> None:
+    page = Page()
+    with serving(page) as server:
+        page.reason = "the ledger is being read"
+        paths = ("/metrics", "/-/ready", "/-/healthy")
+        before = [fetch(port_of(server), path) for path in paths]
+        page.reason = None
+        after = [fetch(port_of(server), path).status for path in paths]
+
+    assert [reply.status for reply in before] == [503, 503, 200]
+    assert before[0].body == before[1].body == b"the ledger is being read\n"
+    assert before[0].headers["retry-after"] == "1"
+    assert after == [200, 200, 200]
+
+
+def test_reload_needs_the_flag() -> None:
+    page = Page()
+    with serving(page) as server:
+        reply = fetch(port_of(server), "/-/reload", method="POST")
+
+    assert reply.status == 403
+    assert b"--web.enable-lifecycle" in reply.body
+    assert page.reloads == 0
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_reload_answers_when_it_is_done_and_says_why_it_failed(method: str) -> None:
+    page = Page()
+    with serving(page, enable_lifecycle=True) as server:
+        good = fetch(port_of(server), "/-/reload", method=method)
+        page.error = ConfigurationError([Problem("exporter.yml", 3, 5, "unknown key")])
+        bad = fetch(port_of(server), "/-/reload", method=method)
+
+    assert (good.status, page.reloads) == (200, 1)
+    assert bad.status == 500
+    assert b"exporter.yml:3:5: unknown key" in bad.body
+
+
+def test_a_reload_asked_for_during_another_is_done_after_it() -> None:
+    class Slow(Page):
+        begun, free = threading.Event(), threading.Event()
+
+        def reload(self) -> None:
+            self.begun.set()
+            self.free.wait(5)
+            self.reloads += 1
+
+    page = Slow()
+    with serving(page, enable_lifecycle=True) as server:
+        askers = [
+            threading.Thread(target=fetch, args=(port_of(server), "/-/reload"), kwargs={"method": "POST"})
+            for _ in range(3)
+        ]
+        askers[0].start()
+        page.begun.wait(5)
+        for asker in askers[1:]:
+            asker.start()
+        eventually(lambda: numbers(server)["exporter_http_connections{running}"] == 3)
+        page.free.set()
+        for asker in askers:
+            asker.join()
+
+    assert page.reloads == 2  # the first, and one for the two that came during it
+
+
+def test_a_page_that_cannot_be_made_is_an_error_that_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Page):
+        def metrics(self, form: Format, *, compress: bool) -> bytes:
+            raise KeyError("defect")
+
+    with caplog.at_level(logging.ERROR), serving(Broken()) as server:
+        statuses = [fetch(port_of(server)).status for _ in range(3)]
+        health = fetch(port_of(server), "/-/healthy").status
+
+    assert statuses == [500, 500, 500]
+    assert health == 200
+    assert len(caplog.records) == 1
+
+
+def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
+    with Child() as child:
+        child.command("slow 0.05")
+        errors: list[BaseException] = []
+
+        def client() -> None:
+            try:
+                scrapes(child.port, 10)
+            except BaseException as error:
+                errors.append(error)
+
+        clients = [threading.Thread(target=client) for _ in range(64)]
+        for thread in clients:
+            thread.start()
+        for thread in clients:
+            thread.join()
+        counted = eventually(lambda: child.command()["exporter_scrapes_total"] == 640)
+        stats = child.command()
+
+    assert errors == []
+    assert counted  # the last one is counted just after its client has it
+    assert stats["renders"] == stats["exporter_http_renders_total"] < 128
+    assert stats["renders"] + stats["exporter_http_renders_joined_total"] == 640
+
+
+def test_a_hung_render_costs_its_scrapes_and_nothing_else() -> None:
+    with Child(limits={"render_seconds": 0.5}) as child:
+        child.command("hang")
+        late = [fetch(child.port) for _ in range(3)]
+        health = fetch(child.port, "/-/healthy")
+        other = fetch(child.port, "/config")
+        stats = child.command("release")
+        after = eventually(lambda: fetch(child.port).status == 200)
+
+    assert [reply.status for reply in late] == [503] * 3
+    assert late[0].headers["retry-after"] == "1"
+    assert (health.status, other.status) == (200, 200)
+    assert stats["renders"] == 1  # later scrapes joined it instead of hanging the other worker
+    assert stats["exporter_http_render_timeouts_total"] == 3
+    assert after
+
+
+def test_a_process_with_a_hung_render_ends_when_told_to() -> None:
+    with Child(limits={"render_seconds": 0.2, "drain_seconds": 1}) as child:
+        child.command("hang")
+        fetch(child.port)
+        child.terminate()
+        status, _ = child.wait()
+
+    assert status == 0
+
+
+def test_a_scrape_is_answered_before_prometheus_gives_up() -> None:
+    with Child(limits={"render_seconds": 6}) as child:
+        child.command("hang")
+        replies = [
+            fetch(child.port, headers={"X-Prometheus-Scrape-Timeout-Seconds": text}) for text in ("1", "0.2")
+        ]
+        child.command("release")
+        odd = [
+            fetch(child.port, headers={"X-Prometheus-Scrape-Timeout-Seconds": text}).status
+            for text in ("nan", "-1", "soon", "inf", "1e999")
+        ]
+
+    assert [reply.status for reply in replies] == [503, 503]
+    assert replies[0].seconds < 3
+    assert replies[1].seconds < 2
+    assert odd == [200] * 5
+
+
+def test_a_scrape_in_flight_is_answered_although_the_server_stops() -> None:
+    with Child() as child:
+        child.command("slow 1")
+        peer = socket.create_connection(("127.0.0.1", child.port), timeout=10)
+        idle = socket.create_connection(("127.0.0.1", child.port), timeout=10)
+        peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        running = eventually(lambda: child.command()["exporter_http_connections{running}"] == 1)
+        child.terminate()
+        idle_end = idle.recv(1)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", child.port), timeout=10)
+        received = b""
+        while data := peer.recv(65536):
+            received += data
+        status, _ = child.wait()
+        peer.close()
+        idle.close()
+
+    assert running
+    assert idle_end == b""
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"\r\nConnection: close\r\n" in received
+    assert received.endswith(b'load{unit="1999"} 1999\n')
+    assert status == 0
+
+
+def test_an_evicted_client_does_not_cancel_the_render_for_the_others() -> None:
+    page, begun, free = Page(), threading.Event(), threading.Event()
+
+    class Slow(Page):
+        def metrics(self, form: Format, *, compress: bool) -> bytes:
+            begun.set()
+            free.wait(5)
+            return page.body
+
+    with serving(Slow(), limits=Limits(render_seconds=5)) as server:
+        first = socket.create_connection(("127.0.0.1", port_of(server)))
+        first.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Prometheus-Scrape-Timeout-Seconds: 1\r\n\r\n")
+        begun.wait(5)
+        first.close()
+        timer = threading.Timer(1.0, free.set)  # the first is answered 503 after half a second
+        timer.start()
+        reply = fetch(port_of(server))
+        timer.join()
+
+    assert (reply.status, reply.body) == (200, b"up 1\n")
+
+
+def test_a_server_can_be_stopped_twice_and_before_it_was_started() -> None:
+    server = Server(Page(), listen=["127.0.0.1:0"], web_config=None)
+    server.stop()
+    server.start()
+    server.stop()
+    server.stop()
+
+    with pytest.raises(ConnectionRefusedError):
+        fetch(port_of(server))

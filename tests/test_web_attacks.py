@@ -1,0 +1,234 @@
+"""Hostile and broken clients against a server in a process of its own: scrapes go on, and resources come back.
+
+Each attack is bounded in number and time and goes to 127.0.0.1. During each there are at least three scrapes
+and afterwards one. Limits are shortened where they are not what is tested.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from web_support import Authority, Child, Crowd, eventually, exchange, fetch, read_answer, scrapes
+
+HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
+WHOLE = HALF + b"\r\n"
+
+
+def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_reaped() -> None:
+    with Child(limits={"head_seconds": 2}) as child, Crowd(child.port, 1000, HALF):
+        scrapes(child.port)
+        during = child.command()
+        reaped = eventually(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
+        after = child.command()
+        scrapes(child.port, 1)
+
+    assert during["exporter_http_connections_evicted_total"] >= 1000 - 512
+    assert during["threads"] < 10
+    assert reaped
+    assert after["exporter_http_peer_errors_total{head_timeout}"] >= 400
+
+
+def test_connections_that_trickle_a_byte_at_a_time_are_cut_at_the_same_deadline() -> None:
+    with Child(limits={"head_seconds": 2}) as child, Crowd(child.port, 1000) as crowd:
+        crowd.trickle(HALF, interval_seconds=0.3)
+        scrapes(child.port)
+        reaped = eventually(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
+        scrapes(child.port, 1)
+        cpu = child.command()["cpu"]
+
+    assert reaped
+    assert cpu < 8
+
+
+def test_half_open_connections_do_no_harm_when_descriptors_are_few() -> None:
+    with Child(files=256) as child, Crowd(child.port, 400, HALF):
+        scrapes(child.port)
+        before = child.command()["cpu"]
+        time.sleep(1.5)
+        spent = child.command()["cpu"] - before
+        scrapes(child.port, 1)
+
+    assert spent < 0.75  # a server that spins on accept burns all of it
+
+
+def test_accepting_goes_on_when_descriptors_run_out_below_the_cap() -> None:
+    # 40 descriptors are 16 connections by the cap, but only about 25 are free: no spare ones are left.
+    with Child(files=40, limits={"spare_files": 0}) as child, Crowd(child.port, 60, HALF):
+        replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
+        stats = child.command()
+        before = stats["cpu"]
+        time.sleep(1.0)
+        spent = child.command()["cpu"] - before
+
+    assert [reply.status for reply in replies] == [200] * 3
+    assert stats["exporter_http_accept_errors_total"] > 0
+    assert spent < 0.5
+
+
+def test_fifty_stalled_handshakes_do_not_delay_scrapes(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with Child(web_config=str(authority.config())) as child, Crowd(child.port, 50):
+        scrapes(child.port, context=authority.client())
+        states = child.command()
+        scrapes(child.port, 1, context=authority.client())
+
+    assert states["exporter_http_connections{incomplete}"] == 50
+
+
+def test_stalled_handshakes_do_no_harm_when_descriptors_are_few(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a client's first message
+    with Child(web_config=str(authority.config()), files=256) as child, Crowd(child.port, 400, hello):
+        scrapes(child.port, context=authority.client())
+        before = child.command()["cpu"]
+        time.sleep(1.5)
+        spent = child.command()["cpu"] - before
+        scrapes(child.port, 1, context=authority.client())
+
+    assert spent < 0.75
+
+
+def test_stalled_handshakes_are_cut_at_the_deadline(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    child = Child(web_config=str(authority.config()), limits={"head_seconds": 1})
+    with child, Crowd(child.port, 20) as crowd:
+        crowd.trickle(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", interval_seconds=0.2)
+        scrapes(child.port, context=authority.client())
+        reaped = eventually(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
+        scrapes(child.port, 1, context=authority.client())
+
+    assert reaped
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_two_hundred_clients_that_never_read_do_not_delay_scrapes(tmp_path: Path, tls: bool) -> None:
+    authority = Authority(tmp_path)
+    context = authority.client() if tls else None
+    web_config = str(authority.config()) if tls else None
+    # 4 MB each: more than the kernel takes off our hands for a peer that reads nothing.
+    child = Child(series=200_000, web_config=web_config, limits={"write_seconds": 2, "render_seconds": 60})
+    with child, contextlib.ExitStack() as stack:
+        if context is None:
+            stack.enter_context(Crowd(child.port, 200, WHOLE, receive_bytes=4096))
+        else:
+            for _ in range(60):
+                peer = socket.socket()
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                peer.settimeout(10)
+                peer.connect(("127.0.0.1", child.port))
+                wrapped = stack.enter_context(context.wrap_socket(peer, server_hostname="127.0.0.1"))
+                wrapped.sendall(WHOLE)
+        scrapes(child.port, context=context)
+        reaped = eventually(lambda: child.command()["exporter_http_connections{writing}"] == 0)
+        cut = child.command()["exporter_http_peer_errors_total{write_timeout}"]
+        scrapes(child.port, 1, context=context)
+
+    assert reaped
+    assert cut >= 50
+
+
+def test_more_clients_that_never_read_than_there_is_room_for_displace_only_each_other() -> None:
+    child = Child(series=200_000, files=80, limits={"stalled_seconds": 0.2, "render_seconds": 60})
+    with child, Crowd(child.port, 30, WHOLE, receive_bytes=4096):
+        full = eventually(lambda: child.command()["exporter_http_connections{writing}"] == 16)
+        time.sleep(0.3)
+        replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
+
+    assert full
+    assert [reply.status for reply in replies] == [200] * 3
+
+
+def test_a_client_that_trickles_after_a_finished_request_is_cut_like_any_other() -> None:
+    child = Child(limits={"head_seconds": 1})
+    with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
+        peer.sendall(WHOLE)
+        status, _ = read_answer(peer)
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            for index in range(50):
+                peer.sendall(HALF[index % len(HALF) :][:1])
+                time.sleep(0.2)
+                peer.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    if not peer.recv(1):
+                        break
+                peer.settimeout(10)
+        seconds = time.monotonic() - began
+        scrapes(child.port)
+
+    assert status == 200
+    assert seconds < 5  # 10 if it were allowed to go on
+
+
+def test_an_idle_connection_is_closed_after_its_time() -> None:
+    child = Child(limits={"idle_seconds": 0.5})
+    with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
+        peer.sendall(WHOLE)
+        read_answer(peer)
+        end = peer.recv(1)
+        errors = child.command()["exporter_http_peer_errors_total{head_timeout}"]
+
+    assert end == b""
+    assert errors == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(HALF + b"X: " + b"a" * 65536 + b"\r\n\r\n", 431, id="line of 64 KB"),
+        pytest.param(HALF + b"".join(b"X%d: %s\r\n" % (i, b"a" * 1000) for i in range(1000)), 431, id="1 MB"),
+        pytest.param(HALF + b"X: a\r\n" * 1000 + b"\r\n", 431, id="1000 headers"),
+        pytest.param(b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, id="70 KB URI"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, 400, id="TLS"),
+        pytest.param(b"\0" * 100_000, 400, id="zeros"),
+        pytest.param(b"\r\n" * 50_000, 431, id="empty lines"),
+        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, id="HTTP/2"),
+        pytest.param(
+            HALF + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413, id="both"
+        ),
+        pytest.param(HALF + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 413, id="encoded"),
+        pytest.param(HALF + b"Content-Length: 3\r\n\r\nabc", 413, id="body"),
+        pytest.param(HALF + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n", 400, id="two lengths"),
+        pytest.param(HALF + b"Content-Length: -1\r\n\r\n", 400, id="negative length"),
+        pytest.param(HALF + b"no colon\r\n\r\n", 400, id="no colon"),
+        pytest.param(HALF + b"X : a\r\n\r\n", 400, id="space before the colon"),
+        pytest.param(b"GET  /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="two spaces"),
+        pytest.param(b"GET /metrics\r\n\r\n", 400, id="HTTP/0.9"),
+        pytest.param(b"GET /metrics HTTP/1.1\r\n\r\n", 400, id="no host"),
+    ],
+)
+def test_a_request_beyond_the_limits_gets_its_status_and_the_connection_ends(
+    child: Child, sent: bytes, status: int
+) -> None:
+    received = exchange(child.port, sent)
+
+    assert received.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nConnection: close\r\n" in received
+    assert received.count(b"Content-Length:") == 1
+    assert fetch(child.port).status == 200
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with Child() as running:
+        yield running
+
+
+def test_nothing_is_logged_about_what_peers_do() -> None:
+    with Child(limits={"head_seconds": 0.3}) as child:
+        for sent in (b"\0" * 10, HALF, b"", WHOLE):
+            with socket.create_connection(("127.0.0.1", child.port)) as peer:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                peer.sendall(sent)
+        exchange(child.port, HALF)
+        child.terminate()
+        status, log = child.wait()
+
+    assert status == 0
+    assert len(log.splitlines()) == 1
+    assert "listening" in log

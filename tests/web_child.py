@@ -1,0 +1,104 @@
+"""A web server in a process of its own, to be attacked: started by `web_support.Child`, told what to do on stdin.
+
+Arguments: one JSON object. On stdout one JSON line with the addresses, then one per command line on stdin:
+`stats`, `hang`, `slow SECONDS`, `release`. SIGTERM stops the server and ends the process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from exporter.collectors.family import Distribution
+from exporter.exposition.negotiation import Format
+from exporter.web.server import Limits, Server
+
+
+class FixedPage:
+    """A page of made-up series; its making can be made to hang or to take long."""
+
+    def __init__(self, series: int) -> None:
+        self._series = series
+        self.renders = 0
+        self.slow_seconds = 0.0
+        self.free = threading.Event()
+        self.free.set()
+
+    def metrics(self, form: Format, *, compress: bool) -> bytes:
+        self.renders += 1
+        self.free.wait()
+        time.sleep(self.slow_seconds)
+        lines = [f'load{{unit="{index}"}} {index}' for index in range(self._series)]
+        end = "# EOF\n" if form is Format.OPENMETRICS else ""
+        body = ("# TYPE load gauge\n" + "\n".join(lines) + "\n" + end).encode()
+        return gzip.compress(body, 1) if compress else body
+
+    def not_ready(self) -> str | None:
+        return None
+
+    def landing(self) -> bytes:
+        return b"<!doctype html><title>exporter</title>"
+
+    def reload(self) -> None:
+        pass
+
+    def configuration(self) -> str:
+        return "log: info\n"
+
+
+def numbers(server: Server) -> dict[str, float]:
+    """The server's families as `name` or `name{values}`."""
+    found = {}
+    for family in server.families():
+        for sample in family.samples:
+            assert not isinstance(sample.value, Distribution)
+            labels = "{" + ",".join(sample.labels) + "}" if sample.labels else ""
+            found[family.spec.name + labels] = sample.value
+    return found
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    if "files" in options:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options["files"], hard))
+    page = FixedPage(options.get("series", 2000))
+    web_config = options.get("web_config")
+    server = Server(
+        page,
+        listen=[options.get("listen", "127.0.0.1:0")],
+        web_config=None if web_config is None else Path(web_config),
+        limits=Limits(**options.get("limits", {})),
+    )
+
+    def terminate(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, terminate)
+    server.start()
+    print(json.dumps({"urls": server.urls}), flush=True)
+    try:
+        for line in sys.stdin:
+            command, *arguments = line.split()
+            if command == "hang":
+                page.free.clear()
+            elif command == "slow":
+                page.slow_seconds = float(arguments[0])
+            elif command == "release":
+                page.free.set()
+            stats = {**numbers(server), "renders": page.renders, "cpu": time.process_time()}
+            print(json.dumps({**stats, "threads": threading.active_count()}), flush=True)
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""What the tests of the web server share: a server in a child process, scrapes, crowds of clients."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import trustme
+from web_child import numbers
+
+from exporter.exposition.negotiation import Format
+from exporter.web.server import Application, Server
+
+__all__ = ["numbers"]
+
+PROJECT = Path(__file__).parent.parent
+
+
+class Page:
+    """An application whose parts a test may replace."""
+
+    body = b"up 1\n"
+    reason: str | None = None
+    reloads = 0
+    error: Exception | None = None
+
+    def metrics(self, form: Format, *, compress: bool) -> bytes:
+        return self.body
+
+    def not_ready(self) -> str | None:
+        return self.reason
+
+    def landing(self) -> bytes:
+        return b"<!doctype html><title>exporter</title>"
+
+    def reload(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.reloads += 1
+
+    def configuration(self) -> str:
+        return "log: info\n"
+
+
+@contextlib.contextmanager
+def serving(application: Application | None = None, **options: Any) -> Iterator[Server]:
+    """A server in this process, on a free port."""
+    options = {"listen": ["127.0.0.1:0"], "web_config": None, **options}
+    server = Server(application or Page(), **options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def port_of(server: Server) -> int:
+    return int(server.urls[0].rpartition(":")[2])
+
+
+class Child:
+    """A server of a fixed page in a child process."""
+
+    def __init__(self, **options: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROJECT / "tests" / "web_child.py"), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=PROJECT,
+        )
+        self.urls: list[str] = self._read()["urls"]
+        self.port = int(self.urls[0].rpartition(":")[2])
+
+    def __enter__(self) -> Child:  # noqa: PYI034 - Self is newer than Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def command(self, line: str = "stats") -> dict[str, Any]:
+        """Send a command; what it says about itself afterwards."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def wait(self) -> tuple[int, str]:
+        """Exit status and what was logged."""
+        _, log = self._process.communicate(timeout=15)
+        return self._process.returncode, log
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError(self._process.communicate()[1])
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@dataclass
+class Reply:
+    """What came back, and how long it took."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    seconds: float
+
+
+def fetch(
+    port: int,
+    path: str = "/metrics",
+    *,
+    method: str = "GET",
+    headers: dict[str, str] | None = None,
+    context: ssl.SSLContext | None = None,
+    timeout: float = 8.0,
+) -> Reply:
+    """One request on a connection of its own."""
+    began = time.monotonic()
+    client: http.client.HTTPConnection
+    if context is None:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    else:
+        client = http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context)
+    with contextlib.closing(client):
+        client.request(method, path, headers=headers or {})
+        response = client.getresponse()
+        body = response.read()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, names, body, time.monotonic() - began)
+
+
+def scrapes(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
+    """Scrapes one after the other, each of which must succeed soon: the margin is for a busy machine."""
+    replies = [fetch(port, context=context) for _ in range(count)]
+    assert [reply.status for reply in replies] == [200] * count
+    assert max(reply.seconds for reply in replies) < 5
+    return replies
+
+
+def exchange(port: int, sent: bytes, *, timeout: float = 8.0) -> bytes:
+    """Send bytes as they are; everything that comes back until the end."""
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as peer:
+        with contextlib.suppress(OSError):
+            peer.sendall(sent)
+        return read_to_end(peer)
+
+
+def read_to_end(peer: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := peer.recv(65536):
+            received += data
+    return received
+
+
+def read_answer(peer: socket.socket) -> tuple[int, bytes]:
+    """One answer of a connection that may go on."""
+    response = http.client.HTTPResponse(peer)
+    response.begin()
+    return response.status, response.read()
+
+
+class Crowd:
+    """Many connections at once, closed together; optionally each sends a byte every second."""
+
+    def __init__(self, port: int, count: int, first: bytes = b"", *, receive_bytes: int = 0) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard == resource.RLIM_INFINITY or hard >= 4096:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+        self.members: list[socket.socket] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        for _ in range(count):
+            member = socket.socket()
+            self.members.append(member)
+            if receive_bytes:
+                member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            member.settimeout(5)
+            # Under attack the server may cut a member at any time; that is its right.
+            with contextlib.suppress(OSError):
+                member.connect(("127.0.0.1", port))
+                member.sendall(first)
+
+    def trickle(self, data: bytes, interval_seconds: float = 1.0) -> None:
+        """From now on each member sends one byte of `data` per interval."""
+
+        def run() -> None:
+            for index in range(len(data)):
+                for member in self.members:
+                    with contextlib.suppress(OSError):
+                        member.send(data[index : index + 1])
+                if self._stop.wait(interval_seconds):
+                    return
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def __enter__(self) -> Crowd:  # noqa: PYI034 - Self is newer than Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        for member in self.members:
+            member.close()
+
+
+def eventually(condition: Any, seconds: float = 10.0) -> bool:
+    """Whether a condition becomes true within a time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Authority:
+    """A certificate authority, its server's certificate in files, and clients that trust it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = trustme.CA()
+        self.authority.cert_pem.write_to_path(str(directory / "ca.pem"))
+        self.issue()
+
+    def issue(self, name: str = "127.0.0.1") -> bytes:
+        """Write a new certificate and key for the server; the certificate as a client sees it."""
+        certificate = self.authority.issue_cert(name, "localhost")
+        certificate.private_key_pem.write_to_path(str(self.directory / "key.pem"))
+        certificate.cert_chain_pems[0].write_to_path(str(self.directory / "cert.pem"))
+        return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
+
+    def config(self, text: str = "") -> Path:
+        """A web.config.yml with this certificate and further lines of `tls_server_config` and below."""
+        path = self.directory / "web.config.yml"
+        path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + text)
+        return path
+
+    def client(self, *names: str) -> ssl.SSLContext:
+        """A client's context; with names it has a certificate of this authority."""
+        context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
+        if names:
+            self.authority.issue_cert(*names).configure_cert(context)
+        return context
