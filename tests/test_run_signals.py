@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,9 +112,10 @@ def test_a_signal_to_the_process_group_reaches_the_job_once(tmp_path: Path, numb
 
 def test_signals_to_run_and_to_its_group_are_told_apart_again_and_again(tmp_path: Path) -> None:
     with noting(tmp_path) as (run, notes):
-        for send in [os.kill, os.killpg] * 3:
+        for count, send in enumerate([os.kill, os.killpg] * 3, start=1):
             send(run.pid, signal.SIGTERM)
-            time.sleep(0.2)
+            wait_until(partial(has_lines, notes, 1 + count))
+            time.sleep(0.1)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"] * 6
 
@@ -224,6 +226,11 @@ def test_a_job_stopped_by_somebody_else_does_not_stop_run(tmp_path: Path) -> Non
         os.kill(job, signal.SIGCONT)
         run.send_signal(signal.SIGUSR2)
         assert run.wait() == 0
+
+
+def has_lines(path: Path, count: int) -> bool:
+    """Whether a file has so many lines."""
+    return len(lines(path)) >= count
 
 
 def children(pid: int) -> list[int]:

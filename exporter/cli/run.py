@@ -40,9 +40,10 @@ SI_KERNEL = 0x80
 STOP_FOLLOWS_SECONDS = 5.0
 LONG_SECONDS = 3600.0
 
-# What the sidecar gets, beyond its lingering, to notice the end, write its state and answer the last scrape.
-FINISH_SECONDS = 5.0
-DRAIN_SECONDS = 10.0
+# What the sidecar gets, beyond its lingering, to notice the end and to finish the answers under way (8 s);
+# and after it was told to end.
+FINISH_SECONDS = 10.0
+DRAIN_SECONDS = 5.0
 AT_ONCE_SECONDS = 2.0
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 1.0

@@ -36,9 +36,12 @@ class Registration:
     def __init__(self, path: Path, lock: RecordLock) -> None:
         self._path = path
         self._lock = lock
+        self._pid = os.getpid()
 
     def release(self) -> None:
-        """Stop being active; never raises."""
+        """Stop being active; never raises, and does nothing in a forked child."""
+        if self._pid != os.getpid():
+            return
         with contextlib.suppress(OSError):
             self._path.unlink()
         with contextlib.suppress(OSError):

@@ -140,6 +140,11 @@ class SidecarProcess:
             return None
         return max(0.0, self._due - self._monotonic())
 
+    @property
+    def given_up(self) -> bool:
+        """Whether there is none of ours, and there will be none."""
+        return self.pid is None and self._due is None
+
     def let_end(self) -> None:
         """From now on its end is expected: nothing is said about it, and none is started."""
         self._wanted, self._due = False, None

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from exporter import Aggregation, Stat, configure
 
+PASSIVE_WINDOW_SECONDS = 5.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -105,6 +106,7 @@ class Rank:
             {Aggregation.MEAN, Aggregation.P50, Aggregation.P99, Aggregation.HISTOGRAM},
             window_seconds=window,
             unit="seconds",
+            buckets=(0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0),
             help="Time of one step of the simulated job.",
         )
         self._loss = Stat(
@@ -129,7 +131,7 @@ class Rank:
         self._memory = Stat.passive(
             "demo.memory.resident",
             resident_bytes,
-            window_seconds=window,
+            window_seconds=PASSIVE_WINDOW_SECONDS,
             unit="bytes",
             help="Memory of a process of the simulated job.",
         )

@@ -1,0 +1,372 @@
+"""`python -m exporter demo [flags]`: the sidecar and a small simulated job, to be scraped at once.
+
+The parent of real processes: a sidecar, as `run` starts it, and two ranks (`simulated_job`) that write to a
+private feed directory. It restarts a rank that dies, as a launcher would, and tells what is to be seen when.
+No threads: signals are blocked and taken one at a time. Ctrl-C ends everything and removes the directory;
+when the demo is killed, the ranks see their standard input close, and the sidecar sees that no run is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from exporter.cli import job, runs, sidecar_process
+from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, Parser, add_flags, parse_duration_flag, resolve
+from exporter.cli.run import say
+from exporter.cli.sidecar_process import (
+    DURATION_FLAG,
+    JOINED,
+    REFUSED,
+    SEED_FLAG,
+    SPEED_FLAG,
+    SidecarProcess,
+    sidecar_command,
+    without,
+)
+from exporter.cli.simulated_job import DEFAULT, Scenario
+from exporter.errors import ConfigurationError, FeedError, Problem
+from exporter.feed.directory import check_directory
+from exporter.web.listen import Address, bind, parse_addresses, url
+from exporter.web.webconfig import load_web_config
+
+DESCRIPTION = """\
+Serves the metrics of a small simulated training job: no GPU, no torch, nothing to install.
+
+    python -m exporter demo
+"""
+RUN_NAME = "demo"
+ADDRESS_FLAG = "--web.listen-address"
+FEED_FLAG = "--feed.dir"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a private directory is made in it
+
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+TAKEN = ENDING | {signal.SIGCHLD}
+
+LOST = 1
+SLOWEST, FASTEST = 0.1, 100.0
+RANKS_END_SECONDS = 5.0
+SIDECAR_ENDS_SECONDS = 10.0
+CONNECT_SECONDS = 0.5
+POLL_SECONDS = 0.05
+TICK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """An address that the sidecar will listen on.
+
+    Attributes:
+        text: For its command line; with a port, also where the kernel was to choose one.
+        url: How a client on this machine reaches it, without a path.
+    """
+
+    text: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `demo` was asked to do.
+
+    Attributes:
+        sidecar: The sidecar's command line, without the feed directory.
+        listening: The first address.
+        telemetry_path: Of the metrics.
+        feed_directory: Absolute; None for a private temporary one.
+        duration_seconds: 0 to go on until Ctrl-C.
+        scenario: What happens.
+    """
+
+    sidecar: tuple[str, ...]
+    listening: Listening
+    telemetry_path: str
+    feed_directory: Path | None
+    duration_seconds: float
+    scenario: Scenario
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Show the demo.
+
+    Args:
+        arguments: What follows `demo`.
+        environ: The environment.
+
+    Returns:
+        0 when it was ended or its time was over, 2 when it could not begin, 1 when the sidecar was lost.
+
+    Raises:
+        ConfigurationError: The flags or the configuration file are wrong.
+        ListenError: The port is taken.
+    """
+    plan = make_plan(arguments, environ)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with _private_directory() as work:
+        feed_directory = plan.feed_directory or work
+        try:
+            check_directory(feed_directory, trusted=True, uid=os.getuid())
+            registration = runs.register(feed_directory)
+        except (OSError, FeedError) as error:
+            say(f"no demo without a feed directory: {error}")
+            return REFUSED
+        demo = Demo(plan, feed_directory=feed_directory, work=work, environ=environ, mask=mask)
+        try:
+            return demo.show()
+        finally:
+            registration.release()
+            demo.end()
+
+
+def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """Answer all questions that a command line leaves open.
+
+    Raises:
+        ConfigurationError: As for `main`.
+        ListenError: As for `main`.
+    """
+    parser = Parser("exporter demo", DESCRIPTION)
+    add_flags(parser)
+    own = parser.add_argument_group("demo")
+    own.add_argument(
+        DURATION_FLAG, metavar="DURATION", default="0s", help="end after so long (default 0s: until Ctrl-C)"
+    )
+    own.add_argument(SEED_FLAG, metavar="N", type=int, default=DEFAULT.seed, help="other numbers (default 1)")
+    own.add_argument(
+        SPEED_FLAG,
+        metavar="X",
+        type=float,
+        default=DEFAULT.speed,
+        help="how much faster than a minute a cycle is",
+    )
+    given = vars(parsed := parser.parse_flags(arguments))
+    configuration = resolve(parsed, environ)
+    duration_seconds = parse_duration_flag(DURATION_FLAG, given["demo.duration"])
+    speed = given["demo.speed"]
+    if not SLOWEST <= speed <= FASTEST:
+        raise ConfigurationError(
+            [Problem(SPEED_FLAG, None, None, f"{speed:g} is not in {SLOWEST:g} to {FASTEST:g}")]
+        )
+    file = configuration.web.config_file
+    tls = file is not None and load_web_config(file).tls_server_config is not None
+    addresses = [_try_out(address, tls=tls) for address in parse_addresses(configuration.web.listen_address)]
+    flags = without(arguments, {ADDRESS_FLAG, FEED_FLAG})
+    flags.extend(f"{ADDRESS_FLAG}={address.text}" for address in addresses)
+    if given["log.level"] is None and given["config.file"] is None:
+        flags.append("--log.level=warn")  # what the demo itself says stays readable
+    return Plan(
+        sidecar=sidecar_command(flags, linger_seconds=0.0),
+        listening=addresses[0],
+        telemetry_path=configuration.web.telemetry_path,
+        # $EXPORTER_FEED_DIR is the user's own and stays free of made-up metrics.
+        feed_directory=None if given["feed.dir"] is None else Path(given["feed.dir"]).absolute(),
+        duration_seconds=duration_seconds,
+        scenario=Scenario(seed=given["demo.seed"], speed=speed),
+    )
+
+
+def _try_out(address: Address, *, tls: bool) -> Listening:
+    """See that an address is free before anything is started; a port of 0 becomes the kernel's choice."""
+    with bind(address, backlog=1) as listener:
+        host, _, _ = address.text.rpartition(":")
+        return Listening(f"{host}:{listener.getsockname()[1]}", url(listener, tls=tls))
+
+
+@contextlib.contextmanager
+def _private_directory() -> Iterator[Path]:
+    within = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    directory = Path(tempfile.mkdtemp(prefix="exporter-demo-", dir=within))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Demo:
+    """The processes of the demo.
+
+    Args:
+        plan: What to do.
+        feed_directory: Exists.
+        work: A private directory, for the ranks' checkpoints.
+        environ: Of the user.
+        mask: Signals that the children are started with.
+        monotonic: Seconds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        feed_directory: Path,
+        work: Path,
+        environ: Mapping[str, str],
+        mask: Collection[int],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan = plan
+        self._work = work
+        self._mask = mask
+        self._monotonic = monotonic
+        self._environment = {
+            **{name: value for name, value in environ.items() if not name.startswith("EXPORTER_")},
+            FEED_DIRECTORY_VARIABLE: str(feed_directory),
+            "EXPORTER_RUN": RUN_NAME,
+            "WORLD_SIZE": str(plan.scenario.ranks),
+        }
+        command = (*plan.sidecar, f"{FEED_FLAG}={feed_directory}")
+        self._sidecar = SidecarProcess(
+            start=lambda: sidecar_process.spawn(command, mask=mask, defaults=job.IGNORED_BY_PYTHON),
+            owned=lambda: False,
+            say=say,
+        )
+        # Each rank has the reading end as its standard input and ends when the writing one is closed.
+        self._life_line, self._hold = os.pipe()
+        self._ranks: dict[int, int] = {}  # process id to rank
+        self._attempts = dict.fromkeys(range(plan.scenario.ranks), 0)
+        self._due = dict.fromkeys(range(plan.scenario.ranks), monotonic())  # when a rank is to be started
+        self._ending = False
+        self._status = 0
+
+    def show(self) -> int:
+        """Go on until a signal or the end of the time.
+
+        Returns:
+            The exit status.
+        """
+        until = self._monotonic() + (self._plan.duration_seconds or math.inf)
+        announced = False
+        while not self._ending and (now := self._monotonic()) < until:
+            self._sidecar.keep()
+            self._start_ranks(now)
+            if not announced and self._sidecar.pid is not None and self._answers():
+                self._announce()
+                announced = True
+            self._wait(min(TICK_SECONDS if announced else POLL_SECONDS, until - now))
+            if self._sidecar.given_up and not self._ending:
+                return self._status or (LOST if announced else REFUSED)
+        return self._status
+
+    def end(self) -> None:
+        """End all processes; none is left when it returns."""
+        self._ending = True
+        self._sidecar.let_end()
+        os.close(self._life_line)
+        os.close(self._hold)
+        self._finish(lambda: self._ranks, RANKS_END_SECONDS)
+        for pid in self._sidecars():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        self._finish(self._sidecars, SIDECAR_ENDS_SECONDS)
+
+    def _sidecars(self) -> Collection[int]:
+        return () if self._sidecar.pid is None else (self._sidecar.pid,)
+
+    def _finish(self, left: Callable[[], Collection[int]], seconds: float) -> None:
+        """Wait for processes to end by themselves, and kill those that do not."""
+        until = self._monotonic() + seconds
+        while left() and self._monotonic() < until:
+            self._wait(POLL_SECONDS)
+        for pid in left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while left():
+            self._wait(POLL_SECONDS)
+
+    def _start_ranks(self, now: float) -> None:
+        for rank in [rank for rank, due in self._due.items() if now >= due]:
+            del self._due[rank]
+            self._ranks[self._start_rank(rank)] = rank
+
+    def _start_rank(self, rank: int) -> int:
+        scenario = self._plan.scenario
+        arguments = {
+            "--rank": rank,
+            "--attempt": self._attempts[rank],
+            "--seed": scenario.seed,
+            "--speed": scenario.speed,
+            "--checkpoint": self._work / f"checkpoint-{rank}",
+        }
+        options = [f"{name}={value}" for name, value in arguments.items()]
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-m", "exporter.cli.simulated_job", *options],
+            {**self._environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            file_actions=[(os.POSIX_SPAWN_DUP2, self._life_line, 0)],
+            setsigmask=self._mask,
+            setsigdef=job.IGNORED_BY_PYTHON,
+        )
+
+    def _wait(self, seconds: float) -> None:
+        info = signal.sigtimedwait(TAKEN, max(0.0, seconds))
+        if info is not None and info.si_signo in ENDING:
+            self._ending = True
+        elif info is not None:
+            self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._sidecar.pid:
+                if os.WIFEXITED(status) and os.WEXITSTATUS(status) == JOINED:
+                    say("another exporter serves this feed directory; choose another with --feed.dir")
+                    self._status, self._ending = REFUSED, True
+                self._sidecar.ended(status)
+            elif pid in self._ranks:
+                self._rank_ended(self._ranks.pop(pid), status)
+
+    def _rank_ended(self, rank: int, status: int) -> None:
+        if self._ending:
+            return
+        delay = self._plan.scenario.restart_seconds / self._plan.scenario.speed
+        self._attempts[rank] += 1
+        self._due[rank] = self._monotonic() + delay
+        say(f"rank {rank} ended with status {job.exit_status(status)}; it starts again in {delay:g} s")
+
+    def _answers(self) -> bool:
+        """Whether the sidecar accepts connections."""
+        address = urlsplit(self._plan.listening.url)
+        try:
+            socket.create_connection((address.hostname, address.port or 0), timeout=CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    def _announce(self) -> None:
+        scenario = self._plan.scenario
+        step = 0.2 / scenario.speed
+        pause = scenario.pause_seconds / scenario.speed
+        metrics = f"{self._plan.listening.url}{self._plan.telemetry_path}"
+        insecure = "k" if metrics.startswith("https") else ""
+        with contextlib.suppress(OSError):  # nobody reads it
+            print(
+                f"""
+A simulated job of {scenario.ranks} ranks; its metrics are at
+
+  {metrics}
+
+  curl -s{insecure} {metrics} | grep '^demo_'
+
+About {scenario.pause_step * step:.0f} s after the start all ranks wait {pause:.0f} s for data: window gauges vanish, totals stay.
+About {scenario.crash_step * step + pause:.0f} s after the start rank {scenario.crash_rank} is killed and started again: its totals continue.
+Then it all begins again. Ctrl-C ends it.
+""",
+                flush=True,
+            )

@@ -1,0 +1,156 @@
+"""Which runs are active: what tells an attached sidecar that its work is done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from run_support import environment, started, wait_until
+
+from exporter.cli import runs
+from exporter.feed.liveness import RecordLock
+
+REGISTER = """
+import sys
+from pathlib import Path
+from exporter.cli import runs
+registration = runs.register(Path(sys.argv[1]))
+print("registered", flush=True)
+sys.stdin.read()
+registration.release()
+"""
+HOLD = """
+import sys
+from exporter.feed.liveness import RecordLock
+lock = RecordLock.take(sys.argv[1], create_mode=0o600)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def start_run(feed: Path) -> subprocess.Popen[str]:
+    """Another process that is registered."""
+    return start(REGISTER, feed)
+
+
+def start(program: str, path: Path) -> subprocess.Popen[str]:
+    """A program that has said its line, and ends when its input closes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL, and nothing left open."""
+    process.kill()
+    process.communicate()
+
+
+def test_no_run_is_active_where_none_ever_was(tmp_path: Path) -> None:
+    assert not runs.any_active(tmp_path)
+    assert not runs.any_active(tmp_path / "missing")
+
+
+def test_a_run_is_active_until_it_ends_in_order_and_leaves_no_file(tmp_path: Path) -> None:
+    run = start_run(tmp_path)
+
+    assert runs.any_active(tmp_path)
+    run.communicate()
+    assert not runs.any_active(tmp_path)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_any_of_several_runs_counts(tmp_path: Path) -> None:
+    first, second = start_run(tmp_path), start_run(tmp_path)
+
+    first.communicate()
+
+    assert runs.any_active(tmp_path)
+    second.communicate()
+    assert not runs.any_active(tmp_path)
+
+
+def test_a_killed_run_stays_active_while_its_job_records(tmp_path: Path) -> None:
+    kill(start_run(tmp_path))
+    writer = start(HOLD, tmp_path / f"{'a' * 32}.lock")
+
+    assert runs.any_active(tmp_path)
+    kill(writer)
+    assert not runs.any_active(tmp_path)
+
+
+def test_a_killed_run_is_forgotten_once_nobody_records_so_that_later_writers_do_not_revive_it(
+    tmp_path: Path,
+) -> None:
+    kill(start_run(tmp_path))
+
+    assert not runs.any_active(tmp_path, writers_alive=lambda: False)
+    assert not runs.any_active(tmp_path, writers_alive=lambda: True)
+
+
+def test_writers_without_a_run_keep_no_sidecar(tmp_path: Path) -> None:
+    writer = start(HOLD, tmp_path / f"{'a' * 32}.lock")
+
+    assert runs.any_writer(tmp_path)
+    assert not runs.any_active(tmp_path)
+    kill(writer)
+
+
+def test_the_lock_of_the_owning_sidecar_is_no_writer(tmp_path: Path) -> None:
+    sidecar = start(HOLD, tmp_path / "owner.lock")
+
+    assert (runs.owner(tmp_path), runs.any_writer(tmp_path)) == (sidecar.pid, False)
+    assert runs.attached_owner(tmp_path) is None  # nothing on its command line says that it ends with a run
+    kill(sidecar)
+    assert runs.owner(tmp_path) is None
+
+
+def test_a_run_that_is_just_beginning_is_never_seen_as_killed(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    beginning = tmp_path / "runs" / "1-00.new"
+    beginning.touch()
+
+    assert not runs.any_active(tmp_path, writers_alive=lambda: False)
+    assert beginning.exists()
+
+
+def test_a_forked_child_does_not_end_the_registration_of_its_parent(tmp_path: Path) -> None:
+    forks = "import os\nif os.fork() == 0:\n    registration.release()\n    os._exit(0)\nos.wait()\nprint("
+    run = start(REGISTER.replace("print(", forks), tmp_path)
+
+    assert runs.any_active(tmp_path)
+    run.communicate()
+
+
+def test_the_directory_of_runs_is_as_open_as_the_feed_directory(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+
+    runs.register(tmp_path).release()
+
+    assert (tmp_path / "runs").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_link_in_place_of_a_lock_file_counts_as_nobody(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    lock = RecordLock.take(str(target), create_mode=0o600)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "1-00.lock").symlink_to(target)
+
+    assert not runs.any_active(tmp_path, writers_alive=lambda: False)
+    assert lock is not None
+    lock.release()
+
+
+def test_a_registration_survives_the_command_that_started_it(tmp_path: Path) -> None:
+    with started([sys.executable, "-c", REGISTER, str(tmp_path)], tmp_path, stdin=subprocess.PIPE) as run:
+        wait_until(lambda: runs.any_active(tmp_path))
+
+        assert run.poll() is None
