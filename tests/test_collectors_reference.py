@@ -1,0 +1,116 @@
+"""What is made from the collectors' specifications: the reference, the reserved names, the catalogue."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import exporter
+from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
+from exporter.collectors.family import FamilySpec
+from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
+
+ROOT = Path(__file__).parent.parent
+
+BASE_UNITS = {"", "seconds", "bytes", "hertz", "celsius", "ratio", "joules", "watts", "volts"}
+
+
+def all_specs() -> list[FamilySpec]:
+    """Every specification in the package, whether its module lists it or not."""
+    for found in pkgutil.walk_packages(exporter.__path__, "exporter."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    modules = [module for name, module in sys.modules.items() if name.startswith("exporter.")]
+    return [
+        spec
+        for module in modules
+        for member in vars(module).values()
+        for spec in (member if isinstance(member, tuple) else (member,))
+        if isinstance(spec, FamilySpec)
+    ]
+
+
+def test_the_reference_and_the_reserved_names_are_up_to_date() -> None:
+    checked = subprocess.run(
+        [sys.executable, "docs/generate_metrics.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_every_family_in_the_code_is_in_the_reference() -> None:
+    text = (ROOT / "docs/METRICS.md").read_text(encoding="utf-8")
+    specs = all_specs()
+
+    assert len(specs) > 50
+    assert [spec.name for spec in specs if f"| `{spec.name}` |" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "host_load1",
+        "host_cpu_seconds_total",
+        "host_cpu_seconds",
+        "exporter_build_info",
+        "exporter_build",
+        "up",
+    ],
+)
+def test_every_form_of_a_fixed_name_is_reserved(name: str) -> None:
+    assert name in RESERVED
+
+
+def test_what_belongs_to_the_machine_is_reserved_as_a_whole() -> None:
+    for entry in CATALOGUE:
+        for spec in entry.specs:
+            assert spec.name.startswith(RESERVED_PREFIXES)
+
+
+def test_no_two_specifications_share_a_name() -> None:
+    by_name: dict[str, FamilySpec] = {}
+    for spec in all_specs():
+        assert by_name.setdefault(spec.name.removesuffix("_total"), spec) == spec
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: str(entry.name))
+def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry) -> None:
+    collector = entry.factory(**{name: True for name, _ in entry.options})
+
+    assert collector.name == entry.name
+    assert collector.specs == entry.specs
+    assert re.fullmatch(r"[a-z][a-z_]*", entry.name)
+    assert entry.deadline_seconds < entry.interval_seconds
+    assert entry.help.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for entry in CATALOGUE for spec in entry.specs], ids=lambda spec: str(spec.name)
+)
+def test_a_specification_follows_the_naming_rules(spec: FamilySpec) -> None:
+    suffix = {"counter": "_total", "info": "_info"}.get(spec.type, "")
+    stem = spec.name.removesuffix(suffix)
+
+    assert spec.name.endswith(suffix)
+    assert (spec.type == "counter") == spec.name.endswith("_total")
+    assert spec.unit in BASE_UNITS
+    assert stem.endswith(f"_{spec.unit}" if spec.unit else "")
+    assert spec.help.endswith(".")
+    assert spec.source
+    assert not {"type", "job", "instance", "le", "quantile", "pid"} & set(spec.labels)
+
+
+def test_names_in_the_catalogue_are_unique() -> None:
+    names = [entry.name for entry in CATALOGUE]
+
+    assert len(names) == len(set(names))
