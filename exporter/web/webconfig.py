@@ -10,7 +10,7 @@ Deviations from exporter-toolkit, all on the side of refusing:
   `RequestClientCert` and `RequireAnyClientCert` behave as `VerifyClientCertIfGiven` and
   `RequireAndVerifyClientCert`.
 - TLS 1.0 and 1.1 are not offered, and `curve_preferences` takes one curve.
-- `http2` is accepted and without effect: over TLS clients are offered HTTP/1.1, which all of them speak.
+- `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
 - `burst: 0`, which would refuse every request, is an error.
 
 Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
@@ -200,7 +200,7 @@ class HttpHeaders:
 class HttpServerConfig:
     """`http_server_config`."""
 
-    http2: bool = True
+    http2: bool = False
     headers: HttpHeaders = field(default_factory=HttpHeaders)
 
 

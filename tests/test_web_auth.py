@@ -1,0 +1,243 @@
+"""Passwords and the rate limit: who gets in, what is remembered, and what a flood of wrong ones can cost."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import bcrypt
+import pytest
+from web_support import Child, Page, Reply, fetch, numbers, port_of, serving
+
+from exporter.errors import ConfigurationError
+from exporter.web.auth import BusyError, Passwords, RateLimiter
+from exporter.web.flights import Workers
+from exporter.web.limits import Limits
+from exporter.web.server import Server
+
+
+def hashed(password: str, cost: int = 4, kind: str = "2b") -> str:
+    made = bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
+    return made.replace("$2b$", f"${kind}$")
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def users(directory: Path, **hashes: str) -> Path:
+    path = directory / "web.config.yml"
+    path.write_text("basic_auth_users:\n" + "".join(f"  {name}: {value}\n" for name, value in hashes.items()))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["2a", "2b", "2y"])
+def test_only_the_right_password_of_a_known_user_gets_in(tmp_path: Path, kind: str) -> None:
+    with serving(web_config=users(tmp_path, alice=hashed("good", kind=kind), bob=hashed("else"))) as server:
+        port = port_of(server)
+        statuses = {
+            (user, password): fetch(port, headers=basic(user, password)).status
+            for user, password in [
+                ("alice", "good"),
+                ("alice", "bad"),
+                ("alice", "else"),
+                ("eve", "good"),
+                ("", ""),
+            ]
+        }
+
+    assert statuses.pop(("alice", "good")) == 200
+    assert set(statuses.values()) == {401}
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready", "/config", "/nothing"])
+def test_every_path_asks_for_a_password(tmp_path: Path, path: str) -> None:
+    with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
+        reply = fetch(port_of(server), path)
+
+    assert reply.status == 401
+    assert reply.headers["www-authenticate"].startswith("Basic")
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Basic", "Basic !", "Basic YQ==", "Bearer x", "Basic " + "A" * 3, "Basic \xe4", "basic"]
+)
+def test_a_header_that_is_no_password_is_unauthorized(tmp_path: Path, header: str) -> None:
+    with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
+        assert fetch(port_of(server), headers={"Authorization": header}).status == 401
+
+
+@pytest.mark.parametrize("password", ["x" * 73, "x" * 5000, "good\0more", "\u00e4" * 37])
+def test_a_password_that_bcrypt_cannot_take_is_unauthorized(tmp_path: Path, password: str) -> None:
+    with serving(web_config=users(tmp_path, alice=hashed("x" * 72), bob=hashed("good"))) as server:
+        port = port_of(server)
+        assert fetch(port, headers=basic("alice", password)).status == 401
+        assert fetch(port, headers=basic("bob", password)).status == 401
+        assert fetch(port, headers=basic("alice", "x" * 72)).status == 200
+
+
+def test_a_flood_of_wrong_passwords_starves_neither_a_known_right_one_nor_health(tmp_path: Path) -> None:
+    config = users(tmp_path, alice=hashed("good", cost=10))
+    with Child(web_config=str(config)) as child:
+        good = basic("alice", "good")
+        first = fetch(child.port, headers=good)
+        stop = threading.Event()
+        bad: list[int] = []
+
+        def attack(number: int) -> None:
+            attempt = 0
+            while not stop.is_set():
+                attempt += 1
+                bad.append(fetch(child.port, headers=basic("alice", f"{number}-{attempt}")).status)
+
+        attackers = [threading.Thread(target=attack, args=(number,)) for number in range(16)]
+        for attacker in attackers:
+            attacker.start()
+        time.sleep(0.5)
+        replies: list[Reply] = []
+        for _ in range(3):
+            replies += [fetch(child.port, path, headers=good) for path in ("/metrics", "/-/healthy")]
+        stop.set()
+        for attacker in attackers:
+            attacker.join()
+        after = fetch(child.port, headers=good)
+
+    assert {reply.status for reply in [first, *replies, after]} == {200}
+    assert max(reply.seconds for reply in replies) < 2
+    assert set(bad) <= {401, 429}
+    assert 429 in bad
+
+
+class Slowly:
+    """bcrypt's place with a check that waits until it is let go, and counts."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.checked: list[tuple[bytes, bytes]] = []
+
+    def __call__(self, password: bytes, expected: bytes) -> bool:
+        self.free.wait(5)
+        self.checked.append((password, expected))
+        return password == b"good"
+
+
+async def verdicts(passwords: Passwords, slowly: Slowly, *asked: tuple[str, str, str]) -> list[bool | str]:
+    """What is said to (user, password, peer) that all ask at once."""
+    found: list[bool | str | asyncio.Future[bool]] = []
+    for user, password, peer in asked:
+        try:
+            found.append(passwords.judge(basic(user, password)["Authorization"], peer))
+        except BusyError:
+            found.append("busy")
+    slowly.free.set()
+    return [await item if isinstance(item, asyncio.Future) else item for item in found]
+
+
+def passwords_of(slowly: Slowly, limits: Limits, **costs: int) -> tuple[Passwords, Workers]:
+    workers = Workers("test-passwords", 1)
+    return Passwords(
+        {name: hashed(name, cost) for name, cost in costs.items()}, slowly, workers, limits
+    ), workers
+
+
+def test_few_checks_may_wait_and_fewer_of_one_address() -> None:
+    slowly = Slowly()
+    passwords, workers = passwords_of(
+        slowly, Limits(passwords_waiting=3, passwords_waiting_per_peer=2), alice=4
+    )
+    asked = [("alice", str(number), "10.0.0.1") for number in range(3)]
+    asked += [("alice", str(number), "10.0.0.2") for number in range(3, 5)]
+    found = asyncio.run(verdicts(passwords, slowly, *asked))
+    workers.stop()
+
+    assert found == [False, False, "busy", False, "busy"]
+
+
+def test_equal_questions_share_one_check_and_verdicts_are_remembered() -> None:
+    async def ask() -> list[list[bool | str]]:
+        same = [("alice", "good", "10.0.0.1")] * 50
+        return [await verdicts(passwords, slowly, *same) for _ in range(2)]
+
+    slowly = Slowly()
+    passwords, workers = passwords_of(slowly, Limits(), alice=4)
+    found = asyncio.run(ask())
+    workers.stop()
+
+    assert found == [[True] * 50] * 2
+    assert len(slowly.checked) == 1
+
+
+def test_wrong_passwords_do_not_push_right_ones_out_of_memory() -> None:
+    async def ask() -> None:
+        await verdicts(passwords, slowly, ("alice", "good", "10.0.0.1"))
+        for number in range(20):
+            await verdicts(passwords, slowly, ("alice", f"bad{number}", "10.0.0.1"))
+        await verdicts(passwords, slowly, ("alice", "good", "10.0.0.1"), ("alice", "bad19", "10.0.0.1"))
+
+    slowly = Slowly()
+    passwords, workers = passwords_of(slowly, Limits(verdicts=4), alice=4)
+    asyncio.run(ask())
+    workers.stop()
+
+    assert len(slowly.checked) == 21
+
+
+def test_an_unknown_user_costs_as_much_as_the_dearest_known_one_and_never_gets_in() -> None:
+    slowly = Slowly()
+    passwords, workers = passwords_of(slowly, Limits(), alice=4, bob=6)
+    found = asyncio.run(verdicts(passwords, slowly, ("eve", "good", "10.0.0.1")))
+    workers.stop()
+
+    assert found == [False]
+    assert slowly.checked[0][1].startswith(b"$2y$06$")
+
+
+def test_users_without_the_bcrypt_package_are_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bcrypt", None)
+    with pytest.raises(ConfigurationError, match=r"pip install training-exporter\[auth\]"):
+        Server(Page(), listen=["127.0.0.1:0"], web_config=users(tmp_path, alice=hashed("x"))).start()
+
+
+def test_curl_logs_in(tmp_path: Path) -> None:
+    with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
+        place = f"{server.urls[0]}/-/healthy"
+        command = ["curl", "-sS", "--max-time", "10", "-u"]
+        good = subprocess.run([*command, "alice:good", place], capture_output=True, check=True).stdout
+        bad = subprocess.run([*command, "alice:bad", place], capture_output=True, check=True).stdout
+
+    assert (good, bad) == (b"healthy\n", b"unauthorized\n")
+
+
+def test_the_bucket_gives_its_burst_and_then_one_per_interval() -> None:
+    now = [0.0]
+    limiter = RateLimiter(2.0, 3, clock=lambda: now[0])
+    burst = [limiter.allow() for _ in range(4)]
+    now[0] = 1.9
+    early = limiter.allow()
+    now[0] = 2.0
+    due = [limiter.allow() for _ in range(2)]
+    now[0] = 1000.0
+    rested = [limiter.allow() for _ in range(4)]
+
+    assert burst == rested == [True, True, True, False]
+    assert early is False
+    assert due == [True, False]
+
+
+def test_requests_beyond_the_rate_are_told_to_come_later(tmp_path: Path) -> None:
+    path = tmp_path / "web.config.yml"
+    path.write_text("rate_limit:\n  interval: 1h\n  burst: 2\n")
+    with serving(web_config=path) as server:
+        replies = [fetch(port_of(server), "/-/healthy") for _ in range(3)]
+        counted = numbers(server)["exporter_http_requests_total{/-/healthy,429}"]
+
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    assert replies[2].headers["retry-after"] == "3600"
+    assert counted == 1

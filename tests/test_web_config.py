@@ -1,0 +1,122 @@
+"""web.config.yml: what exporter-toolkit's users write is read, and what is wrong has its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from web_support import fetch, port_of, serving
+
+from exporter.errors import ConfigurationError
+from exporter.web.webconfig import CIPHER_SUITES, WebConfig, load_web_config
+
+HASH = "$2y$10$qRTBuFoULoYNA7AQ/F3ck.trZBPyjV64.oA4ZsSBCIWvXuvQlQTuu"
+
+TOOLKIT = f"""
+tls_server_config:
+  cert_file: "server.crt"
+  key_file: "server.key"
+  client_auth_type: "RequireAndVerifyClientCert"
+  client_ca_file: "client2_selfsigned.pem"
+  client_allowed_sans:
+    - "one"
+  min_version: TLS12
+  max_version: TLS13
+  cipher_suites:
+  - TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+  - TLS_AES_128_GCM_SHA256
+  prefer_server_cipher_suites: false
+  curve_preferences: [CurveP256]
+http_server_config:
+  http2: false
+  headers:
+    X-Frame-Options: deny
+    Strict-Transport-Security: max-age=31536000; includeSubDomains
+    X-Content-Type-Options: nosniff
+    X-XSS-Protection: 1
+    Content-Security-Policy: "default-src 'self' *.test.example.net"
+basic_auth_users:
+  carol: {HASH}
+rate_limit:
+  interval: "1s"
+  burst: 5
+"""
+
+
+def load(directory: Path, text: str) -> WebConfig:
+    path = directory / "web.config.yml"
+    path.write_text(text)
+    return load_web_config(path)
+
+
+def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
+    config = load(tmp_path, TOOLKIT)
+
+    assert config.tls_server_config is not None
+    assert config.tls_server_config.verifies_clients == "always"
+    assert config.tls_server_config.old_cipher_suites == ("ECDHE-RSA-AES128-GCM-SHA256",)
+    assert dict(config.basic_auth_users) == {"carol": HASH}
+    assert (config.rate_limit.interval, config.rate_limit.burst) == (1.0, 5)
+    assert config.http_server_config.headers.fields()["X-XSS-Protection"] == "1"
+
+
+def test_an_empty_file_protects_nothing(tmp_path: Path) -> None:
+    assert load(tmp_path, "") == WebConfig()
+
+
+def test_every_cipher_suite_of_the_toolkit_is_known_to_the_loader(tmp_path: Path) -> None:
+    for suite in CIPHER_SUITES:
+        text = f"tls_server_config: {{cert_file: a, key_file: b, cipher_suites: [{suite}]}}\n"
+        config = load(tmp_path, text)
+
+        assert config.tls_server_config is not None
+        assert config.tls_server_config.cipher_suites == (suite,)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("tls_server_confg: {}\n", "1:1", 'did you mean "tls_server_config"'),
+        ("tls_server_config:\n  cert_file: a\n  key_fil: b\n", "3:3", 'did you mean "key_file"'),
+        ("tls_server_config:\n  cert_file: a\n", "2:3", "needs key_file"),
+        ("tls_server_config: {min_version: TLS13}\n", "1:20", "needs cert_file"),
+        ("http_server_config:\n  headers:\n    Server: x\n", "3:5", 'unknown key "Server"'),
+        ("http_server_config:\n  headers:\n    X-Frame-Options: maybe\n", "3:22", "maybe"),
+        ('http_server_config:\n  headers:\n    X-XSS-Protection: "a\\nb"\n', "3:23", "printable"),
+        ("basic_auth_users:\n  alice: plain-text\n", "2:10", "bcrypt hash"),
+        (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$31$')}\n", "2:10", "cost 4 to 18"),
+        (f'basic_auth_users:\n  "a:b": {HASH}\n', "2:3", "can never log in"),
+        ("rate_limit:\n  interval: 1s\n", "2:3", "every request is refused"),
+        ("rate_limit: {interval: soon, burst: 1}\n", "1:24", "duration"),
+    ],
+)
+def test_what_is_wrong_has_its_place(tmp_path: Path, text: str, place: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, text)
+
+    assert f"web.config.yml:{place}: " in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_all_problems_are_told_at_once_and_no_secret_is_shown(tmp_path: Path) -> None:
+    text = "basic_auth_users:\n  alice: hunter2\nrate_limt: {}\nhttp_server_config: {http2: maybe}\n"
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, text)
+
+    assert [problem.line for problem in caught.value.problems] == [2, 3, 4]
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"), serving(web_config=tmp_path / "none.yml"):
+        pass
+
+
+def test_configured_headers_are_on_every_answer(tmp_path: Path) -> None:
+    path = tmp_path / "web.config.yml"
+    path.write_text("http_server_config: {headers: {X-Frame-Options: deny, Content-Security-Policy: own}}\n")
+    with serving(web_config=path) as server:
+        replies = [fetch(port_of(server), target) for target in ("/metrics", "/", "/nothing")]
+
+    assert {reply.headers["x-frame-options"] for reply in replies} == {"deny"}
+    assert {reply.headers["content-security-policy"] for reply in replies} == {"own"}

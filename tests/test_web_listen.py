@@ -1,0 +1,118 @@
+"""Addresses: how they are written, what is bound, and one clear line when that is not possible."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+from web_support import Page, port_of, serving
+
+from exporter.errors import ConfigurationError, ListenError
+from exporter.web.listen import bind, parse_addresses, url
+from exporter.web.server import Server
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def healthy(place: str) -> bool:
+    with urllib.request.urlopen(f"{place}/-/healthy", timeout=5) as answer:
+        return bool(answer.read() == b"healthy\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        (":20909", "", 20909),
+        ("127.0.0.1:0", "127.0.0.1", 0),
+        ("[::1]:9100", "::1", 9100),
+        ("[::]:1", "::", 1),
+        ("node-7.cluster:65535", "node-7.cluster", 65535),
+    ],
+)
+def test_an_address_is_host_and_port(text: str, host: str, port: int) -> None:
+    (address,) = parse_addresses([text])
+
+    assert (address.text, address.host, address.port) == (text, host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "20909", "localhost", "::1:9100", "[::1]", ":65536", ":-1", ":http", "a b:c", "http://x:1", ":1 "],
+)
+def test_every_address_that_is_none_is_named_in_one_error(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_addresses([text, ":20909", "also wrong"])
+
+    assert len(caught.value.problems) == 2
+    assert repr(text) in str(caught.value)
+    assert "'also wrong'" in str(caught.value)
+
+
+def test_there_must_be_an_address() -> None:
+    with pytest.raises(ConfigurationError, match="at least one"):
+        parse_addresses([])
+
+
+def test_a_port_alone_is_served_over_both_protocols() -> None:
+    with serving(listen=[":0"]) as server:
+        assert healthy(f"http://127.0.0.1:{port_of(server)}")
+        assert healthy(server.urls[0])
+        if has_ipv6():
+            assert healthy(f"http://[::1]:{port_of(server)}")
+
+
+def test_several_addresses_are_served_at_once_and_known_by_their_ports() -> None:
+    listen = ["127.0.0.1:0", "localhost:0", *(["[::1]:0"] if has_ipv6() else [])]
+    with serving(listen=listen) as server:
+        assert len(set(server.urls)) == len(listen)
+        assert all(healthy(place) for place in server.urls)
+
+
+def test_a_taken_port_is_one_line_that_names_it_and_the_remedy() -> None:
+    with serving() as first:
+        taken = f"127.0.0.1:{port_of(first)}"
+        second = Server(Page(), listen=["127.0.0.1:0", taken], web_config=None)
+        with pytest.raises(ListenError) as caught:
+            second.start()
+
+    assert caught.value.address == taken
+    assert str(caught.value).count("\n") == 0
+    assert taken in str(caught.value)
+    assert "--web.listen-address" in str(caught.value)
+    assert second.urls == ()
+
+
+def test_a_port_taken_on_one_address_is_taken_for_all_addresses() -> None:
+    with serving() as first, pytest.raises(ListenError):
+        Server(Page(), listen=[f":{port_of(first)}"], web_config=None).start()
+
+
+def test_a_port_can_be_taken_over_right_after_a_stop() -> None:
+    with serving() as first:
+        port = port_of(first)
+        healthy(first.urls[0])
+    with serving(listen=[f"127.0.0.1:{port}"]) as second:
+        assert healthy(second.urls[0])
+
+
+@pytest.mark.parametrize("text", ["203.0.113.7:0", "no-such-host.invalid:0", "a" * 70 + ".x:0"])
+def test_an_address_of_another_machine_is_refused_with_the_reason(text: str) -> None:
+    (address,) = parse_addresses([text])
+    with pytest.raises(ListenError, match=r"choose another with --web\.listen-address"):
+        bind(address, 1)
+
+
+def test_the_url_of_an_ipv6_address_is_in_brackets() -> None:
+    if not has_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    (address,) = parse_addresses(["[::1]:0"])
+    with bind(address, 1) as listener:
+        assert url(listener, tls=True) == f"https://[::1]:{listener.getsockname()[1]}"

@@ -1,0 +1,294 @@
+"""TLS with real certificates: sessions, client certificates, wrong peers, and files that change."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from web_support import Authority, Page, eventually, exchange, fetch, numbers, port_of, serving
+
+from exporter.errors import ConfigurationError
+from exporter.exposition.negotiation import Format
+from exporter.web.server import Limits, Server
+
+QUICK = Limits(file_check_seconds=0.05)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def start(config: Path) -> None:
+    """Start a server that must not come up."""
+    server = Server(Page(), listen=["127.0.0.1:0"], web_config=config)
+    try:
+        server.start()
+    finally:
+        server.stop()
+
+
+def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
+    peer = socket.create_connection(("127.0.0.1", port), timeout=5)
+    with context.wrap_socket(peer, server_hostname="127.0.0.1") as wrapped:
+        return wrapped.getpeercert(binary_form=True)
+
+
+def test_curl_scrapes_over_https(authority: Authority) -> None:
+    with serving(web_config=authority.config()) as server:
+        place = f"{server.urls[0]}/metrics"
+        command = ["curl", "-sS", "--max-time", "10", "--cacert", str(authority.directory / "ca.pem")]
+        done = subprocess.run([*command, place, place], capture_output=True, check=True)
+
+    assert place.startswith("https://127.0.0.1:")
+    assert done.stdout == b"up 1\nup 1\n"
+
+
+def test_a_large_page_arrives_whole_over_tls(authority: Authority) -> None:
+    class Large(Page):
+        body = os.urandom(3_000_000)
+
+    with serving(Large(), web_config=authority.config()) as server:
+        assert fetch(port_of(server), context=authority.client()).body == Large.body
+
+
+def test_plain_http_on_the_port_is_told_so(authority: Authority) -> None:
+    with serving(web_config=authority.config()) as server:
+        received = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.endswith(b"this port speaks HTTPS\n")
+
+
+def test_noise_instead_of_a_handshake_ends_the_connection_and_is_counted(authority: Authority) -> None:
+    with serving(web_config=authority.config()) as server:
+        exchange(port_of(server), b"\0" * 100)
+        assert eventually(lambda: numbers(server)["exporter_http_peer_errors_total{tls}"] == 1)
+
+
+def test_a_session_below_the_minimum_version_is_refused(authority: Authority) -> None:
+    old = authority.client()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with serving(web_config=authority.config("  min_version: TLS13\n")) as server:
+        new = fetch(port_of(server), context=authority.client())
+        with pytest.raises(ssl.SSLError):
+            fetch(port_of(server), context=old)
+
+    assert new.status == 200
+
+
+def test_only_the_configured_cipher_suites_are_agreed_on(authority: Authority) -> None:
+    suites = "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n"
+    suites += "  curve_preferences: [CurveP384]\n"
+    client = authority.client()
+    with serving(web_config=authority.config(suites)) as server:
+        peer = socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
+        with client.wrap_socket(peer, server_hostname="127.0.0.1") as wrapped:
+            found = wrapped.cipher()
+
+    assert found is not None
+    assert found[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
+
+
+def test_a_certificate_can_stand_in_the_file_itself(authority: Authority) -> None:
+    lines = ["tls_server_config:\n"]
+    for key, name in (("cert", "cert.pem"), ("key", "key.pem"), ("client_ca", "ca.pem")):
+        text = (authority.directory / name).read_text()
+        lines.append(f"  {key}: |\n" + "".join(f"    {line}\n" for line in text.splitlines()))
+    lines.append("  client_auth_type: VerifyClientCertIfGiven\n")
+    path = authority.directory / "inline.yml"
+    path.write_text("".join(lines))
+    with serving(web_config=path) as server:
+        assert fetch(port_of(server), context=authority.client()).status == 200
+        assert fetch(port_of(server), context=authority.client("c")).status == 200
+
+
+ALWAYS = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCert")
+IF_GIVEN = ("VerifyClientCertIfGiven", "RequestClientCert")
+
+
+@pytest.mark.parametrize("kind", [*ALWAYS, *IF_GIVEN])
+def test_client_certificates_are_verified(authority: Authority, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "foreign").mkdir()
+    stranger = Authority(tmp_path / "foreign").authority.issue_cert("client")
+    foreign = authority.client()
+    stranger.configure_cert(foreign)
+    config = authority.config(f"  client_auth_type: {kind}\n  client_ca_file: ca.pem\n")
+    with serving(web_config=config) as server:
+        port = port_of(server)
+        known = fetch(port, context=authority.client("client"))
+        with pytest.raises(OSError):
+            fetch(port, context=foreign)
+        if kind in ALWAYS:
+            with pytest.raises(OSError):
+                fetch(port, context=authority.client())
+        else:
+            assert fetch(port, context=authority.client()).status == 200
+
+    assert known.status == 200
+
+
+def test_a_client_needs_one_of_the_allowed_alternative_names(authority: Authority) -> None:
+    names = "  client_allowed_sans: [prometheus.example, '::1', 10.0.0.9]\n"
+    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n" + names
+    with serving(web_config=authority.config(lines)) as server:
+        port = port_of(server)
+        allowed = [
+            fetch(port, context=authority.client(*names)).status
+            for names in (["prometheus.example"], ["x.example", "10.0.0.9"], ["0:0:0:0:0:0:0:1"])
+        ]
+        with pytest.raises(OSError):
+            fetch(port, context=authority.client("sub.prometheus.example"))
+        refused = numbers(server)["exporter_http_peer_errors_total{certificate}"]
+
+    assert allowed == [200, 200, 200]
+    assert refused == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("  client_auth_type: RequireAnyClientCert\n", "needs client_ca_file"),
+        ("  client_auth_type: RequestClientCert\n", "needs client_ca_file"),
+        (
+            "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: none.pem\n",
+            "none.pem cannot be read",
+        ),
+        ("  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: key.pem\n", "client_ca_file"),
+        ("  client_ca_file: ca.pem\n", "client_auth_type is NoClientCert"),
+        ("  client_allowed_sans: [a]\n", "client_auth_type is NoClientCert"),
+        ("  client_auth_type: Sometimes\n", "Sometimes"),
+        ("  min_version: TLS10\n", "TLS10"),
+        ("  min_version: TLS13\n  max_version: TLS12\n", "above max_version"),
+        ("  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]\n", "TLS_RSA_WITH_RC4_128_SHA"),
+        ("  cipher_suites: [TLS_AES_128_GCM_SHA256]\n  max_version: TLS12\n", "only suites of TLS 1.3"),
+        ("  curve_preferences: [CurveP256, X25519]\n", "one curve only"),
+        ("  cert: x\n", "either cert or cert_file"),
+    ],
+)
+def test_rules_that_cannot_be_kept_are_refused_at_the_start(
+    authority: Authority, lines: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        start(authority.config(lines))
+
+    assert str(caught.value).startswith(str(authority.directory / "web.config.yml"))
+
+
+def test_a_certificate_that_does_not_fit_is_refused_at_the_start(authority: Authority) -> None:
+    config = authority.config()
+    (authority.directory / "key.pem").unlink()
+    with pytest.raises(ConfigurationError, match=r"key\.pem cannot be read: No such file"):
+        start(config)
+
+    key = authority.authority.issue_cert("other").private_key_pem.bytes()
+    (authority.directory / "key.pem").write_bytes(key)
+    with pytest.raises(ConfigurationError, match="tls_server_config"):
+        start(config)
+
+
+def test_an_encrypted_key_is_an_error_and_no_question_on_the_terminal(authority: Authority) -> None:
+    key = authority.directory / "key.pem"
+    command = ["openssl", "pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", "pass:secret", "-in", str(key)]
+    key.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    with pytest.raises(ConfigurationError, match="tls_server_config"):
+        start(authority.config())
+
+
+def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> None:
+    old = authority.issue()
+    with serving(web_config=authority.config(), limits=QUICK) as server:
+        before = certificate_of(port_of(server), authority.client())
+        new = authority.issue()
+        changed = eventually(lambda: certificate_of(port_of(server), authority.client()) == new)
+        after = numbers(server)
+
+    assert before == old
+    assert changed
+    assert after["exporter_web_config_reloads_total"] >= 1
+    assert after["exporter_web_config_last_reload_successful"] == 1
+
+
+def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = authority.config()
+    with serving(web_config=config, limits=QUICK) as server, caplog.at_level(logging.ERROR):
+        config.write_text("tls_server_config: {cert_fil: cert.pem}\n")
+        statuses = []
+        for _ in range(5):
+            statuses.append(fetch(port_of(server), context=authority.client()).status)
+            time.sleep(0.1)
+        broken = numbers(server)
+        authority.config()
+        mended = eventually(
+            lambda: (
+                fetch(port_of(server), context=authority.client()).status == 200
+                and numbers(server)["exporter_web_config_last_reload_successful"] == 1
+            )
+        )
+
+    assert statuses == [200] * 5
+    assert broken["exporter_web_config_reload_errors_total"] == 1
+    assert broken["exporter_web_config_last_reload_successful"] == 0
+    assert len(caplog.records) == 1
+    assert "cert_fil" in caplog.text
+    assert mended
+
+
+@pytest.mark.parametrize(
+    "text", ["", "rate_limit: {interval: 1s, burst: 9}\n", None], ids=["empty", "without", "missing"]
+)
+def test_a_changed_file_cannot_switch_protection_off(authority: Authority, text: str | None) -> None:
+    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    config = authority.config(lines)
+    with serving(web_config=config, limits=QUICK) as server:
+        port = port_of(server)
+        if text is None:
+            config.unlink()
+        else:
+            config.write_text(text)
+        time.sleep(0.1)
+        known = fetch(port, context=authority.client("c")).status
+        refused = eventually(lambda: numbers(server)["exporter_web_config_last_reload_successful"] == 0)
+        with pytest.raises(OSError):
+            fetch(port, context=authority.client())
+        plain = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    assert known == 200
+    assert refused
+    assert b"this port speaks HTTPS" in plain
+
+
+def test_a_share_that_hangs_costs_half_a_second_once(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = authority.config()
+    with serving(web_config=config, limits=QUICK) as server:
+        fetch(port_of(server), context=authority.client())
+        config.unlink()
+        os.mkfifo(config)  # opening it waits for a writer who never comes
+        time.sleep(0.1)
+        replies = [fetch(port_of(server), context=authority.client()) for _ in range(4)]
+        with config.open("w"):
+            pass  # lets the worker go on
+
+    assert [reply.status for reply in replies] == [200] * 4
+    assert sum(reply.seconds for reply in replies) < 3
+
+
+def test_a_scrape_goes_through_with_the_form_it_asks_for_over_tls(authority: Authority) -> None:
+    class Named(Page):
+        def metrics(self, form: Format, *, compress: bool) -> bytes:
+            return form.name.encode()
+
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
+    with serving(Named(), web_config=authority.config()) as server:
+        assert fetch(port_of(server), headers=accept, context=authority.client()).body == b"OPENMETRICS"
