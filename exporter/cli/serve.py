@@ -51,7 +51,6 @@ FEED = "feed"
 """The collector that reads the feed; not in the catalogue, since it is made here and cannot be switched off."""
 
 FEED_DEADLINE_SECONDS = 10.0
-SEARCH_SECONDS = 60.0
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -108,22 +107,14 @@ def serve(
 
 
 def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment | None) -> None:
-    search_until: float | None = time.monotonic() + SEARCH_SECONDS
     while True:
-        timeout = None if search_until is None else max(0.0, search_until - time.monotonic())
-        if attachment is not None:
-            timeout = (
-                attachment.wait_seconds() if timeout is None else min(timeout, attachment.wait_seconds())
-            )
+        timeout = None if attachment is None else attachment.wait_seconds()
         number = signals.wait(timeout)
         if number in _ENDING:
             _log.info("ending", extra={"signal": signal.Signals(number).name})
             return
         if number == signal.SIGHUP:
             sidecar.reload_and_log()
-        if search_until is not None and time.monotonic() >= search_until:
-            search_until = None
-            sidecar.tell_where_it_looks()
         if attachment is not None and attachment.is_over():
             _log.info("ending, as no run is left")
             return
@@ -200,6 +191,7 @@ class Sidecar:
             self._state,
             stale_after_seconds=configuration.feed.stale_after,
             linger_seconds=configuration.feed.linger,
+            directory=self.feed_directory,
         )
         self._renders = 0
         self._rules_lock = (
@@ -340,15 +332,6 @@ class Sidecar:
     def collect_feed(self) -> None:
         """Read the feed as soon as possible."""
         self._scheduler.run_soon(FEED)
-
-    def tell_where_it_looks(self) -> None:
-        """After a minute without any training process, say where they are looked for."""
-        if not ranks_of(self._page.snapshot()):
-            _log.info(
-                "no training process has recorded anything yet; does the job's Python have training-exporter, "
-                "and the same EXPORTER_FEED_DIR?",
-                extra={"feed_dir": self.feed_directory},
-            )
 
     def _publish(self, name: str, families: Sequence[Family]) -> None:
         self._page.publish(name, families)
