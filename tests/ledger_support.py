@@ -1,0 +1,222 @@
+"""What the ledger's tests share: snapshots from few words, and a feed directory that is a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from exporter.collectors.family import Distribution, Family
+from exporter.feed.snapshot import ProcessIdentity, Snapshot
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.state import StateStore
+from exporter.recording.values import (
+    Aggregation,
+    Recording,
+    StatDefinition,
+    StatReading,
+    WindowReading,
+)
+
+START = 1_700_000_000.0
+_numbers = count(1)
+
+
+def an_id() -> str:
+    return f"{next(_numbers):032x}"
+
+
+def a_process(
+    *,
+    run: str = "r",
+    rank: int | None = 0,
+    role: str = "trainer",
+    started: float = START,
+    labels: tuple[tuple[str, str], ...] = (),
+    id: str | None = None,
+) -> ProcessIdentity:
+    return ProcessIdentity(
+        id=id or an_id(),
+        pid=7,
+        started=started,
+        run=run,
+        rank=rank,
+        local_rank=rank,
+        role=role,
+        node="node-a",
+        labels=labels,
+        version="0.1.0",
+    )
+
+
+def a_definition(
+    name: str = "loss",
+    *aggregations: Aggregation,
+    unit: str | None = None,
+    buckets: tuple[float, ...] = (),
+    labels: tuple[tuple[str, str], ...] = (),
+    window_seconds: float | None = 60.0,
+    help: str = "",
+) -> StatDefinition:
+    wanted = aggregations or (Aggregation.MEAN,)
+    histogram = (Aggregation.HISTOGRAM,) if buckets else ()
+    return StatDefinition(
+        name,
+        frozenset({*wanted, *histogram}),
+        window_seconds,
+        None if window_seconds else 10,
+        unit,
+        help,
+        labels,
+        buckets,
+    )
+
+
+def a_reading(
+    definition: StatDefinition,
+    samples: Sequence[float],
+    *,
+    window: WindowReading | None = None,
+    at: float = START,
+    rejected: Mapping[str, int] | None = None,
+    overflows: int = 0,
+) -> StatReading:
+    """The reading of a Stat to which these samples were added."""
+    return StatReading(
+        definition,
+        count=len(samples),
+        sum=None if any(sample < 0 for sample in samples) else float(sum(samples)),
+        bucket_counts=tuple(sum(sample <= bound for sample in samples) for bound in definition.buckets),
+        window=window,
+        last_sample=at if samples else None,
+        rejected=rejected or {},
+        overflows=overflows,
+    )
+
+
+def a_snapshot(
+    process: ProcessIdentity,
+    *stats: StatReading,
+    sequence: int = 1,
+    written: float = START,
+    dropped: Mapping[str, int] | None = None,
+    final: bool = False,
+    stuck: float | None = None,
+) -> Snapshot:
+    recording = Recording(stats, final, drain_delay_seconds=0.25, passive_stuck_since=stuck)
+    return Snapshot(process, sequence, written, 1.0, recording, dropped or {})
+
+
+@dataclass
+class MemoryEntry:
+    snapshot: Snapshot
+    alive: bool = True
+    age_seconds: float = 0.5
+
+
+@dataclass
+class MemoryScan:
+    entries: tuple[MemoryEntry, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class MemoryFeed:
+    """A feed directory without files; stands for `FeedReader`, which has tests of its own with real ones."""
+
+    files: dict[str, MemoryEntry] = field(default_factory=dict)
+    refused: tuple[tuple[str, str], ...] = ()
+    owned: bool = True
+    removable: bool = True
+
+    def put(self, snapshot: Snapshot, *, alive: bool = True, age_seconds: float = 0.5) -> None:
+        self.files[snapshot.process.id] = MemoryEntry(snapshot, alive, age_seconds)
+
+    def kill(self, process: ProcessIdentity) -> None:
+        self.files[process.id].alive = False
+
+    def scan(self) -> MemoryScan:
+        return MemoryScan(tuple(self.files.values()), self.refused)
+
+    def acquire_ownership(self) -> bool:
+        return self.owned
+
+    def remove(self, process_id: str) -> bool:
+        if not self.removable:
+            return False
+        assert not self.files[process_id].alive
+        del self.files[process_id]
+        return True
+
+
+@dataclass
+class Clock:
+    """Wall and monotonic time, moved by hand."""
+
+    wall: float = START + 1.0
+    monotonic: float = 100.0
+
+    def advance(self, seconds: float) -> None:
+        self.wall += seconds
+        self.monotonic += seconds
+
+
+class Sidecar:
+    """A ledger on a feed; `restart` is what SIGKILL and a new start do."""
+
+    def __init__(self, directory: Path, feed: MemoryFeed | None = None, clock: Clock | None = None) -> None:
+        self.directory = directory
+        self.feed = feed or MemoryFeed()
+        self.clock = clock or Clock()
+        self.start()
+
+    def start(self) -> None:
+        self.state = StateStore(self.directory, keeper="here", clock=lambda: self.clock.wall)
+        self.collector = JobCollector(
+            self.feed,
+            self.state,
+            clock=lambda: self.clock.wall,
+            monotonic=lambda: self.clock.monotonic,
+        )
+
+    def restart(self) -> None:
+        self.state.close()
+        self.start()
+
+    def collect(self) -> Page:
+        return Page(self.collector.collect().families)
+
+    def after(self, seconds: float) -> Page:
+        self.clock.advance(seconds)
+        return self.collect()
+
+
+class Page:
+    """Published families, asked by name and labels."""
+
+    def __init__(self, families: Sequence[Family]) -> None:
+        self.families = {family.spec.name: family for family in families}
+        assert len(self.families) == len(families)
+
+    def get(self, name: str, **labels: str) -> float | Distribution | None:
+        """The value of the one series with exactly these labels (others empty); None when it is absent."""
+        if name not in self.families:
+            return None
+        family = self.families[name]
+        values = [
+            sample.value
+            for sample in family.samples
+            if {label: value for label, value in zip(family.spec.labels, sample.labels, strict=True) if value}
+            == labels
+        ]
+        assert len(values) <= 1
+        return values[0] if values else None
+
+    def count(self, name: str, **labels: str) -> int | None:
+        value = self.get(name, **labels)
+        return value.count if isinstance(value, Distribution) else None
+
+    def sum(self, name: str, **labels: str) -> float | None:
+        value = self.get(name, **labels)
+        return value.sum if isinstance(value, Distribution) else None
