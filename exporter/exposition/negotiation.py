@@ -82,7 +82,7 @@ def _weigh(ranges: list[_Range], kind: str, subtype: str, versions: frozenset[st
     best, weight = 0, 0.0
     for each in ranges:
         close = closeness.get(each.name, 0)
-        if close == 3 and each.parameters.get("version", "") not in versions:
+        if not close or (close == 3 and each.parameters.get("version", "") not in versions):
             continue
         if close > best or (close == best and each.weight > weight):
             best, weight = close, each.weight
