@@ -1,0 +1,117 @@
+"""The real Prometheus (Debian's package), scraping what a test serves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+from typing_extensions import Self
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="install Prometheus: apt-get install prometheus"
+)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: Callable[[], Any], *, seconds: float = 15.0, told: str = "") -> Any:
+    """Wait until something is true, and give it."""
+    end = time.monotonic() + seconds
+    while True:
+        found = what()
+        if found:
+            return found
+        assert time.monotonic() < end, told or "waited in vain"
+        time.sleep(0.05)
+
+
+def fetch(url: str) -> str | None:
+    """The body of a successful answer, else None."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+    except (OSError, urllib.error.HTTPError):
+        return None
+
+
+class Prometheus:
+    """One Prometheus with its data in a directory of the test; use it as a context manager.
+
+    Args:
+        directory: For its configuration and data.
+        targets: Job name → `host:port`.
+        scrape_seconds: Scrape interval.
+    """
+
+    def __init__(self, directory: Path, targets: Mapping[str, str], *, scrape_seconds: float = 0.5) -> None:
+        directory.mkdir()
+        jobs = "".join(
+            f"  - job_name: {job}\n    static_configs: [{{targets: ['{target}']}}]\n"
+            for job, target in targets.items()
+        )
+        interval = f"{int(scrape_seconds * 1000)}ms"
+        configuration = (
+            f"global: {{scrape_interval: {interval}, scrape_timeout: {interval}}}\nscrape_configs:\n{jobs}"
+        )
+        (directory / "prometheus.yml").write_text(configuration, encoding="utf-8")
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [
+            "prometheus",
+            f"--config.file={directory / 'prometheus.yml'}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+        ]
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: fetch(f"{self.url}/-/ready") or self._process.poll(), told="Prometheus is not ready")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=20)
+
+    def query(self, expression: str, *, at: float | None = None) -> list[dict[str, Any]]:
+        """An instant query: the series with their `metric` and `value`."""
+        return self._ask("query", {"query": expression} | ({} if at is None else {"time": str(at)}))
+
+    def value(self, expression: str, *, at: float | None = None) -> float | None:
+        """The one value of an instant query, None when there is no series."""
+        found = self.query(expression, at=at)
+        assert len(found) <= 1, f"{expression}: {found}"
+        return float(found[0]["value"][1]) if found else None
+
+    def range(self, expression: str, start: float, end: float, step: float = 0.25) -> dict[float, float]:
+        """The points of the one series of a range query; a gap is the lack of points."""
+        found = self._ask(
+            "query_range", {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
+        )
+        assert len(found) <= 1, f"{expression}: {[series['metric'] for series in found]}"
+        return {float(at): float(value) for series in found for at, value in series["values"]}
+
+    def _ask(self, endpoint: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+        url = f"{self.url}/api/v1/{endpoint}?{urllib.parse.urlencode(parameters)}"
+        body = fetch(url)
+        assert body is not None, url
+        result: list[dict[str, Any]] = json.loads(body)["data"]["result"]
+        return result

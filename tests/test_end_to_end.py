@@ -1,0 +1,313 @@
+"""From `Stat.add` to a gap in Prometheus: real ranks, the real sidecar, the real Prometheus.
+
+Ranks are added, paused, stopped, killed and restarted, the sidecar is killed and restarted, and every number and
+every gap is held against what the ranks really recorded, which each of them writes down beside.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
+
+FLUSH_SECONDS = 0.5
+WINDOW_SECONDS = 1.0
+STALE_SECONDS = 3.0
+LINGER_SECONDS = 6.0
+SCRAPE_SECONDS = 0.5
+SLACK_SECONDS = 1.5  # a pass of the sidecar, a scrape and a busy machine
+
+RANK = """
+import sys, threading, time
+from exporter import Stat
+loss = Stat("train.loss", ["mean", "max", "p95"], window_seconds=1.0, unit="ratio")
+step = Stat("train.step", ["mean", "histogram"], window_seconds=1.0, unit="seconds", buckets=[0.05, 0.5])
+diary = open(sys.argv[1], "a", buffering=1)
+working, count = True, 0
+def listen():
+    global working
+    for line in sys.stdin:
+        working = line.strip() == "work"
+threading.Thread(target=listen, daemon=True).start()
+while True:
+    if working:
+        count += 1
+        loss.add(0.25)
+        step.add(0.01 if count % 2 else 0.1)
+        diary.write(f"{time.time()}\\n")
+    time.sleep(0.02)
+"""
+
+
+@dataclass
+class Rank:
+    """A training process that can be told to pause, and that writes down when it recorded each sample."""
+
+    number: int
+    directory: Path
+    lives: list[Path] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> float:
+        self.end()
+        script = self.directory / "rank.py"
+        script.write_text(RANK, encoding="utf-8")
+        diary = self.directory / f"rank{self.number}-{len(self.lives)}"
+        self.lives.append(diary)
+        environment = os.environ | {
+            "EXPORTER_FEED_DIR": str(self.directory / "feed"),
+            "EXPORTER_FLUSH_SECONDS": str(FLUSH_SECONDS),
+            "EXPORTER_RUN": "trial",
+            "RANK": str(self.number),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(diary)], env=environment, stdin=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: diary.exists() and diary.stat().st_size, told="the rank does not begin")
+        return self.recorded()[0]
+
+    def tell(self, word: str) -> float:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        return time.time()
+
+    def send(self, number: signal.Signals) -> float:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return time.time()
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+
+    def recorded(self, life: int = -1) -> list[float]:
+        return [float(line) for line in self.lives[life].read_text(encoding="utf-8").splitlines() if line]
+
+
+class Sidecar:
+    """The real sidecar on a fixed port, so that it can be killed and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        configuration = directory / "config.yaml"
+        configuration.write_text(
+            f"feed: {{interval: 250ms, stale_after: {STALE_SECONDS:.0f}s, linger: {LINGER_SECONDS:.0f}s}}\n",
+            encoding="utf-8",
+        )
+        self._command = [
+            *(sys.executable, "-m", "exporter", f"--web.listen-address=127.0.0.1:{self.port}"),
+            *(f"--feed.dir={directory / 'feed'}", f"--config.file={configuration}", "--log.level=warn"),
+        ]
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command)
+        wait_for(lambda: fetch(f"{self.url}/-/ready"), told="the sidecar is not ready")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> float:
+        self.process.send_signal(number)
+        self.process.wait(timeout=20)
+        return time.time()
+
+
+@dataclass
+class Stage:
+    """All actors, and when what happened (Unix time)."""
+
+    ranks: list[Rank]
+    sidecar: Sidecar
+    prometheus: Prometheus
+    at: dict[str, float] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Play the whole piece once; the tests then look at what Prometheus has stored."""
+    directory = tmp_path_factory.mktemp("stage")
+    (directory / "feed").mkdir()
+    ranks = [Rank(number, directory) for number in range(3)]
+    sidecar = Sidecar(directory)
+    try:
+        sidecar.start()
+        with Prometheus(
+            directory / "prometheus", {"exporter": f"127.0.0.1:{sidecar.port}"}, scrape_seconds=SCRAPE_SECONDS
+        ) as prometheus:
+            stage = Stage(ranks, sidecar, prometheus)
+            play(stage)
+            yield stage
+    finally:
+        for rank in ranks:
+            rank.end()
+        sidecar.end()
+
+
+def play(stage: Stage) -> None:
+    """Make everything happen that the tests look at."""
+    zero, one, two = stage.ranks
+    at = stage.at
+    at["begin"] = zero.start()
+    one.start()
+    time.sleep(6)
+    at["pause"] = zero.tell("pause")
+    at["kill"] = one.send(signal.SIGKILL)
+    time.sleep(4)
+    at["restart"] = one.start()
+    time.sleep(1)
+    at["resume"] = zero.tell("work")
+    at["join"] = two.start()
+    time.sleep(4)
+    at["stop"] = two.send(signal.SIGSTOP)
+    time.sleep(STALE_SECONDS + 4)
+    at["continue"] = two.send(signal.SIGCONT)
+    at["sidecar killed"] = stage.sidecar.end(signal.SIGKILL)
+    stage.sidecar.start()
+    at["sidecar back"] = time.time()
+    time.sleep(4)
+    at["leave"] = two.send(signal.SIGKILL)
+    time.sleep(LINGER_SECONDS + 3)
+    zero.tell("pause")
+    one.tell("pause")
+    time.sleep(3)
+    at["end"] = time.time()
+
+
+def has_points(points: dict[float, float], start: float, end: float) -> bool:
+    """Whether a series is drawn all through a span of time."""
+    inside = [moment for moment in points if start <= moment <= end]
+    return len(inside) >= 0.9 * (end - start) / 0.25 - 2
+
+
+def is_gap(points: dict[float, float], start: float, end: float) -> bool:
+    """Whether nothing is drawn in a span of time."""
+    return end > start and not [moment for moment in points if start <= moment <= end]
+
+
+pytestmark = [needs_prometheus, pytest.mark.timeout(180)]
+
+MEAN = "train_loss_window_mean_ratio"
+SAMPLES = "train_loss_window_samples"
+COUNT = "train_loss_ratio_count"
+
+
+def points_of(stage: Stage, family: str, rank: int) -> dict[float, float]:
+    expression = f'{family}{{run="trial",rank="{rank}"}}'
+    return stage.prometheus.range(expression, stage.at["begin"], stage.at["end"])
+
+
+def test_window_values_are_what_the_rank_recorded(stage: Stage) -> None:
+    points = points_of(stage, MEAN, 0)
+    counts = [value for moment, value in points_of(stage, SAMPLES, 0).items() if moment < stage.at["pause"]]
+
+    assert set(points.values()) == {0.25}
+    assert has_points(points, stage.at["begin"] + 2 * WINDOW_SECONDS + SLACK_SECONDS, stage.at["pause"])
+    times = [moment for moment in stage.ranks[0].recorded() if moment < stage.at["pause"]]
+    busiest = max(counts)
+    assert 0.5 * len(times) / (stage.at["pause"] - stage.at["begin"]) < busiest <= 51
+
+
+def test_a_rank_that_stops_adding_leaves_a_gap_while_its_totals_stay(stage: Stage) -> None:
+    begins = stage.at["pause"] + 2 * WINDOW_SECONDS + SLACK_SECONDS
+    ends = stage.at["resume"]
+    points, samples, totals = (points_of(stage, family, 0) for family in (MEAN, SAMPLES, COUNT))
+
+    assert is_gap(points, begins, ends)
+    assert has_points(samples, begins, ends)
+    assert {value for moment, value in samples.items() if begins <= moment <= ends} == {0.0}
+    assert has_points(totals, begins, ends)
+    assert has_points(points, ends + 2 * WINDOW_SECONDS + SLACK_SECONDS, stage.at["stop"])
+    assert stage.prometheus.value(f'absent({MEAN}{{rank="0"}})', at=ends - 0.1) == 1
+
+
+def test_the_window_gauges_of_a_killed_rank_vanish_within_two_flushes_and_its_totals_linger(
+    stage: Stage,
+) -> None:
+    gone = stage.at["kill"] + 2 * FLUSH_SECONDS + SCRAPE_SECONDS + 0.5
+    points, samples, totals = (points_of(stage, family, 1) for family in (MEAN, SAMPLES, COUNT))
+
+    assert is_gap(points, gone, stage.at["restart"])
+    assert is_gap(samples, gone, stage.at["restart"])
+    assert has_points(totals, gone, stage.at["restart"])
+
+
+def test_the_totals_of_a_killed_rank_go_after_the_configured_time(stage: Stage) -> None:
+    totals = points_of(stage, COUNT, 2)
+
+    assert has_points(totals, stage.at["leave"], stage.at["leave"] + LINGER_SECONDS - SLACK_SECONDS)
+    assert is_gap(totals, stage.at["leave"] + LINGER_SECONDS + SLACK_SECONDS, stage.at["end"])
+
+
+def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stage: Stage) -> None:
+    rank = stage.ranks[1]
+    first, second = rank.recorded(0), rank.recorded(1)
+    lost = len([moment for moment in first if moment > stage.at["kill"] - FLUSH_SECONDS - 0.3])
+
+    total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', at=stage.at["end"])
+
+    assert total is not None
+    assert len(first) + len(second) - lost <= total <= len(first) + len(second)
+    assert stage.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', at=stage.at["end"]) == 0
+
+
+def test_totals_are_exact_for_a_rank_that_lived_through_all_of_it(stage: Stage) -> None:
+    recorded = len(stage.ranks[0].recorded())
+
+    def at_the_end(expression: str) -> float | None:
+        return stage.prometheus.value(expression, at=stage.at["end"])
+
+    assert at_the_end(f'{COUNT}{{rank="0"}}') == recorded
+    assert at_the_end('train_loss_ratio_sum{rank="0"}') == pytest.approx(0.25 * recorded)
+    assert at_the_end('train_step_seconds_bucket{rank="0",le="0.05"}') == (recorded + 1) // 2
+    assert at_the_end('train_step_seconds_bucket{rank="0",le="+Inf"}') == recorded
+
+
+def test_rates_over_a_restart_are_right(stage: Stage) -> None:
+    start, end = stage.at["restart"] + 2, stage.at["stop"]
+    inside = [moment for moment in stage.ranks[1].recorded(1) if start <= moment <= end]
+
+    rate = stage.prometheus.value(f'rate({COUNT}{{rank="1"}}[{int(end - start)}s])', at=end)
+    over_all = stage.prometheus.value(f'increase({COUNT}{{rank="1"}}[15s])', at=stage.at["restart"] + 3)
+
+    assert rate == pytest.approx(len(inside) / (end - start), rel=0.25)
+    assert over_all is not None
+    assert over_all < 15 * 50 * 1.2  # a counter that began anew would be counted twice
+
+
+def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(stage: Stage) -> None:
+    stale = stage.at["stop"] + STALE_SECONDS + FLUSH_SECONDS + SLACK_SECONDS
+    points, totals = points_of(stage, MEAN, 2), points_of(stage, COUNT, 2)
+    updated = 'training_feed_last_update_timestamp_seconds{rank="2"}'
+    age = stage.prometheus.value(f"time() - {updated}", at=stage.at["continue"] - 0.5)
+
+    assert is_gap(points, stale, stage.at["continue"])
+    assert has_points(totals, stale, stage.at["continue"])
+    assert age is not None
+    assert age == pytest.approx(stage.at["continue"] - 0.5 - stage.at["stop"], abs=2.0)
+
+
+def test_a_killed_sidecar_is_a_gap_and_no_counter_steps_back(stage: Stage) -> None:
+    down = (stage.at["sidecar killed"] + SCRAPE_SECONDS, stage.at["sidecar back"] - 0.1)
+    up = stage.prometheus.range('up{job="exporter"}', stage.at["begin"], stage.at["end"])
+
+    assert {value for moment, value in up.items() if moment < stage.at["sidecar killed"] - 0.5} == {1.0}
+    assert up[max(up)] == 1.0
+    if down[1] > down[0]:
+        assert is_gap(points_of(stage, MEAN, 0), *down)
+    for family in (COUNT, "train_step_seconds_count", "training_feed_messages_total"):
+        assert stage.prometheus.query(f"resets({family}[2m]) > 0", at=stage.at["end"]) == []
+
+
+def test_everything_that_was_ever_scraped_is_accepted_by_prometheus(stage: Stage) -> None:
+    expression = "scrape_samples_scraped - scrape_samples_post_metric_relabeling"
+
+    assert set(stage.prometheus.range(expression, stage.at["begin"], stage.at["end"]).values()) == {0.0}
