@@ -35,8 +35,15 @@ Stamp = tuple[int, int, int, int]
 """Device, inode, time of the last change in nanoseconds, size: another one is another file."""
 
 
-def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Mapping[str, object]]) -> None:
+def write_overrides(
+    directory: str | os.PathLike[str], rules: Sequence[Mapping[str, object]], *, trusted: bool | None = None
+) -> None:
     """Replace the rules. Only for the sidecar that owns the directory.
+
+    Args:
+        directory: The feed directory.
+        rules: In the order in which they apply.
+        trusted: Whether somebody chose the directory; None tells it from the path.
 
     Raises:
         FeedFormatError: `content`: a rule is not of the shape that `read_overrides` accepts.
@@ -52,7 +59,9 @@ def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Mapping[s
         _refuse(f"rules that are no JSON: {error}")
     if len(data) > MAX_BYTES:
         _refuse(f"{len(data)} bytes of rules, at most {MAX_BYTES} are read")
-    mode = SHARED_MODE if is_trusted(directory, own_uid()) else OWN_MODE
+    if trusted is None:
+        trusted = is_trusted(directory, own_uid())
+    mode = SHARED_MODE if trusted else OWN_MODE
     try:
         replace_file(path, data, temporary=path + ".tmp", mode=mode)
     except OSError as error:
@@ -69,12 +78,17 @@ def overrides_stamp(directory: str | os.PathLike[str]) -> Stamp | None:
 
 
 def read_overrides(
-    directory: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES
+    directory: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, trusted: bool | None = None
 ) -> tuple[Mapping[str, object], ...] | None:
     """Read the rules, in order; keys of a later version are left out.
 
     In the user's default directory the file must be the user's own; in a directory that somebody chose it may
     be anybody's, but not writable for everybody.
+
+    Args:
+        directory: The feed directory, which need not exist.
+        max_bytes: A larger file is refused.
+        trusted: Whether somebody chose the directory; None tells it from the path.
 
     Returns:
         None when there is no file, or no directory.
@@ -84,7 +98,8 @@ def read_overrides(
         FeedFormatError: `truncated`, `version` or `content`.
     """
     uid = own_uid()
-    trusted = is_trusted(directory, uid)
+    if trusted is None:
+        trusted = is_trusted(directory, uid)
     if not os.path.lexists(directory):
         return None
     check_directory(directory, trusted=trusted, uid=uid)

@@ -114,6 +114,7 @@ class FeedReader:
         max_bytes: A larger file is refused.
         max_files: Those beyond are refused; files that were read before go first.
         max_total_bytes: Likewise, for the sizes of all files together.
+        trusted: Whether somebody chose the directory; None tells it from the path.
     """
 
     def __init__(
@@ -125,8 +126,10 @@ class FeedReader:
         max_bytes: int = MAX_BYTES,
         max_files: int = MAX_FILES,
         max_total_bytes: int = MAX_TOTAL_BYTES,
+        trusted: bool | None = None,
     ) -> None:
         self._directory = os.fspath(directory)
+        self._trusted = is_trusted(directory, own_uid()) if trusted is None else trusted
         self._monotonic = monotonic
         self._clock = clock
         self._max_bytes = max_bytes
@@ -148,18 +151,17 @@ class FeedReader:
             FeedDirectoryError: The directory is missing (other than the default one), foreign or unreadable.
         """
         uid = own_uid()
-        trusted = is_trusted(self._directory, uid)
-        if not trusted and not os.path.lexists(self._directory):
+        if not self._trusted and not os.path.lexists(self._directory):
             self._known.clear()
             return Scan((), ())
-        check_directory(self._directory, trusted=trusted, uid=uid)
+        check_directory(self._directory, trusted=self._trusted, uid=uid)
         try:
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise self._unreadable(error) from error
         try:
             names = os.listdir(directory)  # noqa: PTH208  # of the open directory, which pathlib cannot list
-            scan = self._scan_files(directory, names, owner=None if trusted else uid)
+            scan = self._scan_files(directory, names, owner=None if self._trusted else uid)
         except OSError as error:
             raise self._unreadable(error) from error
         finally:
@@ -178,9 +180,8 @@ class FeedReader:
                 return True
             self.release_ownership()
         path = os.path.join(self._directory, OWNER_LOCK)  # noqa: PTH118  # one kind of path within this class
-        trusted = is_trusted(self._directory, own_uid())
         try:
-            self._owner_lock = RecordLock.take(path, create_mode=SHARED_MODE if trusted else OWN_MODE)
+            self._owner_lock = RecordLock.take(path, create_mode=SHARED_MODE if self._trusted else OWN_MODE)
         except OSError:
             return False
         return self._owner_lock is not None

@@ -54,6 +54,7 @@ class FeedWriter:
         flush_seconds: How often `publish` is meant to be called; tells readers what is late.
         clock: Unix time, seconds.
         max_bytes: A larger snapshot loses its newest Stats.
+        trusted: Whether somebody chose the directory; None tells it from the path.
     """
 
     def __init__(
@@ -64,10 +65,13 @@ class FeedWriter:
         flush_seconds: float = 1.0,
         clock: Callable[[], float] = time.time,
         max_bytes: int = MAX_BYTES,
+        trusted: bool | None = None,
     ) -> None:
         if not is_process_id(identity.id):
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
         self._directory = _absolute(os.fspath(directory))
+        self._trusted = is_trusted(self._directory, own_uid()) if trusted is None else trusted
+        self._mode = SHARED_MODE if self._trusted else OWN_MODE
         self._identity = _readable(identity)
         self._flush_seconds = flush_seconds
         self._clock = clock
@@ -124,21 +128,19 @@ class FeedWriter:
             self._lock = None
 
     def _write(self, recording: Recording) -> None:
-        trusted = is_trusted(self._directory, own_uid())
-        mode = SHARED_MODE if trusted else OWN_MODE
         if self._lock is None or not self._lock.keep():
-            self._take_lock(trusted=trusted, mode=mode)
+            self._take_lock()
         data = self._fitting(recording)
-        replace_file(self._stem + FEED, data, temporary=self._stem + TEMPORARY, mode=mode)
+        replace_file(self._stem + FEED, data, temporary=self._stem + TEMPORARY, mode=self._mode)
         self._sequence += 1
 
-    def _take_lock(self, *, trusted: bool, mode: int) -> None:
+    def _take_lock(self) -> None:
         # Here at the first snapshot, and when the job has closed our descriptor or somebody removed the files.
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-        prepare_directory(self._directory, trusted=trusted, uid=own_uid())
-        self._lock = RecordLock.take(self._stem + LOCK, create_mode=mode)
+        prepare_directory(self._directory, trusted=self._trusted, uid=own_uid())
+        self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
         if self._lock is None:
             raise BlockingIOError(f"somebody else holds {self._stem}{LOCK}")
         if not self._cleared:

@@ -1,0 +1,117 @@
+"""A training process for the tests of the feed: reads commands from stdin, answers each with a line.
+
+It imports what a training process imports, and nothing of pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from exporter.feed.reader import FeedReader
+from exporter.feed.snapshot import ProcessIdentity
+from exporter.feed.writer import FeedWriter
+from exporter.recording.values import Aggregation, Recording, StatDefinition, StatReading
+
+DIRECTORY = Path(sys.argv[1])
+IDENTITY = ProcessIdentity(id=os.urandom(16).hex(), pid=os.getpid(), started=time.time(), run="r", rank=0)
+
+
+def main() -> None:
+    writer = FeedWriter(DIRECTORY, IDENTITY)
+    say(IDENTITY.id)
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        say(str(COMMANDS[command](writer, *map(int, arguments))))
+
+
+def say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # unbuffered, also after a fork
+
+
+def recording(stats: int = 1, *, count: int = 1, final: bool = False) -> Recording:
+    definitions = [StatDefinition(f"train.stat{n}", frozenset({Aggregation.MEAN})) for n in range(stats)]
+    return Recording(tuple(StatReading(each, count=count, sum=1.0) for each in definitions), final=final)
+
+
+def publish(writer: FeedWriter, stats: int = 1) -> bool:
+    return writer.publish(recording(stats))
+
+
+def finish(writer: FeedWriter) -> bool:
+    done = writer.publish(recording(final=True))
+    writer.close()
+    return done
+
+
+def lost(writer: FeedWriter) -> int:
+    return writer.dropped.get("write_failed", 0)
+
+
+def close_all(writer: FeedWriter) -> str:
+    os.closerange(3, 1024)
+    return "closed"
+
+
+def open_own(writer: FeedWriter) -> str:
+    with (DIRECTORY / f"{IDENTITY.id}.lock").open("rb"):
+        return "opened"
+
+
+def fork(writer: FeedWriter) -> int:
+    """Leave a child behind, as a DataLoader leaves its workers; it tries what it must not do."""
+    done, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        writer.publish(recording())
+        writer.close()
+        os.write(tell, b"x")
+        os.closerange(0, 3)  # or whoever waits for the end of our output waits for this one's too
+        time.sleep(60)
+        os._exit(0)
+    os.read(done, 1)
+    return child
+
+
+def scan_self(writer: FeedWriter) -> str:
+    (entry,) = FeedReader(DIRECTORY).scan().entries
+    return f"{entry.alive} {entry.pid}"
+
+
+def limit_files(writer: FeedWriter, size: int) -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    return "limited"
+
+
+def limit_descriptors(writer: FeedWriter, most: int) -> str:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, 1024))
+    return "limited"
+
+
+def flood(writer: FeedWriter) -> str:
+    """Write as fast as it goes and tell each sequence once it is written, until killed."""
+    for sequence in range(1, 1_000_000_000):
+        if writer.publish(recording(50, count=sequence)):
+            say(str(sequence))
+    return "never"
+
+
+COMMANDS: dict[str, Callable[..., object]] = {
+    "publish": publish,
+    "finish": finish,
+    "lost": lost,
+    "close_all": close_all,
+    "open_own": open_own,
+    "fork": fork,
+    "scan_self": scan_self,
+    "limit_files": limit_files,
+    "limit_descriptors": limit_descriptors,
+    "flood": flood,
+}
+
+if __name__ == "__main__":
+    main()

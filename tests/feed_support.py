@@ -1,0 +1,127 @@
+"""What the tests of the feed share: made-up recordings, a training process to command, mounts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from exporter.feed.reader import FeedEntry, FeedReader
+from exporter.feed.snapshot import ProcessIdentity
+from exporter.feed.writer import FeedWriter
+from exporter.recording.values import Aggregation, Recording, StatDefinition, StatReading, WindowReading
+
+CHILD = Path(__file__).with_name("feed_child.py")
+
+
+def new_identity(**fields: object) -> ProcessIdentity:
+    usual = ProcessIdentity(
+        id=os.urandom(16).hex(), pid=os.getpid(), started=1_700_000_000.0, run="r", rank=0
+    )
+    return usual.replace(**fields)
+
+
+def new_recording(
+    stats: int = 2, *, count: int = 1, final: bool = False, help_characters: int = 0
+) -> Recording:
+    kinds = frozenset({Aggregation.MEAN, Aggregation.HISTOGRAM})
+    window = WindowReading(1_700_000_000.0, 1_700_000_060.0, 1, {Aggregation.MEAN: 0.5})
+    return Recording(
+        tuple(
+            StatReading(
+                StatDefinition(f"train.stat{n}", kinds, help="h" * help_characters, buckets=(0.1, 1.0)),
+                count=count,
+                sum=0.5 * count,
+                bucket_counts=(0, count),
+                window=window,
+                last_sample=1_700_000_030.5,
+            )
+            for n in range(stats)
+        ),
+        final=final,
+    )
+
+
+def publish_once(directory: Path, *, final: bool = False, **fields: object) -> str:
+    """Leave the file of a process that is dead by now; its id."""
+    identity = new_identity(**fields)
+    writer = FeedWriter(directory, identity)
+    assert writer.publish(new_recording(final=final))
+    writer.close()
+    return identity.id
+
+
+def only_entry(reader: FeedReader) -> FeedEntry:
+    scan = reader.scan()
+    assert len(scan.entries) == 1, scan
+    return scan.entries[0]
+
+
+class Child:
+    """A training process that does what it is told, a line at a time (see feed_child.py)."""
+
+    def __init__(self, directory: Path, *before: str) -> None:
+        self.process = subprocess.Popen(
+            [*before, sys.executable, str(CHILD), str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.id = self.answer()
+
+    def tell(self, command: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> str:
+        """End it at once; everything that it had still said."""
+        if self.process.stdout is None or self.process.stdout.closed:
+            return ""
+        self.process.kill()
+        return self.process.communicate()[0]
+
+
+@contextmanager
+def training_process(directory: Path, *before: str) -> Iterator[Child]:
+    """Start one, in front of whose command line stands `before`; it is gone afterwards."""
+    child = Child(directory, *before)
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+@contextmanager
+def mounted(target: Path, *arguments: str) -> Iterator[None]:
+    """Mount something for the time of a test; skip the test where that is not allowed."""
+    done = subprocess.run(["mount", *arguments, str(target)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this machine lets us mount nothing: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(target)], check=True)
+
+
+@contextmanager
+def read_only_view(directory: Path, at: Path) -> Iterator[Path]:
+    """Show a directory a second time, as a container with a read-only volume sees it."""
+    at.mkdir()
+    with mounted(at, "--bind", str(directory)):
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(at)], check=True)
+        yield at
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")

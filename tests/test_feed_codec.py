@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from feed_support import new_identity, new_recording
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import exporter.feed.codec
+from exporter.errors import DefinitionError, FeedFormatError
+from exporter.feed import decoder
+from exporter.feed.codec import decode, encode
+from exporter.feed.decoder import Decoder
+from exporter.feed.encoder import Encoder
+from exporter.feed.layout import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC
+from exporter.feed.snapshot import ProcessIdentity, Snapshot
+from exporter.recording.definition import check_definition, check_label
+from exporter.recording.values import Aggregation, Recording, StatDefinition, StatReading, WindowReading
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+at_least_zero = st.floats(min_value=0, allow_infinity=False)
+counts = st.integers(0, 2**63 - 1)
+names = st.from_regex(decoder.STAT_NAME, fullmatch=True).filter(lambda name: len(name) <= 200)
+label_names = st.from_regex(decoder.LABEL_NAME, fullmatch=True).filter(
+    lambda name: name not in decoder.TAKEN_LABELS and len(name) <= 200
+)
+labels = st.dictionaries(label_names, texts, max_size=3).map(lambda pairs: tuple(sorted(pairs.items())))
+reasons = st.dictionaries(st.from_regex(decoder.SLUG, fullmatch=True), counts, max_size=3)
+WINDOWED = [each for each in Aggregation if each is not Aggregation.HISTOGRAM]
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> StatReading:
+    aggregations = draw(st.frozensets(st.sampled_from(Aggregation)))
+    buckets: tuple[float, ...] = ()
+    if Aggregation.HISTOGRAM in aggregations:
+        buckets = tuple(sorted(draw(st.sets(numbers, max_size=4))))
+    definition = StatDefinition(
+        name=draw(names),
+        aggregations=aggregations,
+        window_seconds=draw(positive),
+        window_samples=draw(st.none() | st.integers(1, 10**9)),
+        unit=draw(st.none() | st.sampled_from(["seconds", "bytes"])),
+        help=draw(texts),
+        labels=draw(labels),
+        buckets=buckets,
+        stale_seconds=draw(positive),
+    )
+    bucket_counts = tuple(sorted(draw(st.lists(counts, min_size=len(buckets), max_size=len(buckets)))))
+    samples = draw(counts)
+    values = draw(st.dictionaries(st.sampled_from(WINDOWED), numbers)) if samples else {}
+    return StatReading(
+        definition,
+        count=draw(st.integers(max(bucket_counts, default=0), 2**63 - 1)),
+        sum=draw(st.none() | at_least_zero),
+        bucket_counts=bucket_counts,
+        window=draw(
+            st.none() | st.builds(WindowReading, numbers, numbers, st.just(samples), st.just(values))
+        ),
+        last_sample=draw(st.none() | numbers),
+        rejected=draw(reasons),
+        overflows=draw(counts),
+    )
+
+
+ranks = st.none() | st.integers(0, 2**31)
+identities = st.builds(
+    ProcessIdentity,
+    id=st.binary(min_size=16, max_size=16).map(bytes.hex),
+    pid=st.integers(1, 2**31),
+    started=numbers,
+    run=texts,
+    rank=ranks,
+    local_rank=ranks,
+    role=texts,
+    node=texts,
+    labels=labels,
+    version=texts,
+)
+recordings = st.builds(
+    Recording,
+    stats=st.lists(
+        readings(), max_size=4, unique_by=lambda each: (each.definition.name, each.definition.labels)
+    ).map(tuple),
+    final=st.booleans(),
+    drain_delay_seconds=at_least_zero,
+    passive_stuck_since=st.none() | numbers,
+)
+snapshots = st.builds(
+    Snapshot,
+    process=identities,
+    sequence=st.integers(1, 2**63 - 1),
+    written=numbers,
+    flush_seconds=positive,
+    recording=recordings,
+    dropped=reasons,
+)
+
+
+def example() -> Snapshot:
+    return Snapshot(
+        process=new_identity(id="0a" * 16, labels=(("team", "vision"),)),
+        sequence=7,
+        written=1_700_000_061.0,
+        flush_seconds=1.0,
+        recording=new_recording(3),
+        dropped={"write_failed": 2},
+    )
+
+
+def sealed(header: list[Any], *sections: bytes) -> bytes:
+    """Put a file together with a checksum that fits."""
+    data = bytearray(HEADER.pack(*header) + b"".join(sections))
+    CHECKSUM.pack_into(data, CHECKSUM_OFFSET, 0)
+    CHECKSUM.pack_into(data, CHECKSUM_OFFSET, zlib.crc32(data))
+    return bytes(data)
+
+
+def changed(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]) -> bytes:
+    """Give a good file one bad thing in its JSON."""
+    data = encode(example())
+    header = list(HEADER.unpack_from(data))
+    ends = [HEADER.size]
+    for length in header[-3:]:
+        ends.append(ends[-1] + length)
+    bodies = [json.loads(data[start:end]) for start, end in pairwise(ends)]
+    change(*bodies)
+    sections = [json.dumps(body).encode() for body in bodies]
+    return sealed([*header[:-3], *map(len, sections)], *sections)
+
+
+def with_totals(section: bytes) -> bytes:
+    """Give a good file a last section of its own."""
+    data = encode(example())
+    header = list(HEADER.unpack_from(data))
+    return sealed([*header[:-1], len(section)], data[HEADER.size : len(data) - header[-1]], section)
+
+
+def reason_of(data: bytes) -> str:
+    with pytest.raises(FeedFormatError) as caught:
+        decode(data)
+    return caught.value.reason
+
+
+def snapshot_or_reason(data: bytes) -> Snapshot | str:
+    try:
+        return decode(data)
+    except FeedFormatError as error:
+        return error.reason
+
+
+@given(snapshots)
+def test_what_is_decoded_is_what_was_encoded(snapshot: Snapshot) -> None:
+    assert decode(encode(snapshot)) == snapshot
+
+
+@settings(max_examples=30)
+@given(st.lists(recordings, min_size=2, max_size=3), identities)
+def test_an_encoder_and_a_decoder_that_remember_agree_with_new_ones(
+    several: list[Recording], identity: ProcessIdentity
+) -> None:
+    encoder, remembering = Encoder(), Decoder()
+    for sequence, recording in enumerate([*several, *several], 1):
+        snapshot = Snapshot(identity, sequence, 1.0, 1.0, recording)
+        data = encoder.encode(snapshot)
+
+        assert data == encode(snapshot)
+        assert remembering.decode(data) == snapshot
+
+
+def test_the_worked_example_in_the_documentation_is_true() -> None:
+    mean = frozenset({Aggregation.MEAN})
+    window = WindowReading(1700000000.0, 1700000060.0, 2, {Aggregation.MEAN: 1.25})
+    reading = StatReading(StatDefinition("loss", mean), 3, 4.5, window=window, last_sample=1700000061.25)
+    identity = new_identity(id=bytes(range(16)).hex(), pid=7, run="r")
+    snapshot = Snapshot(identity, 2, 1700000061.5, 1.0, Recording((reading,)), {"write_failed": 1})
+    text = str(exporter.feed.codec.__doc__)
+
+    data = encode(snapshot)
+
+    assert "642 bytes" in text
+    assert len(data) == 642
+    for start in range(0, HEADER.size, 8):
+        assert f"    {start:2d}  {data[start : min(start + 8, HEADER.size)].hex(' ')}" in text
+    assert data[HEADER.size :].decode() in text.replace("\n    ", "")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_written_as_absent(number: float) -> None:
+    window = WindowReading(1.0, 2.0, 3, {Aggregation.MEAN: number, Aggregation.MAX: 1.0})
+    reading = StatReading(StatDefinition("loss", frozenset()), sum=number, window=window, last_sample=number)
+
+    read = decode(encode(example().replace(recording=Recording((reading,))))).recording.stats[0]
+
+    assert (read.sum, read.last_sample) == (None, None)
+    assert read.window is not None
+    assert read.window.values == {Aggregation.MAX: 1.0}
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        StatDefinition("loss", frozenset(), help="half a pair: \ud800"),
+        StatDefinition("loss", frozenset(), window_seconds="long"),  # type: ignore[arg-type]  # what is tested
+        StatDefinition("loss", frozenset(), window_samples=object()),  # type: ignore[arg-type]  # likewise
+    ],
+)
+def test_values_outside_the_contract_give_one_error_and_do_not_stick(definition: StatDefinition) -> None:
+    encoder = Encoder()
+    bad = example().replace(recording=Recording((StatReading(definition),)))
+
+    with pytest.raises(FeedFormatError) as caught:
+        encoder.encode(bad)
+
+    assert caught.value.reason == "content"
+    assert decode(encoder.encode(example())).recording == example().recording
+
+
+@given(
+    st.text(max_size=20), st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=2), st.text()
+)
+def test_every_definition_that_recording_accepts_is_read(
+    name: str, labels: dict[str, str], text: str
+) -> None:
+    try:
+        definition = check_definition(name, help=text, labels=labels)
+    except DefinitionError:
+        definition = check_definition("loss")
+    snapshot = example().replace(recording=Recording((StatReading(definition),)))
+
+    assert decode(encode(snapshot)) == snapshot
+
+
+@pytest.mark.parametrize("label", sorted(decoder.TAKEN_LABELS))
+def test_no_label_that_recording_accepts_is_taken(label: str) -> None:
+    with pytest.raises(DefinitionError):
+        check_label(label, "value")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_changed_byte_gives_the_documented_error(data: st.DataObject) -> None:
+    good = encode(example())
+    position = data.draw(st.integers(0, len(good) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != good[position]))
+
+    bad = good[:position] + bytes([byte]) + good[position + 1 :]
+
+    assert reason_of(bad) in {"magic", "version", "truncated", "checksum", "content"}
+
+
+def test_every_truncation_gives_the_documented_error() -> None:
+    good = encode(example())
+
+    assert {reason_of(good[:length]) for length in range(len(good))} == {"truncated"}
+
+
+@given(st.binary(min_size=1))
+def test_any_extension_gives_the_documented_error(tail: bytes) -> None:
+    assert reason_of(encode(example()) + tail) == "content"
+
+
+@given(st.binary())
+def test_random_bytes_give_the_documented_error(data: bytes) -> None:
+    expected = "truncated" if MAGIC.startswith(data[:8]) else "magic"
+
+    assert reason_of(data) == expected
+
+
+@given(st.lists(st.binary(max_size=200), min_size=3, max_size=3))
+def test_random_sections_with_a_good_checksum_give_the_documented_error(sections: list[bytes]) -> None:
+    header = [MAGIC, 1, 0, 0, bytes(16), 1, *map(len, sections)]
+
+    assert reason_of(sealed(header, *sections)) == "content"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300)
+@given(st.data(), json_values)
+def test_any_value_in_any_place_is_read_or_gives_the_documented_error(
+    data: st.DataObject, value: object
+) -> None:
+    def replace(*bodies: dict[str, Any]) -> None:
+        place: Any = data.draw(st.sampled_from(bodies))
+        while True:
+            key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+            if not place[key] or not isinstance(place[key], dict | list) or data.draw(st.booleans()):
+                place[key] = value
+                return
+            place = place[key]
+
+    found = snapshot_or_reason(changed(replace))
+
+    assert found == "content" if isinstance(found, str) else decode(encode(found)) == found
+
+
+def test_a_version_of_the_future_is_refused_whatever_else_it_holds() -> None:
+    data = bytearray(encode(example()))
+    struct.pack_into("<H", data, 8, 2)
+
+    assert reason_of(bytes(data)) == "version"
+    assert reason_of(bytes(data) + b"more") == "version"
+
+
+def test_a_key_of_the_future_is_passed_over() -> None:
+    def add(what: Any, when: Any, totals: Any) -> None:
+        for place in (what, what["process"], what["stats"][0], when, when["windows"][0], totals):
+            place["later"] = {"deep": [1]}
+        totals["stats"][0]["later"] = "x"
+
+    assert decode(changed(add)) == example()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda what, when, totals: what["stats"][0].update(name="no name"),
+        lambda what, when, totals: what["stats"][0].update(name="loss\n"),
+        lambda what, when, totals: what["stats"][0].update(name="l" * 513),
+        lambda what, when, totals: what["stats"][0].update(name=what["stats"][1]["name"]),
+        lambda what, when, totals: what["stats"][0].update(labels=[["0bad", "x"]]),
+        lambda what, when, totals: what["stats"][0].update(labels=[["__name__", "x"]]),
+        lambda what, when, totals: what["stats"][0].update(labels=[["rank", "0"]]),
+        lambda what, when, totals: what["stats"][0].update(labels=[["a", "x"], ["a", "y"]]),
+        lambda what, when, totals: what["stats"][0].update(labels=[["b", "x"], ["a", "y"]]),
+        lambda what, when, totals: what["stats"][0].update(labels=[["a", "x", "y"]]),
+        lambda what, when, totals: what["stats"][0].update(labels=[["a", "\ud800"]]),
+        lambda what, when, totals: what["stats"][0].update(labels=[[f"a{n:02d}", ""] for n in range(65)]),
+        lambda what, when, totals: what["stats"][0].update(aggregations=["median"]),
+        lambda what, when, totals: what["stats"][0].update(aggregations=[["mean"]]),
+        lambda what, when, totals: what["stats"][0].update(buckets=[1.0, 0.1]),
+        lambda what, when, totals: what["stats"][0].update(buckets=[0.1, 0.1]),
+        lambda what, when, totals: what["stats"][0].update(buckets=[0.1, math.inf]),
+        lambda what, when, totals: what["stats"][0].update(buckets=[0.1]),
+        lambda what, when, totals: what["stats"][0].update(aggregations=["mean"]),
+        lambda what, when, totals: what["stats"][0].update(window_seconds=0),
+        lambda what, when, totals: what["stats"][0].update(window_seconds=None),
+        lambda what, when, totals: what["stats"][0].update(window_samples=True),
+        lambda what, when, totals: what["stats"][0].update(unit="se conds"),
+        lambda what, when, totals: what["stats"][0].update(help="h" * 4097),
+        lambda what, when, totals: what["stats"][0].pop("name"),
+        lambda what, when, totals: what["stats"].pop(),
+        lambda what, when, totals: what.update(stats={}),
+        lambda what, when, totals: what["process"].update(pid=0),
+        lambda what, when, totals: what["process"].update(rank=-1),
+        lambda what, when, totals: what["process"].update(rank=0.5),
+        lambda what, when, totals: what["process"].update(run="r" * 1025),
+        lambda what, when, totals: what["process"].update(started=math.nan),
+        lambda what, when, totals: when["windows"].pop(),
+        lambda what, when, totals: when["windows"][0].update(samples=-1),
+        lambda what, when, totals: when["windows"][0].update(samples=0),
+        lambda what, when, totals: when["windows"][0]["values"].update(histogram=1.0),
+        lambda what, when, totals: when["windows"][0]["values"].update(mean=-math.inf),
+        lambda what, when, totals: when["windows"][0]["values"].update(mean="1"),
+        lambda what, when, totals: totals.update(final=0),
+        lambda what, when, totals: totals.update(flush_seconds=0.0),
+        lambda what, when, totals: totals.update(dropped={"No Slug": 1}),
+        lambda what, when, totals: totals.update(dropped={f"r{n}": 1 for n in range(65)}),
+        lambda what, when, totals: totals["stats"][0].update(count=-1),
+        lambda what, when, totals: totals["stats"][0].update(count=1.0),
+        lambda what, when, totals: totals["stats"][0].update(count=True),
+        lambda what, when, totals: totals["stats"][0].update(count=2**63),
+        lambda what, when, totals: totals["stats"][0].update(count=10**400),
+        lambda what, when, totals: totals["stats"][0].update(sum=-0.5),
+        lambda what, when, totals: totals["stats"][0].update(bucket_counts=[1, 0]),
+        lambda what, when, totals: totals["stats"][0].update(bucket_counts=[0, 2]),
+        lambda what, when, totals: totals["stats"][0].update(bucket_counts=[0]),
+        lambda what, when, totals: totals["stats"][0].update(bucket_counts="01"),
+        lambda what, when, totals: totals["stats"][0].update(rejected={"nan": -1}),
+        lambda what, when, totals: totals["stats"][0].update(overflows=None),
+    ],
+)
+def test_content_against_the_contract_is_refused(change: Callable[..., object]) -> None:
+    assert reason_of(changed(change)) == "content"
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"[]," * 400_000,
+        b'{"written":' + b"9" * 100_000 + b"}",
+        b'{"written":1e999}',
+        b'{"written":NaN}',
+        b'{"written":"\xff"}',
+        b'"\\ud800"',
+        b"null",
+        b"",
+    ],
+)
+def test_hostile_json_is_refused(section: bytes) -> None:
+    assert reason_of(with_totals(section)) == "content"
+
+
+def test_more_bytes_than_the_limit_are_refused() -> None:
+    assert reason_of(with_totals(b" " * (16 << 20))) == "content"

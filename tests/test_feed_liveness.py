@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from feed_support import mounted, only_entry, read_only_view, training_process
+
+from exporter.feed.liveness import RecordLock, holder
+from exporter.feed.reader import FeedReader
+
+
+def test_a_writer_is_alive_until_it_is_killed(tmp_path: Path) -> None:
+    reader = FeedReader(tmp_path)
+    with training_process(tmp_path) as child:
+        assert child.tell("publish") == "True"
+        entry = only_entry(reader)
+        assert (entry.alive, entry.pid) == (True, child.process.pid)
+
+        child.kill()
+
+        entry = only_entry(reader)
+        assert (entry.alive, entry.pid) == (False, None)
+
+
+def test_a_process_that_outlives_its_writer_as_a_fork_does_not_keep_it_alive(tmp_path: Path) -> None:
+    reader = FeedReader(tmp_path)
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        worker = int(child.tell("fork"))
+        alive_beside_worker = only_entry(reader).alive
+        child.process.kill()
+        child.process.wait()
+        try:
+            os.kill(worker, 0)  # it is there and has the lock file open
+
+            assert alive_beside_worker
+            assert not only_entry(reader).alive
+        finally:
+            os.kill(worker, 9)
+
+
+def test_a_fork_that_ends_does_not_end_its_parent(tmp_path: Path) -> None:
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        os.kill(int(child.tell("fork")), 9)
+
+        assert only_entry(FeedReader(tmp_path)).alive
+        assert child.tell("publish") == "True"
+
+
+@pytest.mark.parametrize("mishap", ["close_all", "open_own"])
+def test_a_job_that_drops_the_lock_has_it_back_with_the_next_snapshot(tmp_path: Path, mishap: str) -> None:
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        child.tell(mishap)
+        alive_between = only_entry(FeedReader(tmp_path)).alive
+        child.tell("publish")
+
+        assert not alive_between
+        assert only_entry(FeedReader(tmp_path)).alive
+
+
+def test_a_descriptor_that_the_job_has_reused_is_left_alone(tmp_path: Path) -> None:
+    lock = RecordLock.take(str(tmp_path / "lock"), create_mode=0o600)
+    assert lock is not None
+    other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
+    os.dup2(other, lock._descriptor)  # what closing all and opening again amounts to
+
+    assert not lock.keep()
+    lock.release()
+
+    assert os.write(lock._descriptor, b"still open") == 10
+    os.close(lock._descriptor)
+    os.close(other)
+
+
+def test_a_process_that_reads_its_own_feed_keeps_its_lock(tmp_path: Path) -> None:
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+
+        assert child.tell("scan_self") == f"True {child.process.pid}"
+        assert only_entry(FeedReader(tmp_path)).alive
+
+
+def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    first = RecordLock.take(path, create_mode=0o600)
+    assert first is not None
+
+    assert RecordLock.take(path, create_mode=0o600) is None
+    asked = f"from exporter.feed.liveness import holder; print(holder({path!r}))"
+    seen = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert int(seen.stdout) == os.getpid()
+    first.release()
+    assert holder(path) is None
+
+
+def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> None:
+    removed, moved = (RecordLock.take(str(tmp_path / name), create_mode=0o600) for name in ("a", "b"))
+    assert removed is not None
+    assert moved is not None
+    assert removed.keep()
+    assert moved.keep()
+
+    (tmp_path / "a").unlink()
+    (tmp_path / "b").rename(tmp_path / "c")
+
+    assert not removed.keep()
+    assert not moved.keep()
+    removed.release()
+    moved.release()
+
+
+def test_a_missing_lock_file_is_held_by_nobody_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        RecordLock.take(str(tmp_path / "lock"), create_mode=None)
+
+    assert holder(str(tmp_path / "lock")) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "hard link"])
+def test_only_a_plain_file_is_a_lock(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "lock", tmp_path / "other"
+    other.touch()
+    if kind == "symlink":
+        path.symlink_to(other)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.hardlink_to(other)
+
+    with pytest.raises(OSError):
+        RecordLock.take(str(path), create_mode=0o600)
+    with pytest.raises(OSError):
+        holder(str(path))
+
+
+def test_a_reader_on_a_read_only_mount_sees_who_lives(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    with training_process(feed) as child, read_only_view(feed, tmp_path / "view") as view:
+        child.tell("publish")
+        reader = FeedReader(view)
+
+        assert only_entry(reader).alive
+        assert not reader.acquire_ownership()
+        child.kill()
+        assert not only_entry(reader).alive
+
+
+def test_a_reader_in_another_pid_namespace_sees_who_lives(tmp_path: Path) -> None:
+    inside = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets us make no pid namespace")
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        code = f"from pathlib import Path; from exporter.feed.reader import FeedReader; e, = FeedReader(Path({str(tmp_path)!r})).scan().entries; print(e.alive, e.pid)"
+        command = [*inside, sys.executable, "-c", code]
+        seen = subprocess.run(command, capture_output=True, text=True, check=True)
+
+        assert seen.stdout.split() == ["True", "None"]
+
+
+def test_a_writer_in_a_container_is_seen_to_live_and_die(tmp_path: Path) -> None:
+    inside = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets us make no pid namespace")
+    with training_process(tmp_path, *inside) as child:
+        child.tell("publish")
+        alive = only_entry(FeedReader(tmp_path)).alive
+        child.kill()
+        deadline = time.monotonic() + 10  # the namespace ends a moment after the command that made it
+        while only_entry(FeedReader(tmp_path)).alive and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+        assert alive
+        assert not only_entry(FeedReader(tmp_path)).alive
+
+
+def test_locks_work_on_a_memory_filesystem(tmp_path: Path) -> None:
+    with mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"), training_process(tmp_path) as child:
+        child.tell("publish")
+        assert only_entry(FeedReader(tmp_path)).alive
+        child.kill()
+
+        assert not only_entry(FeedReader(tmp_path)).alive

@@ -1,0 +1,558 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from feed_support import (
+    mounted,
+    needs_root,
+    new_identity,
+    new_recording,
+    only_entry,
+    publish_once,
+    read_only_view,
+    training_process,
+)
+
+from exporter.errors import FeedDirectoryError
+from exporter.feed.codec import encode
+from exporter.feed.reader import LEFTOVER_SECONDS, SETTLE_SECONDS, FeedReader
+from exporter.feed.snapshot import Snapshot
+from exporter.feed.writer import FeedWriter
+
+
+class Clock:
+    """A monotonic clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def owner_of(directory: Path, clock: Callable[[], float] = time.monotonic) -> FeedReader:
+    reader = FeedReader(directory, monotonic=clock)
+    assert reader.acquire_ownership()
+    return reader
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} - {"owner.lock"}
+
+
+# What is read, and when again
+
+
+def test_processes_come_in_the_order_in_which_they_started(tmp_path: Path) -> None:
+    ids = [publish_once(tmp_path, started=started) for started in (30.0, 10.0, 20.0)]
+
+    entries = FeedReader(tmp_path).scan().entries
+
+    assert [entry.snapshot.process.id for entry in entries] == [ids[1], ids[2], ids[0]]
+
+
+def test_an_unchanged_file_is_not_decoded_again(tmp_path: Path) -> None:
+    writer, reader = FeedWriter(tmp_path, new_identity()), FeedReader(tmp_path)
+    writer.publish(new_recording())
+    first, second = only_entry(reader).snapshot, only_entry(reader).snapshot
+    writer.publish(new_recording())
+    third = only_entry(reader).snapshot
+
+    assert first is second
+    assert third is not first
+    assert third.recording.stats[0].definition is first.recording.stats[0].definition
+    writer.close()
+
+
+def test_a_change_shows_even_where_inode_time_and_size_stay(tmp_path: Path) -> None:
+    identity, reader = new_identity(), FeedReader(tmp_path)
+    path = tmp_path / f"{identity.id}.feed"
+    snapshot = Snapshot(identity, 1, 1.0, 1.0, new_recording(count=1))
+    path.write_bytes(encode(snapshot))
+    os.utime(path, ns=(0, 0))
+    assert only_entry(reader).snapshot.sequence == 1
+    path.write_bytes(encode(snapshot.replace(sequence=2, recording=new_recording(count=2))))
+    os.utime(path, ns=(0, 0))
+
+    assert only_entry(reader).snapshot.recording.stats[0].count == 2
+
+
+def test_a_file_that_goes_is_forgotten(tmp_path: Path) -> None:
+    reader, process = FeedReader(tmp_path), publish_once(tmp_path)
+    assert only_entry(reader)
+    (tmp_path / f"{process}.feed").unlink()
+
+    assert reader.scan().entries == ()
+
+
+def test_other_files_are_nobodys_business(tmp_path: Path) -> None:
+    for name in ("state.json", "notes", ".feed.swp", f"{'0' * 32}.tmp", "owner.lock"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "runs").mkdir()
+
+    scan = FeedReader(tmp_path).scan()
+
+    assert (scan.entries, scan.refused) == ((), ())
+
+
+# Age
+
+
+def test_age_is_counted_from_the_last_change_by_the_readers_own_clock(tmp_path: Path) -> None:
+    clock = Clock()
+    writer = FeedWriter(tmp_path, new_identity(), clock=lambda: 5e9)  # a writer far in the future
+    reader = FeedReader(tmp_path, monotonic=clock, clock=lambda: 0.0)
+    writer.publish(new_recording())
+    ages = [only_entry(reader).age_seconds]
+    clock.now += 7
+    ages.append(only_entry(reader).age_seconds)
+    writer.publish(new_recording())
+    ages.append(only_entry(reader).age_seconds)
+    clock.now += 2
+    ages.append(only_entry(reader).age_seconds)
+
+    assert ages == [0.0, 7.0, 0.0, 2.0]
+    writer.close()
+
+
+def test_at_first_sight_the_age_is_that_of_the_file(tmp_path: Path) -> None:
+    process = publish_once(tmp_path)
+    os.utime(tmp_path / f"{process}.feed", (1000, 1000))
+
+    assert only_entry(FeedReader(tmp_path, clock=lambda: 1090.0)).age_seconds == pytest.approx(90, abs=1)
+
+
+def test_a_stopped_job_is_alive_and_ages(tmp_path: Path) -> None:
+    clock = Clock()
+    reader = FeedReader(tmp_path, monotonic=clock)
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        only_entry(reader)
+        child.process.send_signal(signal.SIGSTOP)
+        clock.now += 60
+        entry = only_entry(reader)
+
+        assert entry.alive
+        assert entry.age_seconds >= 60
+
+
+# What is refused
+
+
+def refused(directory: Path, **options: object) -> dict[str, str]:
+    """Scan twice, as a refusal is told every time; the good file beside must be read."""
+    good = publish_once(directory)
+    reader = FeedReader(directory, **options)  # type: ignore[arg-type]  # each test's own options
+    first, second = reader.scan(), reader.scan()
+    assert [entry.snapshot.process.id for entry in first.entries] == [good]
+    assert first.refused == second.refused
+    return dict(first.refused)
+
+
+def feed_name() -> str:
+    return f"{os.urandom(16).hex()}.feed"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda data: b"", "truncated"),
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: b"GIF89a" + data, "magic"),
+        (lambda data: data[:-1] + b" ", "checksum"),
+        (lambda data: data + b" ", "content"),
+        (lambda data: data[:8] + struct.pack("<H", 2) + data[10:], "version"),
+    ],
+)
+def test_a_damaged_file_costs_itself_only(
+    tmp_path: Path, damage: Callable[[bytes], bytes], reason: str
+) -> None:
+    identity = new_identity()
+    path = tmp_path / f"{identity.id}.feed"
+    path.write_bytes(damage(encode(Snapshot(identity, 1, 1.0, 1.0, new_recording()))))
+
+    assert refused(tmp_path) == {path.name: reason}
+
+
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (lambda path, other: path.symlink_to(other), "symlink"),
+        (lambda path, other: path.symlink_to("nowhere"), "symlink"),
+        (lambda path, other: path.hardlink_to(other), "links"),
+        (lambda path, other: path.mkdir(), "not_regular"),
+        (lambda path, other: os.mkfifo(path), "not_regular"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused(
+    tmp_path: Path, put: Callable[[Path, Path], object], reason: str
+) -> None:
+    feed, other = tmp_path / "feed", tmp_path / "other"
+    feed.mkdir()
+    other.touch()
+    path = feed / feed_name()
+    put(path, other)
+
+    assert refused(feed) == {path.name: reason}
+
+
+@needs_root
+def test_a_device_is_refused_without_being_opened(tmp_path: Path) -> None:
+    path = tmp_path / feed_name()
+    os.mknod(path, 0o600 | 0o20000, os.makedev(5, 0))  # /dev/tty, which has something to say when opened
+
+    assert refused(tmp_path) == {path.name: "not_regular"}
+
+
+def test_a_copy_under_another_name_does_not_count_twice(tmp_path: Path) -> None:
+    source, copy = publish_once(tmp_path), feed_name()
+    shutil.copy(tmp_path / f"{source}.feed", tmp_path / copy)
+    (tmp_path / f"{source}.feed").unlink()
+
+    assert refused(tmp_path) == {copy: "name"}
+
+
+def test_a_name_that_is_no_process_id_is_refused_and_printable(tmp_path: Path) -> None:
+    for name in (b"x.feed", b"\xff\n.feed", b"A" * 32 + b".feed", b".feed"):
+        (tmp_path / os.fsdecode(name)).touch()
+
+    assert refused(tmp_path) == {
+        "x.feed": "name",
+        "\\udcff\\n.feed": "name",
+        "A" * 32 + ".feed": "name",
+        ".feed": "name",
+    }
+
+
+def test_a_file_above_the_limit_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / feed_name()
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # sparse: reading it would take for ever
+
+    assert refused(tmp_path) == {path.name: "too_large"}
+
+
+@needs_root
+def test_a_file_of_somebody_else_is_refused_in_the_default_directory_and_read_in_a_chosen_one(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o700)
+    foreign = publish_once(tmp_path)
+    os.chown(tmp_path / f"{foreign}.feed", 12345, 12345)
+
+    assert len(FeedReader(tmp_path, trusted=True).scan().entries) == 1
+    assert refused(tmp_path, trusted=False) == {f"{foreign}.feed": "owner"}
+
+
+@needs_root
+def test_a_reader_who_may_not_read_a_file_says_so(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    process = publish_once(tmp_path)
+    (tmp_path / f"{process}.feed").chmod(0o600)
+    os.seteuid(12345)
+    try:
+        scan = FeedReader(tmp_path).scan()
+    finally:
+        os.seteuid(0)
+
+    assert scan.refused == ((f"{process}.feed", "unreadable"),)
+
+
+def test_a_process_whose_life_cannot_be_told_is_refused(tmp_path: Path) -> None:
+    process = publish_once(tmp_path)
+    (tmp_path / f"{process}.lock").unlink()
+    (tmp_path / f"{process}.lock").symlink_to("nowhere")
+
+    assert refused(tmp_path) == {f"{process}.feed": "lock"}
+
+
+def test_a_refused_file_that_becomes_good_is_read(tmp_path: Path) -> None:
+    reader, process = FeedReader(tmp_path), publish_once(tmp_path)
+    path = tmp_path / f"{process}.feed"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    assert reader.scan().refused
+    path.write_bytes(good)
+
+    assert only_entry(reader).snapshot.process.id == process
+
+
+def test_a_good_file_that_becomes_damaged_is_not_shown_as_it_was(tmp_path: Path) -> None:
+    reader, process = FeedReader(tmp_path), publish_once(tmp_path)
+    only_entry(reader)
+    (tmp_path / f"{process}.feed").write_bytes(b"x")
+
+    assert reader.scan().entries == ()
+
+
+# Crowds
+
+
+def test_a_thousand_files_are_read(tmp_path: Path) -> None:
+    for number in range(1100):
+        identity = new_identity(started=float(number))
+        data = encode(Snapshot(identity, 1, 1.0, 1.0, new_recording(1)))
+        (tmp_path / f"{identity.id}.feed").write_bytes(data)
+    reader = FeedReader(tmp_path)
+
+    scan = reader.scan()
+
+    assert [entry.snapshot.process.started for entry in scan.entries] == [float(n) for n in range(1100)]
+    assert scan.refused == ()
+    assert len(list(Path("/proc/self/fd").iterdir())) < 100
+
+
+def test_files_beyond_the_limit_are_refused_and_never_those_that_were_read_before(tmp_path: Path) -> None:
+    reader = FeedReader(tmp_path, max_files=3)
+    before = {publish_once(tmp_path) for _ in range(3)}
+    reader.scan()
+    for number in range(5):
+        (tmp_path / f"{number:032x}.feed").write_bytes(b"in front of all by name")
+
+    scan = reader.scan()
+
+    assert {entry.snapshot.process.id for entry in scan.entries} == before
+    assert [reason for _, reason in scan.refused] == ["too_many"] * 5
+
+
+def test_all_files_together_are_bounded_too(tmp_path: Path) -> None:
+    processes = [publish_once(tmp_path) for _ in range(4)]
+    size = (tmp_path / f"{processes[0]}.feed").stat().st_size
+
+    scan = FeedReader(tmp_path, max_total_bytes=2 * size + 100).scan()
+
+    assert len(scan.entries) == 2
+    assert [reason for _, reason in scan.refused] == ["too_many"] * 2
+
+
+# The directory itself
+
+
+def test_a_missing_default_directory_holds_nothing_and_a_missing_chosen_one_is_an_error(
+    tmp_path: Path,
+) -> None:
+    assert FeedReader(tmp_path / "feed", trusted=False).scan().entries == ()
+    with pytest.raises(FeedDirectoryError):
+        FeedReader(tmp_path / "feed").scan()
+
+
+def test_a_default_directory_that_others_may_write_to_is_not_read(tmp_path: Path) -> None:
+    publish_once(tmp_path)
+    tmp_path.chmod(0o777)
+
+    with pytest.raises(FeedDirectoryError, match="chmod"):
+        FeedReader(tmp_path, trusted=False).scan()
+
+
+# Ownership and removal
+
+
+def test_of_two_readers_both_read_and_one_owns(tmp_path: Path) -> None:
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        first, second = FeedReader(tmp_path), FeedReader(tmp_path)
+        assert first.acquire_ownership()
+
+        assert not second.acquire_ownership()
+        assert first.acquire_ownership()
+        assert (first.owns, second.owns) == (True, False)
+        assert only_entry(first).alive
+        assert only_entry(second).alive
+        assert not second.remove(child.id)
+        first.release_ownership()
+        assert second.acquire_ownership()
+        second.release_ownership()
+
+
+def test_ownership_ends_with_the_process_and_is_seen_by_others(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from exporter.feed.reader import FeedReader;"
+        "reader = FeedReader(Path(sys.argv[2])); print(reader.acquire_ownership(), flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, "-", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        mine = FeedReader(tmp_path)
+        while_alive = mine.acquire_ownership()
+        other.kill()
+
+    assert not while_alive
+    assert mine.acquire_ownership()
+    mine.release_ownership()
+
+
+def test_a_removed_owner_lock_is_made_again(tmp_path: Path) -> None:
+    reader = owner_of(tmp_path)
+    (tmp_path / "owner.lock").unlink()
+
+    assert reader.acquire_ownership()
+    assert not FeedReader(tmp_path).acquire_ownership()
+    reader.release_ownership()
+
+
+def test_a_read_only_view_is_read_and_never_owned(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    process = publish_once(feed)
+    with read_only_view(feed, tmp_path / "view") as view:
+        reader = FeedReader(view)
+
+        assert only_entry(reader).snapshot.process.id == process
+        assert not reader.acquire_ownership()
+        assert not reader.remove(process)
+
+
+@pytest.mark.parametrize("kind", ["symlink", "directory"])
+def test_an_owner_lock_that_is_no_file_is_never_owned(tmp_path: Path, kind: str) -> None:
+    if kind == "symlink":
+        (tmp_path / "owner.lock").symlink_to(tmp_path / "other")
+    else:
+        (tmp_path / "owner.lock").mkdir()
+
+    assert not FeedReader(tmp_path).acquire_ownership()
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_owner_removes_what_a_dead_process_left(tmp_path: Path) -> None:
+    reader = owner_of(tmp_path)
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        only_entry(reader)
+        child.kill()
+        (tmp_path / f"{child.id}.tmp").touch()  # killed while writing
+        (tmp_path / "notes").touch()
+        only_entry(reader)
+
+        assert reader.remove(child.id)
+        assert names(tmp_path) == {"notes"}
+        assert reader.remove(child.id)
+    reader.release_ownership()
+
+
+def test_removal_never_takes_the_files_of_the_living(tmp_path: Path) -> None:
+    reader = owner_of(tmp_path)
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        before_any_scan = reader.remove(child.id)
+        only_entry(reader)
+
+        assert not before_any_scan
+        assert not reader.remove(child.id)
+        assert names(tmp_path) == {f"{child.id}.feed", f"{child.id}.lock"}
+    reader.release_ownership()
+
+
+def test_removal_waits_for_a_job_that_has_only_lost_its_lock(tmp_path: Path) -> None:
+    clock = Clock()
+    reader = owner_of(tmp_path, clock)
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        only_entry(reader)
+        child.tell("close_all")
+        lost = only_entry(reader)
+        too_early = reader.remove(child.id)
+        child.tell("publish")
+        found = only_entry(reader)
+        child.tell("close_all")
+        only_entry(reader)
+        clock.now += SETTLE_SECONDS
+        much_later = reader.remove(child.id)
+
+        assert (lost.alive, too_early) == (False, False)
+        assert (found.alive, found.snapshot.sequence) == (True, 2)
+        assert much_later
+    reader.release_ownership()
+
+
+def test_removal_does_not_wait_for_a_process_that_has_ended_in_order(tmp_path: Path) -> None:
+    reader, process = owner_of(tmp_path), publish_once(tmp_path, final=True)
+    only_entry(reader)
+
+    assert reader.remove(process)
+    reader.release_ownership()
+
+
+@pytest.mark.parametrize("name", ["../victim", "", "x" * 32, "owner"])
+def test_only_files_of_a_process_are_removed(tmp_path: Path, name: str) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    (tmp_path / "victim.feed").touch()
+    reader = owner_of(feed)
+
+    assert not reader.remove(name)
+    assert (tmp_path / "victim.feed").exists()
+    reader.release_ownership()
+
+
+def test_the_owner_clears_what_never_became_a_feed_after_a_while(tmp_path: Path) -> None:
+    clock = Clock()
+    reader = owner_of(tmp_path, clock)
+    dead = f"{1:032x}"
+    for leftover in (f"{dead}.lock", f"{dead}.tmp"):
+        (tmp_path / leftover).touch()
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        (tmp_path / f"{child.id}.feed").unlink()
+        reader.scan()
+        clock.now += LEFTOVER_SECONDS - 1
+        reader.scan()
+        early = names(tmp_path)
+        clock.now += 1
+        reader.scan()
+
+        assert early == {f"{dead}.lock", f"{dead}.tmp", f"{child.id}.lock"}
+        assert names(tmp_path) == {f"{child.id}.lock"}
+    reader.release_ownership()
+
+
+def test_who_does_not_own_clears_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    reader = FeedReader(tmp_path, monotonic=clock)
+    (tmp_path / f"{1:032x}.lock").touch()
+    reader.scan()
+    clock.now += 2 * LEFTOVER_SECONDS
+    reader.scan()
+
+    assert names(tmp_path) == {f"{1:032x}.lock"}
+
+
+def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(tmp_path: Path) -> None:
+    readers = [FeedReader(tmp_path), owner_of(tmp_path)]
+    with training_process(tmp_path) as child:
+        assert child.process.stdin is not None
+        child.process.stdin.write("flood\n")
+        child.process.stdin.flush()
+        assert child.answer() == "1"
+        sequences = []
+        for _ in range(100):
+            for reader in readers:
+                entry = only_entry(reader)
+                assert entry.alive
+                sequences.append(entry.snapshot.sequence)
+        told = [int(line) for line in child.kill().split()]
+
+    assert told == list(range(2, len(told) + 2))  # no snapshot failed
+    assert sequences == sorted(sequences)
+    assert sequences[-1] > sequences[0]
+    readers[1].release_ownership()
+
+
+def test_reading_leaves_a_full_tmpfs_as_it_is(tmp_path: Path) -> None:
+    with mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k,nr_inodes=3", "tmpfs"):
+        publish_once(tmp_path)
+        reader = FeedReader(tmp_path)
+
+        assert len(reader.scan().entries) == 1
+        assert not reader.acquire_ownership()

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from feed_support import (
+    mounted,
+    new_identity,
+    new_recording,
+    only_entry,
+    publish_once,
+    read_only_view,
+    training_process,
+)
+
+from exporter.feed.codec import decode
+from exporter.feed.reader import FeedReader
+from exporter.feed.writer import FeedWriter
+
+
+def test_making_a_writer_touches_no_file(tmp_path: Path) -> None:
+    FeedWriter(tmp_path / "missing", new_identity())
+    FeedWriter(tmp_path, new_identity())
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_published_is_what_is_read(tmp_path: Path) -> None:
+    identity = new_identity(labels=(("team", "vision"),))
+    writer = FeedWriter(tmp_path, identity, flush_seconds=0.5, clock=lambda: 12.5)
+    recording = new_recording(3)
+
+    assert writer.publish(recording)
+
+    snapshot = only_entry(FeedReader(tmp_path)).snapshot
+    assert (snapshot.process, snapshot.recording) == (identity, recording)
+    assert (snapshot.sequence, snapshot.written, snapshot.flush_seconds) == (1, 12.5, 0.5)
+    writer.close()
+
+
+def test_an_orderly_end_leaves_the_final_snapshot_and_no_life(tmp_path: Path) -> None:
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        child.tell("finish")
+
+        entry = only_entry(FeedReader(tmp_path))
+        assert entry.snapshot.recording.final
+        assert entry.snapshot.sequence == 2
+        assert not entry.alive
+        assert child.tell("publish") == "False"
+
+
+def test_files_are_private_in_the_default_directory_and_shared_as_the_umask_says_elsewhere(
+    tmp_path: Path,
+) -> None:
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    shared.mkdir()
+    previous = os.umask(0o027)
+    try:
+        for directory, trusted in ((own, False), (shared, True)):
+            writer = FeedWriter(directory, new_identity(), trusted=trusted)
+            assert writer.publish(new_recording())
+            writer.close()
+    finally:
+        os.umask(previous)
+
+    modes = [{stat.S_IMODE(each.stat().st_mode) for each in where.iterdir()} for where in (own, shared)]
+    assert modes == [{0o600}, {0o640}]
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+
+
+def test_a_relative_directory_stays_where_it_was_when_the_job_changes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "feed").mkdir()
+    monkeypatch.chdir(tmp_path)
+    writer = FeedWriter("feed", new_identity())
+    monkeypatch.chdir("/")
+
+    assert writer.publish(new_recording())
+
+    assert only_entry(FeedReader(tmp_path / "feed")).alive
+    writer.close()
+
+
+def test_a_full_tmpfs_costs_freshness_and_says_so(tmp_path: Path) -> None:
+    with (
+        mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"),
+        training_process(tmp_path) as child,
+    ):
+        reader = FeedReader(tmp_path)
+        assert child.tell("publish 20") == "True"
+        free = os.statvfs(tmp_path)
+        (tmp_path / "other").write_bytes(bytes(free.f_bavail * free.f_bsize))
+
+        outcomes = [child.tell("publish 20") for _ in range(3)]
+        full = only_entry(reader)
+        (tmp_path / "other").unlink()
+        outcomes.append(child.tell("publish 20"))
+
+        assert outcomes == ["False", "False", "False", "True"]
+        assert (full.alive, full.snapshot.sequence, full.snapshot.dropped) == (True, 1, {})
+        assert only_entry(reader).snapshot.dropped == {"write_failed": 3}
+        assert only_entry(reader).snapshot.sequence == 2
+        assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_job_that_grows_beyond_a_tmpfs_fills_it_and_goes_on(tmp_path: Path) -> None:
+    with (
+        mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"),
+        training_process(tmp_path) as child,
+    ):
+        outcomes = [child.tell(f"publish {stats}") for stats in range(10, 400, 30)]
+
+        assert outcomes[0] == "True"
+        assert outcomes[-1] == "False"
+        assert child.tell("publish 10") == "True"
+        lost = only_entry(FeedReader(tmp_path)).snapshot.dropped["write_failed"]
+        assert lost == outcomes.count("False")
+
+
+def test_a_tmpfs_without_room_for_another_file_harms_nobody(tmp_path: Path) -> None:
+    with (
+        mounted(tmp_path, "-t", "tmpfs", "-o", "nr_inodes=3", "tmpfs"),
+        training_process(tmp_path) as child,
+    ):
+        outcomes = [child.tell("publish"), child.tell("publish")]
+
+        assert outcomes == ["True", "False"]
+        assert child.tell("lost") == "1"
+
+
+def test_a_quota_at_the_border_of_a_file_costs_freshness_and_leaves_the_last_snapshot(tmp_path: Path) -> None:
+    with training_process(tmp_path) as child:
+        assert child.tell("publish 2") == "True"
+        child.tell("limit_files 4096")
+
+        assert child.tell("publish 100") == "False"
+        assert len(only_entry(FeedReader(tmp_path)).snapshot.recording.stats) == 2
+        assert child.tell("publish 2") == "True"
+        assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
+        assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_job_out_of_descriptors_goes_on(tmp_path: Path) -> None:
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        child.tell("limit_descriptors 4")
+        outcomes = [child.tell("publish")]
+        child.tell("limit_descriptors 100")
+        outcomes.append(child.tell("publish"))
+
+        assert outcomes == ["False", "True"]
+        assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
+
+
+def test_a_mount_that_becomes_read_only_costs_freshness(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    with read_only_view(feed, tmp_path / "view") as view:
+        writer = FeedWriter(view, new_identity())
+
+        assert not writer.publish(new_recording())
+        assert writer.dropped == {"write_failed": 1}
+        assert "Read-only" in str(writer.problem)
+        writer.close()
+
+
+def test_a_chosen_directory_that_goes_is_missed_until_it_is_back(tmp_path: Path) -> None:
+    directory = tmp_path / "feed"
+    directory.mkdir()
+    writer = FeedWriter(directory, new_identity())
+    outcomes = [writer.publish(new_recording())]
+    shutil.rmtree(directory)
+    outcomes.append(writer.publish(new_recording()))
+    problem = writer.problem
+    directory.mkdir()
+    outcomes.append(writer.publish(new_recording()))
+
+    assert outcomes == [True, False, True]
+    assert "mkdir" in str(problem)
+    entry = only_entry(FeedReader(directory))
+    assert (entry.alive, entry.snapshot.dropped, writer.problem) == (True, {"write_failed": 1}, None)
+    writer.close()
+
+
+@pytest.mark.parametrize("goes", [shutil.rmtree, lambda directory: directory.rename(f"{directory}-moved")])
+def test_the_default_directory_is_made_again_when_it_goes(tmp_path: Path, goes: object) -> None:
+    directory = tmp_path / "feed"
+    writer = FeedWriter(directory, new_identity(), trusted=False)
+    assert writer.publish(new_recording())
+    assert callable(goes)
+    goes(directory)
+
+    assert writer.publish(new_recording())
+
+    assert only_entry(FeedReader(directory, trusted=False)).alive
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    writer.close()
+
+
+@pytest.mark.parametrize("blocked", [".feed", ".lock", ".tmp"])
+def test_a_directory_in_the_place_of_a_file_is_a_failure_that_is_counted(
+    tmp_path: Path, blocked: str
+) -> None:
+    identity = new_identity()
+    (tmp_path / (identity.id + blocked)).mkdir()
+    writer = FeedWriter(tmp_path, identity)
+
+    assert not writer.publish(new_recording())
+
+    assert writer.dropped == {"write_failed": 1}
+    assert not [each for each in tmp_path.glob("*.tmp") if each.is_file()]
+    writer.close()
+
+
+@pytest.mark.parametrize("suffix", [".feed", ".tmp"])
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path, suffix: str) -> None:
+    identity = new_identity()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / (identity.id + suffix)).symlink_to(victim)
+    writer = FeedWriter(tmp_path, identity)
+
+    assert writer.publish(new_recording())
+
+    assert victim.read_text() == "precious"
+    assert only_entry(FeedReader(tmp_path)).snapshot.process == identity
+    writer.close()
+
+
+def test_a_snapshot_above_the_limit_loses_its_newest_stats_and_says_how_many(tmp_path: Path) -> None:
+    identity = new_identity()
+    writer = FeedWriter(tmp_path, identity, max_bytes=20_000)
+    outcomes = [writer.publish(new_recording(stats)) for stats in (10, 200, 200)]
+
+    snapshot = only_entry(FeedReader(tmp_path, max_bytes=20_000)).snapshot
+    kept = len(snapshot.recording.stats)
+    assert outcomes == [True, True, True]
+    assert 10 < kept < 200
+    assert snapshot.recording == new_recording(kept)
+    assert snapshot.dropped == writer.dropped == {"too_large": 2 * (200 - kept)}
+    writer.close()
+
+
+def test_an_identity_out_of_a_broken_environment_is_made_readable(tmp_path: Path) -> None:
+    writer = FeedWriter(tmp_path, new_identity(run=os.fsdecode(b"caf\xe9"), node="n" * 5000))
+
+    assert writer.publish(new_recording())
+
+    process = only_entry(FeedReader(tmp_path)).snapshot.process
+    assert (process.run, process.node) == ("caf?", "n" * 1024)
+    writer.close()
+
+
+def test_what_cannot_be_encoded_is_counted_and_not_raised(tmp_path: Path) -> None:
+    writer = FeedWriter(tmp_path, new_identity())
+    recording = new_recording(1)
+    bad = recording.replace(stats=(recording.stats[0].replace(count="many"),))
+
+    assert not writer.publish(bad)
+    assert writer.publish(recording)
+
+    assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
+    writer.close()
+
+
+@pytest.mark.parametrize("identity", ["", "../" + "a" * 29, "A" * 32, "a" * 31])
+def test_a_process_id_that_is_no_file_name_is_refused_at_once(tmp_path: Path, identity: str) -> None:
+    with pytest.raises(ValueError, match="32 hexadecimal digits"):
+        FeedWriter(tmp_path, new_identity(id=identity))
+
+
+def test_a_forked_child_writes_nothing_under_its_parents_name(tmp_path: Path) -> None:
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        os.kill(int(child.tell("fork")), 9)  # it has published and closed
+
+        entry = only_entry(FeedReader(tmp_path))
+        assert (entry.snapshot.sequence, entry.alive) == (1, True)
+
+
+def test_two_threads_that_publish_at_once_leave_a_whole_snapshot(tmp_path: Path) -> None:
+    writer = FeedWriter(tmp_path, new_identity())
+    written: list[bool] = []
+
+    def publish() -> None:
+        written.extend(writer.publish(new_recording(20)) for _ in range(100))
+
+    threads = [threading.Thread(target=publish) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all(written)
+    assert only_entry(FeedReader(tmp_path)).snapshot.sequence == 300
+    writer.close()
+
+
+@pytest.mark.timeout(60)
+def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> None:
+    survived = []
+    for delay in itertools.chain([0.0, 0.0005], (n * 0.0023 for n in range(20))):
+        with training_process(tmp_path) as child:
+            assert child.process.stdin is not None
+            child.process.stdin.write("flood\n")
+            child.process.stdin.flush()
+            time.sleep(delay)
+            told = child.kill().split()
+            if told:
+                snapshot = decode((tmp_path / f"{child.id}.feed").read_bytes())
+                assert snapshot.sequence - int(told[-1]) in {0, 1}
+                assert snapshot.recording.stats[-1].count - snapshot.sequence == 0
+                survived.append(snapshot.sequence)
+
+    assert max(survived) > 5
+    assert len(FeedReader(tmp_path).scan().entries) >= len(survived)
+
+
+def test_a_writer_clears_what_has_been_dead_for_a_day_and_nothing_else(tmp_path: Path) -> None:
+    old, new = publish_once(tmp_path), publish_once(tmp_path)
+    half = "0" * 32
+    for leftover in (f"{half}.lock", f"{half}.tmp", "notes.txt", "overrides.json"):
+        (tmp_path / leftover).touch()
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        long_ago = time.time() - 90_000
+        for path in tmp_path.iterdir():
+            if new not in path.name:
+                os.utime(path, (long_ago, long_ago))
+
+        publish_once(tmp_path)
+
+        left = {path.name.split(".")[0] for path in tmp_path.iterdir()}
+        assert {new, child.id, "notes", "overrides"} < left
+        assert not {old, half} & left
+        assert len(left) == 5  # and the one that cleared
+
+
+def test_a_training_process_imports_little_to_write_its_feed() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import exporter.feed.writer, exporter.feed.overrides;"
+        "print(*sorted({'re', 'json', 'pathlib', 'typing', 'dataclasses', 'tempfile'} & (set(sys.modules) - before)))"
+    )
+    # Without site: the editable installation of a checkout imports half the standard library itself.
+    root = Path(sys.modules["exporter"].__file__ or "").parents[1]
+    run = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"]
+
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip() == ""
