@@ -143,6 +143,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         with Prometheus(
             directory / "prometheus", {"exporter": f"127.0.0.1:{sidecar.port}"}, scrape_seconds=SCRAPE_SECONDS
         ) as prometheus:
+            wait_for(lambda: prometheus.query("up == 1"), told="Prometheus finds its targets within 5 s")
             stage = Stage(ranks, sidecar, prometheus)
             play(stage)
             yield stage
