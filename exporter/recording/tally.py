@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import isfinite
 
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
-from exporter.recording.windows import RATIOS, ExactSum, Window
+from exporter.recording.windows import ExactSum, Window
 
 BUFFER_SAMPLES = 1 << 18
 """Bound of a Stat's buffer: a million samples a second for a quarter of a second, at most 8 MiB."""
@@ -234,7 +234,7 @@ class Tally:
                 self._begin_window(wall)
 
     def _order(self, samples: list[float]) -> list[float]:
-        if self._bucket_counts or self.effective.aggregations & RATIOS.keys():
+        if self._bucket_counts or self._window.needs_order:
             return sorted(samples)
         return [min(samples), max(samples)]
 

@@ -100,6 +100,10 @@ class Window:
 
     Args:
         aggregations: Those wanted; only what they need is computed.
+
+    Attributes:
+        samples: How many there are.
+        needs_order: Whether a quantile is wanted, so that `add` needs all samples sorted.
     """
 
     __slots__ = (
@@ -112,6 +116,7 @@ class Window:
         "_quantiles",
         "_spread",
         "_sum",
+        "needs_order",
         "samples",
     )
 
@@ -122,7 +127,8 @@ class Window:
         self._low = self._high = self._last = 0.0
         self._spread = Aggregation.STDDEV in aggregations
         self._mean = self._deviation = 0.0
-        self._quantiles = Quantiles() if aggregations & RATIOS.keys() else None
+        self.needs_order = not aggregations.isdisjoint(RATIOS)
+        self._quantiles = Quantiles() if self.needs_order else None
 
     def add(self, samples: list[float], ordered: list[float]) -> None:
         """Take in at least one finite sample.
