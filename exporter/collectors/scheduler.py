@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from exporter.collectors.family import Collector, Family
 from exporter.collectors.standing import CollectorStatus, Notice, Standing, Totals, standing_families
+from exporter.collectors.task import Call, Task, check_times
 from exporter.errors import CollectError
 
 LOG = logging.getLogger("exporter.collectors")
@@ -44,46 +45,6 @@ STANDSTILL_SECONDS = 1.0
 
 RETRY_SECONDS = 1.0
 """When to try again after the system refused a thread."""
-
-
-class _Task:
-    """A collector with its schedule."""
-
-    __slots__ = ("collector", "due", "published_at", "removed", "soon", "standing")
-
-    def __init__(self, collector: Collector, standing: Standing) -> None:
-        self.collector = collector
-        self.standing = standing
-        self.due = 0.0
-        self.soon = True  # collect as soon as possible, whatever `due` says
-        self.published_at: float | None = None
-        self.removed = False
-
-    @property
-    def stale_at(self) -> float:
-        """When the block must go; infinity while nothing is published."""
-        if self.published_at is None:
-            return math.inf
-        interval, deadline = self.standing.interval_seconds, self.standing.deadline_seconds
-        return self.published_at + max(3 * interval, interval + deadline)
-
-
-class _Call:
-    """One call of one collector; it exists from being queued until the collector has returned."""
-
-    __slots__ = ("deadline_at", "delivering", "expired", "queued_at", "task")
-
-    def __init__(self, task: _Task, queued_at: float) -> None:
-        self.task = task
-        self.queued_at = queued_at
-        self.deadline_at = queued_at + task.standing.deadline_seconds
-        self.expired = False  # the deadline passed: the verdict is known, the result no longer wanted
-        self.delivering = False  # returned in time; the deadline does not cover the publishing
-
-    @property
-    def expires_at(self) -> float:
-        """When the verdict becomes 0; infinity once that cannot happen any more."""
-        return math.inf if self.expired or self.delivering else self.deadline_at
 
 
 class Scheduler:
@@ -121,10 +82,10 @@ class Scheduler:
         # wanted could be published after the withdrawal that was meant to end it.
         self._publication = threading.Lock()
         self._origin = monotonic()
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, Task] = {}
         self._totals: dict[str, Totals] = {}
-        self._calls: dict[str, _Call] = {}
-        self._queue: deque[_Call] = deque()
+        self._calls: dict[str, Call] = {}
+        self._queue: deque[Call] = deque()
         self._threads: set[threading.Thread] = set()
         self._workers = 0
         self._idle = 0
@@ -147,9 +108,7 @@ class Scheduler:
             ValueError: The name is taken, or a time is not positive and finite.
         """
         name = collector.name
-        for what, seconds in (("interval", interval_seconds), ("deadline", deadline_seconds)):
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ValueError(f"{what} of collector {name} must be above 0 seconds, not {seconds!r}")
+        check_times(name, interval_seconds, deadline_seconds)
         # `reasons` is optional: not every collector has a closed set.
         reasons: Iterable[str] = getattr(collector, "reasons", ())
         with self._lock:
@@ -162,8 +121,8 @@ class Scheduler:
                 reasons=reasons,
                 totals=self._totals.setdefault(name, Totals()),
             )
-            task = self._tasks[name] = _Task(collector, standing)
-            task.due = self._next_due(task, self._monotonic())
+            task = self._tasks[name] = Task(collector, standing)
+            task.due = task.next_due(self._origin, self._monotonic())
             if name in self._calls and self._calls[name].expired:
                 standing.wait_for_predecessor()
             self._families = None
@@ -184,6 +143,24 @@ class Scheduler:
         with self._publication:  # waits for a publication of this block that has already begun
             if task.published_at is not None:
                 self._withdraw(name)
+
+    def reschedule(self, name: str, *, interval_seconds: float, deadline_seconds: float) -> None:
+        """Give a collector other times and collect at once; block, verdict and a pass under way stay.
+
+        Raises:
+            ValueError: There is no such collector, or a time is not positive and finite.
+        """
+        check_times(name, interval_seconds, deadline_seconds)
+        with self._lock:
+            task = self._tasks.get(name)
+            if task is None:
+                raise ValueError(f"no collector {name} is scheduled")
+            task.standing.interval_seconds = interval_seconds
+            task.standing.deadline_seconds = deadline_seconds
+            task.due = task.next_due(self._origin, self._monotonic())
+            task.soon = True
+            self._families = None
+            self._wake.notify()
 
     def start(self) -> None:
         """Begin; to be called once."""
@@ -303,19 +280,13 @@ class Scheduler:
             if name in self._calls:
                 # Still in its previous pass: this one is left out. What was asked for by `soon` is not.
                 if task.due <= now:
-                    task.due = self._next_due(task, now)
+                    task.due = task.next_due(self._origin, now)
                 continue
             task.soon = False
-            task.due = self._next_due(task, now)
-            self._calls[name] = call = _Call(task, now)
+            task.due = task.next_due(self._origin, now)
+            self._calls[name] = call = Call(task, now)
             self._queue.append(call)
             self._work.notify()
-
-    def _next_due(self, task: _Task, now: float) -> float:
-        interval = task.standing.interval_seconds
-        due = self._origin + (math.floor((now - self._origin) / interval) + 1) * interval
-        # After a pass out of turn the next may come early, but not so early that a rate over it is noise.
-        return due if due - now >= interval / 2 else due + interval
 
     def _add_workers(self, now: float) -> None:
         waiting = sum(1 for call in self._queue if call.queued_at + PATIENCE_SECONDS <= now)
@@ -345,12 +316,12 @@ class Scheduler:
             moments.append(max(self._queue[0].queued_at + PATIENCE_SECONDS, self._grow_after))
         return min(moments, default=math.inf)
 
-    def _withdraw_stale(self, task: _Task) -> None:
+    def _withdraw_stale(self, task: Task) -> None:
         with self._publication:
             with self._lock:
                 if self._stopping or task.removed or task.stale_at > self._monotonic():
                     return  # a new block has come in the meantime
-                task.published_at = None
+                task.withdraw()
             try:
                 self._withdraw(task.standing.name)
             except Exception:  # noqa: BLE001 - border to the page: without the dispatcher nothing would be collected again
@@ -370,7 +341,7 @@ class Scheduler:
                 call = self._queue.popleft()
             self._carry_out(call)
 
-    def _carry_out(self, call: _Call) -> None:
+    def _carry_out(self, call: Call) -> None:
         families: Sequence[Family] | None = None
         problems: tuple[tuple[str, str], ...]
         unsupported: tuple[str, ...] = ()
@@ -406,11 +377,11 @@ class Scheduler:
                     standing = call.task.standing
                     notices = standing.judge(problems, wall=self._clock(), error=failure)
                     if families is not None:
-                        call.task.published_at = self._monotonic()
+                        call.task.publish(self._monotonic())
                         notices += standing.lack(unsupported)
         self._write(notices)
 
-    def _conclude(self, call: _Call, seconds: float) -> None:
+    def _conclude(self, call: Call, seconds: float) -> None:
         name = call.task.standing.name
         del self._calls[name]
         self._families = None
