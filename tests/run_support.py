@@ -33,15 +33,12 @@ while not ended and time.monotonic() < until:
 """
 
 
-def environment(feed: Path | None = None, **more: str) -> dict[str, str]:
+def environment(**more: str) -> dict[str, str]:
     """The environment of a child: ours, with the package importable from anywhere."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
     }
-    made = {**inherited, "PYTHONPATH": str(REPOSITORY), **more}
-    if feed is not None:
-        made["EXPORTER_FEED_DIR"] = str(feed)
-    return made
+    return {**inherited, "PYTHONPATH": str(REPOSITORY), **more}
 
 
 def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
@@ -134,7 +131,7 @@ from pathlib import Path
 from exporter.cli import run
 at = sys.argv.index("--")
 feed, linger, sidecar, job = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:at], sys.argv[at + 1:]
-plan = run.Plan(tuple(job), dict(os.environ), tuple(sidecar), feed, True, linger)
+plan = run.Plan(tuple(job), dict(os.environ), tuple(sidecar), feed, linger)
 sys.exit(run.supervise(plan))
 """
 JOINING_SIDECAR = ("/bin/sh", "-c", "exit 3")

@@ -37,7 +37,7 @@ from exporter.cli.sidecar_process import (
 )
 from exporter.cli.simulated_job import DEFAULT, Scenario
 from exporter.errors import ConfigurationError, FeedError, Problem
-from exporter.feed.directory import check_directory
+from exporter.feed.directory import check_directory, own_uid
 from exporter.web.listen import Address, bind, parse_addresses, url
 from exporter.web.webconfig import load_web_config
 
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     with _private_directory() as work:
         feed_directory = plan.feed_directory or work
         try:
-            check_directory(feed_directory, trusted=True, uid=os.getuid())
+            check_directory(feed_directory, trusted=True, uid=own_uid())
             registration = runs.register(feed_directory)
         except (OSError, FeedError) as error:
             say(f"no demo without a feed directory: {error}")

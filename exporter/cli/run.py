@@ -27,7 +27,7 @@ from exporter.cli.runs import Registration
 from exporter.cli.sidecar_process import LINGER_FLAG, NAME_FLAG, SidecarProcess, sidecar_command
 from exporter.cli.witness import SETTLE_SECONDS, Witness
 from exporter.errors import ConfigurationError, FeedError, Problem
-from exporter.feed.directory import default_directory, prepare_directory
+from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
 
 # Python ignores SIGPIPE and SIGXFSZ; blocked, they would queue up for the writes of `run` itself. Faults
 # (SIGSEGV, …) end a process even when blocked, and from `kill` they are passed on like everything else.
@@ -65,7 +65,6 @@ class Plan:
         environment: The job's whole environment.
         sidecar: The sidecar's command line.
         feed_directory: Absolute.
-        trusted: The user named the directory, so that its owner and mode are theirs to choose.
         linger_seconds: How long the sidecar may wait for the last scrape.
     """
 
@@ -73,7 +72,6 @@ class Plan:
     environment: Mapping[str, str]
     sidecar: tuple[str, ...]
     feed_directory: Path
-    trusted: bool
     linger_seconds: float
 
 
@@ -124,7 +122,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         raise ConfigurationError([Problem("command line", None, None, missing)])
     configuration = resolve(given, environ)
     linger_seconds = parse_duration_flag(LINGER_FLAG, vars(given)["run.linger"])
-    feed_directory = (configuration.feed.dir or default_directory(os.getuid())).absolute()
+    feed_directory = (configuration.feed.dir or default_directory(own_uid())).absolute()
     environment = {"EXPORTER_AUTO": "1", **environ, FEED_DIRECTORY_VARIABLE: str(feed_directory)}
     if vars(given)["run.name"] is not None:
         environment["EXPORTER_RUN"] = vars(given)["run.name"]
@@ -133,7 +131,6 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         environment=environment,
         sidecar=sidecar_command(flags, linger_seconds=linger_seconds),
         feed_directory=feed_directory,
-        trusted=configuration.feed.dir is not None,
         linger_seconds=linger_seconds,
     )
 
@@ -333,8 +330,9 @@ def _stop_self(number: int) -> None:
 
 def _register(plan: Plan) -> Registration | None:
     """Join the active runs; None, and a line, where the feed directory cannot be used."""
+    uid = own_uid()
     try:
-        prepare_directory(plan.feed_directory, trusted=plan.trusted, uid=os.getuid())
+        prepare_directory(plan.feed_directory, trusted=is_trusted(plan.feed_directory, uid), uid=uid)
         return runs.register(plan.feed_directory)
     except (OSError, FeedError) as error:
         say(f"the job runs without metrics: {error}")

@@ -1,0 +1,294 @@
+"""`python -m exporter check`: what it finds, what it says, and that it changes nothing."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from run_support import REPOSITORY, environment, free_port, started, wait_until
+
+from exporter.cli.check import ask
+from exporter.cli.finding import Finding
+
+RECORD = """
+import sys
+from exporter import Aggregation, Stat, flush
+Stat("check.steps", {Aggregation.MEAN}).add(1.0)
+flush()
+print("recorded", flush=True)
+sys.stdin.read()
+"""
+
+
+def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[dict[str, str]]]:
+    """Exit status and findings."""
+    address = f"--web.listen-address=127.0.0.1:{free_port() if port is None else port}"
+    own = [f"--feed.dir={feed}", address, "--check.format=json", *flags]
+    ended = subprocess.run(
+        [sys.executable, "-m", "exporter", "check", *own],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout)["findings"]
+
+
+def about(findings: list[dict[str, str]], subject: str) -> dict[str, str]:
+    """The only finding about a subject."""
+    (found,) = (finding for finding in findings if finding["subject"].startswith(subject))
+    return found
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has recorded something and lives."""
+    command = [sys.executable, "-c", RECORD]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    env = environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN="mine", RANK="3")
+    with started(command, tmp_path, env=env, **streams) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield process
+
+
+def test_an_empty_directory_is_no_failure_but_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
+    status, findings = check(tmp_path)
+
+    assert status == 0
+    assert about(findings, "configuration")["status"] == "ok"
+    assert about(findings, "feed directory")["status"] == "ok"
+    assert about(findings, "sidecar")["found"] == "no exporter serves the feed directory"
+    assert "--check.python" in about(findings, "writer")["remedy"]
+
+
+def test_every_finding_that_is_not_ok_has_a_remedy(tmp_path: Path) -> None:
+    _, findings = check(tmp_path / "missing")
+
+    wanting = [finding for finding in findings if finding["status"] != "ok"]
+    assert wanting
+    assert all(finding["remedy"] for finding in wanting)
+
+
+def test_a_living_writer_is_named(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
+    _, findings = check(tmp_path)
+
+    found = about(findings, "writer")
+    assert found["status"] == "ok"
+    assert f'run "mine", rank 3, trainer, process {recorder.pid}' in found["found"]
+    assert "1 Stats; alive, last written" in found["found"]
+
+
+def test_a_killed_writer_and_one_that_ended_in_order_are_told_apart(
+    tmp_path: Path, recorder: subprocess.Popen[str]
+) -> None:
+    recorder.kill()
+    recorder.wait()
+    ended = environment(EXPORTER_FEED_DIR=str(tmp_path))
+    subprocess.run(
+        [sys.executable, "-c", RECORD],
+        env=ended,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+
+    _, findings = check(tmp_path)
+
+    found = sorted(
+        finding["found"].split("; ")[1].split(",")[0]
+        for finding in findings
+        if finding["subject"] == "writer"
+    )
+    assert found == ["ended in order", "ended without its last words (killed?)"]
+
+
+def test_a_stopped_writer_is_suspicious(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
+    recorder.send_signal(signal.SIGSTOP)
+    (feed,) = tmp_path.glob("*.feed")
+    os.utime(feed, (time.time() - 40, time.time() - 40))
+
+    _, findings = check(tmp_path)
+
+    assert about(findings, "writer")["status"] == "warn"
+    assert "stopped, hung" in about(findings, "writer")["remedy"]
+
+
+def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / f"{'b' * 32}.feed").write_bytes(b"garbage" * 100)
+
+    _, findings = check(tmp_path)
+
+    assert any(f"{'b' * 32}.feed is refused: " in finding["found"] for finding in findings)
+
+
+def test_a_missing_directory_fails_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    status, findings = check(tmp_path / "missing")
+
+    assert status == 1
+    assert about(findings, "feed directory")["status"] == "FAIL"
+    assert "mkdir" in about(findings, "feed directory")["remedy"]
+
+
+def test_a_wrong_configuration_is_told_with_its_place_and_the_machine_is_looked_at_all_the_same(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "exporter.yaml"
+    file.write_text("feed:\n  intervall: 1s\n")
+
+    status, findings = check(tmp_path, f"--config.file={file}")
+
+    assert status == 1
+    assert f"{file}:2:3" in about(findings, "configuration")["found"]
+    assert about(findings, "python")["status"] == "ok"
+
+
+def test_an_unknown_flag_is_refused_before_anything_is_looked_at(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "exporter", "check", "--feed.dirr=x"]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--feed.dir" in ended.stderr
+
+
+def test_a_running_exporter_is_recognised_at_its_port_and_as_owner(tmp_path: Path) -> None:
+    port = free_port()
+    flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+    with started([sys.executable, "-m", "exporter", *flags], tmp_path) as exporter:
+        wait_until(
+            lambda: about(check(tmp_path, port=port)[1], "address")["found"].startswith(
+                "an exporter answers at"
+            )
+        )
+        status, findings = check(tmp_path, port=port)
+
+        assert status == 0
+        assert about(findings, "sidecar")["found"].startswith(f"process {exporter.pid} (")
+
+
+def test_a_port_taken_by_something_else_fails(tmp_path: Path) -> None:
+    class Stranger(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(418)
+
+        def log_message(self, *args: object) -> None:
+            """Nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        status, findings = check(tmp_path, port=server.server_port)
+        server.shutdown()
+
+    assert status == 1
+    assert "taken by another server" in about(findings, "address")["found"]
+    assert "--web.listen-address" in about(findings, "address")["remedy"]
+
+
+def test_a_port_whose_owner_never_answers_fails_within_the_deadline(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        status, findings = check(tmp_path, port=silent.getsockname()[1])
+
+    assert (status, about(findings, "address")["status"]) == (1, "FAIL")
+    assert "ss -ltnp" in about(findings, "address")["remedy"]
+    assert time.monotonic() - began < 15
+
+
+def test_an_interpreter_without_the_package_is_told_how_to_get_it(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o700)
+
+    status, findings = check(tmp_path, f"--check.python={bare}")
+
+    assert status == 1
+    assert "cannot import exporter" in about(findings, f"python {bare}")["found"]
+    assert f"{bare} -m pip install" in about(findings, f"python {bare}")["remedy"]
+
+
+def test_an_interpreter_that_is_none_fails_too(tmp_path: Path) -> None:
+    status, findings = check(tmp_path, "--check.python=/no/such/python")
+
+    assert status == 1
+    assert "cannot be started" in about(findings, "python /no/such/python")["found"]
+
+
+def test_the_interpreter_is_asked_as_the_job_would_import_not_from_the_current_directory(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "exporter", "check", f"--feed.dir={tmp_path}", "--check.format=json"]
+    env = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    isolated = tmp_path / "isolated"
+    isolated.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    isolated.chmod(0o700)
+
+    ended = subprocess.run(
+        [*command, f"--check.python={isolated}"],
+        env=env,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    found = about(json.loads(ended.stdout)["findings"], f"python {isolated}")
+    assert "cannot import exporter" in found["found"]
+
+
+def test_it_creates_and_changes_nothing(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
+    recorder.send_signal(signal.SIGSTOP)
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")}
+
+    check(tmp_path)
+
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")} == before
+    assert before
+
+
+def test_the_text_has_a_line_for_each_finding_and_the_remedy_below(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "exporter",
+        "check",
+        f"--feed.dir={tmp_path}",
+        "--web.listen-address=127.0.0.1:0",
+    ]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+
+    shown = ended.stdout.splitlines()
+    assert "ok   configuration: valid; from --web.listen_address, --feed.dir" in shown
+    assert shown[shown.index("warn sidecar: no exporter serves the feed directory") + 1].startswith(
+        "     -> "
+    )
+
+
+def test_a_question_that_hangs_costs_its_own_line_only() -> None:
+    forever = threading.Event()
+    fine = Finding("ok", "fine", "found")
+    probes = {"hung": lambda: iter([fine] if forever.wait() else []), "fine": lambda: [fine]}
+
+    findings = list(ask(probes, deadline_seconds=0.2))
+
+    assert [(finding.status, finding.subject) for finding in findings] == [("FAIL", "hung"), ("ok", "fine")]
+    forever.set()
+
+
+def test_a_question_that_breaks_costs_its_own_line_only() -> None:
+    def broken() -> list[Finding]:
+        raise ZeroDivisionError
+
+    (finding,) = ask({"broken": broken}, deadline_seconds=5.0)
+
+    assert (finding.status, finding.found) == ("FAIL", "the check itself failed: ZeroDivisionError()")
