@@ -77,6 +77,8 @@ class Attachment:
         """Whether to end now."""
         now = self._monotonic()
         if self._active():  # also while lingering: a later run has joined
+            if self._ended is not None:
+                _log.debug("another run has joined")
             self._ended = self._renders_then = None
             return False
         if self._ended is None:

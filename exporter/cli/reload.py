@@ -1,8 +1,9 @@
 """Reload: the configuration in force, and how another takes its place while the sidecar runs.
 
-Used in the sidecar, by SIGHUP on the main thread and by POST /-/reload on a server's worker thread; one reload
-at a time. The file is read again together with the flags, which still win. A configuration with any problem
-changes nothing; of a good one, what cannot change in a running process keeps its old value and is told once.
+Used in the sidecar, by SIGHUP on a thread of its own and by POST /-/reload on a server's worker thread; one
+reload at a time. The file is read again together with the flags, which still win. A configuration with any
+problem changes nothing; of a good one, what cannot change in a running process keeps its old value and is told
+once. A file that hangs (a network file system, a pipe) hangs the reload and nothing else.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Reloader:
         self._apply = apply
         self._clock = clock
         self._lock = threading.Lock()
+        self._wanted = threading.Event()
         self._told: dict[str, Any] = {}  # values that wait for a restart
         self._successful = True
         self._success_time = clock()
@@ -92,10 +94,30 @@ class Reloader:
                     )
             self._told = waiting
             effective = _with_restart_values_of(self.current, wanted)
+            self._successful = False  # should a defect end this half-way
             self._apply(self.current, effective)
             self.current = effective
             self._successful, self._success_time = True, self._clock()
             _log.info("configuration reloaded")
+
+    def start_listening(self) -> None:
+        """Begin to serve `reload_soon`."""
+        threading.Thread(target=self._reload_when_wanted, name="exporter-reload", daemon=True).start()
+
+    def reload_soon(self) -> None:
+        """Reload in the background; its problems are in the log. Never waits, so that a signal may call it."""
+        self._wanted.set()
+
+    def _reload_when_wanted(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()  # before reading: a signal that comes now means a newer file
+            try:
+                self.reload()
+            except ConfigurationError:
+                continue  # logged
+            except Exception:  # noqa: BLE001  (a collector's constructor; the next reload must still be heard)
+                _log.exception("the reload failed")
 
     def families(self) -> Sequence[Family]:
         """Whether the last attempt succeeded, and when the last one that did was made."""

@@ -33,7 +33,7 @@ from exporter.cli.rendering import render
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.family import Family
 from exporter.collectors.scheduler import Scheduler
-from exporter.errors import ConfigurationError, FeedError, StateError
+from exporter.errors import FeedError, StateError
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
@@ -114,7 +114,7 @@ def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment
             _log.info("ending", extra={"signal": signal.Signals(number).name})
             return
         if number == signal.SIGHUP:
-            sidecar.reload_and_log()
+            sidecar.reload_soon()
         if attachment is not None and attachment.is_over():
             _log.info("ending, as no run is left")
             return
@@ -236,6 +236,7 @@ class Sidecar:
             if configuration.collectors[entry.name].enabled:
                 self._schedule(entry, configuration.collectors[entry.name])
         self._scheduler.start()
+        self._reloader.start_listening()
 
     def stop(self) -> None:
         """Refuse new connections, finish running answers, then let go of everything; may be called after any start."""
@@ -254,12 +255,9 @@ class Sidecar:
 
     # What changes with the configuration ---------------------------------------------------------------
 
-    def reload_and_log(self) -> None:
+    def reload_soon(self) -> None:
         """Reload for a signal, whose sender learns of problems from the log."""
-        try:
-            self._reloader.reload()
-        except ConfigurationError:
-            return  # logged and counted
+        self._reloader.reload_soon()
 
     def _apply(self, old: Configuration, new: Configuration) -> None:
         if new.log != old.log:

@@ -1,0 +1,226 @@
+"""What can be configured: defaults, rules, and the schema and example that are generated from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]  # it brings no types
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.cli import schema
+from exporter.cli.configuration import Configuration, Rule
+from exporter.cli.rendering import render
+from exporter.collectors.catalogue import CATALOGUE
+from exporter.errors import ConfigurationError
+from exporter.recording.overrides import check_rules
+from exporter.recording.values import Aggregation
+from exporter.yaml_loader import load
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def problem(text: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(text, "c", Configuration)
+    (found,) = caught.value.problems
+    return str(found)
+
+
+def keys_of(node: object) -> Iterator[str]:
+    """Every key of a JSON Schema's properties, at any depth."""
+    if isinstance(node, Mapping):
+        for name, inner in node.get("properties", {}).items():
+            yield name
+            yield from keys_of(inner)
+        yield from keys_of(node.get("items"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("{}", 'c:1:13: recording[0]: missing key "match" (a pattern'),
+        (
+            "{match: ''}",
+            'c:1:21: recording[0].match: expected a pattern such as training.* (without spaces), found ""',
+        ),
+        ("{match: a, window_seconds: 50ms}", "recording[0].window_seconds: expected a duration"),
+        ("{match: a, window_seconds: 50ms}", 'of at least 100ms, found "50ms"'),
+        ("{match: a, window_samples: 0}", "from 1 to 1000000000, found 0"),
+        ("{match: a, window_seconds: null, window_samples: null}", "a window needs a length"),
+        (
+            "{match: a, aggregations: [men]}",
+            "recording[0].aggregations[0]: expected one of value, mean, count",
+        ),
+        ("{match: a, aggregations: [men]}", 'found "men", did you mean "mean"?'),
+        ("{match: a, aggregations: [mean, mean]}", "recording[0].aggregations[1]: is listed twice"),
+        (
+            "{match: a, buckets: [2, 1]}",
+            "c:1:33: recording[0].buckets: must be 1 to 200 finite numbers, ascending",
+        ),
+        ("{match: a, buckets: [1, .inf]}", "c:1:37: recording[0].buckets[1]: expected a number, found .inf"),
+        ("{match: a, buckets: []}", "recording[0].buckets: must be 1 to 200 finite numbers"),
+        ("{match: a, aggregations: [mean], buckets: [1]}", "buckets: are given, but histogram is not among"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_told_with_its_place(rule: str, expected: str) -> None:
+    assert expected in problem(f"recording: [{rule}]")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("web: {listen_address: []}", "c:1:23: web.listen_address: needs at least one address"),
+        ("web: {listen_address: [':1', ':1']}", 'web.listen_address: ":1" is listed twice'),
+        ("web: {listen_address: ':1'}", 'c:1:23: web.listen_address: expected a list, found ":1"'),
+        ("web: {telemetry_path: /-/x}", "web.telemetry_path: expected a path such as /metrics"),
+        (
+            "feed: {interval: 1h}",
+            "feed.interval: expected a duration such as 500ms, 15s, 1m30s or 1h from 100ms to 1m",
+        ),
+        (
+            "feed: {max_file_size: 1KiB}",
+            "feed.max_file_size: expected a size such as 512B, 64KiB or 10MB from 64KiB",
+        ),
+        ("collectors: {cpu: {per_cor: true}}", 'unknown key "per_cor", did you mean "per_core"?'),
+        (
+            "collectors: {load: {per_core: true}}",
+            'unknown key "per_core", expected one of enabled, interval, deadline',
+        ),
+        ("collectors: {cup: {}}", 'c:1:14: collectors.cup: unknown key "cup", did you mean "cpu"?'),
+        ("collectors: {cpu: {interval: 0s}}", "collectors.cpu.interval: expected a duration"),
+        ("exposition: {max_series: 1}", "expected a whole number from 100 to 1000000, found 1"),
+        (
+            f"recording: [{', '.join(['{match: a}'] * 1001)}]",
+            "c:1:12: recording: has 1001 rules, at most 1000",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told_with_its_place(text: str, expected: str) -> None:
+    assert expected in problem(text)
+
+
+def test_two_free_ports_may_be_asked_for() -> None:
+    text = "web: {listen_address: ['127.0.0.1:0', '127.0.0.1:0']}"
+
+    assert len(load(text, "c", Configuration).web.listen_address) == 2
+
+
+def test_every_collector_of_the_catalogue_can_be_set_with_its_own_defaults() -> None:
+    found = load("collectors: {cpu: {interval: 1s}}", "c", Configuration).collectors
+
+    assert list(found) == [entry.name for entry in CATALOGUE]
+    for entry in CATALOGUE:
+        assert found[entry.name].interval == (1.0 if entry.name == "cpu" else entry.interval_seconds)
+        entry.factory(**found[entry.name].own_options())
+
+
+def test_a_rule_hands_over_only_what_it_mentions() -> None:
+    assert Rule("a.*").as_override() == {"match": "a.*"}
+    rule = Rule("a", enabled=False, window_seconds=None, window_samples=5, buckets=(1.0, 2.0))
+    assert rule.as_override() == {
+        "match": "a",
+        "enabled": False,
+        "window_seconds": None,
+        "window_samples": 5,
+        "buckets": [1.0, 2.0],
+    }
+
+
+RULES = st.builds(
+    lambda match, rest: Rule(match, **rest),
+    st.text("ab.*?[]", min_size=1, max_size=20),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "enabled": st.booleans(),
+            "aggregations": st.frozensets(st.sampled_from(Aggregation)),
+            "window_seconds": st.integers(100, 10**7).map(lambda milliseconds: milliseconds / 1000),
+            "window_samples": st.none() | st.integers(1, 10**9),
+        },
+    ),
+)
+
+
+@given(st.lists(RULES, max_size=3))
+def test_a_configuration_is_read_back_as_it_is_shown(rules: list[Rule]) -> None:
+    configuration = dataclasses.replace(Configuration(), recording=tuple(rules))
+
+    assert load(render(configuration, comments=False), "c", Configuration) == configuration
+    assert load(render(configuration, comments=True), "c", Configuration) == configuration
+
+
+@given(RULES)
+def test_a_training_process_accepts_every_rule_that_the_configuration_accepts(rule: Rule) -> None:
+    good, wrong = check_rules([json.loads(json.dumps(rule.as_override()))])
+
+    assert (len(good), wrong) == (1, [])
+
+
+def test_the_committed_schema_and_example_are_the_generated_ones() -> None:
+    committed = json.loads((PROJECT / schema.SCHEMA_FILE).read_text())
+
+    assert committed == schema.schema(), "run: python -m exporter.cli.schema"
+    assert (PROJECT / schema.EXAMPLE_FILE).read_text() == schema.example()
+
+
+def test_the_example_is_the_defaults_and_holds_every_key_of_the_schema() -> None:
+    text = (PROJECT / schema.EXAMPLE_FILE).read_text()
+    keys = set(re.findall(r"^[# ]*(?:- )?(\w+):(?: |$)", text, re.MULTILINE))
+
+    assert text.startswith("# yaml-language-server: $schema=config.schema.json\n")
+    assert load(text, "c", Configuration) == Configuration()
+    assert set(keys_of(schema.schema())) <= keys
+
+
+def test_the_commented_rule_of_the_example_can_be_used() -> None:
+    lines = (PROJECT / schema.EXAMPLE_FILE).read_text().splitlines()
+    start = lines.index("# recording:")
+    text = "\n".join(line.removeprefix("# ") for line in lines[start:])
+
+    (rule,) = load(text, "c", Configuration).recording
+    assert set(rule.as_override()) == {field.name for field in dataclasses.fields(Rule)}
+
+
+def valid(text: str) -> bool:
+    validator = jsonschema.Draft202012Validator(schema.schema())
+    return bool(validator.is_valid(yaml.safe_load(text)))
+
+
+def test_the_schema_is_valid_and_agrees_with_the_loader() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema.schema())
+
+    assert valid((PROJECT / schema.EXAMPLE_FILE).read_text())
+    assert valid("{}")
+    assert valid("recording: [{match: a, window_seconds: null, buckets: [1, 2.5]}]")
+    for text in (
+        "wbe: {}",
+        "feed: {interval: 5}",
+        "feed: {interval: 5x}",
+        "log: {level: loud}",
+        "recording: [{}]",
+        "recording: [{match: a, aggregations: [men]}]",
+        "collectors: {load: {per_core: true}}",
+        "exposition: {max_series: 1}",
+    ):
+        assert not valid(text), text
+
+
+def test_every_option_has_a_help() -> None:
+    def described(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        for name, inner in node.get("properties", {}).items():
+            yield name, inner.get("description", "")
+            yield from described(inner)
+        if "items" in node:
+            yield from described(node["items"])
+
+    found = list(described(schema.schema()))
+    assert len(found) > 50
+    assert [name for name, text in found if len(text) < 10] == []

@@ -1,0 +1,236 @@
+"""Log lines: whatever is logged is one line that parses back, and logging never waits and never raises."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.cli.logs import LONGEST_VALUE, QUEUED_LINES, Form, Formatter, Level, Logs
+from exporter.collectors.family import Sample
+
+LOG = logging.getLogger("exporter.test")
+
+
+@contextmanager
+def logging_to(descriptor: int | None, level: Level = "debug", form: Form = "logfmt") -> Iterator[Logs]:
+    logs = Logs(level=level, form=form, descriptor=descriptor)
+    logs.install()
+    try:
+        yield logs
+    finally:
+        logs.close()
+
+
+def logged(act: Callable[[], object], level: Level = "debug", form: Form = "logfmt") -> list[str]:
+    """The lines that an action logs, through a real pipe."""
+    read, write = os.pipe()
+    with logging_to(write, level, form):
+        act()
+    os.close(write)
+    with os.fdopen(read, "rb") as lines:
+        return lines.read().decode().splitlines()
+
+
+def parse_logfmt(line: str) -> dict[str, str]:
+    """As Go's logfmt parsers do: a quoted value has JSON's escapes."""
+    pairs = re.findall(r'([^\s="]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)', line)
+    assert " ".join(f"{key}={value}" for key, value in pairs) == line
+    return {key: json.loads(value) if value.startswith('"') else value for key, value in pairs}
+
+
+def record_of(message: str, **extra: object) -> logging.LogRecord:
+    record = logging.LogRecord("exporter.test", logging.INFO, __file__, 1, message, None, None)
+    record.__dict__.update(extra)
+    return record
+
+
+def values(logs: Logs) -> dict[tuple[str, ...], float]:
+    samples: list[Sample] = [sample for family in logs.families() for sample in family.samples]
+    return {sample.labels: sample.value for sample in samples if isinstance(sample.value, int | float)}
+
+
+def test_a_line_says_when_how_bad_where_and_what() -> None:
+    (line,) = logged(
+        lambda: LOG.warning("collector failed", extra={"collector": "cpu", "tries": 3, "last": None})
+    )
+    found = parse_logfmt(line)
+
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found["time"])
+    assert re.fullmatch(r"test_configuration_logs\.py:\d+", found["source"])
+    assert list(found) == ["time", "level", "source", "msg", "collector", "tries", "last"]
+    assert list(found.values())[3:] == ["collector failed", "cpu", "3", "null"]
+    assert found["level"] == "warn"
+
+
+def test_only_what_is_at_the_level_or_above_is_shown() -> None:
+    def act() -> None:
+        for each in (LOG.debug, LOG.info, LOG.warning, LOG.error, LOG.critical):
+            each("x")
+
+    assert [parse_logfmt(line)["level"] for line in logged(act, "warn")] == ["warn", "error", "error"]
+    assert len(logged(act, "debug")) == 5
+
+
+TEXTS = st.one_of(st.text(max_size=40), st.text('= "\\\n\r\t\0\x1b\x85\u2028\u202e\ud800a', max_size=20))
+
+
+@given(TEXTS, TEXTS)
+def test_any_text_is_one_printable_line_that_parses_back(message: str, value: str) -> None:
+    line = Formatter("logfmt").format(record_of(message, key=value))
+    found = parse_logfmt(line)
+
+    assert line.isprintable()
+    assert (found["msg"], found["key"]) == (message, value)
+
+
+@given(TEXTS, st.one_of(TEXTS, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False)))
+def test_any_value_in_json_is_one_line_that_parses_back(message: str, value: object) -> None:
+    line = Formatter("json").format(record_of(message, key=value))
+    found = json.loads(line)
+
+    assert "\n" not in line
+    assert found["msg"] == message
+    assert found["key"] in (value, str(value))
+
+
+class Hostile:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_hostile_values_are_named_shortened_or_renamed_never_raised() -> None:
+    def act() -> None:
+        LOG.info("numbers %d", "x")
+        LOG.info("x", extra={"value": Hostile(), "level": "fake", "a b=c": 1, "long": "y" * 10**6})
+
+    broken, other = (parse_logfmt(line) for line in logged(act))
+    assert broken["msg"] == "!(TypeError)"
+    assert (other["value"], other["level"], other["level_"], other["a_b_c"]) == (
+        "!(RuntimeError)",
+        "info",
+        "fake",
+        "1",
+    )
+    assert len(other["long"]) == LONGEST_VALUE
+
+
+def test_an_exception_is_a_value_of_its_line() -> None:
+    def act() -> None:
+        try:
+            _ = 1 / 0
+        except ZeroDivisionError:
+            LOG.exception("failed")
+
+    (line,) = logged(act)
+    stack = parse_logfmt(line)["stack"]
+    assert stack.startswith("Traceback")
+    assert stack.endswith("ZeroDivisionError: division by zero")
+
+
+def test_what_ends_a_thread_and_what_python_warns_of_is_logged() -> None:
+    def fail() -> None:
+        raise RuntimeError("lost")
+
+    def act() -> None:
+        thread = threading.Thread(target=fail, name="worker")
+        thread.start()
+        thread.join()
+        warnings.warn("careful", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        ended, warned = (parse_logfmt(line) for line in logged(act))
+    assert (ended["level"], ended["thread_name"]) == ("error", "worker")
+    assert ended["stack"].endswith("RuntimeError: lost")
+    assert (warned["level"], "careful" in warned["msg"]) == ("warn", True)
+
+
+def test_nobody_waits_for_a_full_pipe_and_the_loss_is_told() -> None:
+    read, write = os.pipe()
+    with logging_to(write) as logs:
+        started = time.monotonic()
+        for _ in range(QUEUED_LINES + 3000):
+            LOG.info("x" * 1000)
+        took = time.monotonic() - started
+        lost = values(logs)[()]
+        with os.fdopen(read, "rb", closefd=False) as lines:
+            for line in lines:
+                if b"dropped=" in line:
+                    break
+    os.close(write)
+    os.close(read)
+
+    assert took < 5.0
+    assert lost > 1000
+    assert parse_logfmt(line.decode().rstrip())["msg"] == "log lines were dropped"
+
+
+def test_the_end_waits_only_a_moment_for_a_full_pipe() -> None:
+    read, write = os.pipe()
+    logs = Logs(level="info", form="logfmt", descriptor=write)
+    logs.install()
+    for _ in range(200):
+        LOG.info("x" * 1000)
+    started = time.monotonic()
+    logs.close(0.2)
+    took = time.monotonic() - started
+    os.close(read)  # lets the thread go
+
+    assert took < 5.0
+
+
+def test_what_is_queued_is_written_at_the_end() -> None:
+    def act() -> None:
+        for _ in range(50):
+            LOG.info("x")
+
+    assert len(logged(act)) == 50
+
+
+@pytest.mark.parametrize("kind", ["none", "closed", "nobody reads"])
+def test_a_stderr_that_takes_nothing_costs_only_the_lines(kind: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    descriptor = None if kind == "none" else write
+    if kind == "closed":
+        os.close(write)
+    with logging_to(descriptor) as logs:
+        LOG.error("x")
+    found = values(logs)
+    if kind != "closed":
+        os.close(write)
+
+    assert found[("error",)] == 1
+    assert found[()] == 1
+
+
+def test_level_and_form_change_while_it_runs() -> None:
+    read, write = os.pipe()
+    with logging_to(write, "error") as logs:
+        LOG.info("unseen")
+        logs.configure(level="info", form="json")
+        LOG.info("seen")
+    os.close(write)
+    with os.fdopen(read, "rb") as lines:
+        (line,) = lines.read().splitlines()
+
+    assert json.loads(line)["msg"] == "seen"
+
+
+def test_closing_leaves_logging_as_it_was() -> None:
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers), threading.excepthook, logging.raiseExceptions)
+    logged(lambda: None)
+
+    assert (root.level, list(root.handlers), threading.excepthook, logging.raiseExceptions) == before

@@ -1,0 +1,206 @@
+"""The whole sidecar as a process: how it starts, is asked, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from serve_support import environment, exporter, sidecar, wait_until
+
+
+def test_the_machine_is_on_the_page_and_promtool_finds_nothing(tmp_path: Path) -> None:
+    with sidecar(tmp_path) as running:
+        wait_until(lambda: running.sample('exporter_collector_success{collector="cpu"}') == 1)
+        page = running.ask("/metrics")[1]
+        promtool = ["promtool", "check", "metrics"]
+        lint = subprocess.run(promtool, input=page, text=True, capture_output=True, check=False)
+
+    assert "\nhost_load1 " in page
+    assert 'exporter_collector_success{collector="feed"} 1' in page
+    assert "exporter_config_last_reload_successful 1" in page
+    assert 'exporter_log_messages_total{level="error"} 0' in page
+    assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
+
+
+def test_the_start_names_version_build_address_and_tls(tmp_path: Path) -> None:
+    with sidecar(tmp_path) as running:
+        log = running.log
+
+    assert 'msg="starting training-exporter" version=' in log
+    assert 'msg="build context" python="CPython ' in log
+    assert f"listening on http://{running.address}, TLS is disabled" in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
+    with sidecar(tmp_path) as running:
+        status = running.end(number)
+
+    assert status == 0
+    assert running.log.splitlines()[-1].endswith("msg=ended")
+
+
+def test_an_answer_in_the_making_is_finished_before_the_end(tmp_path: Path) -> None:
+    # A reload that waits for its file is an answer that takes as long as the test wants.
+    file = tmp_path / "config.yaml"
+    file.touch()
+    with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
+        file.unlink()
+        os.mkfifo(file)
+        answers: list[tuple[int, str]] = []
+        asking = threading.Thread(target=lambda: answers.append(running.ask("/-/reload", "POST")))
+        asking.start()
+        with file.open("w"):  # opens when the reload reads
+            running.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "msg=ending" in running.log)
+            assert running.process.poll() is None
+        asking.join(10)
+        status = running.process.wait(10)
+
+    assert answers == [(200, "reloaded\n")]
+    assert status == 0
+
+
+def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.touch()
+    with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
+        file.unlink()
+        os.mkfifo(file)
+        host, _, port = running.address.partition(":")
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(b"POST /-/reload HTTP/1.1\r\nHost: x\r\n\r\n")
+        with file.open("w"):
+            running.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "msg=ending" in running.log)
+            status = running.end(signal.SIGTERM)
+        connection.close()
+
+    assert status == 128 + signal.SIGTERM
+
+
+def test_a_signal_ends_it_while_a_reload_hangs(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.touch()
+    with sidecar(tmp_path, f"--config.file={file}") as running:
+        file.unlink()
+        os.mkfifo(file)
+        running.process.send_signal(signal.SIGHUP)
+        with file.open("w"):  # the reload has begun
+            status = running.end()
+
+    assert status == 0
+
+
+def test_a_taken_port_is_one_line_and_nothing_is_changed(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={feed}", "--log.level=error")
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"exporter: cannot listen on 127.0.0.1:{port}: the port is taken")
+    assert list(feed.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--feed.dir=/nowhere/feed"], "there is no feed directory: /nowhere/feed; create it"),
+        (["--state.dir=/nowhere/state"], "/nowhere/state: is no directory; create it"),
+        (["--web.config.file=/nowhere/web.yml"], "/nowhere/web.yml: cannot be read: No such file"),
+        (["--web.listen-address=here"], "--web.listen-address: expected an address such as :20909"),
+        (["--web.listen-address=192.0.2.1:0"], "cannot listen on 192.0.2.1:0: this machine does not have"),
+    ],
+)
+def test_a_start_that_cannot_be_is_told_and_has_status_2(
+    tmp_path: Path, flags: list[str], message: str
+) -> None:
+    own = [f"--feed.dir={tmp_path}"] if "--feed.dir" not in flags[0] else []
+    listen = ["--web.listen-address=127.0.0.1:0"] if "listen" not in flags[0] else []
+    done = exporter(*own, *listen, *flags, "--log.level=error")
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"exporter: {message}")
+
+
+def test_a_second_sidecar_on_one_directory_looks_on(tmp_path: Path) -> None:
+    with sidecar(tmp_path) as first, sidecar(tmp_path) as second:
+        owners = [first.sample("exporter_feed_owner"), second.sample("exporter_feed_owner")]
+
+    assert owners == [1, 0]
+
+
+def test_recording_rules_reach_the_feed_directory(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("recording: [{match: 'a.*', window_seconds: null, aggregations: [mean]}]")
+    with sidecar(tmp_path, f"--config.file={file}"):
+        written = json.loads((tmp_path / "feed" / "overrides.json").read_text())
+
+    assert written["rules"] == [{"match": "a.*", "window_seconds": None, "aggregations": ["mean"]}]
+
+
+def test_logs_are_json_when_asked(tmp_path: Path) -> None:
+    with sidecar(tmp_path, "--log.format=json") as running:
+        running.end()
+        records = [json.loads(line) for line in running.log.splitlines()]
+
+    assert records[0]["msg"] == "starting training-exporter"
+    assert records[0]["level"] == "info"
+
+
+def test_it_serves_without_standard_streams(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = f"exec {sys.executable} -m exporter --web.listen-address=127.0.0.1:{port} --feed.dir={tmp_path}"
+    process = subprocess.Popen(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], env=environment())
+    try:
+        wait_until(lambda: _connects(port))
+        descriptors = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)]
+    finally:
+        process.terminate()
+        status = process.wait(10)
+
+    assert descriptors == ["/dev/null"] * 3
+    assert status == 0
+
+
+def test_a_full_pipe_for_logs_stops_nothing(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = [f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}", "--log.level=debug"]
+    process = subprocess.Popen([sys.executable, "-m", "exporter", *flags], env=environment(), stderr=write)
+    os.close(write)
+    try:
+        wait_until(lambda: _connects(port))
+    finally:
+        process.terminate()
+        status = process.wait(15)
+        os.close(read)
+
+    assert status == 0
+
+
+def _connects(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
