@@ -20,7 +20,7 @@ from exporter.recording.values import (
 )
 
 START = 1_700_000_000.0
-_numbers = count(1)
+_numbers = count(1 << 64)
 
 
 def an_id() -> str:

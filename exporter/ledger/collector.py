@@ -367,8 +367,9 @@ class JobCollector:
         return changed, problems
 
     def _views(self, now: Moment) -> Iterator[SeatView]:
-        for key, rank in self._ranks.items():
-            for seat in rank.totals.seats.values():
+        ranks = sorted(self._ranks.items(), key=lambda item: (item[0].run, item[0].rank or 0, item[0].role))
+        for key, rank in ranks:
+            for _, seat in sorted(rank.totals.seats.items()):
                 seen = view(key, seat, self._rules, now, counted=rank.safe)
                 if seen is not None:
                     yield seen

@@ -80,8 +80,8 @@ DROPPED = FamilySpec(
     "training_feed_dropped_total",
     "counter",
     "What was recorded and lost: samples that were rejected (nan to backlog), drains that found a buffer full"
-    " (overflow), snapshots that could not be written (write_failed, too_large), readings of a Stat whose"
-    " family is defined otherwise by another process or by the exporter (definition); absent when the rank's"
+    " (overflow), snapshots that could not be written (write_failed), Stats that were left out of a snapshot"
+    " for its size (too_large), readings of a Stat whose family is defined otherwise by another process or by the exporter (definition); absent when the rank's"
     " totals are.",
     (*IDENTITY_LABELS, "reason"),
     source="StatReading.rejected and .overflows, Snapshot.dropped, admission",

@@ -277,10 +277,15 @@ class StateStore:
         return head, content, status.st_size
 
     def _move_aside(self, directory: int, name: str, what: str) -> None:
-        when = int(self._clock())
-        present = set(_names(directory, ""))
-        while (aside := f"{name}{_DAMAGED}{when}") in present:
-            when += 1
+        old = sorted(
+            (int(number), each)
+            for each in _names(directory, "")
+            for _, mark, number in [each.rpartition(_DAMAGED)]
+            if mark and number.isdecimal() and len(number) <= 12
+        )
+        # Later than the last one, even if the clock has been set back: the newest are kept.
+        when = max(int(self._clock()), old[-1][0] + 1 if old else 0)
+        aside = f"{name}{_DAMAGED}{when}"
         os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
         self.damaged += 1
         _log.error(
@@ -288,9 +293,7 @@ class StateStore:
             what,
             self.directory / aside,
         )
-        old = [each for each in _names(directory, "") if _DAMAGED in each]
-        old.sort(key=lambda each: each.rpartition("-")[2].zfill(20))
-        for each in old[:-_MOST_DAMAGED]:
+        for _, each in old[: max(len(old) + 1 - _MOST_DAMAGED, 0)]:
             with contextlib.suppress(OSError):
                 os.unlink(each, dir_fd=directory)
 

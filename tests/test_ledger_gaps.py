@@ -1,0 +1,377 @@
+"""What is shown and what is absent: the gap rules, family by family."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from ledger_support import (
+    START,
+    Page,
+    Sidecar,
+    a_definition,
+    a_process,
+    a_reading,
+    a_snapshot,
+)
+
+from exporter.collectors.family import Family
+from exporter.exposition.negotiation import Format
+from exporter.exposition.page import Page as ExpositionPage
+from exporter.ledger.feed_families import SPECS
+from exporter.recording.values import Aggregation, WindowReading
+
+STEP = a_definition("train.step", Aggregation.MEAN, Aggregation.P95, unit="seconds")
+RANK_0 = {"run": "r", "rank": "0"}
+WINDOW = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.5, Aggregation.P95: 0.75})
+EMPTY = WindowReading(START - 60, START, 0, {})
+MEAN, SAMPLES, LAST, TOTAL = (
+    "train_step_window_mean_seconds",
+    "train_step_window_samples",
+    "train_step_last_sample_timestamp_seconds",
+    "train_step_seconds",
+)
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Sidecar:
+    return Sidecar(tmp_path)
+
+
+def shown(page: Page) -> dict[str, object]:
+    return {name: page.get(name, **RANK_0) is not None for name in (MEAN, SAMPLES, LAST, TOTAL)}
+
+
+GAUGES = {MEAN: True, SAMPLES: True, LAST: True, TOTAL: True}
+TOTALS_ONLY = {MEAN: False, SAMPLES: False, LAST: True, TOTAL: True}
+NOTHING = {MEAN: False, SAMPLES: False, LAST: False, TOTAL: False}
+
+
+def test_a_living_process_shows_its_last_window(sidecar: Sidecar) -> None:
+    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25, 0.75], window=WINDOW)))
+
+    page = sidecar.collect()
+
+    assert shown(page) == GAUGES
+    assert page.get(MEAN, **RANK_0) == 0.5
+    assert page.get("train_step_window_p95_seconds", **RANK_0) == 0.75
+    assert page.get(SAMPLES, **RANK_0) == 2
+    assert page.get(LAST, **RANK_0) == START
+
+
+@pytest.mark.parametrize("window", [EMPTY, None])
+def test_a_window_without_samples_is_no_data(sidecar: Sidecar, window: WindowReading | None) -> None:
+    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25], window=window)))
+
+    page = sidecar.collect()
+
+    assert shown(page) == GAUGES | {MEAN: False}
+    assert page.get(SAMPLES, **RANK_0) == 0
+
+
+def test_windows_go_as_soon_as_the_process_is_dead(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW)))
+    sidecar.collect()
+    sidecar.feed.kill(process)
+
+    page = sidecar.after(1)
+
+    assert shown(page) == TOTALS_ONLY
+    assert page.get("training_feed_alive", **RANK_0) == 0
+    assert page.get("training_feed_drain_delay_seconds", **RANK_0) is None
+
+
+def test_totals_of_the_dead_linger_for_their_time_and_come_back_with_a_restart(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))
+    sidecar.collect()
+    sidecar.feed.kill(process)
+
+    assert shown(sidecar.after(1)) == TOTALS_ONLY
+    assert shown(sidecar.after(899)) == TOTALS_ONLY
+    gone = sidecar.after(2)
+    assert shown(gone) == NOTHING
+    assert gone.get("training_feed_alive", **RANK_0) is None
+    assert gone.get("training_feed_messages_total", **RANK_0) is None
+    sidecar.feed.put(a_snapshot(a_process(started=START + 2000), a_reading(STEP, [0.25])))
+    assert sidecar.after(1000).count(TOTAL, **RANK_0) == 2
+
+
+def test_totals_linger_over_a_restart_of_the_sidecar(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25]), written=START))
+    sidecar.collect()
+    sidecar.feed.kill(process)
+    sidecar.after(1)
+    sidecar.after(1)
+    (path,) = (sidecar.directory / "ledger").glob("*.ledger")
+    os.utime(path, (sidecar.clock.wall, sidecar.clock.wall))
+    sidecar.restart()
+
+    assert shown(sidecar.after(600)) == TOTALS_ONLY
+    assert shown(sidecar.after(400)) == NOTHING
+
+
+def test_setting_the_clock_neither_ends_nor_prolongs_lingering(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))
+    sidecar.collect()
+    sidecar.feed.kill(process)
+    sidecar.after(1)
+
+    sidecar.clock.wall += 86_400
+    assert shown(sidecar.after(1)) == TOTALS_ONLY
+    sidecar.clock.wall -= 2 * 86_400
+    assert shown(sidecar.after(800)) == TOTALS_ONLY
+    assert shown(sidecar.after(100)) == NOTHING
+
+
+def test_a_stopped_process_has_an_age_and_no_windows(sidecar: Sidecar) -> None:
+    process = a_process()
+    snapshot = a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW), written=START + 1)
+    sidecar.feed.put(snapshot, age_seconds=9.9)
+    assert shown(sidecar.collect()) == GAUGES
+    sidecar.feed.put(snapshot, age_seconds=10.1)
+
+    page = sidecar.after(1)
+
+    assert shown(page) == TOTALS_ONLY
+    assert page.get("training_feed_last_update_timestamp_seconds", **RANK_0) == START + 1
+    assert page.get("training_feed_alive", **RANK_0) == 1
+    sidecar.feed.put(snapshot.replace(sequence=2), age_seconds=0.0)
+    assert shown(sidecar.after(1)) == GAUGES
+
+
+def test_a_writer_that_means_to_write_seldom_is_not_stale_in_between(sidecar: Sidecar) -> None:
+    snapshot = a_snapshot(a_process(), a_reading(STEP, [0.25], window=WINDOW))
+    sidecar.feed.put(snapshot.replace(flush_seconds=30.0), age_seconds=80.0)
+    assert shown(sidecar.collect()) == GAUGES
+
+    sidecar.feed.put(snapshot.replace(flush_seconds=1e300), age_seconds=1801.0)
+
+    assert shown(sidecar.after(1)) == TOTALS_ONLY
+
+
+def test_a_time_window_that_should_have_been_followed_by_another_is_absent(sidecar: Sidecar) -> None:
+    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25], window=WINDOW)))
+
+    assert shown(sidecar.after(68)) == GAUGES
+    assert shown(sidecar.after(3)) == TOTALS_ONLY
+
+
+def test_a_count_window_is_as_old_as_it_likes(sidecar: Sidecar) -> None:
+    definition = a_definition("train.step", Aggregation.MEAN, unit="seconds", window_seconds=None)
+    sidecar.feed.put(a_snapshot(a_process(), a_reading(definition, [0.25], window=WINDOW)))
+
+    assert shown(sidecar.after(7200)) == GAUGES
+
+
+def test_a_new_window_replaces_the_gauges_of_the_last(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW)))
+    sidecar.collect()
+    later = WindowReading(START, START + 60, 1, {Aggregation.MEAN: 0.125, Aggregation.P95: 0.125})
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25], window=later), sequence=2))
+
+    page = sidecar.after(1)
+
+    assert page.get(MEAN, **RANK_0) == 0.125
+    assert page.get(SAMPLES, **RANK_0) == 1
+
+
+def test_aggregations_that_are_switched_on_and_off_come_and_go(sidecar: Sidecar) -> None:
+    process = a_process()
+    only_max = a_definition("train.step", Aggregation.MAX, unit="seconds")
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW)))
+    sidecar.collect()
+    new = WindowReading(START, START + 60, 1, {Aggregation.MAX: 0.5})
+    sidecar.feed.put(a_snapshot(process, a_reading(only_max, [0.25], window=new), sequence=2))
+
+    page = sidecar.after(1)
+
+    assert page.get(MEAN, **RANK_0) is None
+    assert page.get("train_step_window_max_seconds", **RANK_0) == 0.5
+
+
+def test_a_hanging_passive_callback_shows(sidecar: Sidecar) -> None:
+    sidecar.feed.put(a_snapshot(a_process(), stuck=START - 5))
+
+    assert sidecar.collect().get("training_feed_passive_stuck", **RANK_0) == 1
+
+
+def test_every_kind_of_loss_begins_at_zero(sidecar: Sidecar) -> None:
+    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [])))
+
+    page = sidecar.collect()
+
+    dropped = page.families["training_feed_dropped_total"]
+    assert {sample.labels[-1]: sample.value for sample in dropped.samples} == dict.fromkeys(
+        [
+            "nan",
+            "infinite",
+            "not_a_number",
+            "out_of_range",
+            "capture",
+            "device",
+            "shape",
+            "backlog",
+            "overflow",
+            "write_failed",
+            "too_large",
+            "definition",
+        ],
+        0,
+    )
+    assert "training_stat_rejected_samples_total" not in page.families
+    assert page.count(TOTAL, **RANK_0) == 0
+
+
+def test_what_describes_a_process_is_in_info_families(sidecar: Sidecar) -> None:
+    sidecar.feed.put(a_snapshot(a_process(rank=3, labels=(("team", "nlp"),))))
+    sidecar.feed.put(a_snapshot(a_process(rank=None, role="agent", labels=(("zone", "b"),))))
+
+    page = sidecar.collect()
+
+    who = {"node": "node-a", "version": "0.1.0"}
+    trainer = {"run": "r", "rank": "3", "role": "trainer", "local_rank": "3"}
+    assert page.get("training_rank_info", **trainer, **who) == 1
+    assert page.get("training_rank_info", run="r", role="agent", **who) == 1
+    assert page.get("training_rank_labels_info", run="r", rank="3", label_team="nlp") == 1
+    assert page.get("training_rank_labels_info", run="r", role="agent", label_zone="b") == 1
+
+
+def test_refused_files_are_counted_once_and_disturb_nobody(
+    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25])))
+    sidecar.feed.refused = (("f" * 32 + ".feed", "checksum"),)
+
+    sidecar.collect()
+    page = sidecar.after(1)
+
+    assert page.get("exporter_feed_refused_total", reason="checksum") == 1
+    assert page.get("exporter_feed_refused_total", reason="version") == 0
+    assert page.get("exporter_feed_files") == 2
+    assert page.count(TOTAL, **RANK_0) == 1
+    assert len([record for record in caplog.records if "refused" in record.message]) == 1
+
+
+def test_a_living_file_that_becomes_unreadable_keeps_its_seat_for_a_while(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))
+    sidecar.collect()
+    kept = dict(sidecar.feed.files)
+    sidecar.feed.files.clear()
+    sidecar.feed.refused = ((f"{process.id}.feed", "checksum"),)
+    for _ in range(5):
+        assert sidecar.after(1).get("training_feed_alive", **RANK_0) == 1
+    sidecar.feed.refused = ()
+    sidecar.feed.files.update(kept)
+    assert sidecar.after(1).count(TOTAL, **RANK_0) == 1
+
+    sidecar.feed.files.clear()
+    sidecar.feed.refused = ((f"{process.id}.feed", "checksum"),)
+    sidecar.after(6)
+
+    assert sidecar.after(6).get("training_feed_alive", **RANK_0) == 0
+
+
+def test_no_feed_after_a_minute_is_said_once(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sidecar.collect()
+    sidecar.after(59)
+    assert caplog.records == []
+
+    sidecar.after(2)
+    sidecar.after(60)
+
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert "installed" in caplog.text
+    assert "EXPORTER_FEED_DIR" in caplog.text
+
+
+def test_nothing_is_said_when_a_job_has_come(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sidecar.feed.put(a_snapshot(a_process()))
+    sidecar.collect()
+    sidecar.feed.files.clear()
+
+    sidecar.after(120)
+
+    assert caplog.records == []
+
+
+GOLDEN = Path(__file__).parent / "data" / "ledger.metrics"
+
+
+def a_small_job(sidecar: Sidecar) -> list[Family]:
+    """Two ranks, one of them with a second process and restarted, and an agent; every kind of family."""
+    histogram = a_definition(
+        "train.step", Aggregation.MEAN, unit="seconds", buckets=(0.1, 1.0), help="Time of one step."
+    )
+    split = a_definition("eval.loss", Aggregation.VALUE, labels=(("split", "dev"),))
+    window = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.25, Aggregation.VALUE: 1.5})
+
+    dead = a_process(rank=1)
+    sidecar.feed.put(a_snapshot(dead, a_reading(histogram, [0.0625])), alive=False)
+    for process in (
+        a_process(labels=(("team", "nlp"),)),
+        a_process(rank=1, started=START + 1),
+        a_process(rank=1, started=START + 2),
+    ):
+        sidecar.feed.put(
+            a_snapshot(
+                process,
+                a_reading(histogram, [0.0625, 0.5], window=window, rejected={"nan": 1}, overflows=1),
+                a_reading(split, [1.5], window=window),
+                written=START + 0.5,
+            )
+        )
+    sidecar.feed.put(a_snapshot(a_process(rank=None, role="agent"), a_reading(split, [-1.0]), stuck=START))
+    return list(sidecar.collector.collect().families)
+
+
+def golden_text(directory: Path) -> str:
+    sidecar = Sidecar(directory)
+    page = ExpositionPage()
+    page.publish("feed", a_small_job(sidecar))
+    sidecar.state.close()
+    return page.render(Format.TEXT, compress=False).decode()
+
+
+def test_the_families_of_a_small_job_are_these(tmp_path: Path) -> None:
+    """To renew them: `PYTHONPATH=tests python tests/test_ledger_gaps.py`; the diff is the review."""
+    assert golden_text(tmp_path) == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_to_mend(sidecar: Sidecar) -> None:
+    page = ExpositionPage()
+    page.publish("feed", a_small_job(sidecar))
+    text = page.render(Format.TEXT, compress=False)
+
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+
+    # Stats whose unit the user did not give and gauges named by the contract are the user's to name.
+    assert done.stdout + done.stderr == b""
+
+
+def test_every_fixed_family_is_specified(sidecar: Sidecar) -> None:
+    published = {family.spec.name for family in a_small_job(sidecar)}
+
+    fixed = {spec.name for spec in SPECS}
+    assert fixed <= published
+    assert not {name for name in published - fixed if not name.startswith(("train_step", "eval_loss"))}
+    assert list(sidecar.collector.specs) == list(SPECS)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        GOLDEN.write_text(golden_text(Path(directory)), encoding="utf-8")

@@ -1,0 +1,360 @@
+"""The ledger's state files: real files, real locks, real deaths."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from feed_support import mounted
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exporter.errors import StateError
+from exporter.ledger.state import StateStore, file_name
+
+KEY = ("run", "0", "", "")
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StateStore:
+    return StateStore(tmp_path, keeper="here")
+
+
+def saved(store: StateStore, content: bytes = b"seven", key: tuple[str, ...] = KEY) -> Path:
+    assert store.claim(key)
+    store.save(key, content)
+    return store.directory / file_name(key)
+
+
+def the_same(content: bytes) -> bytes:
+    return content
+
+
+def test_what_was_saved_is_loaded_by_the_next_sidecar(store: StateStore, tmp_path: Path) -> None:
+    saved(store, b"seven")
+    saved(store, b"eight")
+    store.close()
+
+    assert StateStore(tmp_path).load(KEY, the_same) == b"eight"
+
+
+def test_loading_what_nobody_saved_gives_nothing_and_leaves_nothing(
+    store: StateStore, tmp_path: Path
+) -> None:
+    assert store.load(KEY, the_same) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@quick
+@given(st.lists(st.text(max_size=300), min_size=1, max_size=4))
+def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
+    name = file_name(tuple(parts))
+
+    assert len(name) < 120
+    assert name.isascii()
+    assert "/" not in name
+    assert not name.startswith(".")
+
+
+@pytest.mark.parametrize(
+    "run", ["../../etc/passwd", "", "x" * 5000, "ü/☃", "a\nb", "\x00", "\ud800", ".", "-"]
+)
+def test_a_hostile_run_name_stays_in_the_directory(store: StateStore, tmp_path: Path, run: str) -> None:
+    key = (run, "0", "", "")
+
+    path = saved(store, b"seven", key)
+
+    assert path.parent == tmp_path / "ledger"
+    assert sorted(path.parent.iterdir()) == sorted([path, path.parent / "locks"])
+    assert store.load(key, the_same) == b"seven"
+    assert list(store.recent(60.0)) == [key]
+
+
+def test_keys_that_join_to_the_same_text_have_files_of_their_own() -> None:
+    assert len({file_name(key) for key in (("a-b", ""), ("a", "b"), ("a/b", ""), ("ab", ""))}) == 4
+
+
+@quick
+@given(data=st.data())
+def test_a_damaged_byte_is_found_and_the_file_is_kept_aside(tmp_path: Path, data: st.DataObject) -> None:
+    store = StateStore(tmp_path)
+    path = saved(store, b'{"some": "content", "of": 17}')
+    good = path.read_bytes()
+    place = data.draw(st.integers(0, len(good) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != good[place]))
+    bad = good[:place] + bytes([byte]) + good[place + 1 :]
+    path.write_bytes(bad)
+    before = store.damaged
+
+    loaded = store.load(KEY, the_same)
+
+    # Blanks around the header's words are no damage.
+    assert loaded in {None, b'{"some": "content", "of": 17}'}
+    assert store.damaged - before == (loaded is None)
+    if loaded is None:
+        assert not path.exists()
+        assert bad in [each.read_bytes() for each in path.parent.glob("*.damaged-*")]
+    store.close()
+
+
+@quick
+@given(length=st.integers(0, 80))
+def test_a_truncated_file_is_found(tmp_path: Path, length: int) -> None:
+    store = StateStore(tmp_path)
+    path = saved(store, b"x" * 40)
+    path.write_bytes(path.read_bytes()[:length])
+
+    assert store.load(KEY, the_same) is None
+    assert store.damaged == 1
+    store.close()
+
+
+def test_a_file_of_a_later_version_is_moved_aside_and_told(
+    store: StateStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = saved(store)
+    later = path.read_bytes().replace(b"ledger 1", b"ledger 2", 1)
+    path.write_bytes(later)
+
+    assert store.load(KEY, the_same) is None
+
+    (aside,) = path.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == later
+    assert "format version 2" in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_content_that_makes_no_sense_is_damage_too(store: StateStore) -> None:
+    saved(store, b"no number")
+
+    assert store.load(KEY, int) is None
+    assert store.damaged == 1
+
+
+def test_a_copy_of_another_ranks_file_is_not_believed(store: StateStore) -> None:
+    path = saved(store)
+    other = ("run", "1", "", "")
+    assert store.claim(other)
+    (path.parent / file_name(other)).write_bytes(path.read_bytes())
+
+    assert store.load(other, the_same) is None
+    assert store.damaged == 1
+
+
+def test_only_the_newest_few_damaged_files_are_kept(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, clock=lambda: 1_700_000_000.0)
+    for number in range(10):
+        saved(store).write_bytes(b"bad %d" % number)
+        store.load(KEY, the_same)
+
+    kept = {path.read_bytes() for path in store.directory.glob("*.damaged-*")}
+
+    assert kept == {b"bad 6", b"bad 7", b"bad 8", b"bad 9"}
+
+
+def test_whoever_does_not_keep_a_damaged_file_leaves_it_alone(store: StateStore) -> None:
+    path = saved(store)
+    path.write_bytes(b"damaged")
+    store.release(KEY)
+
+    assert store.load(KEY, the_same) is None
+    assert path.read_bytes() == b"damaged"
+
+
+def test_a_symbolic_link_is_neither_read_nor_written_through(store: StateStore, tmp_path: Path) -> None:
+    path = saved(store)
+    target = tmp_path / "precious"
+    target.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(target)
+
+    assert store.load(KEY, the_same) is None
+    store.save(KEY, b"new")
+
+    assert target.read_bytes() != path.read_bytes()
+    assert not path.is_symlink()
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_hold_the_sidecar_up(store: StateStore) -> None:
+    path = saved(store)
+    path.unlink()
+    os.mkfifo(path)
+
+    assert store.load(KEY, the_same) is None
+
+
+def test_a_linked_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "ledger").symlink_to(tmp_path / "elsewhere")
+    store = StateStore(tmp_path)
+
+    with pytest.raises(StateError, match=str(tmp_path / "ledger")):
+        store.claim(KEY)
+    assert store.errors == 1
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_missing_state_directory_is_an_error_that_names_it(tmp_path: Path) -> None:
+    store = StateStore(tmp_path / "gone")
+
+    with pytest.raises(StateError, match="gone"):
+        store.claim(KEY)
+
+
+def test_a_state_that_grows_without_bound_is_not_written(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, max_bytes=1000)
+    saved(store, b"small")
+
+    with pytest.raises(StateError, match="more than 1000"):
+        store.save(KEY, b"x" * 1000)
+    assert store.load(KEY, the_same) == b"small"
+    assert (store.writes, store.errors) == (1, 1)
+
+
+def test_what_is_not_claimed_is_not_written(store: StateStore) -> None:
+    with pytest.raises(StateError, match="another sidecar"):
+        store.save(KEY, b"x")
+
+
+def test_what_a_killed_sidecar_left_half_written_is_written_over(store: StateStore) -> None:
+    path = saved(store)
+    path.with_name(path.name + ".tmp").write_bytes(b"hal")
+
+    store.save(KEY, b"whole")
+
+    assert store.load(KEY, the_same) == b"whole"
+    assert not path.with_name(path.name + ".tmp").exists()
+
+
+def test_only_what_this_keeper_saved_lately_is_recent(tmp_path: Path) -> None:
+    ours, theirs = StateStore(tmp_path, keeper="here"), StateStore(tmp_path, keeper="there")
+    old = saved(ours, key=("old", "0", "", ""))
+    os.utime(old, (0, 0))
+    saved(ours, key=("ours", "0", "", ""))
+    saved(theirs, key=("theirs", "0", "", ""))
+
+    assert list(ours.recent(60.0)) == [("ours", "0", "", "")]
+
+
+def test_tidying_removes_what_nobody_kept_for_long(store: StateStore) -> None:
+    paths = {run: saved(store, key=(run, "0", "", "")) for run in ("past", "present", "kept")}
+    stray = paths["past"].with_name(paths["past"].name + ".tmp")
+    stray.write_bytes(b"hal")
+    for path in (paths["past"], stray, paths["kept"]):
+        os.utime(path, (0, 0))
+    store.release(("past", "0", "", ""))
+    store.release(("present", "0", "", ""))
+
+    store.tidy()
+
+    assert set(store.directory.glob("*.ledger*")) == {paths["present"], paths["kept"]}
+
+
+def test_tidying_keeps_a_bounded_number_of_files(store: StateStore) -> None:
+    for number in range(6):
+        path = saved(store, key=(str(number), "0", "", ""))
+        os.utime(path, (time.time() - 60 + number, time.time() - 60 + number))
+        store.release((str(number), "0", "", ""))
+
+    store.tidy(keep_files=2)
+
+    assert sorted(path.name[0] for path in store.directory.glob("*.ledger")) == ["4", "5"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from exporter.ledger.state import StateStore
+store, key = StateStore(Path(sys.argv[1]), keeper="child"), ("run", "0", "", "")
+assert store.claim(key)
+number = store.load(key, int) or 0
+print(number, flush=True)
+while True:
+    number += 1
+    store.save(key, b"%20000d" % number)
+    print(number, flush=True)
+"""
+
+
+def writer(directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.timeout(60)
+def test_a_sidecar_that_is_killed_again_and_again_loses_no_save(tmp_path: Path) -> None:
+    last = 0
+    for round_ in range(12):
+        child = writer(tmp_path)
+        assert child.stdout is not None
+        first = int(child.stdout.readline())
+        time.sleep(0.003 * round_)
+        child.kill()
+        said = child.communicate()[0].split()
+
+        assert first >= last, "a save that was done is gone"
+        last = int(said[-1]) if said and said[-1].isdigit() else first
+    store = StateStore(tmp_path)
+    assert (store.load(KEY, int) or 0) >= last > 12
+    assert not list(store.directory.glob("*.damaged-*"))
+
+
+def test_two_sidecars_do_not_keep_one_rank_until_the_first_has_died(
+    store: StateStore, tmp_path: Path
+) -> None:
+    child = writer(tmp_path)
+    assert child.stdout is not None
+    child.stdout.readline()
+    try:
+        assert not store.claim(KEY)
+        assert store.claim(("run", "1", "", ""))
+    finally:
+        child.kill()
+        child.communicate()
+
+    assert store.claim(KEY)
+
+
+def test_claims_survive_that_somebody_removes_the_lock_file(store: StateStore, tmp_path: Path) -> None:
+    saved(store)
+    (store.directory / "locks").unlink()
+
+    store.save(KEY, b"new")
+
+    child = writer(tmp_path)
+    try:
+        assert child.wait(10) == 1, "the key is claimed in the new lock file"
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_removed_directory_is_made_anew(store: StateStore) -> None:
+    path = saved(store)
+    for each in path.parent.iterdir():
+        each.unlink()
+    path.parent.rmdir()
+
+    store.save(KEY, b"new")
+
+    assert store.load(KEY, the_same) == b"new"
+
+
+def test_a_full_tmpfs_costs_the_save_and_leaves_the_last_one(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    with mounted(small, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
+        store = StateStore(small)
+        path = saved(store, b"x" * 20_000)
+
+        with pytest.raises(StateError, match="No space left"):
+            store.save(KEY, b"y" * 50_000)
+        assert store.load(KEY, the_same) == b"x" * 20_000
+        assert sorted(each.name for each in path.parent.iterdir()) == sorted([path.name, "locks"])
+        store.save(KEY, b"z" * 20_000)
+        store.close()

@@ -1,0 +1,478 @@
+"""Totals that outlive processes: restarts of ranks and of the sidecar, in every order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ledger_support import (
+    START,
+    MemoryFeed,
+    Sidecar,
+    a_definition,
+    a_process,
+    a_reading,
+    a_snapshot,
+)
+
+from exporter.collectors.family import Distribution
+from exporter.feed.snapshot import ProcessIdentity
+from exporter.ledger.totals import KEPT_RECORDS
+
+LOSS = a_definition("loss")
+RANK_0 = {"run": "r", "rank": "0"}
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Sidecar:
+    return Sidecar(tmp_path)
+
+
+def records(
+    sidecar: Sidecar,
+    process: ProcessIdentity,
+    samples: int,
+    *,
+    sequence: int = 1,
+    alive: bool = True,
+    value: float = 2.0,
+) -> None:
+    """Leave a snapshot of a process to whose only Stat so many samples were added."""
+    snapshot = a_snapshot(
+        process, a_reading(LOSS, [value] * samples), sequence=sequence, written=sidecar.clock.wall
+    )
+    sidecar.feed.put(snapshot, alive=alive)
+
+
+def test_the_totals_of_a_living_process_are_its_own(sidecar: Sidecar) -> None:
+    records(sidecar, a_process(), 3)
+
+    page = sidecar.collect()
+
+    assert page.count("loss", **RANK_0) == 3
+    assert page.sum("loss", **RANK_0) == 6.0
+    assert sidecar.collector.loaded
+    assert sidecar.collector.living == 1
+
+
+def test_a_rank_that_restarts_continues_its_totals(sidecar: Sidecar) -> None:
+    first, second = a_process(), a_process(started=START + 10)
+    records(sidecar, first, 3)
+    sidecar.collect()
+    records(sidecar, first, 5, sequence=2, alive=False)
+    assert sidecar.after(1).count("loss", **RANK_0) == 5
+    assert sidecar.feed.files == {}
+
+    records(sidecar, second, 1)
+
+    page = sidecar.after(1)
+    assert page.count("loss", **RANK_0) == 6
+    assert page.get("training_feed_messages_total", **RANK_0) == 3
+    assert page.count("loss", **RANK_0, worker="1") is None
+
+
+def test_many_restarts_are_all_added_up(sidecar: Sidecar) -> None:
+    for life in range(KEPT_RECORDS + 4):
+        process = a_process(started=START + life)
+        records(sidecar, process, 1)
+        sidecar.after(1)
+        records(sidecar, process, 10, sequence=7, alive=False)
+
+        page = sidecar.after(1)
+
+        assert page.count("loss", **RANK_0) == 10 * (life + 1)
+        assert page.sum("loss", **RANK_0) == 20.0 * (life + 1)
+        assert page.get("training_feed_messages_total", **RANK_0) == 7 * (life + 1)
+
+
+def test_the_sidecar_restarts_between_all_of_it_and_nothing_is_lost(sidecar: Sidecar) -> None:
+    expected = 0
+    for life in range(KEPT_RECORDS + 3):
+        process = a_process(started=START + life)
+        for sequence in (1, 2):
+            records(sidecar, process, sequence, sequence=sequence)
+            sidecar.restart()
+            assert sidecar.after(1).count("loss", **RANK_0) == expected + sequence
+        records(sidecar, process, 3, sequence=3, alive=False)
+        expected += 3
+        sidecar.restart()
+        assert sidecar.after(1).count("loss", **RANK_0) == expected
+        sidecar.restart()
+        assert sidecar.after(1).count("loss", **RANK_0) == expected
+
+
+def test_processes_that_died_while_no_sidecar_looked_are_counted_in_their_seat(sidecar: Sidecar) -> None:
+    for life in (2, 0, 1):
+        records(sidecar, a_process(started=START + life), 10, alive=False)
+    records(sidecar, a_process(started=START + 3), 1)
+
+    page = sidecar.collect()
+
+    assert page.count("loss", **RANK_0) == 31
+    assert next(iter(sidecar.feed.files.values())).alive
+
+
+def test_a_second_living_process_of_a_rank_has_a_worker_number(sidecar: Sidecar) -> None:
+    trainer, worker = a_process(), a_process(started=START + 1)
+    records(sidecar, worker, 4)
+    records(sidecar, trainer, 3)
+
+    page = sidecar.collect()
+
+    assert page.count("loss", **RANK_0) == 3
+    assert page.count("loss", **RANK_0, worker="1") == 4
+
+
+def test_the_slot_of_the_dead_is_taken_by_the_next_whose_totals_continue(sidecar: Sidecar) -> None:
+    trainer, worker, next_worker = a_process(), a_process(started=START + 1), a_process(started=START + 2)
+    records(sidecar, trainer, 3)
+    records(sidecar, worker, 4)
+    sidecar.collect()
+    sidecar.feed.kill(trainer)
+    records(sidecar, next_worker, 10)
+
+    page = sidecar.after(1)
+
+    assert page.count("loss", **RANK_0) == 13
+    assert page.count("loss", **RANK_0, worker="1") == 4
+
+
+def test_a_crash_between_saving_and_removing_counts_nothing_twice(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.removable = False
+    records(sidecar, process, 3)
+    sidecar.collect()
+    records(sidecar, process, 5, sequence=2, alive=False)
+    assert sidecar.after(1).count("loss", **RANK_0) == 5
+
+    for _ in range(3):
+        sidecar.restart()
+        assert sidecar.after(1).count("loss", **RANK_0) == 5
+    sidecar.feed.removable = True
+    sidecar.after(1)
+    assert sidecar.feed.files == {}
+    assert sidecar.after(1).count("loss", **RANK_0) == 5
+
+
+def test_files_that_are_not_removed_for_long_are_counted_once(sidecar: Sidecar) -> None:
+    sidecar.feed.removable = False
+    for life in range(6):
+        records(sidecar, a_process(started=START + life), 1, alive=False)
+        assert sidecar.after(1).count("loss", **RANK_0) == life + 1
+    sidecar.feed.removable = True
+
+    assert [sidecar.after(1).count("loss", **RANK_0) for _ in range(4)] == [6, 6, 6, 6]
+
+
+def test_a_wiped_feed_directory_takes_nothing_back(sidecar: Sidecar) -> None:
+    records(sidecar, a_process(), 5)
+    sidecar.collect()
+    sidecar.feed.files.clear()
+
+    assert [sidecar.after(1).count("loss", **RANK_0) for _ in range(3)] == [5, 5, 5]
+    sidecar.restart()
+    assert sidecar.after(1).count("loss", **RANK_0) == 5
+
+
+def test_a_process_whose_files_were_deleted_under_it_is_still_itself(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 5)
+    sidecar.collect()
+    for sequence in range(2, 9):
+        sidecar.feed.files.clear()
+        sidecar.after(1)
+        sidecar.after(1)
+        # Its lock file is gone, so that it looks dead.
+        records(sidecar, process, 5 * sequence, sequence=sequence, alive=sequence % 2 == 0)
+
+        assert sidecar.after(1).count("loss", **RANK_0) == 5 * sequence
+
+
+def test_a_file_that_a_listing_misses_once_makes_no_gap(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 5)
+    sidecar.collect()
+    kept = dict(sidecar.feed.files)
+    sidecar.feed.files.clear()
+
+    page = sidecar.after(1)
+
+    assert page.get("training_feed_alive", **RANK_0) == 1
+    sidecar.feed.files.update(kept)
+    assert sidecar.after(1).get("training_feed_alive", **RANK_0) == 1
+
+
+def test_a_file_that_is_listed_twice_is_counted_once(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 5)
+    sidecar.feed.files["again"] = sidecar.feed.files[process.id]
+
+    assert sidecar.collect().count("loss", **RANK_0) == 5
+
+
+def test_an_older_snapshot_takes_nothing_back(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 5, sequence=5)
+    sidecar.collect()
+    records(sidecar, process, 2, sequence=2)
+
+    assert sidecar.after(1).count("loss", **RANK_0) == 5
+    sidecar.restart()
+    assert sidecar.after(1).count("loss", **RANK_0) == 5
+
+
+def test_a_stat_that_is_disabled_and_enabled_again_continues(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 5)
+    sidecar.collect()
+    sidecar.feed.put(a_snapshot(process, sequence=2))
+    assert sidecar.after(1).count("loss", **RANK_0) is None
+
+    records(sidecar, process, 6, sequence=3)
+
+    assert sidecar.after(1).count("loss", **RANK_0) == 6
+
+
+def test_a_stat_that_the_restarted_rank_has_not_made_yet_lingers(sidecar: Sidecar) -> None:
+    records(sidecar, a_process(), 5)
+    sidecar.collect()
+    sidecar.feed.kill(next(iter(sidecar.feed.files.values())).snapshot.process)
+    sidecar.feed.put(a_snapshot(a_process(started=START + 1)))
+
+    page = sidecar.after(1)
+
+    assert page.count("loss", **RANK_0) == 5
+    assert page.get("training_feed_alive", **RANK_0) == 1
+
+
+def test_once_a_negative_sample_was_seen_there_is_no_sum_any_more(sidecar: Sidecar) -> None:
+    first, second = a_process(), a_process(started=START + 1)
+    records(sidecar, first, 2)
+    assert sidecar.collect().sum("loss", **RANK_0) == 4.0
+    records(sidecar, first, 3, sequence=2, alive=False, value=-1.0)
+    assert sidecar.after(1).sum("loss", **RANK_0) is None
+    records(sidecar, second, 3)
+
+    page = sidecar.after(1)
+
+    assert page.sum("loss", **RANK_0) is None
+    assert page.count("loss", **RANK_0) == 6
+    sidecar.restart()
+    assert sidecar.after(1).sum("loss", **RANK_0) is None
+
+
+def test_sums_beyond_the_floating_range_end_like_negative_ones(sidecar: Sidecar) -> None:
+    for life in range(3):
+        records(sidecar, a_process(started=START + life), 1, alive=False, value=1.7e308)
+
+    page = sidecar.collect()
+
+    assert page.count("loss", **RANK_0) == 3
+    assert page.sum("loss", **RANK_0) is None
+
+
+def test_buckets_that_change_over_a_restart_start_the_histogram_anew(sidecar: Sidecar) -> None:
+    fine, coarse = a_definition(buckets=(1.0, 2.0)), a_definition(buckets=(5.0,))
+    lives = [(fine, [1.5, 9.0]), (coarse, [4.0]), (coarse, [4.0, 6.0]), (fine, [0.5])]
+    seen = []
+    for life, (definition, samples) in enumerate(lives):
+        process = a_process(started=START + life)
+        sidecar.feed.put(a_snapshot(process, a_reading(definition, samples)))
+        sidecar.after(1)
+        sidecar.restart()
+        value = sidecar.after(1).get("loss", **RANK_0)
+        assert isinstance(value, Distribution)
+        seen.append((value.count, value.buckets))
+        sidecar.feed.kill(process)
+
+    assert seen == [
+        (2, ((1.0, 0), (2.0, 1))),
+        (1, ((5.0, 1),)),
+        (3, ((5.0, 2),)),
+        (1, ((1.0, 1), (2.0, 1))),
+    ]
+
+
+def test_a_clock_that_is_set_back_changes_no_total(sidecar: Sidecar) -> None:
+    first, second = a_process(started=START + 100), a_process(started=START - 86_000)
+    records(sidecar, first, 3)
+    sidecar.collect()
+    sidecar.clock.wall -= 86_400
+    records(sidecar, first, 4, sequence=2, alive=False)
+    assert sidecar.after(1).count("loss", **RANK_0) == 4
+    records(sidecar, second, 1)
+
+    assert sidecar.after(1).count("loss", **RANK_0) == 5
+    sidecar.restart()
+    assert sidecar.after(1).count("loss", **RANK_0) == 5
+
+
+def test_agents_have_a_role_and_no_rank(sidecar: Sidecar) -> None:
+    records(sidecar, a_process(rank=None, role="agent"), 2)
+    records(sidecar, a_process(rank=None), 3)
+
+    page = sidecar.collect()
+
+    assert page.count("loss", run="r", role="agent") == 2
+    assert page.count("loss", run="r") == 3
+
+
+def test_runs_and_ranks_are_kept_apart(sidecar: Sidecar) -> None:
+    for number, (run, rank) in enumerate([("a", 0), ("a", 1), ("b", 0)]):
+        records(sidecar, a_process(run=run, rank=rank), number)
+
+    page = sidecar.collect()
+
+    counts = [page.count("loss", run=each[0], rank=each[1]) for each in ("a0", "a1", "b0")]
+    assert counts == [0, 1, 2]
+    assert sidecar.state.writes == 3
+
+
+def test_losses_continue_over_restarts_too(sidecar: Sidecar) -> None:
+    for life in range(2):
+        process = a_process(started=START + life)
+        reading = a_reading(LOSS, [1.0], rejected={"nan": 2, "new_reason": 1}, overflows=3)
+        sidecar.feed.put(a_snapshot(process, reading, dropped={"write_failed": 4}), alive=False)
+
+        page = sidecar.after(1)
+
+    assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="nan") == 4
+    assert page.get("training_stat_overflows_total", **RANK_0, stat="loss") == 6
+    reasons = {"nan": 4, "overflow": 6, "write_failed": 8, "infinite": 0, "other": 2}
+    found = {each: page.get("training_feed_dropped_total", **RANK_0, reason=each) for each in reasons}
+    assert found == reasons
+
+
+def break_state(sidecar: Sidecar) -> None:
+    (sidecar.directory / "ledger").rename(sidecar.directory / "away")
+    (sidecar.directory / "ledger").write_text("a file where a directory belongs")
+
+
+def mend_state(sidecar: Sidecar) -> None:
+    (sidecar.directory / "ledger").unlink()
+    (sidecar.directory / "away").rename(sidecar.directory / "ledger")
+
+
+def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 3)
+    sidecar.collect()
+    break_state(sidecar)
+    records(sidecar, process, 4, sequence=2, alive=False)
+
+    sidecar.clock.advance(1)
+    collected = sidecar.collector.collect()
+    page = sidecar.collect()
+
+    assert [reason for reason, _ in collected.problems] == ["state"]
+    assert page.count("loss", **RANK_0) is None
+    assert page.get("training_feed_messages_total", **RANK_0) is None
+    assert page.get("training_feed_alive", **RANK_0) == 0
+    assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
+    assert page.get("exporter_ledger_withheld_ranks") == 1
+    assert page.get("exporter_ledger_state_errors_total") == 2
+    assert process.id in sidecar.feed.files, "its totals are nowhere else yet"
+    mend_state(sidecar)
+    assert sidecar.after(1).count("loss", **RANK_0) == 4
+    assert sidecar.feed.files == {}
+
+
+def test_a_state_that_cannot_be_read_yet_is_waited_for(sidecar: Sidecar) -> None:
+    records(sidecar, a_process(), 3, alive=False)
+    sidecar.collect()
+    break_state(sidecar)
+    sidecar.restart()
+    records(sidecar, a_process(started=START + 1), 1)
+
+    assert sidecar.after(1).count("loss", **RANK_0) is None
+    assert sidecar.collector.loaded
+    mend_state(sidecar)
+    assert sidecar.after(1).count("loss", **RANK_0) == 4
+
+
+def test_a_damaged_state_goes_on_from_the_feed_and_says_so(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 3)
+    sidecar.collect()
+    (path,) = (sidecar.directory / "ledger").glob("*.ledger")
+    path.write_bytes(b"damaged")
+    sidecar.restart()
+
+    page = sidecar.after(1)
+
+    assert page.count("loss", **RANK_0) == 3
+    assert page.get("exporter_ledger_state_damaged_total") == 1
+
+
+def test_who_does_not_own_the_directory_looks_on_without_a_trace(tmp_path: Path, sidecar: Sidecar) -> None:
+    first, second = a_process(), a_process(started=START + 1)
+    records(sidecar, first, 3, alive=False)
+    sidecar.collect()
+    records(sidecar, second, 1)
+    looker = Sidecar(tmp_path, MemoryFeed(sidecar.feed.files, owned=False), sidecar.clock)
+
+    before = {path: path.read_bytes() for path in (tmp_path / "ledger").iterdir()}
+    page = looker.collect()
+
+    assert page.count("loss", **RANK_0) == 4
+    assert page.get("exporter_feed_owner") == 0
+    assert {path: path.read_bytes() for path in (tmp_path / "ledger").iterdir()} == before
+    looker.feed.kill(second)
+    assert looker.after(1).count("loss", **RANK_0) == 4
+    assert second.id in looker.feed.files
+
+
+def test_who_becomes_the_owner_continues_from_the_state(tmp_path: Path, sidecar: Sidecar) -> None:
+    first, second = a_process(), a_process(started=START + 1)
+    records(sidecar, first, 3)
+    looker = Sidecar(tmp_path, MemoryFeed(sidecar.feed.files, owned=False), sidecar.clock)
+    looker.collect()
+    sidecar.collect()
+    records(sidecar, first, 5, sequence=2, alive=False)
+    sidecar.after(1)
+    sidecar.state.close()
+    records(sidecar, second, 1)
+    looker.feed.owned = True
+
+    page = looker.after(1)
+
+    assert page.count("loss", **RANK_0) == 6
+    assert page.get("exporter_feed_owner") == 1
+    assert looker.state.writes == 1
+
+
+def test_the_generation_changes_with_published_totals_only(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 3)
+    generations = []
+    for _ in range(2):
+        sidecar.after(1)
+        generations.append(sidecar.collector.generation)
+    records(sidecar, process, 4, sequence=2, alive=False)
+    for _ in range(3):
+        sidecar.after(1)
+        generations.append(sidecar.collector.generation)
+
+    assert generations[0] == generations[1] == 1
+    assert generations[2] > generations[1]
+    assert generations[2] == generations[3] == generations[4]
+
+
+def test_what_does_not_change_is_not_written_again(sidecar: Sidecar) -> None:
+    records(sidecar, a_process(), 3)
+    sidecar.collect()
+    sidecar.after(1)
+    sidecar.after(1)
+
+    assert sidecar.state.writes == 1
+
+
+def test_a_rank_that_is_over_is_let_go_so_that_another_node_may_keep_it(sidecar: Sidecar) -> None:
+    process = a_process()
+    records(sidecar, process, 3, alive=False)
+    sidecar.collect()
+    sidecar.after(1)
+
+    assert sidecar.state.total_bytes == 0
+    records(sidecar, a_process(started=START + 1), 1)
+    assert sidecar.after(1).count("loss", **RANK_0) == 4
