@@ -180,7 +180,9 @@ def test_even_the_exporters_own_numbers_are_cut_at_the_cap() -> None:
     assert len(read(page.render(Format.TEXT, compress=False), Format.TEXT)) == 10
 
 
-def test_names_that_run_away_share_one_count() -> None:
+def test_names_that_run_away_share_one_count_and_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     page = Page()
     for each in range(1000):
         page.publish("block", [gauge(f"bad_{each}", {"0": float("nan")})])
@@ -188,6 +190,7 @@ def test_names_that_run_away_share_one_count() -> None:
 
     assert text_of(page).count("\nexporter_series_dropped_total{") == 201
     assert value(page, "exporter_series_dropped_total", family="<other>") == 800.0
+    assert 0 < len(caplog.records) <= 20
 
 
 def test_a_page_without_room_is_refused() -> None:

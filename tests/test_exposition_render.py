@@ -233,6 +233,8 @@ class Untrue:
         (INFO, Sample(("1",), 0.0), "value"),
         (INFO, Sample(("1",), 2), "value"),
         (HISTOGRAM, Sample(("1",), 6.0), "value"),
+        (HISTOGRAM, Sample(("1",), Untrue()), "value"),  # type: ignore[arg-type]
+        (HISTOGRAM, Sample(("1",), Distribution(2, Untrue(), ((1.0, 1),))), "value"),  # type: ignore[arg-type]
         (HISTOGRAM, Sample(("1",), Distribution(1, 1.0, ((1.0, 2),))), "value"),
         (HISTOGRAM, Sample(("1",), Distribution(9, 1.0, ((1.0, 2), (2.0, 1)))), "value"),
         (HISTOGRAM, Sample(("1",), Distribution(9, 1.0, ((2.0, 1), (1.0, 2)))), "value"),
@@ -397,3 +399,17 @@ def test_prometheus_client_is_not_loaded() -> None:
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert answer.stdout == "False\n"
+
+
+def test_a_distribution_whose_parts_cannot_be_compared_is_left_out() -> None:
+    page = page_of(Family(SUMMARY, (Sample(("0",), Distribution(2, 1.0)),)))
+    page.publish("block", [Family(SUMMARY, (Sample(("0",), Distribution(2, Untrue())),))])  # type: ignore[arg-type]
+
+    assert value(page, "good_count", rank="0") is None
+
+
+def test_a_zero_that_changes_its_sign_is_written_as_it_is() -> None:
+    page = page_of(gauge("x", {"0": 0.0}))
+    page.publish("block", [gauge("x", {"0": -0.0})])
+
+    assert text_of(page).endswith("} -0.0\n")

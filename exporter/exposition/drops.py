@@ -1,4 +1,4 @@
-"""What the page left out: counted by family and by reason, said once in the log.
+"""What the page left out: counted by family and by reason, and said in the log when it first happens.
 
 Used in the sidecar; any thread may count and read.
 """
@@ -35,6 +35,9 @@ _FAMILIES = 200
 """Families with a count of their own; the rest is counted together, as names may come from the job."""
 
 _OTHER = "<other>"
+
+_LOG_LINES = 20
+"""Kinds of losses that are logged, each once; a job that makes names must not fill the log either."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,8 +76,9 @@ class Drops:
                 family = _OTHER
             self._families[family] += series
             self._reasons[reason] += series
-            first = (family, reason) not in self._told
-            self._told.add((family, reason))
+            first = (family, reason) not in self._told and len(self._told) < _LOG_LINES
+            if first:
+                self._told.add((family, reason))
         if first:
             _LOG.warning("%d series of %s are left out of the page, reason: %s", series, family, reason.value)
 

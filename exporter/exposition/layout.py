@@ -4,11 +4,14 @@ Used in the sidecar, whenever a block is rendered. Pure; a layout is made once f
 
 The rules are prometheus_client's (names, order and escaping of labels, numbers as Go writes them), but not
 its code: importing it costs 5 MiB and 73 modules (its package loads HTTP servers and TLS), an eighth of what
-the sidecar may use, and rendering with it takes twenty times as long. A property test holds every byte
-against it. What differs on purpose: names that it would rewrite (`a-b` becomes `a_b` and may meet another
-`a_b`) are refused; a colon stays a colon in OpenMetrics, where it writes `a:b` above the samples and `a_b` in
-them; in plain text a histogram without `_sum` keeps its `_count` (in OpenMetrics it has neither, as that
-format's rules demand).
+the sidecar may use, and it writes everything anew at each scrape, which takes fifty times as long as joining
+what is written already (benchmarks/bench_exposition.py). A property test holds every byte against it.
+
+What differs on purpose:
+- Names that it would rewrite are refused: `a-b` would become `a_b` and may meet another `a_b`.
+- A colon stays a colon in OpenMetrics, where it writes `a:b` above the samples and `a_b` in them.
+- In plain text a histogram without `_sum` keeps its `_count`. In OpenMetrics it has neither, as the rules of
+  that format demand.
 """
 
 from __future__ import annotations

@@ -100,12 +100,12 @@ class NumberRenderer:
         if quota is None or quota >= len(samples):
             self._write_all(samples, lines, shown)
         else:
-            waiting = _longest_shown_first(samples, self._known)
-            while waiting and len(lines) < quota:
-                room = quota - len(lines)
-                chosen, waiting = waiting[:room], waiting[room:]
+            waiting, taken = _longest_shown_first(samples, self._known), 0
+            while taken < len(waiting) and len(lines) < quota:  # again as long as bad ones leave places free
+                chosen = waiting[taken : taken + quota - len(lines)]
+                taken += len(chosen)
                 self._write_all(chosen, lines, shown)
-            self._dropped[Reason.CAP] += len(waiting)
+            self._dropped[Reason.CAP] += len(waiting) - taken
         if len(lines) != len(self._known):
             current = self._passes
             self._known = {labels: line for labels, line in self._known.items() if line.seen == current}
@@ -128,8 +128,10 @@ class NumberRenderer:
                 if value.__class__ is not float:
                     value = number(value)
                 if value != line.value or not value:  # zero has two signs, which are equal
-                    written = repr(value) if plain <= value < 1e6 else self._write(value)
-                    line.line = f"{line.prefix}{written}\n"
+                    if plain <= value < 1e6:
+                        line.line = f"{line.prefix}{value!r}\n"
+                    else:
+                        line.line = f"{line.prefix}{self._write(value)}\n"
                     line.value = value
             except Refused as refused:
                 self._dropped[refused.reason] += 1
@@ -209,12 +211,12 @@ class DistributionRenderer:
                 elif line.seen == current:
                     dropped[Reason.DUPLICATE] += weight
                     continue
-                if value != line.value or line.value is None:
+                if value.__class__ is not Distribution or value != line.value:
                     self._write(line, value)
             except Refused as refused:
                 dropped[refused.reason] += weight
                 continue
-            except AttributeError:  # not a sample
+            except (AttributeError, ValueError):  # not a sample, or parts that cannot be compared
                 dropped[Reason.VALUE] += weight
                 continue
             except TypeError:  # labels that cannot be looked up, so no tuple of text
