@@ -15,7 +15,6 @@ from html import escape
 from exporter.collectors.family import Family
 from exporter.collectors.standing import CollectorStatus
 from exporter.exposition.page import SERIES
-from exporter.ledger.admission import IDENTITY_LABELS
 from exporter.ledger.feed_families import ALIVE, LAST_UPDATE, RANK_INFO
 
 MOST_ROWS = 200
@@ -136,14 +135,14 @@ def ranks_of(families: Iterable[Family]) -> list[Rank]:
             continue
         for sample in family.samples:
             labels = dict(zip(family.spec.labels, sample.labels, strict=True))
-            identity = tuple(labels[name] for name in IDENTITY_LABELS)
-            rank = ranks.get(identity) or Rank(
-                labels["run"], labels["rank"], labels["worker"], labels["role"]
-            )
+            run, number, worker, role = (labels[name] for name in ("run", "rank", "worker", "role"))
+            # The role is a process's identity only where it has no rank; RANK_INFO alone says it of all.
+            identity = (run, number, worker, "" if number else role)
+            rank = ranks.get(identity) or Rank(run, number, worker, role)
             value = sample.value
-            if family.spec is RANK_INFO:
-                rank = replace(rank, node=labels["node"])
-            elif isinstance(value, int | float) and family.spec is ALIVE:
+            if family.spec == RANK_INFO:
+                rank = replace(rank, role=role, node=labels["node"])
+            elif isinstance(value, int | float) and family.spec == ALIVE:
                 rank = replace(rank, alive=value == 1)
             elif isinstance(value, int | float):
                 rank = replace(rank, updated=value)

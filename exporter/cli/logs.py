@@ -62,6 +62,7 @@ DROPPED = FamilySpec(
     "counter",
     "Log lines that could not be written because stderr was closed or did not take them in time.",
 )
+SPECS = (MESSAGES, DROPPED)
 
 # What every LogRecord has; all else came through `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

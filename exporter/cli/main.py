@@ -63,15 +63,15 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
     if command == "run":
         from exporter.cli import run  # noqa: PLC0415  (as said above)
 
-        return run.main(arguments[1:])
+        return run.main(arguments[1:], environ)
     if command == "check":
         from exporter.cli import check  # noqa: PLC0415  (as said above)
 
-        return check.main(arguments[1:])
+        return check.main(arguments[1:], environ)
     if command == "demo":
         from exporter.cli import demo  # noqa: PLC0415  (as said above)
 
-        return demo.main(arguments[1:])
+        return demo.main(arguments[1:], environ)
     if command is not None:
         raise ConfigurationError(
             [
