@@ -156,6 +156,8 @@ def supervise(plan: Plan) -> int:
     started = job.start(plan.command, environment=plan.environment, mask=mask, defaults=job.IGNORED_BY_PYTHON)
     if isinstance(started, job.NotStarted):
         say(started.message)
+        if witness is not None:
+            witness.dismiss()
         if registration is not None:
             registration.release()
         return started.status
@@ -216,6 +218,7 @@ class Supervision:
             else:
                 self._pass_on(info)
             self._stop_with_job()
+        self._dismiss_witness()
         return job.exit_status(self._wait_status)
 
     def wait_for_sidecar(self, plan: Plan) -> None:
@@ -285,7 +288,8 @@ class Supervision:
             elif self._sidecar is not None and pid == self._sidecar.pid:
                 self._sidecar.ended(status)
             elif self._witness is not None and pid == self._witness.pid:
-                self._lose_witness()
+                self._witness.forget()
+                self._witness = None
 
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         """Give the job a signal that did not reach it."""
@@ -304,12 +308,12 @@ class Supervision:
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
         seen = None if self._witness is None else self._witness.saw(info.si_signo)
         if seen is None:
-            self._lose_witness()
+            self._dismiss_witness()
             return info.si_code == SI_KERNEL
         # A job that left the group on its own will is not meant by the terminal, but by `timeout` it is.
         return seen and (info.si_code == SI_KERNEL or os.getpgid(self._pid) == os.getpgrp())
 
-    def _lose_witness(self) -> None:
+    def _dismiss_witness(self) -> None:
         if self._witness is not None:
             self._witness.dismiss()
             self._witness = None

@@ -69,10 +69,15 @@ class Witness:
         return False
 
     def dismiss(self) -> None:
-        """Let it end; it is reaped by whoever reaps."""
-        for descriptor in (self._ask, self._answers):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        """End it and wait until it has ended; not for one that was reaped."""
+        self.forget()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def forget(self) -> None:
+        """Take note that it was reaped."""
+        os.close(self._ask)
+        os.close(self._answers)
 
 
 def _testify(questions: int, answers: int, signals: Collection[int]) -> NoReturn:

@@ -1,0 +1,176 @@
+"""`python -m exporter demo`: a job to look at, and nothing left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from run_support import environment, free_port, processes_naming, scrape, started, wait_until
+
+from exporter.cli.simulated_job import Scenario
+
+STEPS = re.compile(r'^demo_step_duration_seconds_count\{(?:.*,)?rank="(\d)".*\} (\S+)$', re.MULTILINE)
+WINDOW = re.compile(r'^demo_step_duration_window_mean_seconds\{(?:.*,)?rank="(\d)"', re.MULTILINE)
+
+
+def demo_command(*flags: str, port: int = 0) -> list[str]:
+    """The command line of the demo."""
+    return [sys.executable, "-m", "exporter", "demo", f"--web.listen-address=127.0.0.1:{port}", *flags]
+
+
+@contextlib.contextmanager
+def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A demo in a directory of its own, and its port."""
+    env = environment(TMPDIR=str(tmp_path), EXPORTER_FEED_DIR=str(tmp_path / "never"))
+    command = demo_command(f"--feed.dir={tmp_path}", *flags)
+    with started(command, tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        address = None
+        while address is None:
+            line = process.stdout.readline()
+            assert line, "the demo ended before it said where it is"
+            address = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", line)
+        yield process, int(address[1])
+
+
+def page(port: int) -> str:
+    """The page, "" while there is none."""
+    with contextlib.suppress(OSError):
+        return scrape(port)
+    return ""
+
+
+def steps(text: str) -> dict[str, int]:
+    """Steps by rank."""
+    return {rank: int(float(count)) for rank, count in STEPS.findall(text)}
+
+
+def test_the_printed_address_serves_both_ranks_at_once(tmp_path: Path) -> None:
+    with demo(tmp_path) as (_, port):
+        wait_until(lambda: set(steps(page(port))) == {"0", "1"})
+        wait_until(lambda: set(WINDOW.findall(page(port))) == {"0", "1"})
+
+        assert "demo_loss_window_mean" in page(port)
+        assert "demo_memory_resident_bytes" in page(port)
+
+
+def test_a_cycle_shows_a_gap_and_a_restart_over_which_the_totals_continue(tmp_path: Path) -> None:
+    pages = []
+    with demo(tmp_path, "--demo.speed=6") as (process, port):
+        until = time.monotonic() + 16
+        while time.monotonic() < until:
+            pages.append(page(port))
+            time.sleep(0.15)
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        said = process.stderr.read() if process.stderr else ""
+
+    begun = [text for text in pages if len(steps(text)) == 2]
+    assert any(not WINDOW.findall(text) for text in begun[5:]), "no gap"
+    assert "rank 1 ended with status 137" in said
+    counts = [steps(text)["1"] for text in begun]
+    assert counts == sorted(counts)
+    assert counts[-1] > Scenario().crash_step
+
+
+def test_ctrl_c_ends_everything_with_success(tmp_path: Path) -> None:
+    with demo(tmp_path) as (process, port):
+        wait_until(lambda: len(steps(page(port))) == 2)
+        os.killpg(process.pid, signal.SIGINT)
+
+        assert process.wait() == 0
+        assert processes_naming(str(tmp_path)) == {}
+
+
+def test_it_ends_by_itself_after_its_duration(tmp_path: Path) -> None:
+    with demo(tmp_path, "--demo.duration=2s") as (process, _):
+        assert process.wait() == 0
+    assert processes_naming(str(tmp_path)) == {}
+
+
+def test_nothing_is_left_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
+    with demo(tmp_path) as (process, port):
+        wait_until(lambda: len(steps(page(port))) == 2)
+        ranks = processes_naming("--checkpoint=")
+        process.kill()
+        process.wait()
+
+        assert len(ranks) >= 2
+        wait_until(lambda: processes_naming(str(tmp_path)) == {}, seconds=15)
+        wait_until(lambda: not set(ranks) & set(processes_naming("--checkpoint=")))
+
+
+def test_its_own_directory_is_private_and_removed(tmp_path: Path) -> None:
+    before = {path.name for path in Path("/dev/shm").iterdir()}
+    env = environment(EXPORTER_FEED_DIR=str(tmp_path))
+    subprocess.run(
+        demo_command("--demo.duration=1s"),
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+
+    after = {path.name for path in Path("/dev/shm").iterdir()}
+    assert not {name for name in after - before if name.startswith("exporter-demo-")}
+    assert list(tmp_path.iterdir()) == []  # the user's own feed has nothing of it
+
+
+def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            demo_command(port=port), env=environment(), capture_output=True, text=True, check=False
+        )
+
+    assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
+    assert f"127.0.0.1:{port}" in ended.stderr
+
+
+def test_a_directory_that_another_exporter_serves_is_refused(tmp_path: Path) -> None:
+    port = free_port()
+    flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+    with started([sys.executable, "-m", "exporter", *flags], tmp_path):
+        wait_until(lambda: page(port))
+        ended = subprocess.run(
+            demo_command(f"--feed.dir={tmp_path}"),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert ended.returncode == 2
+    assert "another exporter serves this feed directory" in ended.stderr
+
+
+def test_the_numbers_follow_from_the_seed() -> None:
+    one, again, other = Scenario(seed=1), Scenario(seed=1), Scenario(seed=2)
+
+    assert [one.loss(0, step) for step in range(50)] == [again.loss(0, step) for step in range(50)]
+    assert [one.loss(0, step) for step in range(50)] != [other.loss(0, step) for step in range(50)]
+    assert one.step_seconds(0, 7) != one.step_seconds(1, 7)
+
+
+def test_a_restarted_rank_gets_past_the_step_at_which_it_was_killed() -> None:
+    scenario = Scenario()
+    first = next(step for step in range(1000) if scenario.crashes(1, step, attempt=0))
+    second = next(step for step in range(1000) if scenario.crashes(1, step, attempt=1))
+
+    assert second - first == scenario.cycle_steps
+    assert not any(scenario.crashes(0, step, attempt=0) for step in range(1000))
+
+
+def test_a_cycle_takes_about_a_minute() -> None:
+    scenario = Scenario()
+    steps_seconds = sum(scenario.step_seconds(1, step) for step in range(scenario.cycle_steps))
+
+    assert 45 < steps_seconds + scenario.pause_seconds + scenario.restart_seconds < 75

@@ -1,0 +1,341 @@
+"""The sidecar beside the job: started, joined, lost, started again, and seen out; the job never notices."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from run_support import (
+    answers,
+    environment,
+    free_port,
+    lines,
+    processes_naming,
+    run_command,
+    scrape,
+    sidecars,
+    started,
+    supervise_command,
+    wait_until,
+)
+
+from exporter.cli import runs
+
+# Records as many steps as the first argument says, then goes on when a file appears.
+RECORDING_JOB = """
+import sys, time
+from pathlib import Path
+from exporter import Aggregation, Stat, flush
+steps, go_on = int(sys.argv[1]), Path(sys.argv[2])
+stat = Stat("job.steps", {Aggregation.COUNT}, window_seconds=0.5)
+for _ in range(steps):
+    stat.add(1.0)
+flush()
+until = time.monotonic() + 15
+while not go_on.exists() and time.monotonic() < until:
+    time.sleep(0.05)
+stat.add(1.0)
+"""
+
+
+def recording_job(go_on: Path, steps: int = 5) -> list[str]:
+    """A job that records and waits for a file; it records once more after that."""
+    return [sys.executable, "-c", RECORDING_JOB, str(steps), str(go_on)]
+
+
+def steps_on(port: int) -> float | None:
+    """The total of the recorded steps on the page."""
+    with contextlib.suppress(OSError):
+        for line in scrape(port).splitlines():
+            if line.startswith("job_steps_count{"):
+                return float(line.split()[-1])
+    return None
+
+
+@contextlib.contextmanager
+def recording_run(
+    feed: Path, go_on: Path, port: int, *flags: str, steps: int = 5
+) -> Iterator[subprocess.Popen[str]]:
+    """A real run with a real sidecar, whose recorded steps are on the page."""
+    with started(run_command(feed, recording_job(go_on, steps), *flags, port=port), feed) as run:
+        wait_until(lambda: steps_on(port) is not None)
+        yield run
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Path:
+    """A feed directory."""
+    directory = tmp_path / "feed"
+    directory.mkdir()
+    return directory
+
+
+def test_the_page_has_what_the_job_records_and_nothing_is_left_afterwards(feed: Path, tmp_path: Path) -> None:
+    port, go_on = free_port(), tmp_path / "go-on"
+    with recording_run(feed, go_on, port, "--run.linger=0s") as run:
+        assert steps_on(port) == 5
+
+        go_on.touch()
+        assert run.wait() == 0
+    assert processes_naming(str(feed)) == {}
+    assert list((feed / "runs").iterdir()) == []
+
+
+def test_the_sidecar_lingers_until_the_final_values_are_scraped(feed: Path, tmp_path: Path) -> None:
+    port, go_on = free_port(), tmp_path / "go-on"
+    # Far longer than a test may take: only the scrape can end it.
+    with recording_run(feed, go_on, port, "--run.linger=60s") as run:
+        go_on.touch()
+        seen = []
+        while run.poll() is None:
+            seen.append(steps_on(port))
+            time.sleep(0.3)
+
+        assert [steps for steps in seen if steps is not None][-1] == 5 + 1
+        assert run.returncode == 0
+
+
+def test_the_sidecar_does_not_linger_when_nobody_ever_scraped(feed: Path) -> None:
+    began = time.monotonic()
+    ended = subprocess.run(
+        run_command(feed, ["sleep", "2"], "--run.linger=60s"),
+        env=environment(),
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+
+    assert ended.returncode == 0
+    assert time.monotonic() - began < 15
+    assert processes_naming(str(feed)) == {}
+
+
+def test_a_second_signal_ends_the_lingering_at_once(feed: Path, tmp_path: Path) -> None:
+    port, go_on = free_port(), tmp_path / "go-on"
+    with recording_run(feed, go_on, port, "--run.linger=60s") as run:
+        go_on.touch()
+        wait_until(lambda: not runs.any_active(feed))
+        time.sleep(0.2)
+        run.send_signal(signal.SIGINT)
+
+        assert run.wait(timeout=8) == 0
+    assert sidecars(feed) == []
+
+
+def test_a_port_that_is_taken_costs_one_line_and_not_the_job(feed: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            run_command(feed, ["sh", "-c", "sleep 1.5; exit 3"], "--log.level=error", port=port),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert ended.returncode == 3
+    assert len(ended.stderr.splitlines()) == 1
+    assert f"127.0.0.1:{port}" in ended.stderr
+
+
+def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(feed: Path, tmp_path: Path) -> None:
+    port, first_go_on, second_go_on = free_port(), tmp_path / "first", tmp_path / "second"
+    with recording_run(feed, first_go_on, port, "--run.linger=0s") as first:
+        (sidecar,) = sidecars(feed)
+        joining = run_command(feed, recording_job(second_go_on), "--run.linger=0s", port=port)
+        with started(joining, tmp_path / "none") as second:
+            wait_until(lambda: len(list((feed / "runs").iterdir())) == 2)
+            first_go_on.touch()
+            assert first.wait(timeout=8) == 0
+            assert sidecars(feed) == [sidecar]
+            assert answers(port)
+
+            second_go_on.touch()
+            assert second.wait(timeout=8) == 0
+            assert sidecars(feed) == []
+
+
+def test_a_run_beside_a_standing_exporter_leaves_it_alone(feed: Path, tmp_path: Path) -> None:
+    port, go_on = free_port(), tmp_path / "go-on"
+    flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+    with started([sys.executable, "-m", "exporter", *flags], feed) as exporter:
+        wait_until(lambda: answers(port))
+        with recording_run(feed, go_on, port) as run:
+            go_on.touch()
+            assert run.wait(timeout=5) == 0
+
+        assert exporter.poll() is None
+        assert sidecars(feed) == []
+
+
+def test_the_job_does_not_notice_that_the_sidecar_is_killed_and_totals_continue(
+    feed: Path, tmp_path: Path
+) -> None:
+    port, go_on = free_port(), tmp_path / "go-on"
+    with recording_run(feed, go_on, port, "--run.linger=0s") as run:
+        (sidecar,) = sidecars(feed)
+        os.kill(sidecar, signal.SIGKILL)
+
+        wait_until(lambda: sidecars(feed) not in ([], [sidecar]))
+        wait_until(lambda: steps_on(port) == 5)
+        go_on.touch()
+        assert run.wait(timeout=8) == 0
+
+
+def test_a_new_run_continues_the_totals_of_the_one_before(feed: Path, tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "at-once").touch()
+    with recording_run(feed, tmp_path / "first", port, "--run.linger=0s") as first:
+        (tmp_path / "first").touch()
+        first.wait()
+
+    with recording_run(feed, tmp_path / "second", port, "--run.linger=0s", steps=10):
+        wait_until(lambda: steps_on(port) == 5 + 1 + 10)
+
+
+def test_when_run_is_killed_the_job_and_its_sidecar_go_on_and_both_end(feed: Path, tmp_path: Path) -> None:
+    port, go_on = free_port(), tmp_path / "go-on"
+    with recording_run(feed, go_on, port, "--run.linger=0s") as run:
+        run.kill()
+        run.wait()
+        time.sleep(1.5)  # three times as long as the sidecar looks for runs
+        assert steps_on(port) == 5
+
+        go_on.touch()
+        wait_until(lambda: processes_naming(str(feed)) == {} and processes_naming(str(go_on)) == {})
+
+
+def test_a_feed_directory_that_cannot_be_used_costs_one_line_and_not_the_job(tmp_path: Path) -> None:
+    broken = tmp_path / "file"
+    broken.touch()
+    ended = subprocess.run(
+        run_command(broken, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout) == (3, f"{broken}\n")
+    assert len(ended.stderr.splitlines()) == 1
+    assert "the job runs without metrics" in ended.stderr
+
+
+def test_a_wrong_flag_is_refused_before_the_job_is_started(feed: Path, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        run_command(feed, ["touch", str(tmp_path / "begun")], "--run.lingr=1s"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "--run.linger" in ended.stderr
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_command_line_without_a_command_says_how_it_is_written(feed: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "exporter", "run", f"--feed.dir={feed}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "-- COMMAND ARG..." in ended.stderr
+
+
+def test_the_job_is_told_where_to_record_and_under_which_name(feed: Path) -> None:
+    show = "echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_RUN"
+
+    def shown(*flags: str, **more: str) -> str:
+        command = run_command(feed, ["sh", "-c", show], *flags)
+        return subprocess.run(
+            command,
+            env=environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert shown() == f"{feed} 1\n"
+    assert shown("--run.name=llama") == f"{feed} 1 llama\n"
+    assert shown(EXPORTER_RUN="mine", EXPORTER_AUTO="0") == f"{feed} 0 mine\n"
+
+
+def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    starts.touch()
+    sidecar = ["/bin/sh", "-c", f"echo x >> {starts}; [ $(wc -l < {starts}) -lt 2 ] && exit 9; exit 2"]
+    ended = supervised(
+        feed, ["sh", "-c", f"while [ $(wc -l < {starts}) -lt 2 ]; do sleep 0.1; done; sleep 0.2"], sidecar
+    )
+
+    assert (
+        ended.stderr
+        == "exporter: the sidecar ended with status 9; starting it again in 1 s, the job is not affected\n"
+    )
+    assert len(lines(starts)) == 2
+
+
+def test_a_sidecar_that_refuses_to_start_is_not_started_again(feed: Path, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    ended = supervised(feed, ["sleep", "2"], ["/bin/sh", "-c", f"echo x >> {starts}; exit 2"])
+
+    assert (ended.stderr, lines(starts)) == ("", ["x"])
+
+
+def test_a_sidecar_that_cannot_even_be_started_does_not_harm_the_job(feed: Path) -> None:
+    ended = supervised(feed, ["sh", "-c", "sleep 0.2; exit 4"], ["/no/such/python"])
+
+    assert ended.returncode == 4
+    assert "cannot be started" in ended.stderr
+
+
+def test_the_sidecar_has_a_session_of_its_own_and_no_input(feed: Path, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    look = f"cut -d' ' -f1,6 /proc/self/stat > {note}.new; readlink /proc/self/fd/0 >> {note}.new; mv {note}.new {note}"
+    supervised(feed, ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done"], ["/bin/sh", "-c", look])
+
+    (ids, stream) = lines(note)
+    assert int(ids.split()[1]) != os.getsid(0)
+    assert stream == "/dev/null"
+
+
+def test_a_sidecar_that_does_not_end_is_ended(feed: Path, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    stubborn = ["/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"]
+    with started(
+        supervise_command(
+            feed,
+            ["sh", "-c", f"while [ ! -e {ready} ]; do sleep 0.05; done"],
+            sidecar=stubborn,
+            linger_seconds=60,
+        ),
+        feed,
+    ) as run:
+        wait_until(ready.exists)
+        wait_until(lambda: not runs.any_active(feed))
+        time.sleep(0.3)
+        run.send_signal(signal.SIGTERM)
+
+        assert run.wait(timeout=8) == 0
+    assert processes_naming(str(ready)) == {}
+
+
+def supervised(feed: Path, job: Sequence[str], sidecar: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """A job beside some program in place of the sidecar."""
+    command = supervise_command(feed, job, sidecar=sidecar)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
