@@ -145,6 +145,17 @@ def test_a_published_family_gives_way_to_a_watched_one() -> None:
     assert value(page, "a", rank="0") == 4.0
 
 
+def test_a_block_that_gives_way_counts_what_that_cost_it_only() -> None:
+    page = page_of(gauge("own", {"0": 1.0}), gauge("a", {"0": float("nan")}))
+    page.watch("self", lambda: [gauge("own", {"0": 2.0})])
+    text_of(page)
+
+    (dropped,) = [
+        each.samples for each in page.families() if each.spec.name == "exporter_series_dropped_total"
+    ]
+    assert dropped == (Sample(("a",), 1), Sample(("own",), 1))
+
+
 def test_a_watched_block_can_be_replaced_and_withdrawn() -> None:
     page = Page()
     page.watch("self", lambda: [gauge("own", {"0": 1.0})])

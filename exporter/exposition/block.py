@@ -133,11 +133,11 @@ class Source:
             quotas: Series that families may show, for those that must be cut.
         """
         self.dropped = Counter()
-        self.cut = {family: quotas[family] for family in self.demand if family in quotas}
+        self.cut = quotas
         families, parts, series = [], [], 0
         for renderer, family in self._accepted:
             spec = family.spec
-            lines = renderer.render(family.samples, self.cut.get(spec.name))
+            lines = renderer.render(family.samples, quotas.get(spec.name))
             for reason, count in lines.dropped.items():
                 self.dropped[spec.name, reason] += count
             parts.append((renderer.layout, lines))

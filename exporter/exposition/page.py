@@ -111,14 +111,14 @@ class Page:
             source = self._sources.setdefault(name, Source())
             source.offer(offered, self._taken_beside(name))
             self._count(source.refused)
-            self._settle({name})
+            self._settle(published=name)
 
     def withdraw(self, name: str) -> None:
         """Take a block off the page, published or watched; nothing happens when it is not there."""
         with self._settling:
             self._watches = {each: watch for each, watch in self._watches.items() if each != name}
             if self._sources.pop(name, None) is not None:
-                self._settle(())
+                self._settle()
 
     def watch(self, name: str, families: Callable[[], Sequence[Family]]) -> None:
         """Put a block on the page that is made anew at every scrape.
@@ -216,15 +216,15 @@ class Page:
                 before = source.refused
                 source.reconsider(self._taken_beside(name))
                 self._count(source.refused - before)
-            self._settle(displaced)
+            self._settle(displaced=displaced)
 
     def _taken_beside(self, name: str) -> frozenset[str]:
         """Names that a publisher may not use."""
         others = (source.claims for each, source in self._sources.items() if each != name)
         return self._reserved_names.union(*others)
 
-    def _settle(self, changed: Collection[str]) -> None:
-        """Share the room anew, write the blocks that this or a publish changed, and show them all at once."""
+    def _settle(self, *, published: str | None = None, displaced: Collection[str] = ()) -> None:
+        """Share the room anew, write the blocks that changed thereby or are given, and show all at once."""
         room = max(0, self._max_series - self._reserved_series)
         demands: dict[str, int] = {}
         for source in self._sources.values():
@@ -234,13 +234,12 @@ class Page:
         now = self._clock()
         wanted = [each for each, when in self._requested.items() if now - when < _WANTED_SECONDS]
         for name, source in self._sources.items():
-            if name in changed:
-                source.render(self._quotas)
-                self._count(source.dropped)
-            elif source.cut != {each: self._quotas[each] for each in source.demand if each in self._quotas}:
-                before = source.dropped
-                source.render(self._quotas)
-                self._count(source.dropped - before)  # the rest was counted when it was published
+            cut = {family: self._quotas[family] for family in source.demand if family in self._quotas}
+            if name == published or name in displaced or cut != source.cut:
+                # What a block lost before was counted when it was published.
+                before = Counter() if name == published else source.dropped
+                source.render(cut)
+                self._count(source.dropped - before)
             for form, compress in wanted:
                 _ = source.block.fragment(form) if compress else source.block.plain(form)
         self._blocks = tuple(source.block for _, source in sorted(self._sources.items()))
