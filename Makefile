@@ -39,7 +39,8 @@ bench: setup
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || exit 1; done
 
 docs: setup
-	$(BIN)/python -m exporter.cli.generate
+	$(BIN)/python docs/generate_metrics.py
+	$(BIN)/python -m exporter.cli.schema
 
 demo: $(BIN)/.demo
 	$(BIN)/python -m exporter demo

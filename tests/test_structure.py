@@ -43,7 +43,6 @@ THIRD_PARTY: dict[str, set[str]] = {
     "yaml_nodes": {"yaml"},
     "yaml_loader": {"yaml"},
     "collectors": {"psutil", "pynvml"},
-    "exposition": {"prometheus_client"},
     "web": {"h11", "bcrypt"},
     "cli": {"psutil", "yaml", "pynvml"},
 }
