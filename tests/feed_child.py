@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from exporter.feed.files import remove_process
+from exporter.feed.liveness import holder
 from exporter.feed.reader import FeedReader
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.feed.writer import FeedWriter
@@ -62,19 +64,43 @@ def open_own(writer: FeedWriter) -> str:
         return "opened"
 
 
-def fork(writer: FeedWriter) -> int:
-    """Leave a child behind, as a DataLoader leaves its workers; it tries what it must not do."""
+def fork(writer: FeedWriter, close: int = 0) -> int:
+    """Leave a child behind, as a DataLoader leaves its workers; it tries what it must not do, now and as an orphan."""
+    parent = os.getpid()
     done, tell = os.pipe()
     child = os.fork()
     if not child:
         writer.publish(recording())
-        writer.close()
+        if close:
+            writer.close()
         os.write(tell, b"x")
         os.closerange(0, 3)  # or whoever waits for the end of our output waits for this one's too
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        writer.publish(recording())
+        (DIRECTORY / "orphan").touch()
         time.sleep(60)
         os._exit(0)
     os.read(done, 1)
     return child
+
+
+def ask_in_fork(writer: FeedWriter) -> int:
+    """Tell whom a forked child finds to hold our lock."""
+    answer, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(tell, str(holder(str(DIRECTORY / f"{IDENTITY.id}.lock"))).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return int(os.read(answer, 100))
+
+
+def remove_for_ever(writer: FeedWriter) -> str:
+    """Remove the files of a process again and again, as two sidecars in their worst moment, until killed."""
+    say("removing")
+    while True:
+        remove_process(str(DIRECTORY), "0" * 32)
 
 
 def scan_self(writer: FeedWriter) -> str:
@@ -107,6 +133,8 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "close_all": close_all,
     "open_own": open_own,
     "fork": fork,
+    "ask_in_fork": ask_in_fork,
+    "remove_for_ever": remove_for_ever,
     "scan_self": scan_self,
     "limit_files": limit_files,
     "limit_descriptors": limit_descriptors,

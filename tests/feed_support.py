@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def only_entry(reader: FeedReader) -> FeedEntry:
     return scan.entries[0]
 
 
+def wait_until(true: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
 class Child:
     """A training process that does what it is told, a line at a time (see feed_child.py)."""
 
@@ -87,10 +95,15 @@ class Child:
 
     def kill(self) -> str:
         """End it at once; everything that it had still said."""
-        if self.process.stdout is None or self.process.stdout.closed:
-            return ""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
         self.process.kill()
-        return self.process.communicate()[0]
+        self.process.wait()
+        stdin.close()
+        rest = "" if stdout.closed else stdout.read()
+        stdout.close()
+        return rest
 
 
 @contextmanager

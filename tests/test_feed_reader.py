@@ -124,6 +124,16 @@ def test_age_is_counted_from_the_last_change_by_the_readers_own_clock(tmp_path: 
     writer.close()
 
 
+def test_a_file_that_is_touched_but_not_written_ages_on(tmp_path: Path) -> None:
+    clock = Clock()
+    reader, process = FeedReader(tmp_path, monotonic=clock), publish_once(tmp_path)
+    only_entry(reader)
+    clock.now += 7
+    os.utime(tmp_path / f"{process}.feed", (2e9, 2e9))
+
+    assert only_entry(reader).age_seconds >= 7
+
+
 def test_at_first_sight_the_age_is_that_of_the_file(tmp_path: Path) -> None:
     process = publish_once(tmp_path)
     os.utime(tmp_path / f"{process}.feed", (1000, 1000))
@@ -439,6 +449,14 @@ def test_the_owner_removes_what_a_dead_process_left(tmp_path: Path) -> None:
         assert names(tmp_path) == {"notes"}
         assert reader.remove(child.id)
     reader.release_ownership()
+
+
+def test_who_does_not_own_removes_nothing(tmp_path: Path) -> None:
+    reader, process = FeedReader(tmp_path), publish_once(tmp_path, final=True)
+    only_entry(reader)
+
+    assert not reader.remove(process)
+    assert names(tmp_path) == {f"{process}.feed", f"{process}.lock"}
 
 
 def test_removal_never_takes_the_files_of_the_living(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from feed_support import (
     training_process,
 )
 
+from exporter.feed import writer as writer_module
 from exporter.feed.codec import decode
 from exporter.feed.reader import FeedReader
 from exporter.feed.writer import FeedWriter
@@ -282,7 +283,7 @@ def test_a_process_id_that_is_no_file_name_is_refused_at_once(tmp_path: Path, id
 def test_a_forked_child_writes_nothing_under_its_parents_name(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
-        os.kill(int(child.tell("fork")), 9)  # it has published and closed
+        os.kill(int(child.tell("fork 1")), 9)  # it has published and closed
 
         entry = only_entry(FeedReader(tmp_path))
         assert (entry.snapshot.sequence, entry.alive) == (1, True)
@@ -304,6 +305,19 @@ def test_two_threads_that_publish_at_once_leave_a_whole_snapshot(tmp_path: Path)
     assert all(written)
     assert only_entry(FeedReader(tmp_path)).snapshot.sequence == 300
     writer.close()
+
+
+def test_a_thread_that_hangs_in_a_write_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "BUSY_SECONDS", 0.01)
+    writer = FeedWriter(tmp_path, new_identity())
+    writer._writing.acquire()
+
+    assert not writer.publish(new_recording())
+    writer.close()
+    writer._writing.release()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.timeout(60)

@@ -42,8 +42,8 @@ def process_of(name: str) -> str | None:
 def remove_process(directory: str, process_id: str) -> bool:
     """Remove the files of a process that is dead at this moment.
 
-    Its lock is held meanwhile, so that a process that had only lost it (a job that closed all descriptors)
-    cannot take it between the question and the removal.
+    Its lock is held meanwhile, and made for that if it is missing, so that a process that had only lost it (a job
+    that closed all descriptors) cannot come back between the question and the removal.
 
     Returns:
         Whether none of its files is left.
@@ -51,13 +51,12 @@ def remove_process(directory: str, process_id: str) -> bool:
     stem = os.path.join(directory, process_id)
     lock: RecordLock | None = None
     try:
-        lock = RecordLock.take(stem + LOCK, create_mode=None)
+        lock = RecordLock.take(stem + LOCK, create_mode=OWN_MODE)
         if lock is None:
             return False
-    except FileNotFoundError:
-        pass
     except OSError:
-        # Another user's lock file: the kernel still says whether it is held, and the directory whether we may.
+        # Another user's lock file, or no room for one: the kernel still says whether it is held, and the
+        # directory whether we may.
         if _may_be_held(stem + LOCK):
             return False
     try:

@@ -52,12 +52,12 @@ class RecordLock:
         self._pid = os.getpid()
 
     @classmethod
-    def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
+    def take(cls, path: str, *, create_mode: int) -> RecordLock | None:
         """Take the lock without waiting.
 
         Args:
             path: The lock file.
-            create_mode: Permissions to create it with if it is missing; None never creates it.
+            create_mode: Permissions to create it with if it is missing, less the umask.
 
         Returns:
             None when another process, or another part of this one, holds it.
@@ -67,11 +67,8 @@ class RecordLock:
         """
         if _held_here(path):
             return None  # opening and closing it would drop the lock that somebody here relies on
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        if create_mode is None:
-            descriptor = os.open(path, flags)
-        else:
-            descriptor = os.open(path, flags | os.O_CREAT, create_mode)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, create_mode)
         lock = None
         try:
             if _try_lock(descriptor):

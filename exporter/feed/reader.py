@@ -92,10 +92,10 @@ class _Known:
 
     state: tuple[object, ...] = ()
     size: int = 0
-    snapshot: Snapshot | None = None  # the last that was good
-    refused: str | None = None
+    outcome: Snapshot | str = ""  # what the file holds, or why it is refused
+    sequence: int | None = None  # of the last good snapshot
+    changed: float = 0.0  # when that was first seen, by the reader's monotonic clock
     decoder: Decoder = field(default_factory=Decoder)
-    changed: float = 0.0  # the reader's monotonic clock
     pid: int | None = None  # the last holder of the lock that could be seen
 
 
@@ -208,10 +208,12 @@ class FeedReader:
         return remove_process(self._directory, process_id)
 
     def _is_over(self, known: _Known) -> bool:
-        if known.snapshot is None or known.snapshot.recording.final or (known.pid and _is_gone(known.pid)):
-            return True
-        still = self._monotonic() - known.changed
-        return still >= max(SETTLE_SECONDS, 3 * known.snapshot.flush_seconds)
+        settle = SETTLE_SECONDS
+        if isinstance(known.outcome, Snapshot):
+            if known.outcome.recording.final:
+                return True
+            settle = max(settle, 3 * known.outcome.flush_seconds)
+        return (known.pid is not None and _is_gone(known.pid)) or self._monotonic() - known.changed >= settle
 
     def _scan_files(self, directory: int, names: list[str], *, owner: int | None) -> Scan:
         entries: list[FeedEntry] = []
@@ -228,9 +230,9 @@ class FeedReader:
                 files += 1
                 self._look(directory, name, each, owner=owner, room=room)
                 known[name] = each
-                if each.refused is not None:
-                    raise _RefusedError(each.refused)  # noqa: TRY301  # likewise
-                entry = self._entry(directory, name, each)
+                if isinstance(each.outcome, str):
+                    raise _RefusedError(each.outcome)  # noqa: TRY301  # likewise
+                entry = self._entry(directory, name, each, each.outcome)
             except FileNotFoundError:
                 continue  # removed since the names were read
             except _RefusedError as error:
@@ -247,7 +249,7 @@ class FeedReader:
     def _precedence(self, name: str) -> tuple[bool, str]:
         # Who is read already stays, whatever else is thrown into the directory.
         known = self._known.get(name)
-        return known is None or known.refused is not None, name
+        return known is None or isinstance(known.outcome, str), name
 
     def _look(self, directory: int, name: str, known: _Known, *, owner: int | None, room: int) -> None:
         """Bring what is known of a file up to date."""
@@ -273,28 +275,26 @@ class FeedReader:
         try:
             snapshot = known.decoder.decode(data)
         except FeedFormatError as error:
-            known.refused = error.reason
+            known.outcome = error.reason
             return
         if snapshot.process.id + FEED != name:  # a copy: its samples would count twice
-            known.refused = "name"
+            known.outcome = "name"
             return
         now = self._monotonic()
-        if known.snapshot is None:
+        if known.sequence is None:
             known.changed = now - max(0.0, self._clock() - modified)
-        elif known.snapshot.sequence != snapshot.sequence:
+        elif known.sequence != snapshot.sequence:
             known.changed = now
-        known.snapshot, known.refused = snapshot, None
+        known.outcome, known.sequence = snapshot, snapshot.sequence
 
-    def _entry(self, directory: int, name: str, known: _Known) -> FeedEntry:
-        if known.snapshot is None:
-            raise _RefusedError("content")
+    def _entry(self, directory: int, name: str, known: _Known, snapshot: Snapshot) -> FeedEntry:
         try:
             pid = holder(name.removesuffix(FEED) + LOCK, directory=directory)
         except OSError as error:
             raise _RefusedError("lock") from error
         known.pid = pid or known.pid
         return FeedEntry(
-            snapshot=known.snapshot,
+            snapshot=snapshot,
             alive=pid is not None,
             age_seconds=max(0.0, self._monotonic() - known.changed),
             pid=pid or None,
