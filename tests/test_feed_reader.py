@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -264,17 +265,17 @@ def test_a_file_of_somebody_else_is_refused_in_the_default_directory_and_read_in
 
 
 @needs_root
-def test_a_reader_who_may_not_read_a_file_says_so(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(0o755)
-    process = publish_once(tmp_path)
-    (tmp_path / f"{process}.feed").chmod(0o600)
-    os.seteuid(12345)
-    try:
-        scan = FeedReader(tmp_path).scan()
-    finally:
-        os.seteuid(0)
+def test_a_reader_who_may_not_read_a_file_says_so() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to other users
+        directory = Path(name)
+        directory.chmod(0o755)
+        process = publish_once(directory)
+        (directory / f"{process}.feed").chmod(0o600)
+        os.seteuid(12345)
+        try:
+            scan = FeedReader(directory).scan()
+        finally:
+            os.seteuid(0)
 
     assert scan.refused == ((f"{process}.feed", "unreadable"),)
 
