@@ -91,6 +91,7 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
         (["--feed.dir"], "--feed.dir: expected one argument"),
         (["--feed.dir=a", "--feed.dir=b"], "--feed.dir: is given twice"),
         (["--feed.dir="], '--feed.dir: expected a path, found ""'),
+        (["--config.file="], '--config.file: expected a path, found ""'),
         (["--web.enable-lifecycle=true"], "ignored explicit argument 'true'"),
         (["--log.level=loud"], '--log.level: expected one of debug, info, warn, error, found "loud"'),
         (["--log.level=eror"], 'did you mean "error"?'),

@@ -77,6 +77,18 @@ def test_a_wrong_file_changes_nothing_and_is_told_in_full(
         assert problem in running.log
 
 
+def test_a_collector_that_is_only_timed_anew_keeps_what_it_has_published(tmp_path: Path, file: Path) -> None:
+    with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
+        wait_until(lambda: running.sample("host_load1") is not None)
+        file.write_text("collectors: {load: {interval: 1h}}")
+        by_http(running)
+        kept = running.sample("host_load1")
+        interval = running.sample('exporter_collector_interval_seconds{collector="load"}')
+
+    assert kept is not None
+    assert interval == 3600
+
+
 def test_http_answers_with_the_problems(tmp_path: Path, file: Path) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         good = running.ask("/-/reload", "POST")

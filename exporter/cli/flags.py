@@ -158,13 +158,6 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
     problems: list[Problem] = []
     configuration = Configuration()
     given = vars(flags)
-    file = given["config.file"]
-    if file is not None:
-        try:
-            configuration = _relative_to(Path(file).absolute().parent, load_file(file, Configuration))
-        except ConfigurationError as error:
-            problems.extend(error.problems)
-    changes: dict[str, dict[str, Any]] = {section.name: {} for section in dataclasses.fields(Configuration)}
 
     def take(source: str, text: str, hint: Any) -> Any:
         try:
@@ -173,6 +166,13 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
             problems.extend(error.problems)
             return None
 
+    file = given["config.file"]
+    if file is not None and take("--config.file", file, Path) is not None:
+        try:
+            configuration = _relative_to(Path(file).absolute().parent, load_file(file, Configuration))
+        except ConfigurationError as error:
+            problems.extend(error.problems)
+    changes: dict[str, dict[str, Any]] = {section.name: {} for section in dataclasses.fields(Configuration)}
     directory = environ.get(FEED_DIRECTORY_VARIABLE)
     if directory and given["feed.dir"] is None:
         changes["feed"]["dir"] = take(f"${FEED_DIRECTORY_VARIABLE}", directory, Path)

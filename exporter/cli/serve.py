@@ -36,7 +36,7 @@ from exporter.collectors.scheduler import Scheduler
 from exporter.errors import FeedError, StateError
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
-from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
+from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid, prepare_directory
 from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
@@ -85,17 +85,13 @@ def serve(
         if linger_seconds is not None and not sidecar.own_feed():
             _log.debug("another sidecar serves this feed directory")
             return JOINED
-        _log.info("starting training-exporter", extra={"version": __version__})
-        python = f"{platform.python_implementation()} {platform.python_version()}"
-        _log.info(
-            "build context", extra={"python": python, "platform": platform.platform(), "pid": os.getpid()}
-        )
         attachment = None
         if linger_seconds is not None:
             active = lambda: runs.any_active(sidecar.feed_directory)  # noqa: E731  (it is a value, not a definition)
             attachment = Attachment(sidecar, active=active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
+            _tell_what_started()
             _wait_for_the_end(sidecar, signals, attachment)
         finally:
             signals.ending = True
@@ -104,6 +100,13 @@ def serve(
         return 0
     finally:
         logs.close()
+
+
+def _tell_what_started() -> None:
+    # After the addresses are bound, so that a start that could not be is one line and no more.
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    _log.info("started training-exporter", extra={"version": __version__})
+    _log.info("build context", extra={"python": python, "platform": platform.platform(), "pid": os.getpid()})
 
 
 def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment | None) -> None:
@@ -173,7 +176,8 @@ class Sidecar:
         self._clock = clock
         self._started = clock()
         self._reloader = Reloader(configuration, read=read, apply=self._apply, clock=clock)
-        self.feed_directory = configuration.feed.dir or default_directory(own_uid())
+        self.feed_directory = (configuration.feed.dir or default_directory(own_uid())).absolute()
+        self._trusted = is_trusted(self.feed_directory, own_uid())
         self._page = Page(max_series=configuration.exposition.max_series)
         self._feed_passes = 0
         self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
@@ -209,7 +213,7 @@ class Sidecar:
         Raises:
             FeedDirectoryError: It cannot be used.
         """
-        self._prepare_directories()
+        self._prepare_feed()
         return self._reader.acquire_ownership() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
@@ -226,8 +230,9 @@ class Sidecar:
         self._page.watch("exporter.logs", self._logs.families)
         self._page.watch("exporter.page", self._page.families)
         self._page.watch("exporter.web", self._server.families)
+        self._check_directories()
         self._server.start()
-        self._prepare_directories()
+        self._prepare_feed()
         configuration = self._reloader.current
         self._reader.acquire_ownership()
         self._hand_over_rules()
@@ -244,14 +249,18 @@ class Sidecar:
         self._scheduler.stop()
         self._reader.release_ownership()
 
-    def _prepare_directories(self) -> None:
-        uid = own_uid()
-        prepare_directory(self.feed_directory, trusted=is_trusted(self.feed_directory, uid), uid=uid)
+    def _check_directories(self) -> None:
+        """Find out what is wrong with them while nothing has been touched."""
+        if self._trusted or self.feed_directory.is_symlink() or self.feed_directory.exists():
+            check_directory(self.feed_directory, trusted=self._trusted, uid=own_uid())
         state = self._reloader.current.state.dir
         if state is not None and not state.is_dir():
             raise StateError(
                 "is no directory; create it, or choose another with --state.dir", path=str(state)
             )
+
+    def _prepare_feed(self) -> None:
+        prepare_directory(self.feed_directory, trusted=self._trusted, uid=own_uid())
 
     # What changes with the configuration ---------------------------------------------------------------
 
@@ -263,18 +272,28 @@ class Sidecar:
         if new.log != old.log:
             self._logs.configure(level=new.log.level, form=new.log.format)
         if new.feed.interval != old.feed.interval:
-            self._scheduler.remove(FEED)
-            self._schedule_feed(new)
+            self._scheduler.reschedule(
+                FEED, interval_seconds=new.feed.interval, deadline_seconds=FEED_DEADLINE_SECONDS
+            )
         for entry in CATALOGUE:
-            before, after = old.collectors[entry.name], new.collectors[entry.name]
-            if before != after:
-                self._scheduler.remove(entry.name)
-                if after.enabled:
-                    self._schedule(entry, after)
+            self._apply_collector(entry, old.collectors[entry.name], new.collectors[entry.name])
         if new.recording != old.recording:
             with self._rules_lock:
                 self._rules, self._rules_handed_over = new.recording, False
             self._hand_over_rules()
+
+    def _apply_collector(self, entry: CollectorEntry, old: CollectorSettings, new: CollectorSettings) -> None:
+        if old == new:
+            return
+        if old.enabled and new.enabled and old.own_options() == new.own_options():
+            # It stays as it is, with what it has published.
+            self._scheduler.reschedule(
+                entry.name, interval_seconds=new.interval, deadline_seconds=new.deadline
+            )
+            return
+        self._scheduler.remove(entry.name)
+        if new.enabled:
+            self._schedule(entry, new)
 
     def _schedule(self, entry: CollectorEntry, settings: CollectorSettings) -> None:
         self._scheduler.add(
