@@ -370,3 +370,23 @@ def test_a_training_process_imports_little_to_write_its_feed() -> None:
     run = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"]
 
     assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_off_linux_a_writer_counts_what_it_cannot_write_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    writer = FeedWriter(tmp_path, new_identity())
+
+    assert not writer.publish(new_recording())
+
+    assert writer.dropped == {"write_failed": 1}
+    assert "needs Linux" in str(writer.problem)
+    assert not list(tmp_path.iterdir())
+    writer.close()
+
+
+def test_where_there_are_no_record_locks_the_feed_can_still_be_imported() -> None:
+    code = "import sys; sys.modules['fcntl'] = None; import exporter.feed.writer, exporter.feed.overrides"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
