@@ -186,7 +186,12 @@ class CollectorSettings:
 
 def _settings(entry: CollectorEntry) -> CollectorSettings:
     """A collector's defaults, of a class of its own where it has options of its own."""
-    options = [(name, bool, field(default=False, metadata={"help": text})) for name, text in entry.options]
+    options: list[tuple[str, Any, Any]] = [
+        (name, bool, field(default=False, metadata={"help": text})) for name, text in entry.options
+    ]
+    for setting in entry.settings:
+        hint = str | None if setting.default is None else tuple[Glob, ...]
+        options.append((setting.name, hint, field(default=setting.default, metadata={"help": setting.help})))
     made: type[CollectorSettings] = CollectorSettings
     if options:
         made = make_dataclass(

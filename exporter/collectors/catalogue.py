@@ -35,6 +35,21 @@ SLOW_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """An option that is more than a switch.
+
+    Attributes:
+        name: The key in the configuration and the argument of the factory.
+        default: A tuple makes it a list of shell-style patterns; None makes it a text that may be left out.
+        help: One sentence for the configuration.
+    """
+
+    name: str
+    default: tuple[str, ...] | None
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
 class CollectorEntry:
     """One collector as it can be configured.
 
@@ -48,6 +63,7 @@ class CollectorEntry:
         deadline_seconds: By default.
         enabled: By default.
         options: Names of the boolean options that users may set, each with its help; all default to False.
+        settings: The options that are more than that.
     """
 
     name: str
@@ -58,6 +74,7 @@ class CollectorEntry:
     deadline_seconds: float = 4.0
     enabled: bool = True
     options: tuple[tuple[str, str], ...] = ()
+    settings: tuple[Setting, ...] = ()
 
 
 def _slow(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,13 +48,27 @@ _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 _LARGEST_COUNT = 2**64 - 1
 
 
-def read_file(path: Path) -> str | None:
+def read_file(path: Path, *, absent: Container[int] = ()) -> str | None:
     """Read a kernel file as a whole; None when there is none, or when it has no reading now.
 
     Bytes that are not UTF-8 come back as U+FFFD, which no number accepts.
 
+    Args:
+        path: The file.
+        absent: Further error numbers by which a driver says that there is nothing to read.
+
     Raises:
         CollectError: It exists and cannot be read, or is longer than any such file.
+    """
+    content = read_bytes(path, absent=absent)
+    return None if content is None else content.decode("utf-8", "replace")
+
+
+def read_bytes(path: Path, *, absent: Container[int] = ()) -> bytes | None:
+    """Read a kernel file that holds names, which may be any bytes; else as `read_file`.
+
+    Raises:
+        CollectError: As `read_file`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -69,10 +83,10 @@ def read_file(path: Path) -> str | None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.errno in NOT_OFFERED or error.errno in NO_READING:
+        if error.errno in NOT_OFFERED or error.errno in NO_READING or error.errno in absent:
             return None
         raise failure(path, error) from error
-    return b"".join(pieces).decode("utf-8", "replace")
+    return b"".join(pieces)
 
 
 def numbered_entries(directory: Path, prefix: str) -> list[tuple[int, Path]]:
