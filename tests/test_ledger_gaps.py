@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,22 @@ def test_totals_linger_over_a_restart_of_the_sidecar(sidecar: Sidecar) -> None:
 
     assert shown(sidecar.after(600)) == TOTALS_ONLY
     assert shown(sidecar.after(400)) == NOTHING
+
+
+def test_lingering_totals_wait_for_a_state_that_cannot_be_read_yet(sidecar: Sidecar) -> None:
+    sidecar.clock.wall = time.time()
+    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25]), written=time.time()), alive=False)
+    sidecar.collect()
+    sidecar.after(1)
+    (sidecar.directory / "ledger").rename(sidecar.directory / "away")
+    (sidecar.directory / "ledger").write_text("a file where a directory belongs")
+    sidecar.restart()
+    assert shown(sidecar.after(1)) == NOTHING
+
+    (sidecar.directory / "ledger").unlink()
+    (sidecar.directory / "away").rename(sidecar.directory / "ledger")
+
+    assert shown(sidecar.after(1)) == TOTALS_ONLY
 
 
 def test_setting_the_clock_neither_ends_nor_prolongs_lingering(sidecar: Sidecar) -> None:

@@ -188,6 +188,25 @@ def test_a_process_whose_files_were_deleted_under_it_is_still_itself(sidecar: Si
         assert sidecar.after(1).count("loss", **RANK_0) == 5 * sequence
 
 
+def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_told(sidecar: Sidecar) -> None:
+    ghost = a_process()
+    records(sidecar, ghost, 5)
+    sidecar.collect()
+    sidecar.feed.files.clear()
+    sidecar.after(1)
+    sidecar.after(1)
+    for life in range(KEPT_RECORDS + 2):
+        records(sidecar, a_process(started=START + life), 1, alive=False)
+        sidecar.after(1)
+    records(sidecar, ghost, 6, sequence=2)
+
+    page = sidecar.after(1)
+
+    assert page.count("loss", **RANK_0) == 5 + KEPT_RECORDS + 2
+    assert page.get("exporter_feed_refused_total", reason="taken") == 1
+    assert ghost.id in sidecar.feed.files
+
+
 def test_a_file_that_a_listing_misses_once_makes_no_gap(sidecar: Sidecar) -> None:
     process = a_process()
     records(sidecar, process, 5)

@@ -149,6 +149,7 @@ class JobCollector:
         self._processes = FeedBlock()
         self._ranks: dict[RankKey, _Rank] = {}
         self._owner: bool | None = None
+        self._resumed = False
         self._participants: list[object] = []
         self._leftovers: list[object] = []
         self._refused: frozenset[tuple[str, str]] = frozenset()
@@ -179,9 +180,9 @@ class JobCollector:
             raise CollectError(str(error), reason="directory") from error
         entries = _by_id(scan.entries)
         unreadable = {name.partition(".")[0] for name, _ in scan.refused}
-        self._note_refused(scan.refused)
         self._note_feed(now, entries)
         problems = self._open_ranks(owner, entries, unreadable, now)
+        self._note_refused([*scan.refused, *self._taken(entries)])
         self._admit(now)
         changed, failures = self._save()
         problems += failures
@@ -210,6 +211,13 @@ class JobCollector:
                 f" {self._directory}" if self._directory else "",
             )
 
+    def _taken(self, entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
+        """Living processes that were taken for dead so long ago that they cannot be told from a copy."""
+        for process_id, entry in entries.items():
+            rank = self._ranks[RankKey.of(entry.snapshot.process)]
+            if entry.alive and process_id in rank.totals.taken:
+                yield f"{process_id}.feed", "taken"
+
     def _note_refused(self, refused: Sequence[tuple[str, str]]) -> None:
         for name, reason in set(refused) - self._refused:
             self._refusals[reason] += 1
@@ -221,7 +229,8 @@ class JobCollector:
     ) -> list[str]:
         """Bind all processes, and load the state of ranks that are new here."""
         problems: list[str] = []
-        if owner != self._owner:
+        renewed = owner != self._owner
+        if renewed:
             # What was only looked at may be behind the state files; what was owned is another's now.
             for rank in self._ranks.values():
                 self._state.release(self._state_key(rank.key))
@@ -230,13 +239,15 @@ class JobCollector:
         for entry in entries.values():
             by_rank.setdefault(RankKey.of(entry.snapshot.process), []).append(entry)
         present = {*entries, *unreadable}
-        if owner != self._owner:
-            self._owner = owner
-            self._resume_recent(by_rank, present, now)
+        self._owner = owner
+        if renewed or not self._resumed:
+            problems += self._resume_recent(by_rank, present, now)
         for key in by_rank:
             if key not in self._ranks or self._ranks[key].released:
                 self._ranks[key] = _Rank(key)
         for key, rank in self._ranks.items():
+            if rank.released:
+                continue
             if not rank.kept:
                 problems += self._load(rank, present, now)
             rank.totals.observe(
@@ -244,22 +255,26 @@ class JobCollector:
             )
         return problems
 
-    def _resume_recent(self, by_rank: Collection[RankKey], present: Collection[str], now: Moment) -> None:
+    def _resume_recent(
+        self, by_rank: Collection[RankKey], present: Collection[str], now: Moment
+    ) -> list[str]:
         """Load the ranks of this sidecar whose processes ended a short while ago, files and all."""
+        self._resumed = False
         try:
             keys = self._state.recent(self._rules.linger_seconds)
         except StateError as error:
-            _log.warning("totals of ended processes are not shown: %s", error)
-            return
+            return [str(error)]
+        self._resumed = True
         for state_key in keys:
             key = _rank_key(state_key)
-            if key is None or key in by_rank:
+            if key is None or key in by_rank or key in self._ranks:
                 continue
             rank = _Rank(key)
             if not self._load(rank, present, now) and rank.totals.seats:
                 self._ranks[key] = rank
             else:
                 self._state.release(state_key)
+        return []
 
     def _load(self, rank: _Rank, present: Collection[str], now: Moment) -> list[str]:
         """Make a rank complete; until that succeeds, its seats are provisional and its totals withheld."""
@@ -273,7 +288,9 @@ class JobCollector:
                 return [problem]
             loaded = self._state.load(state_key, decode)
         except StateError as error:
-            return [str(error)]
+            if self._owner:
+                return [str(error)]
+            loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
         rank.totals = RankTotals() if loaded is None else loaded
         rank.totals.resume(present, now)
         rank.kept = True
@@ -413,7 +430,8 @@ class JobCollector:
         shown = {view.seat for view in views}
         for key, rank in list(self._ranks.items()):
             totals = rank.totals
-            over = not any(record.living or record.process.id in present for _, record in totals.records())
+            ids = {record.process.id for _, record in totals.records()}.union(totals.taken)
+            over = ids.isdisjoint(present) and not any(record.living for _, record in totals.records())
             if over and (rank.safe or not rank.kept) and not rank.released:
                 self._state.release(self._state_key(key))
                 rank.released = True

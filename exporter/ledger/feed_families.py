@@ -46,8 +46,9 @@ REFUSAL_REASONS = (
     "not_regular",
     "unreadable",
     "lock",
+    "taken",
 )
-"""Every reason that the feed reader of this version gives."""
+"""Every reason that the feed reader of this version gives, and the ledger's own (see `JobCollector._taken`)."""
 _KNOWN = frozenset(DROP_REASONS)
 _MOST_DESCRIPTIVE_LABELS = 32
 _LONGEST_DESCRIPTION = 1024

@@ -1,0 +1,236 @@
+"""The ledger on real feed files, with real processes on both sides that are killed without warning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from feed_support import Child, read_only_view, training_process
+from ledger_support import Page
+
+from exporter.feed.reader import FeedReader
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.state import StateStore
+
+RANK_0 = {"run": "r", "rank": "0"}
+
+
+def a_sidecar(feed: Path, state: Path | None = None) -> JobCollector:
+    return JobCollector(FeedReader(feed), StateStore(state or feed))
+
+
+def look(sidecar: JobCollector) -> Page:
+    return Page(sidecar.collect().families)
+
+
+def written(feed: Path) -> dict[str, int]:
+    """How many samples of its first Stat the last snapshot of each process has."""
+    entries = FeedReader(feed).scan().entries
+    return {entry.snapshot.process.id: entry.snapshot.recording.stats[0].count for entry in entries}
+
+
+def flood(child: Child, seconds: float) -> int:
+    """Let it write as fast as it can, for a while; then it is killed. How many samples it says to have written."""
+    assert child.process.stdin is not None
+    child.process.stdin.write("flood\n")
+    child.process.stdin.flush()
+    time.sleep(seconds)
+    said = [line for line in child.kill().split("\n")[:-1] if line.isdigit()]
+    return int(said[-1]) if said else 0
+
+
+def test_a_killed_process_is_taken_over_and_its_files_are_gone(tmp_path: Path) -> None:
+    sidecar = a_sidecar(tmp_path)
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        assert look(sidecar).get("training_feed_alive", **RANK_0) == 1
+
+    page = look(sidecar)
+
+    assert page.get("training_feed_alive", **RANK_0) == 0
+    assert page.count("train_stat0", **RANK_0) == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["ledger", "owner.lock"]
+    assert look(sidecar).count("train_stat0", **RANK_0) == 1
+
+
+def test_a_rank_that_is_killed_again_and_again_loses_no_written_sample(tmp_path: Path) -> None:
+    sidecar, expected = a_sidecar(tmp_path), 0
+    for life in range(4):
+        with training_process(tmp_path) as child:
+            flood(child, 0.05 + 0.03 * life)
+        expected += written(tmp_path)[child.id]
+
+        page = look(sidecar)
+
+        assert page.count("train_stat0", **RANK_0) == expected
+        assert page.count("train_stat49", **RANK_0) == expected
+    assert expected > 4
+
+
+def test_two_living_processes_of_one_rank_are_told_apart(tmp_path: Path) -> None:
+    sidecar = a_sidecar(tmp_path)
+    with training_process(tmp_path) as first, training_process(tmp_path) as second:
+        first.tell("publish 1")
+        assert look(sidecar).count("train_stat0", **RANK_0) == 1
+        second.tell("publish 1")
+        assert look(sidecar).count("train_stat0", **RANK_0, worker="1") == 1
+        first.kill()
+        with training_process(tmp_path) as third:
+            third.tell("publish 1")
+
+            page = look(sidecar)
+
+    assert page.count("train_stat0", **RANK_0) == 2
+    assert page.count("train_stat0", **RANK_0, worker="1") == 1
+
+
+SIDECAR = """
+import sys, time
+from pathlib import Path
+from exporter.feed.reader import FeedReader
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.state import StateStore
+collector = JobCollector(FeedReader(Path(sys.argv[1])), StateStore(Path(sys.argv[-1])))
+while True:
+    families = {family.spec.name: family for family in collector.collect().families}
+    if families["exporter_feed_owner"].samples[0].value and "train_stat0" in families:
+        print(*[sample.value.count for sample in families["train_stat0"].samples], flush=True)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_sidecar_that_is_killed_at_any_instant_publishes_no_total_that_falls(tmp_path: Path) -> None:
+    published: list[int] = []
+    said, lives = 0, 8
+    for life in range(lives):
+        sidecar = subprocess.Popen(
+            [sys.executable, "-c", SIDECAR, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        with training_process(tmp_path) as child:
+            said += flood(child, 0.3)
+        time.sleep(0.01 * life)
+        sidecar.kill()
+        published += [int(line) for line in sidecar.communicate()[0].splitlines() if line.isdigit()]
+
+    final = look(a_sidecar(tmp_path)).count("train_stat0", **RANK_0)
+
+    assert published == sorted(published)
+    assert len(set(published)) > 8
+    # Each process may have written one more, and been killed before it could say so.
+    assert final is not None
+    assert max(said, published[-1]) <= final <= said + lives
+    assert not list((tmp_path / "ledger").glob("*.damaged-*"))
+
+
+def test_a_second_sidecar_looks_on_and_takes_over_when_the_first_is_killed(tmp_path: Path) -> None:
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+        first = subprocess.Popen(
+            [sys.executable, "-c", SIDECAR, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert first.stdout is not None
+        first.stdout.readline()
+        second = a_sidecar(tmp_path)
+        page = look(second)
+        assert page.get("exporter_feed_owner") == 0
+        assert page.count("train_stat0", **RANK_0) == 1
+
+        first.kill()
+        first.communicate()
+
+        page = look(second)
+        assert page.get("exporter_feed_owner") == 1
+        assert page.count("train_stat0", **RANK_0) == 1
+        assert page.get("training_feed_messages_total", **RANK_0) == 1
+
+
+def test_a_rank_that_moves_to_another_node_continues_there_once_the_first_has_let_go(tmp_path: Path) -> None:
+    here, there, shared = tmp_path / "here", tmp_path / "there", tmp_path / "shared"
+    for each in (here, there, shared):
+        each.mkdir()
+    other = subprocess.Popen(
+        [sys.executable, "-c", SIDECAR, str(there), str(shared)], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    sidecar = a_sidecar(here, shared)
+    try:
+        with training_process(there) as before, training_process(here) as after:
+            before.tell("publish")
+            assert other.stdout.readline() == "1\n"
+            after.tell("publish")
+            collected = sidecar.collect()
+            assert "another sidecar keeps the totals of run 'r', rank 0" in collected.problems[0][1]
+            page = Page(collected.families)
+            assert page.count("train_stat0", **RANK_0) is None
+            assert page.get("training_feed_alive", **RANK_0) == 1
+            before.tell("finish")
+            before.kill()
+            while page.count("train_stat0", **RANK_0) is None:
+                page = look(sidecar)
+    finally:
+        other.kill()
+        other.communicate()
+
+    assert page.count("train_stat0", **RANK_0) == 2
+    assert page.get("exporter_ledger_withheld_ranks") == 0
+
+
+def test_a_read_only_feed_directory_is_looked_at_and_nothing_is_written(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    with training_process(feed) as child, read_only_view(feed, tmp_path / "view") as view:
+        child.tell("publish")
+
+        collected = a_sidecar(view).collect()
+
+        page = Page(collected.families)
+        assert collected.problems == ()
+        assert page.count("train_stat0", **RANK_0) == 1
+        assert page.get("exporter_feed_owner") == 0
+
+
+def test_a_missing_feed_directory_costs_the_feed_only(tmp_path: Path) -> None:
+    from exporter.errors import CollectError
+
+    sidecar = a_sidecar(tmp_path / "gone")
+
+    with pytest.raises(CollectError) as raised:
+        sidecar.collect()
+    assert raised.value.reason == "directory"
+    assert sidecar.loaded
+
+
+def test_damaged_and_hostile_files_cost_themselves_only(tmp_path: Path) -> None:
+    sidecar = a_sidecar(tmp_path)
+    (tmp_path / f"{'a' * 32}.feed").write_bytes(os.urandom(4000))
+    (tmp_path / f"{'b' * 32}.feed").symlink_to("/etc/passwd")
+    (tmp_path / "x.feed").write_bytes(b"")
+    with training_process(tmp_path) as child:
+        child.tell("publish")
+
+        page = look(sidecar)
+
+    assert page.count("train_stat0", **RANK_0) == 1
+    reasons = ("magic", "symlink", "name")
+    assert [page.get("exporter_feed_refused_total", reason=each) for each in reasons] == [1, 1, 1]
+    assert page.get("exporter_feed_files") == 4
+
+
+def test_the_state_may_be_elsewhere_and_survives_a_wiped_feed_directory(tmp_path: Path) -> None:
+    feed, state = tmp_path / "feed", tmp_path / "state"
+    feed.mkdir()
+    state.mkdir()
+    with training_process(feed) as child:
+        child.tell("publish")
+        look(a_sidecar(feed, state))
+    for each in feed.iterdir():
+        each.unlink()
+
+    page = look(a_sidecar(feed, state))
+
+    assert page.count("train_stat0", **RANK_0) == 1
+    assert page.get("training_feed_alive", **RANK_0) == 0

@@ -1,0 +1,262 @@
+"""Whatever happens in whatever order: totals never fall, and are what was recorded."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from ledger_support import MemoryFeed, Page, Sidecar, a_definition, a_process, a_snapshot
+
+from exporter.collectors.family import Distribution
+from exporter.feed.snapshot import ProcessIdentity
+from exporter.recording.values import StatReading
+
+LOSS = a_definition("loss", buckets=(1.0, 2.0))
+
+
+class Killed(BaseException):
+    """SIGKILL of the sidecar, in the middle of a pass."""
+
+
+class MortalFeed(MemoryFeed):
+    """Kills the sidecar when it is about to remove a file, or has just done so."""
+
+    dies_at = ""
+
+    def remove(self, process_id: str) -> bool:
+        if self.dies_at == "before remove":
+            raise Killed
+        done = super().remove(process_id)
+        if self.dies_at == "after remove":
+            raise Killed
+        return done
+
+
+@dataclass
+class Job:
+    """A process of the job: what it has recorded, has written, and what the sidecar must know of it."""
+
+    process: ProcessIdentity
+    rank: int
+    living: bool = True
+    samples: list[float] = field(default_factory=list)
+    written: list[float] = field(default_factory=list)
+    sequence: int = 0
+    looked: int = 0  # samples that the sidecar in memory has seen
+    saved: int = 0  # samples that a state file has
+
+
+class Ledger(RuleBasedStateMachine):
+    jobs = Bundle("jobs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="ledger-"))
+        self.feed = MortalFeed()
+        self.sidecar = Sidecar(self.directory, self.feed)
+        self.all: list[Job] = []
+        self.highest: dict[tuple[str, ...], float] = {}
+        self.broken = False
+
+    def teardown(self) -> None:
+        self.sidecar.state.close()
+        shutil.rmtree(self.directory)
+
+    # The job ---------------------------------------------------------------------------------------------
+
+    @initialize(target=jobs)
+    def first(self) -> Job:
+        return self.new_job(0)
+
+    @rule(target=jobs, rank=st.integers(0, 1))
+    def begin(self, rank: int) -> Job:
+        return self.new_job(rank)
+
+    def new_job(self, rank: int) -> Job:
+        job = Job(a_process(rank=rank, started=self.sidecar.clock.wall), rank)
+        self.all.append(job)
+        return job
+
+    @rule(job=jobs, samples=st.lists(st.sampled_from([0.1, 0.7, 1.5, 3.3]), min_size=1, max_size=3))
+    def add(self, job: Job, samples: list[float]) -> None:
+        if job.living:
+            job.samples += samples
+
+    @rule(job=jobs)
+    def flush(self, job: Job) -> None:
+        if job.living:
+            job.sequence += 1
+            job.written = list(job.samples)
+            reading = StatReading(
+                LOSS,
+                count=len(job.written),
+                sum=sum(job.written),
+                bucket_counts=tuple(sum(each <= bound for each in job.written) for bound in LOSS.buckets),
+                rejected={"nan": job.sequence},
+            )
+            self.feed.put(a_snapshot(job.process, reading, sequence=job.sequence))
+
+    @rule(job=consumes(jobs), in_order=st.booleans())
+    def die(self, job: Job, in_order: bool) -> None:
+        if in_order:
+            self.flush(job)
+        job.living = False
+        if job.process.id in self.feed.files:
+            self.feed.kill(job.process)
+
+    @rule(job=jobs, looks=st.booleans())
+    def lose_the_file(self, job: Job, looks: bool) -> None:
+        """Somebody deletes it; a living process writes it anew before anything takes its place."""
+        if self.feed.files.pop(job.process.id, None) is not None:
+            if looks:
+                self.take_a_look()
+            self.flush(job)
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, -3600.0]))
+    def wait(self, seconds: float) -> None:
+        self.sidecar.clock.wall += seconds
+        self.sidecar.clock.monotonic += max(seconds, 0.0)
+
+    # The sidecar -----------------------------------------------------------------------------------------
+
+    @rule()
+    def take_a_look(self) -> None:
+        present = set(self.feed.files)
+        self.sidecar.clock.advance(1.0)
+        page = self.sidecar.collect()
+        self.looked_at(present)
+        self.check_that_nothing_fell(page)
+        if not self.broken:
+            self.saved()
+            self.check(page)
+
+    @rule(when=st.sampled_from(["before save", "after save", "before remove", "after remove"]))
+    def die_in_the_middle(self, when: str) -> None:
+        state, saves = self.sidecar.state, 0
+        real = state.save
+
+        def save(key: tuple[str, ...], content: bytes) -> None:
+            nonlocal saves
+            if when == "before save":
+                raise Killed
+            real(key, content)
+            saves += 1
+            if when == "after save":
+                raise Killed
+
+        state.save = save  # type: ignore[method-assign]  # the death comes between the file and the ledger
+        self.feed.dies_at = when
+        present = set(self.feed.files)
+        self.sidecar.clock.advance(1.0)
+        try:
+            page = self.sidecar.collect()
+        except Killed:
+            page = None
+        self.feed.dies_at = ""
+        self.looked_at(present)
+        if "remove" in when and not self.broken:
+            self.saved()
+        if page is not None:
+            self.check_that_nothing_fell(page)
+        self.start_anew()
+        if when == "after save" and not self.broken:
+            self.take_a_look()  # one rank was saved and the other was not: settle which is which
+
+    @rule()
+    def start_anew(self) -> None:
+        self.sidecar.restart()
+        for job in self.all:
+            job.looked = job.saved
+
+    @precondition(lambda self: not self.broken)
+    @rule()
+    def break_the_state(self) -> None:
+        directory = self.directory / "ledger"
+        directory.mkdir(exist_ok=True)
+        directory.rename(self.directory / "away")
+        directory.write_text("a file where a directory belongs")
+        self.broken = True
+
+    @precondition(lambda self: self.broken)
+    @rule()
+    def mend_the_state(self) -> None:
+        (self.directory / "ledger").unlink()
+        (self.directory / "away").rename(self.directory / "ledger")
+        self.broken = False
+
+    @rule(removable=st.booleans())
+    def make_removal_fail_or_work(self, removable: bool) -> None:
+        self.feed.removable = removable
+
+    # What must hold --------------------------------------------------------------------------------------
+
+    def looked_at(self, present: set[str]) -> None:
+        for job in self.all:
+            if job.process.id in present:
+                job.looked = len(job.written)
+
+    def saved(self) -> None:
+        for job in self.all:
+            job.saved = job.looked
+
+    def check(self, page: Page) -> None:
+        for rank in (0, 1):
+            expected = [
+                sample for job in self.all if job.rank == rank for sample in job.written[: job.looked]
+            ]
+            values = self.series(page, "loss", rank)
+            assert sum(value.count for value in values) == len(expected)
+            assert abs(sum(value.sum or 0.0 for value in values) - sum(expected)) < 1e-6
+            for bound in LOSS.buckets:
+                found = sum(dict(value.buckets)[bound] for value in values)
+                assert found == sum(sample <= bound for sample in expected)
+
+    def series(self, page: Page, name: str, rank: int) -> list[Distribution]:
+        family = page.families.get(name)
+        samples = family.samples if family else ()
+        return [
+            sample.value
+            for sample in samples
+            if sample.labels[1] == str(rank) and isinstance(sample.value, Distribution)
+        ]
+
+    def check_that_nothing_fell(self, page: Page) -> None:
+        for family in page.families.values():
+            if not family.spec.name.startswith(("loss", "training")) or family.spec.type == "gauge":
+                continue
+            for sample in family.samples:
+                values = {"": sample.value}
+                if isinstance(sample.value, Distribution):
+                    buckets = {str(bound): count for bound, count in sample.value.buckets}
+                    values = {"count": sample.value.count, "sum": sample.value.sum or 0.0, **buckets}
+                for part, value in values.items():
+                    series = (family.spec.name, part, *sample.labels)
+                    assert isinstance(value, float | int)
+                    assert value >= self.highest.get(series, 0), series
+                    self.highest[series] = value
+
+    @invariant()
+    def no_state_is_damaged(self) -> None:
+        assert self.sidecar.state.damaged == 0
+
+
+TestLedger = Ledger.TestCase
+TestLedger.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
