@@ -268,6 +268,12 @@ def test_aliases_cannot_multiply_a_small_file() -> None:
     assert len(problems("\n".join(lines))) > 30
 
 
+def test_an_anchor_hides_no_other_problem() -> None:
+    found = problems("leaf: &x {}\nfree: &x {}\nzzz: 1")
+
+    assert [problem.split(":")[1] for problem in found] == ["1", "2", "3"]
+
+
 def test_hostile_text_stays_on_its_line_of_the_message() -> None:
     for found in problems('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n'):
         assert found.isprintable()

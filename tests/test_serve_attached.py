@@ -157,3 +157,16 @@ def test_a_feed_that_hangs_does_not_hold_it_for_ever(stages: Stages, attachment:
     stages.scrape()
 
     assert attachment.is_over()
+
+
+def test_a_run_that_joined_is_lingered_for_anew(stages: Stages, attachment: Attachment) -> None:
+    stages.scrape()
+    for moment, active in ((0.0, False), (20.0, True), (40.0, False)):
+        stages.time, stages.active = moment, active
+        assert not attachment.is_over()
+    stages.time = 69.0
+    early = attachment.is_over()
+    stages.time = 70.0
+
+    assert not early
+    assert attachment.is_over()

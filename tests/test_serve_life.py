@@ -32,6 +32,7 @@ def test_the_machine_is_on_the_page_and_promtool_finds_nothing(tmp_path: Path) -
 
 def test_the_start_names_version_build_address_and_tls(tmp_path: Path) -> None:
     with sidecar(tmp_path) as running:
+        wait_until(lambda: "build context" in running.log)
         log = running.log
 
     assert 'msg="started training-exporter" version=' in log

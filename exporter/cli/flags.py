@@ -174,7 +174,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
             problems.extend(error.problems)
     changes: dict[str, dict[str, Any]] = {section.name: {} for section in dataclasses.fields(Configuration)}
     directory = environ.get(FEED_DIRECTORY_VARIABLE)
-    if directory and given["feed.dir"] is None:
+    if directory:
         changes["feed"]["dir"] = take(f"${FEED_DIRECTORY_VARIABLE}", directory, Path)
     for flag, (section, key, hint) in _SCALARS.items():
         text = given[flag.removeprefix("--").replace("-", "_")]
