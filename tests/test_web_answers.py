@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import logging
 import shutil
 import socket
 import subprocess
 import threading
+from collections.abc import Coroutine
 
 import pytest
 from web_support import Child, Page, eventually, fetch, numbers, port_of, read_answer, scrapes, serving
 
-from exporter.errors import ConfigurationError, Problem
+from exporter.errors import ConfigurationError, ListenError, Problem
 from exporter.exposition.negotiation import Format
 from exporter.web.server import Limits, Server
 
@@ -353,3 +355,26 @@ def test_a_server_can_be_stopped_twice_and_before_it_was_started() -> None:
 
     with pytest.raises(ConnectionRefusedError):
         fetch(port_of(server))
+
+
+def test_a_scrape_counts_as_soon_as_it_is_sent_although_the_client_lingers() -> None:
+    limits = Limits(farewell_seconds=5)
+    with serving(limits=limits) as server, socket.create_connection(("127.0.0.1", port_of(server))) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        counted = eventually(lambda: server.scrapes == 1, 3)
+        seconds = numbers(server)["exporter_scrape_duration_seconds_total"]
+
+    assert counted
+    assert seconds < 3
+
+
+def test_a_server_without_descriptors_for_its_loop_is_an_error_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(coroutine: Coroutine[object, object, None]) -> None:
+        coroutine.close()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("asyncio.run", fail)
+    with pytest.raises(ListenError, match="Too many open files"):
+        Server(Page(), listen=["127.0.0.1:0"], web_config=None).start()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from web_support import fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
-from exporter.web.webconfig import CIPHER_SUITES, WebConfig, load_web_config
+from exporter.web.webconfig import CIPHER_SUITES, CipherSuite, WebConfig, load_web_config
 
 HASH = "$2y$10$qRTBuFoULoYNA7AQ/F3ck.trZBPyjV64.oA4ZsSBCIWvXuvQlQTuu"
 
@@ -65,6 +66,7 @@ def test_an_empty_file_protects_nothing(tmp_path: Path) -> None:
 
 
 def test_every_cipher_suite_of_the_toolkit_is_known_to_the_loader(tmp_path: Path) -> None:
+    assert set(get_args(CipherSuite)) == set(CIPHER_SUITES)
     for suite in CIPHER_SUITES:
         text = f"tls_server_config: {{cert_file: a, key_file: b, cipher_suites: [{suite}]}}\n"
         config = load(tmp_path, text)

@@ -129,7 +129,8 @@ class Connection:
             try:
                 request = await self._read(wire, exchange)
             except MalformedError as malformed:
-                await self._write(wire, exchange, malformed.answer)
+                await self._send(wire, exchange, malformed.answer)
+                await self._say_goodbye(wire)
                 return
             if request is None:
                 return
@@ -158,7 +159,8 @@ class Connection:
                 raise
             limits = self._house.limits
             exchange = Exchange(head_bytes=limits.head_bytes, head_lines=limits.head_lines)
-            await self._write(plain, exchange, _NOT_TLS)
+            await self._send(plain, exchange, _NOT_TLS)
+            await self._say_goodbye(plain)
             return None
         if wire.verified and not settings.tls.admits(wire.alternative_names()):
             self._house.counts.peer_errors["certificate"] += 1
@@ -182,21 +184,23 @@ class Connection:
         self._unhurried()
         self._house.guard.move(self, State.RUNNING)
         answer = await self._house.routes.answer(request, self._peer)
-        goes_on = await self._write(wire, exchange, answer)
+        goes_on = await self._send(wire, exchange, answer)
         if answer.scrape:
             self._house.counts.scraped(self._loop.time() - began, len(answer.body))
+        if not goes_on:
+            await self._say_goodbye(wire)
         return goes_on
 
-    async def _write(self, wire: Wire, exchange: Exchange, answer: Answer) -> bool:
-        """Send an answer, and the goodbye where it is the last; whether the connection goes on."""
-        limits, guard = self._house.limits, self._house.guard
+    async def _send(self, wire: Wire, exchange: Exchange, answer: Answer) -> bool:
+        """Hand an answer to the kernel; whether the connection may go on."""
         self._house.counts.requests[answer.route, answer.status] += 1
         parts, goes_on = exchange.answer(answer, close=self._house.closing)
-        guard.move(self, State.WRITING)
-        self._expire_after(limits.write_seconds, "write_timeout")
+        self._house.guard.move(self, State.WRITING)
+        self._expire_after(self._house.limits.write_seconds, "write_timeout")
         await wire.write(parts)
-        if not goes_on:
-            guard.move(self, State.IDLE)
-            self._expire_after(limits.farewell_seconds, None)
-            await wire.finish(limits.farewell_bytes)
         return goes_on
+
+    async def _say_goodbye(self, wire: Wire) -> None:
+        self._house.guard.move(self, State.IDLE)
+        self._expire_after(self._house.limits.farewell_seconds, None)
+        await wire.finish(self._house.limits.farewell_bytes)

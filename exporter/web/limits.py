@@ -1,6 +1,6 @@
 """Every limit of the web server, in one place, so that a test can shorten what it is not about.
 
-Used in the sidecar. Pure values. The defaults are what `docs` and the README promise.
+Used in the sidecar. Pure values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Limits:
         connections: At most; fewer where the limit of open files is low.
         spare_files: Descriptors left to the rest of the process under that limit.
         backlog: Connections that the kernel keeps ready for us.
-        accept_pause_seconds: Rest after a failure to accept, so that it cannot spin.
+        accept_pause_seconds: Rest after a failure to accept, so that it cannot spin; a tenth of it where room
+            could be made.
         file_check_seconds: How often at most web.config.yml and its files are looked at.
         passwords_waiting: Password checks in progress or waiting, of all peers.
         passwords_waiting_per_peer: Likewise, of one address.

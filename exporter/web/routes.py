@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import accepts_gzip, negotiate
@@ -93,6 +93,8 @@ class Routes:
         # Two threads for the metrics alone: neither a hung status page nor a hung reload takes one away.
         self._renderers = Workers("exporter-render", 2)
         self._clerks = Workers("exporter-pages", 2)
+        # A scraper always sends the same header; one of 16 KiB at most, so the memory is bounded.
+        self._negotiate = lru_cache(maxsize=64)(negotiate)
         self._scrapes = Flights(self._renderers, counts)
         self._pages = Flights(self._clerks, counts)
         routes = [
@@ -191,7 +193,7 @@ class Routes:
         reason = self._application.not_ready()
         if reason is not None:
             return _text(503, reason, _LATER)
-        form = negotiate(request.header("accept"))
+        form = self._negotiate(request.header("accept"))
         compress = accepts_gzip(request.header("accept-encoding"))
         work = partial(self._application.metrics, form, compress=compress)
         body = await result_by(self._scrapes.join((form, compress), work), deadline)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -32,6 +33,8 @@ from exporter.web.routes import Routes
 __all__ = ["DEFAULT_LIMITS", "Application", "Limits", "Server"]
 
 _LOG = logging.getLogger("exporter.web")
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server:
@@ -75,6 +78,7 @@ class Server:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
+        self._failure: OSError | None = None
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -91,7 +95,8 @@ class Server:
 
         Raises:
             ConfigurationError: An address, the telemetry path or web.config.yml is wrong.
-            ListenError: An address cannot be listened on; nothing is left bound.
+            ListenError: An address cannot be listened on, or served for want of descriptors; nothing is left
+                bound.
         """
         addresses = parse_addresses(self._listen)
         protection = Protection(self._web_config, self._limits, self._log)
@@ -120,6 +125,9 @@ class Server:
         )
         self._thread.start()
         serving.wait()
+        if self._failure is not None:
+            message = f"cannot serve on {self._listen[0]}: {self._failure}"
+            raise ListenError(message, address=self._listen[0]) from self._failure
 
     def stop(self) -> None:
         """Refuse new connections at once, finish the answers in the making, then end; may be called again.
@@ -150,6 +158,8 @@ class Server:
     def _run(self, house: House, serving: threading.Event) -> None:
         try:
             asyncio.run(self._serve(house, serving))
+        except OSError as error:  # the loop itself needs three descriptors
+            self._failure = error
         finally:
             self._close_listeners()
             house.routes.stop()
@@ -182,10 +192,13 @@ class Server:
                 sock, address = await loop.sock_accept(listener)
             except ConnectionAbortedError:
                 continue  # the peer went away before we came to it
-            except OSError:  # EMFILE, ENFILE, ENOBUFS, ENOMEM
+            except OSError as error:
                 self._counts.accept_errors += 1
-                self._guard.evict()
-                await asyncio.sleep(self._limits.accept_pause_seconds)
+                made_room = error.errno in _EXHAUSTED and self._guard.evict()
+                # A tenth where one went: the evicted are gone by then, and who waits behind a flood gets
+                # through it sooner.
+                pause = self._limits.accept_pause_seconds
+                await asyncio.sleep(pause / 10 if made_room else pause)
                 continue
             connection = Connection(sock, str(address[0]), house)
             if not self._guard.admit(connection):

@@ -11,6 +11,8 @@ Deviations from exporter-toolkit, all on the side of refusing:
   `RequireAndVerifyClientCert`.
 - TLS 1.0 and 1.1 are not offered, and `curve_preferences` takes one curve.
 - `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
+- `tls_server_config` without a certificate is an error (exporter-toolkit serves plain HTTP if only versions
+  or ciphers are given).
 - `burst: 0`, which would refuse every request, is an error.
 
 Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
@@ -83,7 +85,7 @@ CURVES: Mapping[str, str] = {
 }
 """Go's name of a curve and OpenSSL's."""
 
-_CipherSuite = Literal[
+CipherSuite = Literal[
     "TLS_AES_128_GCM_SHA256",
     "TLS_AES_256_GCM_SHA384",
     "TLS_CHACHA20_POLY1305_SHA256",
@@ -114,7 +116,7 @@ class TlsServerConfig:
     client_allowed_sans: tuple[str, ...] = ()
     min_version: TlsVersion = "TLS12"
     max_version: TlsVersion = "TLS13"
-    cipher_suites: tuple[_CipherSuite, ...] = ()
+    cipher_suites: tuple[CipherSuite, ...] = ()
     prefer_server_cipher_suites: bool = True
     curve_preferences: tuple[Literal["CurveP256", "CurveP384", "CurveP521", "X25519"], ...] = ()
 
