@@ -126,6 +126,16 @@ def flood(writer: FeedWriter) -> str:
     return "never"
 
 
+def short_lives(writer: FeedWriter, lives: int) -> str:
+    """Be many processes, one after the other, that write twice and end in order."""
+    for _ in range(lives):
+        brief = FeedWriter(DIRECTORY, IDENTITY.replace(id=os.urandom(16).hex()))
+        brief.publish(recording(count=1))
+        brief.publish(recording(count=2, final=True))
+        brief.close()
+    return "lived"
+
+
 COMMANDS: dict[str, Callable[..., object]] = {
     "publish": publish,
     "finish": finish,
@@ -139,6 +149,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "limit_files": limit_files,
     "limit_descriptors": limit_descriptors,
     "flood": flood,
+    "short_lives": short_lives,
 }
 
 if __name__ == "__main__":

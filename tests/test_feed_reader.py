@@ -503,6 +503,45 @@ def test_removal_does_not_wait_for_a_process_that_has_ended_in_order(tmp_path: P
     reader.release_ownership()
 
 
+def test_removal_waits_until_the_last_snapshot_was_read(tmp_path: Path) -> None:
+    reader, writer = owner_of(tmp_path), FeedWriter(tmp_path, new_identity())
+    process = f"{writer._identity.id}"
+    writer.publish(new_recording(final=True))
+    only_entry(reader)
+    writer.publish(new_recording(final=True, count=2))
+    writer.close()
+    unread = reader.remove(process)
+    last = only_entry(reader)
+
+    assert not unread
+    assert last.snapshot.recording.stats[0].count == 2
+    assert reader.remove(process)
+    reader.release_ownership()
+
+
+def test_nothing_is_lost_of_processes_that_come_and_go_while_the_owner_reads_and_removes(
+    tmp_path: Path,
+) -> None:
+    reader, lives = owner_of(tmp_path), 1500
+    ended: set[str] = set()
+    last_counts: set[int] = set()
+    with training_process(tmp_path) as child:
+        assert child.process.stdin is not None
+        child.process.stdin.write(f"short_lives {lives}\n")
+        child.process.stdin.flush()
+        while len(ended) < lives:
+            for entry in reader.scan().entries:
+                if not entry.alive:
+                    ended.add(entry.snapshot.process.id)
+                    last_counts.add(entry.snapshot.recording.stats[0].count)
+                    assert reader.remove(entry.snapshot.process.id)
+
+        assert child.answer() == "lived"
+    assert last_counts == {2}
+    assert names(tmp_path) == set()
+    reader.release_ownership()
+
+
 @pytest.mark.parametrize("name", ["../victim", "", "x" * 32, "owner"])
 def test_only_files_of_a_process_are_removed(tmp_path: Path, name: str) -> None:
     feed = tmp_path / "feed"

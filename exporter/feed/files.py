@@ -11,6 +11,7 @@ writes `overrides.json`. Other files are nobody's business here.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 from exporter.feed.liveness import RecordLock, holder
@@ -39,11 +40,16 @@ def process_of(name: str) -> str | None:
     return stem if dot + suffix in {FEED, LOCK, TEMPORARY} and is_process_id(stem) else None
 
 
-def remove_process(directory: str, process_id: str) -> bool:
+def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
     """Remove the files of a process that is dead at this moment.
 
     Its lock is held meanwhile, and made for that if it is missing, so that a process that had only lost it (a job
     that closed all descriptors) cannot come back between the question and the removal.
+
+    Args:
+        directory: The feed directory.
+        process_id: Whose files.
+        if_true: Asked once the process cannot come back; the files stay unless it says so.
 
     Returns:
         Whether none of its files is left.
@@ -60,6 +66,8 @@ def remove_process(directory: str, process_id: str) -> bool:
         if _may_be_held(stem + LOCK):
             return False
     try:
+        if not if_true():
+            return False
         # The lock file last: what a crash leaves behind is then still known by it.
         for suffix in (FEED, TEMPORARY, LOCK):
             with suppress(FileNotFoundError):

@@ -195,7 +195,8 @@ class FeedReader:
     def remove(self, process_id: str) -> bool:
         """Remove the files of a process whose totals are safe elsewhere; does nothing unless this reader owns.
 
-        A process that lives, or may only have lost its lock for a moment, keeps its files; try again later.
+        A process that lives, or may only have lost its lock for a moment, keeps its files, and so does one whose
+        last snapshot no `scan` has read yet; try again after the next one.
 
         Returns:
             Whether none of its files is left.
@@ -205,7 +206,23 @@ class FeedReader:
         known = self._known.get(process_id + FEED)
         if known is not None and not self._is_over(known):
             return False
-        return remove_process(self._directory, process_id)
+        return remove_process(
+            self._directory, process_id, if_true=lambda: self._is_as_read(process_id + FEED)
+        )
+
+    def _is_as_read(self, name: str) -> bool:
+        """Say whether a file is the one that was last read, so that nothing unread is removed with it."""
+        known = self._known.get(name)
+        try:
+            descriptor, found = open_plain(os.path.join(self._directory, name))  # noqa: PTH118  # as above
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            return known is not None and _state(descriptor, found) == known.state
+        finally:
+            os.close(descriptor)
 
     def _is_over(self, known: _Known) -> bool:
         settle = SETTLE_SECONDS
@@ -228,11 +245,13 @@ class FeedReader:
                 if files >= self._max_files:
                     raise _RefusedError("too_many")  # noqa: TRY301  # likewise
                 files += 1
+                # Before reading: what is read of a process that is dead by then is the last that it wrote.
+                pid = self._holder(directory, name)
                 self._look(directory, name, each, owner=owner, room=room)
                 known[name] = each
+                each.pid = pid or each.pid
                 if isinstance(each.outcome, str):
                     raise _RefusedError(each.outcome)  # noqa: TRY301  # likewise
-                entry = self._entry(directory, name, each, each.outcome)
             except FileNotFoundError:
                 continue  # removed since the names were read
             except _RefusedError as error:
@@ -240,7 +259,8 @@ class FeedReader:
             except OSError as error:
                 refused.append((_printable(name), _REASONS.get(error.errno or 0, "unreadable")))
             else:
-                entries.append(entry)
+                age = max(0.0, self._monotonic() - each.changed)
+                entries.append(FeedEntry(each.outcome, pid is not None, age, pid or None))
                 room -= each.size
         self._known = known
         entries.sort(key=lambda entry: (entry.snapshot.process.started, entry.snapshot.process.id))
@@ -261,10 +281,7 @@ class FeedReader:
                 raise _RefusedError("too_large")
             if found.st_size > room:
                 raise _RefusedError("too_many")
-            # The header holds sequence and checksum: with them two states are told apart even where inodes are
-            # used again and times are coarse.
-            header = read_up_to(descriptor, HEADER.size)
-            state = (found.st_ino, found.st_mtime_ns, found.st_size, header)
+            state = _state(descriptor, found)
             if state != known.state:
                 self._decode(read_up_to(descriptor, found.st_size), name, known, modified=found.st_mtime)
                 known.state, known.size = state, found.st_size
@@ -287,18 +304,11 @@ class FeedReader:
             known.changed = now
         known.outcome, known.sequence = snapshot, snapshot.sequence
 
-    def _entry(self, directory: int, name: str, known: _Known, snapshot: Snapshot) -> FeedEntry:
+    def _holder(self, directory: int, name: str) -> int | None:
         try:
-            pid = holder(name.removesuffix(FEED) + LOCK, directory=directory)
+            return holder(name.removesuffix(FEED) + LOCK, directory=directory)
         except OSError as error:
             raise _RefusedError("lock") from error
-        known.pid = pid or known.pid
-        return FeedEntry(
-            snapshot=snapshot,
-            alive=pid is not None,
-            age_seconds=max(0.0, self._monotonic() - known.changed),
-            pid=pid or None,
-        )
 
     def _clear_leftovers(self, names: list[str]) -> None:
         """Remove locks and temporary files of processes that died before they had a snapshot."""
@@ -319,6 +329,12 @@ class FeedReader:
             path=self._directory,
             remedy="let this user read and enter it, or choose another with --feed.dir",
         )
+
+
+def _state(descriptor: int, found: os.stat_result) -> tuple[object, ...]:
+    # The header holds sequence and checksum: with them two states are told apart even where inodes are used
+    # again and times are coarse.
+    return found.st_ino, found.st_mtime_ns, found.st_size, read_up_to(descriptor, HEADER.size)
 
 
 def _is_gone(pid: int) -> bool:
