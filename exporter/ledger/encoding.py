@@ -26,7 +26,8 @@ from typing import Any
 
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.ledger.admission import SeriesKey
-from exporter.ledger.totals import Part, RankTotals, Record, Seat
+from exporter.ledger.seats import Part, Record, Seat
+from exporter.ledger.totals import RankTotals
 from exporter.recording.naming import families_of
 from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading
 

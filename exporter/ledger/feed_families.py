@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from exporter.collectors.family import Family, FamilySpec, Sample
 from exporter.ledger.admission import IDENTITY_LABELS
-from exporter.ledger.totals import Seat
+from exporter.ledger.seats import Seat
 from exporter.ledger.views import SeatView
 from exporter.recording.values import StatReading
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from exporter.collectors.family import Distribution, Family, FamilySpec, Sample
 from exporter.ledger.admission import IDENTITY_LABELS, Admission, Claim, Plan, SeriesKey
-from exporter.ledger.totals import Moment, Seat, added
+from exporter.ledger.seats import Moment, Seat, added
 from exporter.ledger.views import SeatView
 from exporter.recording.values import Aggregation, StatReading, WindowReading
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exporter.ledger.admission import Plan, SeriesKey
-from exporter.ledger.totals import Moment, Part, RankKey, Record, Seat
+from exporter.ledger.seats import Moment, Part, Record, Seat
+from exporter.ledger.totals import RankKey
 
 LONGEST_FLUSH_SECONDS = 600.0
 """A writer that claims to write less often is measured by this."""

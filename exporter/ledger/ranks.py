@@ -1,0 +1,225 @@
+"""Ranks: the ranks in memory, and the state files that stand behind them.
+
+Runs in the sidecar, on the ledger's collecting thread. What the feed shows of all processes comes in; ranks
+whose totals are complete and saved go out. A rank is loaded when the first of its processes appears, or at
+start when the last one ended a short while ago; it is let go when it is over: its state file at once, so that
+another sidecar may keep it, the memory when there is nothing left to show.
+
+A sidecar that does not own the feed directory loads the owner's files and saves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from exporter.errors import StateError
+from exporter.ledger.encoding import decode, encode
+from exporter.ledger.seats import Moment, Record, Seat
+from exporter.ledger.state import StateKey, StateStore
+from exporter.ledger.totals import Entry, RankKey, RankTotals
+
+TIDY_SECONDS = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """A rank in memory.
+
+    Attributes:
+        key: Which.
+        totals: Its seats.
+        kept: Whether its state was loaded, so that totals are complete and may be saved.
+        safe: Whether the totals, as they are, may be shown.
+        released: Whether it is over, and another sidecar may keep it.
+    """
+
+    key: RankKey
+    totals: RankTotals = field(default_factory=RankTotals)
+    kept: bool = False
+    safe: bool = False
+    released: bool = False
+
+
+class Ranks:
+    """All ranks of one feed directory.
+
+    Attributes:
+        owner: Whether this sidecar keeps the totals, or only looks on.
+        withheld: The ranks whose totals may not be shown since the last `save`.
+    """
+
+    def __init__(self, state: StateStore, *, stale_after_seconds: float, linger_seconds: float) -> None:
+        """Start without ranks.
+
+        Args:
+            state: Where totals are kept.
+            stale_after_seconds: How long an unreadable file may be a living process.
+            linger_seconds: How long the totals of the dead are shown, also over a restart.
+        """
+        self.owner = False
+        self.withheld: frozenset[RankKey] = frozenset()
+        self._state = state
+        self._stale_after_seconds = stale_after_seconds
+        self._linger_seconds = linger_seconds
+        self._ranks: dict[RankKey, Rank] = {}
+        self._resumed = False
+        self._tidied: float | None = None
+
+    def __getitem__(self, key: RankKey) -> Rank:
+        return self._ranks[key]
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self._ranks.values())
+
+    def records(self) -> Iterator[Record]:
+        """Every process that has a record."""
+        for rank in self:
+            for _, record in rank.totals.records():
+                yield record
+
+    def observe(
+        self, owner: bool, entries: Mapping[str, Entry], unreadable: Collection[str], now: Moment
+    ) -> list[str]:
+        """Bind all processes, and load the state of ranks that are new here.
+
+        Args:
+            owner: Whether the feed directory is this sidecar's.
+            entries: Every readable file, by process id.
+            unreadable: Ids of files that are there, but were refused.
+            now: The time of the pass.
+
+        Returns:
+            Why totals will be withheld, a sentence for each rank.
+        """
+        renewed = owner != self.owner
+        if renewed:
+            # What was only looked at may be behind the state files; what was owned is another's now.
+            for key in self._ranks:
+                self._state.release(self._state_key(key))
+            self._ranks.clear()
+        self.owner = owner
+        by_rank: dict[RankKey, list[Entry]] = {}
+        for entry in entries.values():
+            by_rank.setdefault(RankKey.of(entry.snapshot.process), []).append(entry)
+        present = {*entries, *unreadable}
+        problems = self._resume_recent(by_rank, present, now) if renewed or not self._resumed else []
+        for key in by_rank:
+            if key not in self._ranks or self._ranks[key].released:
+                self._ranks[key] = Rank(key)
+        for key, rank in self._ranks.items():
+            if rank.released:
+                continue
+            if not rank.kept:
+                problems += self._load(rank, present, now)
+            rank.totals.observe(
+                by_rank.get(key, ()), unreadable, now, patience_seconds=self._stale_after_seconds
+            )
+        return problems
+
+    def _resume_recent(
+        self, by_rank: Collection[RankKey], present: Collection[str], now: Moment
+    ) -> list[str]:
+        """Load the ranks of this sidecar whose processes ended a short while ago, files and all."""
+        self._resumed = False
+        try:
+            keys = self._state.recent(self._linger_seconds)
+        except StateError as error:
+            return [str(error)]
+        self._resumed = True
+        for state_key in keys:
+            key = _rank_key(state_key)
+            if key is None or key in by_rank or key in self._ranks:
+                continue
+            rank = Rank(key)
+            if not self._load(rank, present, now) and rank.totals.seats:
+                self._ranks[key] = rank
+            else:
+                self._state.release(state_key)
+        return []
+
+    def _load(self, rank: Rank, present: Collection[str], now: Moment) -> list[str]:
+        """Make a rank complete; until that succeeds, its seats are provisional and its totals withheld."""
+        state_key = self._state_key(rank.key)
+        try:
+            if self.owner and not self._state.claim(state_key):
+                problem = (
+                    f"another sidecar keeps the totals of {_shown(rank.key)} in {self._state.directory}: end it,"
+                    " or give the runs different names with EXPORTER_RUN"
+                )
+                return [problem]
+            loaded = self._state.load(state_key, decode)
+        except StateError as error:
+            if self.owner:
+                return [str(error)]
+            loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
+        rank.totals = RankTotals() if loaded is None else loaded
+        rank.totals.resume(present, now)
+        rank.kept = True
+        return []
+
+    def save(self) -> tuple[bool, list[str]]:
+        """Write what has changed; what cannot be written is withheld.
+
+        Returns:
+            Whether any total that may be shown is another than before, and what went wrong.
+        """
+        changed = False
+        problems: list[str] = []
+        for rank in self:
+            fresh = rank.totals.changed
+            if not self.owner:
+                rank.totals.changed, rank.safe = False, True
+            elif not rank.kept:
+                rank.safe = False
+            elif fresh or not (rank.safe or rank.released):
+                try:
+                    self._state.save(self._state_key(rank.key), encode(rank.totals))
+                except StateError as error:
+                    rank.safe = False
+                    problems.append(str(error))
+                else:
+                    rank.totals.changed, rank.safe = False, True
+            changed = changed or (fresh and rank.safe)
+        withheld = frozenset(rank.key for rank in self if not rank.safe)
+        changed = changed or withheld != self.withheld
+        self.withheld = withheld
+        return changed, problems
+
+    def forget(self, shown: Collection[Seat], present: Collection[str], now: Moment) -> None:
+        """Let go of ranks that are over: of their lock at once, of the memory when they no longer linger.
+
+        Args:
+            shown: The seats that have something to show in this pass.
+            present: Ids whose files were there.
+            now: The time of the pass.
+        """
+        for key, rank in list(self._ranks.items()):
+            totals = rank.totals
+            ids = {record.process.id for _, record in totals.records()}.union(totals.taken)
+            over = ids.isdisjoint(present) and not any(record.living for _, record in totals.records())
+            if over and (rank.safe or not rank.kept) and not rank.released:
+                self._state.release(self._state_key(key))
+                rank.released = True
+            if rank.released and not any(seat in shown for seat in totals.seats.values()):
+                del self._ranks[key]
+        if self.owner and (self._tidied is None or now.monotonic - self._tidied >= TIDY_SECONDS):
+            self._tidied = now.monotonic
+            self._state.tidy()
+
+    def _state_key(self, key: RankKey) -> StateKey:
+        if key.rank is not None:
+            return (key.run, str(key.rank), "", "")
+        # Processes without a rank are told apart by node: every node of a run has its own agent.
+        return (key.run, "", key.role, self._state.keeper)
+
+
+def _rank_key(state_key: StateKey) -> RankKey | None:
+    if len(state_key) != 4:
+        return None
+    run, rank, role, _ = state_key
+    return RankKey(run, int(rank) if rank.isdecimal() else None, role)
+
+
+def _shown(key: RankKey) -> str:
+    return f"run {key.run!r}, " + (f"rank {key.rank}" if key.rank is not None else f"role {key.role!r}")
