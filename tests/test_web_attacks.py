@@ -58,7 +58,7 @@ def test_half_open_connections_do_no_harm_when_descriptors_are_few() -> None:
 
 def test_accepting_goes_on_when_descriptors_run_out_below_the_cap() -> None:
     # 40 descriptors are 16 connections by the cap, but only about 25 are free: no spare ones are left.
-    with Child(files=40, limits={"spare_files": 0}) as child, Crowd(child.port, 60, HALF):
+    with Child(files=40, limits={"spare_files": 0, "head_seconds": 60}) as child, Crowd(child.port, 60, HALF):
         replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
         stats = child.command()
         before = stats["cpu"]
@@ -217,6 +217,19 @@ def test_a_request_beyond_the_limits_gets_its_status_and_the_connection_ends(
 def child() -> Iterator[Child]:
     with Child() as running:
         yield running
+
+
+def test_a_client_can_send_its_whole_megabyte_before_it_reads_why_it_was_refused() -> None:
+    child = Child(limits={"farewell_seconds": 10})
+    with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
+        peer.sendall(HALF + b"X: " + b"a" * 20_000)
+        time.sleep(0.2)  # the answer is there, and the server has closed its side
+        for _ in range(100):
+            peer.sendall(b"a" * 10_000)  # fails if the server has reset the connection
+        status, body = read_answer(peer)
+
+    assert status == 431
+    assert body == b"more than 16384 bytes of header\n"
 
 
 def test_nothing_is_logged_about_what_peers_do() -> None:

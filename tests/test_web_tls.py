@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import pty
+import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from web_support import Authority, Page, eventually, exchange, fetch, numbers, port_of, serving
+from web_support import PROJECT, Authority, Page, eventually, exchange, fetch, numbers, port_of, serving
 
 from exporter.errors import ConfigurationError
 from exporter.exposition.negotiation import Format
@@ -198,8 +202,28 @@ def test_an_encrypted_key_is_an_error_and_no_question_on_the_terminal(authority:
     command = ["openssl", "pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", "pass:secret", "-in", str(key)]
     key.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
 
-    with pytest.raises(ConfigurationError, match="tls_server_config"):
-        start(authority.config())
+    config = authority.config()
+    # With a terminal, where OpenSSL would ask for the password and wait.
+    code = "import sys, pathlib; from exporter.web.protection import Protection\n"
+    code += "from exporter.web.limits import Limits; import logging\n"
+    code += "Protection(pathlib.Path(sys.argv[1]), Limits(), logging.getLogger())"
+    command = [sys.executable, "-c", code, str(config)]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(PROJECT)
+        os.execv(sys.executable, command)
+    shown = b""
+    try:
+        with contextlib.suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as screen:  # EIO is the end
+            while b"pass phrase" not in shown and (data := screen.read(4096)):
+                shown += data
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    assert b"pass phrase" not in shown
+    assert b"ConfigurationError" in shown
+    assert b"tls_server_config.cert_file" in shown
 
 
 def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> None:
