@@ -64,27 +64,14 @@ def _load_feed() -> None:
     import exporter.feed.writer  # noqa: F401, PLC0415
 
 
-def _directory() -> str:
-    """Give the feed directory, made and checked; costs a few system calls.
-
-    Raises:
-        FeedDirectoryError: It must not or cannot be used.
-    """
-    from exporter.feed.directory import default_path, prepare_directory  # noqa: PLC0415  # see _load_feed
-
-    given = os.environ.get("EXPORTER_FEED_DIR")
-    path = given or default_path(os.getuid())
-    prepare_directory(path, trusted=bool(given), uid=os.getuid())
-    return path
-
-
 def _open_sink(began: float) -> FeedWriter | None:
     """Make this process's feed writer; on the recording thread, at its first flush, until it succeeds."""
-    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415  # see _load_feed
+    from exporter.feed.directory import feed_directory  # noqa: PLC0415  # see _load_feed
+    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415
     from exporter.feed.writer import FeedWriter  # noqa: PLC0415
 
     try:
-        directory = _directory()
+        directory = feed_directory(os.environ, create=True)
     except FeedError as error:
         tell_once("feed directory", f"nothing is exported: {error}")
         return None
@@ -105,14 +92,15 @@ def _open_sink(began: float) -> FeedWriter | None:
 
 
 def _changed_rules() -> Sequence[Mapping[str, object]] | None:
+    from exporter.feed.directory import feed_directory  # noqa: PLC0415  # see _load_feed
     from exporter.feed.overrides import OverridesReader  # noqa: PLC0415  # see _load_feed
 
     try:
         if _Settings.overrides is None:
-            _Settings.overrides = OverridesReader(_directory())
+            _Settings.overrides = OverridesReader(feed_directory(os.environ, create=True))
         return _Settings.overrides.changed_rules()
     except FeedError as error:
-        tell_once("overrides", f"the recording rules of the sidecar are left out: {error}")
+        tell_once(f"overrides {error}", f"the recording rules of the sidecar are left out: {error}")
         return None
 
 

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     class Sink(Protocol):
         """Where recordings go; a new one for each process."""
 
+        @property
+        def problem(self) -> str | None:
+            """Why the last recording did not arrive, None when it did."""
+            ...
+
         def publish(self, recording: Recording) -> bool:
             """Take one recording; never raises, says whether it arrived."""
             ...
@@ -289,7 +294,14 @@ class Recorder:
             if self._forked and not touched:
                 return True  # such as a DataLoader's worker, which inherits every Stat and uses none
             self._sink = self._open_sink(self._began)
-        return self._sink is not None and self._sink.publish(recording)
+        if self._sink is None:
+            return False
+        arrived = self._sink.publish(recording)
+        if not arrived:
+            tell_once(
+                f"sink {self._sink.problem}", f"the last snapshot was not written: {self._sink.problem}"
+            )
+        return arrived
 
     def _drain(self, tally: Tally) -> None:
         """Empty a buffer, giving way to the job's threads between slices; at most what it held at the start."""
