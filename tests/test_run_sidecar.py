@@ -172,8 +172,9 @@ def test_a_run_beside_a_standing_exporter_leaves_it_alone(feed: Path, tmp_path: 
             go_on.touch()
             assert run.wait(timeout=5) == 0
 
-        assert exporter.poll() is None
-        assert sidecars(feed) == []
+            assert exporter.poll() is None
+            assert sidecars(feed) == []
+            assert answers(port)
 
 
 def test_the_job_does_not_notice_that_the_sidecar_is_killed_and_totals_continue(
@@ -273,6 +274,22 @@ def test_the_job_is_told_where_to_record_and_under_which_name(feed: Path) -> Non
     assert shown() == f"{feed} 1\n"
     assert shown("--run.name=llama") == f"{feed} 1 llama\n"
     assert shown(EXPORTER_RUN="mine", EXPORTER_AUTO="0") == f"{feed} 0 mine\n"
+
+
+def test_the_rest_of_the_job_s_environment_is_what_run_was_given(feed: Path) -> None:
+    # In the C locale, which makes CPython set LC_CTYPE.
+    bare = {"PATH": "/usr/bin:/bin", "PYTHONPATH": environment()["PYTHONPATH"], "A": "1"}
+    shown = subprocess.run(
+        run_command(feed, ["env"]),
+        env=bare,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=True,
+    ).stdout
+
+    ours = {"EXPORTER_AUTO": "1", "EXPORTER_FEED_DIR": str(feed)}
+    assert dict(line.split("=", 1) for line in shown.splitlines()) == {**bare, **ours}
 
 
 def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_path: Path) -> None:

@@ -154,11 +154,35 @@ def test_a_job_that_ignores_hangups_like_under_nohup_is_not_ended_by_one(tmp_pat
         assert run.wait() == 7
 
 
+def test_a_signal_to_the_witness_alone_does_not_keep_a_later_one_from_the_job(tmp_path: Path) -> None:
+    with noting(tmp_path) as (run, notes):
+        os.kill(witness_of(run.pid), signal.SIGTERM)
+        run.send_signal(signal.SIGUSR1)  # whatever was pending in the witness is thrown away here
+        wait_until(lambda: "SIGUSR1" in lines(notes))
+        run.send_signal(signal.SIGTERM)
+        wait_until(lambda: "SIGTERM" in lines(notes))
+
+        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [
+            "SIGUSR1",
+            "SIGTERM",
+        ]
+
+
+def test_ctrl_c_hit_in_a_row_leaves_nothing_behind_that_would_hide_a_later_signal(tmp_path: Path) -> None:
+    with noting(tmp_path) as (run, notes):
+        for _ in range(200):
+            os.killpg(run.pid, signal.SIGINT)
+        time.sleep(0.3)
+        assert "SIGINT" in lines(notes)
+        reached = len(lines(notes))
+        run.send_signal(signal.SIGINT)
+
+        wait_until(partial(has_lines, notes, reached + 1))
+
+
 def test_signals_still_reach_the_job_when_the_witness_is_killed(tmp_path: Path) -> None:
     with noting(tmp_path) as (run, notes):
-        # It was forked from `run` and shows the same command line.
-        (witness,) = (pid for pid in children(run.pid) if command_line(pid) == command_line(run.pid))
-        os.kill(witness, signal.SIGKILL)
+        os.kill(witness_of(run.pid), signal.SIGKILL)
         run.send_signal(signal.SIGTERM)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
@@ -236,6 +260,21 @@ def has_lines(path: Path, count: int) -> bool:
 def children(pid: int) -> list[int]:
     """The children of a process without threads."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def witness_of(pid: int) -> int:
+    """The witness that `run` has started; its name says what it is as soon as it is there."""
+    found: list[int] = []
+
+    def look() -> bool:
+        named = [
+            child for child in children(pid) if Path(f"/proc/{child}/comm").read_text() == "signal-witness\n"
+        ]
+        found.extend(named)
+        return bool(named)
+
+    wait_until(look)
+    return found[0]
 
 
 def command_line(pid: int) -> list[str]:

@@ -46,7 +46,7 @@ FINISH_SECONDS = 10.0
 DRAIN_SECONDS = 5.0
 AT_ONCE_SECONDS = 2.0
 POLL_SECONDS = 0.2
-QUIET_SECONDS = 1.0
+QUIET_SECONDS = 2.0
 
 DESCRIPTION = """\
 Runs COMMAND with the exporter beside it, and ends with COMMAND's own exit status.
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     Raises:
         ConfigurationError: The flags or the configuration file are wrong; nothing was started.
     """
-    plan = make_plan(arguments, environ)
+    plan = make_plan(arguments, as_given(environ))
     if sys.platform != "linux":
         say("there is a sidecar on Linux only; the job runs without it")
         os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # no shell is wanted
@@ -133,6 +133,18 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
     )
+
+
+def as_given(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Mapping[str, str]:
+    """The environment that this process was started with, for the job to get the same."""
+    # An entry `=value`, without a name, can be inherited but Python refuses to pass it on.
+    environment = {name: value for name, value in environ.items() if name}
+    # In the C locale CPython sets LC_CTYPE for itself and its children; /proc keeps what it was given.
+    with contextlib.suppress(OSError):
+        given = (proc / "self/environ").read_bytes().split(b"\0")
+        if not any(entry.startswith(b"LC_CTYPE=") for entry in given):
+            environment.pop("LC_CTYPE", None)
+    return environment
 
 
 def say(line: str) -> None:
@@ -300,13 +312,9 @@ class Supervision:
             # PermissionError: the job has become another user.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._pid, number)
-        if number < signal.SIGRTMIN:
-            # `timeout` signals its child and then the group; had both come before we looked, the kernel
-            # itself would have made one of them.
-            signal.sigtimedwait({number}, 0)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
-        seen = None if self._witness is None else self._witness.saw(info.si_signo)
+        seen = None if self._witness is None else self._witness.saw(info)
         if seen is None:
             self._dismiss_witness()
             return info.si_code == SI_KERNEL
@@ -345,6 +353,6 @@ def _register(plan: Plan) -> Registration | None:
 
 def _call_witness() -> Witness | None:
     try:
-        return Witness(TAKEN)
+        return Witness(job.IGNORED_BY_PYTHON)
     except OSError:  # no further process is allowed: signals are told apart less well
         return None

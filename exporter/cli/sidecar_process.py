@@ -12,8 +12,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
+from exporter.cli.descriptors import closing_all_but
 from exporter.cli.runs import ATTACHED_FLAG
 from exporter.options import format_duration
 
@@ -73,19 +73,14 @@ def spawn(command: tuple[str, ...], *, mask: Collection[int], defaults: Collecti
     Raises:
         OSError: It cannot be started.
     """
-    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-    ]
     if sys.stderr is None:  # closed by the caller: whatever has its number now is not a stream
-        actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0))
-    actions.append((os.POSIX_SPAWN_DUP2, 2, 1))
-    # Descriptors that a shell left open for the job (`3>log`, make's jobserver) are none of its business.
-    opened = (int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-    actions.extend((os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in opened if descriptor > 2)
+        actions = closing_all_but()
+    else:
+        actions = [*closing_all_but({2}), (os.POSIX_SPAWN_DUP2, 2, 1)]
     return os.posix_spawn(
         command[0],
         command,
-        os.environ,
+        {name: value for name, value in os.environ.items() if name},  # not `=value`, which Python refuses
         file_actions=actions,
         setsid=True,
         setsigmask=mask,
@@ -175,7 +170,7 @@ class SidecarProcess:
     def _launch(self, now: float) -> None:
         try:
             self.pid = self._start()
-        except OSError as error:
+        except (OSError, NotImplementedError) as error:  # the latter: a C library without POSIX_SPAWN_SETSID
             self._failed(f"cannot be started: {error}", now)
         else:
             self._started, self._due = now, None

@@ -1,72 +1,137 @@
 """The witness: tells whether a signal reached the whole process group or `run` alone.
 
-A process forked from `run` before anything else; it stays in the job's process group with every signal
-blocked and waits. A signal sent to the group (a terminal's Ctrl-C, `kill %1`, `timeout`, a batch system)
-becomes pending in it; one sent to `run` alone does not. The kernel offers no other way to tell the two
-apart: sender and `si_code` are the same for `kill PID` and `kill -PGID`. Passing on what the job already
-has would deliver it twice, and a second SIGTERM or SIGINT commonly means "stop saving, end now".
+A tiny process in the job's process group, started by `run` before the job, with every signal blocked. A signal
+sent to the group (a terminal's Ctrl-C, `kill %1`, `timeout`, a batch system) becomes pending in it; one sent
+to `run` alone does not. The kernel offers no other way to tell the two apart: sender and `si_code` are the
+same for `kill PID` and `kill -PGID`. Passing on what the job already has would deliver it twice, and a second
+SIGTERM or SIGINT commonly means "stop saving, end now".
 
-In comes one byte for each question, out go the signals seen since the last one. One thread, no file. When
-`run` dies, even by SIGKILL, its end of the pipe closes and the witness ends; when the witness dies `run`
-falls back to the signal's `si_code`.
+In comes one byte for each question, out go the signals that became pending since the last one. One thread, no
+file. It has a command line and a name of its own, so that `pkill -f "exporter run"` does not mean it too. When
+`run` dies, even by SIGKILL, its end of the pipe closes and the witness ends; when the witness dies `run` falls
+back to the signal's `si_code`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
 import signal
+import struct
+import sys
 import time
 from collections.abc import Collection
-from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple
+
+from exporter.cli.descriptors import closing_all_but
 
 # A sender that signals many processes one after another (`timeout`, slurmstepd) may reach the witness a
 # little later than `run`.
 SETTLE_SECONDS = 0.02
-ANSWER_SECONDS = 1.0
-FIRST_FREE_DESCRIPTOR = 3
+ANSWER_SECONDS = 5.0
+
+_ENTRY = struct.Struct("@iii")
+_MOST = 100
+"""Entries in an answer; the rest comes with the next one, and a pipe takes this many at once."""
+
+# The blocked signals are inherited; standard input and output are the pipes.
+_PROGRAM = f"""
+import os, signal, struct
+with open("/proc/self/comm", "w") as name:
+    name.write("signal-witness")
+every = signal.valid_signals()
+while os.read(0, 1):
+    seen = []
+    while len(seen) < {_MOST} and (info := signal.sigtimedwait(every, 0)) is not None:
+        seen.append(struct.pack("{_ENTRY.format}", info.si_signo, info.si_code, info.si_pid))
+    os.write(1, bytes([len(seen)]) + b"".join(seen))
+"""
+
+
+class Sent(NamedTuple):
+    """A signal as its receiver sees it.
+
+    Attributes:
+        number: Which.
+        code: `si_code`: by whom, in kinds.
+        pid: The sender's process; 0 for the kernel.
+    """
+
+    number: int
+    code: int
+    pid: int
+
+    @classmethod
+    def of(cls, info: signal.struct_siginfo) -> Sent:
+        """What `sigwaitinfo` has returned."""
+        return cls(info.si_signo, info.si_code, info.si_pid)
 
 
 class Witness:
-    """The parent's side.
+    """The side of `run`.
 
     Args:
-        signals: Blocked in the caller already, so that none can end the witness between fork and wait.
+        defaults: Signals set to their default action in it.
 
     Raises:
-        OSError: No further process is allowed.
+        OSError: No further process can be started.
     """
 
-    def __init__(self, signals: Collection[int]) -> None:
-        questions, self._ask = os.pipe()
-        self._answers, answers = os.pipe()
-        self._seen: set[int] = set()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _testify(questions, answers, signals)
-        os.close(questions)
-        os.close(answers)
-
-    def saw(self, number: int) -> bool | None:
-        """Whether the process group got this signal, just now; None when the witness does not answer."""
-        time.sleep(SETTLE_SECONDS)
+    def __init__(self, defaults: Collection[int]) -> None:
+        questions, self._ask = _pipe()
+        self._answers, answers = _pipe()
+        self._seen: list[Sent] = []  # of signals that `run` has yet to take
         try:
-            os.write(self._ask, b"?")
-            if not select.select([self._answers], [], [], ANSWER_SECONDS)[0]:
+            self.pid = os.posix_spawn(
+                sys.executable,
+                (sys.executable, "-I", "-S", "-c", _PROGRAM),
+                {
+                    name: value for name, value in os.environ.items() if name
+                },  # not `=value`, which Python refuses
+                file_actions=[
+                    *closing_all_but({questions, answers}),
+                    (os.POSIX_SPAWN_DUP2, questions, 0),
+                    (os.POSIX_SPAWN_DUP2, answers, 1),
+                ],
+                setsigdef=defaults,
+            )
+        except OSError:
+            self.forget()
+            raise
+        finally:
+            os.close(questions)
+            os.close(answers)
+
+    def saw(self, info: signal.struct_siginfo) -> bool | None:
+        """Whether the process group got a signal that this process has just taken.
+
+        More of the same number that came meanwhile are taken too and make one with it, as the kernel would have
+        made of them: `timeout` signals its child, then the group.
+
+        Returns:
+            None when the witness does not answer.
+        """
+        number = info.si_signo
+        time.sleep(SETTLE_SECONDS)
+        taken = [Sent.of(info)]
+        while True:
+            seen = self._question()
+            if seen is None:
                 return None
-            count = os.read(self._answers, 1)
-            if not count:
-                return None
-            self._seen.update(os.read(self._answers, count[0]) if count[0] else b"")
-        except OSError:  # it was killed: EPIPE
-            return None
-        if number in self._seen:
-            self._seen.remove(number)
-            return True
-        return False
+            self._seen += seen
+            # Asked again for each that was taken, so that nothing stays behind in the witness, to be mistaken
+            # for a signal to come.
+            more = None if number >= signal.SIGRTMIN else signal.sigtimedwait({number}, 0)
+            if more is None:
+                break
+            taken.append(Sent.of(more))
+        reached = any(sent in self._seen for sent in taken)
+        if reached and number >= signal.SIGRTMIN:
+            self._seen.remove(taken[0])
+        to_come = signal.sigpending()
+        self._seen = [sent for sent in self._seen if sent.number in to_come]
+        return reached
 
     def dismiss(self) -> None:
         """End it and wait until it has ended; not for one that was reaped."""
@@ -79,28 +144,29 @@ class Witness:
         os.close(self._ask)
         os.close(self._answers)
 
+    def _question(self) -> list[Sent] | None:
+        """All that became pending in it since the last question."""
+        seen: list[Sent] = []
+        while True:
+            try:
+                os.write(self._ask, b"?")
+                if not select.select([self._answers], [], [], ANSWER_SECONDS)[0]:
+                    return None
+                head = os.read(self._answers, 1)
+                if not head:
+                    return None
+                body = os.read(self._answers, head[0] * _ENTRY.size) if head[0] else b""
+            except OSError:  # it was killed: EPIPE
+                return None
+            seen += [Sent(*entry) for entry in _ENTRY.iter_unpack(body)]
+            if head[0] < _MOST:
+                return seen
 
-def _testify(questions: int, answers: int, signals: Collection[int]) -> NoReturn:
-    """The forked process: answer until the other end of the pipe is closed."""
-    try:
-        questions, answers = _keep_only(questions, answers)
-        while os.read(questions, 1):
-            seen: set[int] = set()
-            while (info := signal.sigtimedwait(signals, 0)) is not None:
-                seen.add(info.si_signo)
-            os.write(answers, bytes((len(seen), *seen)))
-    finally:
-        os._exit(0)  # never the parent's exit handlers
 
-
-def _keep_only(*descriptors: int) -> list[int]:
-    """Close everything else: a pipe kept open here would hide the job's end from whoever reads its output."""
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_DESCRIPTOR) for fd in descriptors]
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in range(FIRST_FREE_DESCRIPTOR):
-        os.dup2(null, standard)
-    for opened in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if opened >= FIRST_FREE_DESCRIPTOR and opened not in kept:
-            with contextlib.suppress(OSError):  # the one that listed them
-                os.close(opened)
-    return kept
+def _pipe() -> tuple[int, int]:
+    """A pipe that takes no standard stream's number, where one of those is closed."""
+    ends = os.pipe()
+    above = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends]
+    for end in ends:
+        os.close(end)
+    return above[0], above[1]
