@@ -409,6 +409,24 @@ def test_a_state_that_cannot_be_read_yet_is_waited_for(sidecar: Sidecar) -> None
     assert sidecar.after(1).count("loss", **RANK_0) == 4
 
 
+def test_what_was_seen_while_the_state_could_not_be_read_is_kept(sidecar: Sidecar) -> None:
+    known, unknown = a_process(), a_process(started=START + 1)
+    records(sidecar, known, 3)
+    sidecar.collect()
+    break_state(sidecar)
+    sidecar.restart()
+    records(sidecar, known, 4, sequence=2)
+    records(sidecar, unknown, 10)
+    sidecar.after(1)
+    sidecar.feed.files.clear()
+    mend_state(sidecar)
+
+    page = sidecar.after(1)
+
+    assert page.count("loss", **RANK_0) == 4
+    assert page.count("loss", **RANK_0, worker="1") == 10
+
+
 def test_a_damaged_state_goes_on_from_the_feed_and_says_so(sidecar: Sidecar) -> None:
     process = a_process()
     records(sidecar, process, 3)

@@ -153,8 +153,9 @@ class Ranks:
             if self.owner:
                 return [str(error)]
             loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
-        rank.totals = RankTotals() if loaded is None else loaded
+        provisional, rank.totals = rank.totals, RankTotals() if loaded is None else loaded
         rank.totals.resume(present, now)
+        rank.totals.adopt(provisional, present)
         rank.kept = True
         return []
 

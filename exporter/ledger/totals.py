@@ -102,6 +102,23 @@ class RankTotals:
             if seat.base.departed is not None:
                 seat.base.depart(seat.base.departed, now)
 
+    def adopt(self, provisional: RankTotals, present: Collection[str]) -> None:
+        """Take over what was seen while the state could not be read, of processes whose files are gone since."""
+        known = {record.process.id: (seat, record) for seat, record in self.records()}
+        for _, record in provisional.records():
+            process_id = record.process.id
+            if process_id in present or process_id in self.taken:
+                continue
+            if process_id in known:
+                seat, before = known[process_id]
+                before.snapshot, before.departed = record.snapshot, record.departed
+                before.totals_text = None
+            else:
+                seat = self._free_seat()
+                seat.records.append(record)
+            seat.unsettle()
+            self.changed = True
+
     def observe(
         self, entries: Sequence[Entry], unreadable: Collection[str], now: Moment, *, patience_seconds: float
     ) -> None:
@@ -162,9 +179,7 @@ class RankTotals:
             self.changed = True
 
     def _bind(self, entry: Entry, now: Moment) -> None:
-        occupied = {seat.slot for seat, record in self.records() if record.living}
-        slot = next(slot for slot in range(len(occupied) + 1) if slot not in occupied)
-        seat = self.seats.setdefault(slot, Seat(slot))
+        seat = self._free_seat()
         record = Record(process=entry.snapshot.process, snapshot=entry.snapshot)
         record.seen_monotonic = now.monotonic
         record.age_seconds = entry.age_seconds
@@ -173,3 +188,8 @@ class RankTotals:
         seat.records.append(record)
         seat.unsettle()
         self.changed = True
+
+    def _free_seat(self) -> Seat:
+        occupied = {seat.slot for seat, record in self.records() if record.living}
+        slot = next(slot for slot in range(len(occupied) + 1) if slot not in occupied)
+        return self.seats.setdefault(slot, Seat(slot))
