@@ -55,7 +55,8 @@ ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 TAKEN = ENDING | {signal.SIGCHLD}
 
 LOST = 1
-SLOWEST, FASTEST = 0.1, 100.0
+# Faster, and the windows would be shorter than a Stat allows.
+SLOWEST, FASTEST = 0.1, 20.0
 RANKS_END_SECONDS = 5.0
 SIDECAR_ENDS_SECONDS = 10.0
 CONNECT_SECONDS = 0.5
