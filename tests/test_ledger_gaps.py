@@ -262,6 +262,17 @@ def test_what_describes_a_process_is_in_info_families(sidecar: Sidecar) -> None:
     assert page.get("training_rank_labels_info", run="r", role="agent", label_zone="b") == 1
 
 
+def test_what_a_process_says_of_itself_may_change(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process))
+    sidecar.collect()
+    sidecar.feed.put(a_snapshot(process.replace(labels=(("team", "nlp"),)), sequence=2))
+
+    page = sidecar.after(1)
+
+    assert page.get("training_rank_labels_info", **RANK_0, label_team="nlp") == 1
+
+
 def test_refused_files_are_counted_once_and_disturb_nobody(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:

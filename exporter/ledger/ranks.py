@@ -199,10 +199,12 @@ class Ranks:
             totals = rank.totals
             ids = {record.process.id for _, record in totals.records()}.union(totals.taken)
             over = ids.isdisjoint(present) and not any(record.living for _, record in totals.records())
-            if over and (rank.safe or not rank.kept) and not rank.released:
+            lingers = any(seat in shown for seat in totals.seats.values())
+            # One that could not be loaded yet is not given up before that.
+            if over and not rank.released and (rank.safe or not (rank.kept or lingers)):
                 self._state.release(self._state_key(key))
                 rank.released = True
-            if rank.released and not any(seat in shown for seat in totals.seats.values()):
+            if rank.released and not lingers:
                 del self._ranks[key]
         if self.owner and (self._tidied is None or now.monotonic - self._tidied >= TIDY_SECONDS):
             self._tidied = now.monotonic

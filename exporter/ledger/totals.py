@@ -163,6 +163,7 @@ class RankTotals:
     def _see(self, seat: Seat, record: Record, entry: Entry, now: Moment) -> None:
         record.unseen, record.seen_monotonic = 0, now.monotonic
         record.age_seconds = entry.age_seconds
+        record.process = entry.snapshot.process  # what it says of itself may have changed
         if record.snapshot is None or entry.snapshot.sequence > record.messages:
             record.snapshot = entry.snapshot
             self.changed = True
