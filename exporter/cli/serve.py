@@ -189,7 +189,9 @@ class Sidecar:
             telemetry_path=configuration.web.telemetry_path,
         )
         self._reader = FeedReader(self.feed_directory, max_bytes=configuration.feed.max_file_size)
-        self._state = StateStore(configuration.state.dir or self.feed_directory)
+        # Two sidecars of one host may share a state directory, each with a feed directory of its own.
+        keeper = f"{socket.gethostname()}:{self.feed_directory}"
+        self._state = StateStore(configuration.state.dir or self.feed_directory, keeper=keeper)
         self._jobs = JobCollector(
             self._reader,
             self._state,
