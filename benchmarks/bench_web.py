@@ -202,9 +202,7 @@ def compare(series: int) -> dict[str, object]:
             contender.end()
     results: dict[str, object] = {}
     for kind, measured in found.items():
-        shown: dict[str, object] = {
-            name: spread(times) for name, times in measured.items() if "cpu" not in name
-        }
+        shown: dict[str, object] = {name: spread(measured[name]) for name in SHOWN if name in measured}
         for name in ("server_cpu_sequential", "server_cpu_64_at_once", "server_cpu_kept"):
             if name in measured:
                 shown[f"{name}_ms"] = round(1000 * statistics.median(measured[name]), 3)

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Coroutine
 
 import pytest
-from web_support import Child, Page, eventually, fetch, numbers, port_of, read_answer, scrapes, serving
+from web_child import numbers
+from web_support import Child, Page, eventually, fetch, port_of, read_answer, scrapes, serving
 
 from exporter.errors import ConfigurationError, ListenError, Problem
 from exporter.exposition.negotiation import Format

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from web_support import Child, Page, Reply, fetch, numbers, port_of, serving
+from web_child import numbers
+from web_support import Child, Page, Reply, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
 from exporter.web.auth import BusyError, Passwords, RateLimiter

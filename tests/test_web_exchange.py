@@ -110,6 +110,8 @@ def test_the_path_is_taken_from_every_form_of_target(target: bytes, path: str) -
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", True),
         (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Close\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", True),
         (b"GET / HTTP/1.0\r\n\r\n", False),
     ],
 )

@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Sequence
 
 import pytest
-from web_support import Page, eventually, exchange, fetch, numbers, port_of, serving
+from web_child import numbers
+from web_support import Page, eventually, exchange, fetch, port_of, serving
 
 from exporter.collectors.family import Distribution, Family
 from exporter.web.counts import SPECS

