@@ -11,6 +11,7 @@ from exporter.errors import DefinitionError, ExporterError
 from exporter.process import RECORDER, configure, flush, shutdown
 from exporter.recording.stat import REGISTRY, Stat
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
+from exporter.sidecar import Sidecar, start_sidecar
 from exporter.version import __version__
 
 registry = REGISTRY
@@ -22,6 +23,7 @@ __all__ = [
     "Aggregation",
     "DefinitionError",
     "ExporterError",
+    "Sidecar",
     "Stat",
     "StatDefinition",
     "WindowReading",
@@ -30,4 +32,5 @@ __all__ = [
     "flush",
     "registry",
     "shutdown",
+    "start_sidecar",
 ]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from run_support import environment, started, wait_until
 
-from exporter.cli import runs
+from exporter.feed import runs
 from exporter.feed.liveness import RecordLock
 
 REGISTER = """
 import sys
 from pathlib import Path
-from exporter.cli import runs
+from exporter.feed import runs
 registration = runs.register(Path(sys.argv[1]))
 print("registered", flush=True)
 sys.stdin.read()

@@ -26,7 +26,7 @@ from run_support import (
     wait_until,
 )
 
-from exporter.cli import runs
+from exporter.feed import runs
 
 # Records as many steps as the first argument says, then goes on when a file appears.
 RECORDING_JOB = """

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from serve_support import environment, exporter, sidecar, wait_until
 
-from exporter.cli import runs
+from exporter.feed import runs
 from exporter.cli.attachment import Attachment
 
-RUN = "import sys, pathlib; from exporter.cli import runs; r = runs.register(pathlib.Path(sys.argv[1])); sys.stdin.read()"
+RUN = "import sys, pathlib; from exporter.feed import runs; r = runs.register(pathlib.Path(sys.argv[1])); sys.stdin.read()"
 
 
 def active_run(feed: Path) -> subprocess.Popen[bytes]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from exporter.cli import job, runs, sidecar_process
+from exporter.cli import job, sidecar_process
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, Parser, add_flags, parse_duration_flag, resolve
 from exporter.cli.run import say
 from exporter.cli.sidecar_process import (
@@ -37,6 +37,7 @@ from exporter.cli.sidecar_process import (
 )
 from exporter.cli.simulated_job import DEFAULT, Scenario
 from exporter.errors import ConfigurationError, FeedError, Problem
+from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
 from exporter.web.listen import Address, bind, parse_addresses, url
 from exporter.web.webconfig import load_web_config

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from exporter.cli import runs
 from exporter.cli.configuration import Configuration
 from exporter.cli.finding import Finding, Surroundings, bytes_text
 from exporter.errors import ConfigurationError, FeedDirectoryError, FeedFormatError, ListenError
+from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid
 from exporter.feed.overrides import read_overrides
 from exporter.feed.reader import FeedEntry, FeedReader

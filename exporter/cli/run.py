@@ -21,13 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.cli import job, runs, sidecar_process
+from exporter.cli import job, sidecar_process
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, Parser, add_flags, parse_duration_flag, resolve
-from exporter.cli.runs import Registration
 from exporter.cli.sidecar_process import LINGER_FLAG, NAME_FLAG, SidecarProcess, sidecar_command
 from exporter.cli.witness import SETTLE_SECONDS, Witness
 from exporter.errors import ConfigurationError, FeedError, Problem
+from exporter.feed import runs
 from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
+from exporter.feed.runs import Registration
 
 # Python ignores SIGPIPE and SIGXFSZ; blocked, they would queue up for the writes of `run` itself. Faults
 # (SIGSEGV, …) end a process even when blocked, and from `kill` they are passed on like everything else.

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from exporter.cli import runs
 from exporter.cli.attachment import Attachment
 from exporter.cli.configuration import CollectorSettings, Configuration
 from exporter.cli.landing import Landing, ranks_of, render_landing, series_of
@@ -36,6 +35,7 @@ from exporter.collectors.scheduler import Scheduler
 from exporter.errors import FeedError, StateError
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
+from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid, prepare_directory
 from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader

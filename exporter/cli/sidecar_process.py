@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from exporter.cli.descriptors import closing_all_but
-from exporter.cli.runs import ATTACHED_FLAG
+from exporter.feed.runs import ATTACHED_FLAG
 from exporter.options import format_duration
 
 NAME_FLAG = "--run.name"

@@ -1,0 +1,86 @@
+"""Starting the sidecar from the job itself, for those who cannot change the command line.
+
+Used in the training process. It is the same sidecar as `python -m exporter run` starts, in a process of its own;
+no part of its work is done in the job. Every process of a node may ask: one sidecar serves a feed directory, the
+others find it owned and end at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from exporter.errors import FeedError
+from exporter.recording.notices import tell_once
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+
+    from exporter.feed.runs import Registration
+
+
+class Sidecar:
+    """A sidecar that ends with this process.
+
+    Args:
+        registration: Says to the sidecar that it is needed; the kernel takes it back when this process dies.
+        process: The child.
+    """
+
+    __slots__ = ("_process", "_registration")
+
+    def __init__(self, registration: Registration, process: subprocess.Popen[bytes]) -> None:
+        self._registration = registration
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process id; it may have ended, having found another sidecar at work."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Say that this process needs it no longer; it ends when nobody does."""
+        self._registration.release()
+
+
+def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
+    """Start the sidecar as a child process that ends with this one; never raises.
+
+    Args:
+        flags: Of `python -m exporter`, such as `--web.listen-address=:20910`.
+        linger_seconds: How long it may outlive this process so that a last scrape sees the final values; nothing of
+            ours outlives the job unless asked to.
+
+    Returns:
+        None when it could not be started; the log then says why.
+    """
+    import subprocess  # noqa: PLC0415  # 1 MiB that only those pay who start a sidecar from the job
+    from pathlib import Path  # noqa: PLC0415
+
+    from exporter.feed.directory import feed_directory  # noqa: PLC0415
+    from exporter.feed.runs import ATTACHED_FLAG, register  # noqa: PLC0415
+
+    try:
+        directory = feed_directory(os.environ, create=True)
+        registration = register(Path(directory))
+        process = subprocess.Popen(
+            [
+                *(sys.executable or "python3", "-m", "exporter", *flags),
+                *(
+                    f"--feed.dir={directory}",
+                    ATTACHED_FLAG,
+                    f"--run.linger={max(linger_seconds, 0) * 1000:.0f}ms",
+                ),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # the terminal's Ctrl-C is for the job
+        )
+    except (FeedError, OSError) as error:
+        tell_once("sidecar", f"the sidecar cannot be started: {error}")
+        return None
+    sidecar = Sidecar(registration, process)
+    atexit.register(sidecar.stop)
+    return sidecar
