@@ -113,6 +113,7 @@ class MemoryEntry:
     snapshot: Snapshot
     alive: bool = True
     age_seconds: float = 0.5
+    pid: int | None = None
 
 
 @dataclass

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Protocol
 
 from exporter.collectors.family import Collected, Family, FamilySpec
+from exporter.collectors.job import JobProcess
 from exporter.errors import CollectError, FeedError
 from exporter.ledger.admission import Admission
 from exporter.ledger.counting import Counting
@@ -85,6 +86,7 @@ class JobCollector:
         loaded: True once the state has been loaded and one pass over the feed was made (or was not possible:
             then there is nothing of the job to publish, and the rest of the page need not wait).
         living: Living processes at the last pass.
+        processes: Who records, and who did a short while ago; None while the feed cannot be read.
         generation: Grows whenever published totals have changed, and never otherwise.
     """
 
@@ -117,6 +119,7 @@ class JobCollector:
         """
         self.loaded = False
         self.living = 0
+        self.processes: tuple[JobProcess, ...] | None = None
         self.generation = 0
         self._feed = reader
         self._directory = directory
@@ -152,6 +155,7 @@ class JobCollector:
             scan = self._feed.scan()
         except (FeedError, OSError) as error:
             self.loaded = True
+            self.processes = None
             raise CollectError(str(error), reason="directory") from error
         entries = _by_id(scan.entries)
         unreadable = {name.partition(".")[0] for name, _ in scan.refused}
@@ -167,6 +171,7 @@ class JobCollector:
             self._remove_dead(entries)
         self._ranks.forget({view.seat for view in views}, {*entries, *unreadable}, now)
         self.living = sum(entry.alive for entry in entries.values())
+        self.processes = tuple(self._job_processes(views, entries))
         self.generation += changed
         self.loaded = True
         return Collected(families, _told(problems))
@@ -219,6 +224,18 @@ class JobCollector:
             state_bytes=state.total_bytes,
         )
         return [*self._stats.families(views, now), *self._processes.families(views), *self_families(counts)]
+
+    def _job_processes(self, views: Sequence[SeatView], entries: Mapping[str, Entry]) -> Iterator[JobProcess]:
+        """Every process that lives, and of each seat that is shown the last ones that did."""
+        told = set(entries)
+        for entry in entries.values():
+            snapshot = entry.snapshot
+            yield JobProcess(snapshot.process, entry.alive, entry.pid, snapshot.recording.final)
+        for seen in views:
+            for record in seen.seat.records:
+                if record.process.id not in told:
+                    final = record.snapshot is not None and record.snapshot.recording.final
+                    yield JobProcess(record.process, alive=False, final=final)
 
     def _remove_dead(self, entries: Mapping[str, Entry]) -> None:
         """Remove the files of processes that are dead and counted."""

@@ -1,7 +1,7 @@
 r"""StateStore: the files that let totals outlive the sidecar.
 
-Runs in the sidecar, called from the ledger's collecting thread only; no threads of its own. Bytes come in
-under a key (run, rank, …) and go to one file per key in `<state directory>/ledger/`; they come back after a
+Runs in the sidecar, called from the threads of the collectors that keep something, one call at a time; no
+threads of its own. Bytes come in under a key (run, rank, …) and go to one file per key in `<state directory>/ledger/`; they come back after a
 restart, of this sidecar or of another one on another node when the directory is shared storage.
 
     training-exporter-ledger 1 3f2a90c4 1234\n      magic, format version, CRC-32 and length of what follows
@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -36,16 +37,19 @@ import os
 import re
 import socket
 import stat
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from exporter.errors import StateError
 
 StateKey = tuple[str, ...]
 Decoded = TypeVar("Decoded")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +64,19 @@ _TAKEN = {errno.EACCES, errno.EAGAIN}
 
 class _DamagedError(Exception):
     """What makes a state file unusable, in words; never leaves this module."""
+
+
+def _alone(
+    method: Callable[Concatenate[StateStore, Arguments], Result],
+) -> Callable[Concatenate[StateStore, Arguments], Result]:
+    """Let one thread at a time into a store."""
+
+    @functools.wraps(method)
+    def guarded(store: StateStore, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with store._guard:  # noqa: SLF001  # its own method
+            return method(store, *args, **kwargs)
+
+    return guarded
 
 
 def file_name(key: StateKey) -> str:
@@ -111,12 +128,15 @@ class StateStore:
         self._sizes: dict[StateKey, int] = {}
         self._locks: int | None = None
         self._told_of_locks = False
+        self._guard = threading.RLock()
 
     @property
+    @_alone
     def total_bytes(self) -> int:
         """Size of the files of all claimed keys together."""
         return sum(self._sizes.values())
 
+    @_alone
     def claim(self, key: StateKey) -> bool:
         """Become the keeper of a key, until `release` or death.
 
@@ -135,6 +155,7 @@ class StateStore:
         self._claimed[key] = name
         return True
 
+    @_alone
     def release(self, key: StateKey) -> None:
         """Let another sidecar keep the key; harmless when it is not claimed."""
         name = self._claimed.pop(key, None)
@@ -142,6 +163,7 @@ class StateStore:
         if name is not None:
             self._unlock(name)
 
+    @_alone
     def close(self) -> None:
         """Release everything."""
         self._claimed.clear()
@@ -150,6 +172,7 @@ class StateStore:
             os.close(self._locks)
             self._locks = None
 
+    @_alone
     def load(self, key: StateKey, decode: Callable[[bytes], Decoded]) -> Decoded | None:
         """Read what was last saved under a key.
 
@@ -180,6 +203,7 @@ class StateStore:
             self._sizes[key] = size
         return value
 
+    @_alone
     def save(self, key: StateKey, content: bytes) -> None:
         """Replace the file of a claimed key.
 
@@ -203,6 +227,7 @@ class StateStore:
         self.writes += 1
         self.last_write = self._clock()
 
+    @_alone
     def recent(self, within_seconds: float) -> Sequence[StateKey]:
         """List the keys that this keeper saved in the last so many seconds.
 
@@ -223,6 +248,7 @@ class StateStore:
                         keys.append(tuple(key))
         return keys
 
+    @_alone
     def tidy(self, *, keep_seconds: float = 30 * 86_400.0, keep_files: int = 1000) -> None:
         """Remove files that nobody has kept for long, so that a tmpfs does not fill with past runs."""
         with contextlib.suppress(OSError), self._opened(create=False) as directory:

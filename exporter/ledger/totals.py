@@ -49,6 +49,11 @@ class Entry(Protocol):
         """Time since this reader saw the sequence change; at first sight, since the file was written."""
         ...
 
+    @property
+    def pid(self) -> int | None:
+        """The process as seen from here, None when it is dead or cannot be seen."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RankKey:

@@ -1,0 +1,69 @@
+"""Keeping: numbers of this machine that outlive the sidecar, as collectors see it.
+
+Used in the sidecar. Collectors count in rows of numbers; the ledger puts the rows into its state files. A page
+is one file: all of it is saved, or nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+Rows = dict[tuple[str, ...], tuple[float | None, ...]]
+"""Numbers by name. What a place in a row means is a contract: new ones are added at the end only."""
+
+
+class Page(Protocol):
+    """The rows of one subject."""
+
+    def load(self) -> Rows | None:
+        """Give what was last saved, empty when there is nothing; None while another sidecar keeps it.
+
+        Raises:
+            CollectError: `state`: it cannot be read now.
+        """
+        ...
+
+    def save(self, rows: Rows) -> None:
+        """Replace it; to be called after a `load` that gave rows, from one thread at a time.
+
+        Raises:
+            CollectError: `state`: what was saved before is still there.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let another sidecar keep it."""
+        ...
+
+
+class Keeper(Protocol):
+    """Where pages are."""
+
+    def page(self, subject: str, name: str = "") -> Page:
+        """Name a page; nothing is touched yet.
+
+        Args:
+            subject: The collector.
+            name: Which of its pages, such as the run.
+        """
+        ...
+
+
+class Fleeting:
+    """A keeper whose pages end with the process: for a collector that stands on its own."""
+
+    def page(self, subject: str, name: str = "") -> Page:
+        """Give a page that is empty."""
+        del subject, name
+        return _FleetingPage()
+
+
+class _FleetingPage:
+    def load(self) -> Rows:
+        return {}
+
+    def save(self, rows: Rows) -> None:
+        del rows
+
+    def close(self) -> None:
+        pass
