@@ -276,6 +276,6 @@ class ProcessFiles:
 def _sizes_tell(path: str) -> bool:
     try:
         # The descriptor that lists is among those that it lists; other threads may come in between.
-        return 0 < os.stat(path).st_size <= len(os.listdir(path)) + 2 <= 1000  # noqa: PTH116, PTH208 - one kind of path within this class
+        return abs(os.stat(path).st_size - len(os.listdir(path))) <= 2  # noqa: PTH116, PTH208 - one kind of path within this class
     except OSError:
         return False

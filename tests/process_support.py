@@ -1,0 +1,206 @@
+"""A /proc whose processes are made, changed and ended by hand, for what real ones cannot be made to do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ledger_support import START, a_process
+
+from exporter.collectors.family import Collected
+from exporter.collectors.job import GpuProcessUse, JobProcess
+from exporter.collectors.keeping import Keeper
+from exporter.collectors.processes import ProcessCollector
+from exporter.feed.snapshot import ProcessIdentity
+
+BOOTED = START - 100_000.0
+HERTZ = 100
+PAGE = 4096
+
+
+@dataclass
+class FakeProcess:
+    """One process; what is changed shows at the next `Proc.write`."""
+
+    pid: int
+    parent: int = 1
+    comm: str = "python"
+    command: str = "python\0train.py\0"
+    state: str = "S"
+    started: float = START - 50.0
+    user: float = 1.0
+    system: float = 0.5
+    major_faults: int = 3
+    threads: int = 4
+    virtual: int = 1 << 30
+    resident: int = 1000
+    shared: int = 100
+    switches: tuple[int, int] = (10, 2)
+    io: tuple[int, ...] = (4096, 8192, 100, 200, 10, 20)
+    pss: int = 300
+    descriptors: int = 5
+    own_pid: int | None = None
+    cpus: str = "0-3"
+    exit_code: int = 0
+    started_by_thread: bool = False
+
+
+@dataclass
+class Proc:
+    """The tree, and the clocks."""
+
+    root: Path
+    processes: dict[int, FakeProcess] = field(default_factory=dict)
+    now: float = 1000.0
+    wall: float = START
+    busy: float = 100.0
+
+    def add(self, process: FakeProcess) -> FakeProcess:
+        self.processes[process.pid] = process
+        return process
+
+    def end(self, pid: int, *, orphans_to: int = 1) -> None:
+        del self.processes[pid]
+        for each in self.processes.values():
+            if each.parent == pid:
+                each.parent = orphans_to
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+    @property
+    def uptime(self) -> float:
+        return self.now - 1000.0 + START - BOOTED
+
+    def write(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir(parents=True)
+        ticks = round(self.busy * HERTZ)
+        cpus = "".join(f"cpu{number} {ticks} 0 0 9 9 0 0 0 0 0\n" for number in range(4))
+        (self.root / "stat").write_text(
+            f"cpu  {ticks} 0 0 9000 900 0 0 0 0 0\n{cpus}intr 1\nbtime {round(self.wall - self.uptime)}\nprocesses 9\n"
+        )
+        (self.root / "uptime").write_text(f"{self.uptime:.2f} 1.00\n")
+        (self.root / "meminfo").write_text("MemTotal: 1000000 kB\nMemAvailable: 600000 kB\n")
+        boot = self.root / "sys/kernel/random"
+        boot.mkdir(parents=True)
+        (boot / "boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
+        for process in self.processes.values():
+            self._write(process)
+
+    def _write(self, process: FakeProcess) -> None:
+        directory = self.root / str(process.pid)
+        start = round((process.started - BOOTED) * HERTZ)
+        words = ["0"] * 52
+        words[:2] = [str(process.pid), f"({process.comm})"]
+        values = {
+            3: process.state,
+            4: process.parent,
+            12: process.major_faults,
+            14: round(process.user * HERTZ),
+            15: round(process.system * HERTZ),
+            20: process.threads,
+            22: start,
+            23: process.virtual,
+            52: process.exit_code,
+        }
+        for number, value in values.items():
+            words[number - 1] = str(value)
+        for thread in (process.pid, process.pid + 100_000):
+            task = directory / "task" / str(thread)
+            task.mkdir(parents=True)
+            main = thread == process.pid
+            children = [
+                str(each.pid)
+                for each in self.processes.values()
+                if each.parent == process.pid and each.started_by_thread != main
+            ]
+            (task / "children").write_text(" ".join([*children, ""]))
+        (directory / "stat").write_text(" ".join(words) + "\n")
+        (directory / "statm").write_text(f"5000 {process.resident} {process.shared} 1 0 900 0\n")
+        (directory / "cmdline").write_text("" if process.state == "Z" else process.command)
+        own = "" if process.own_pid is None else f"\t{process.own_pid}"
+        (directory / "status").write_text(
+            f"Name:\t{process.comm}\nNSpid:\t{process.pid}{own}\nCpus_allowed_list:\t{process.cpus}\n"
+            f"voluntary_ctxt_switches:\t{process.switches[0]}\n"
+            f"nonvoluntary_ctxt_switches:\t{process.switches[1]}\n"
+        )
+        order = ("read_bytes", "write_bytes", "rchar", "wchar", "syscr", "syscw")
+        pairs = zip(order, process.io, strict=True)
+        (directory / "io").write_text("".join(f"{name}: {value}\n" for name, value in pairs))
+        (directory / "smaps_rollup").write_text(
+            f"00400000-7fff00000000 ---p 00000000 00:00 0  [rollup]\nRss: 9 kB\nPss: {process.pss} kB\n"
+            "Private_Clean: 20 kB\nPrivate_Dirty: 100 kB\n"
+        )
+        (directory / "limits").write_text(
+            "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024   4096   files\n"
+        )
+        descriptors = directory / "fd"
+        descriptors.mkdir()
+        for number in range(process.descriptors):
+            (descriptors / str(number)).touch()
+
+
+def recording(process: FakeProcess, *, run: str = "r", rank: int | None = 0) -> ProcessIdentity:
+    """The identity under which a process records; its first Stat came 10 s after its start."""
+    role = "trainer" if rank is not None else "agent"
+    identity = a_process(run=run, rank=rank, role=role, started=process.started + 10.0)
+    return identity.replace(pid=process.own_pid or process.pid)
+
+
+@dataclass
+class Watch:
+    """A collector on such a tree, with the feed and the GPUs as lists; `restart` is what SIGKILL does."""
+
+    proc: Proc
+    keeper: Keeper | None = None
+    job: list[JobProcess] | None = field(default_factory=list)
+    gpus: list[GpuProcessUse] = field(default_factory=list)
+    linger_seconds: float = 900.0
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.collector = ProcessCollector(
+            proc=self.proc.root,
+            job=lambda: self.job,
+            gpu_use=lambda: self.gpus,
+            keeper=self.keeper,
+            linger_seconds=self.linger_seconds,
+            ticks_per_second=HERTZ,
+            page_size=PAGE,
+            clock=lambda: self.proc.wall,
+            monotonic=lambda: self.proc.now,
+            own_pid=999_999,
+        )
+
+    def records(self, process: FakeProcess, *, run: str = "r", rank: int | None = 0) -> JobProcess:
+        """Let a process record."""
+        assert self.job is not None
+        each = JobProcess(recording(process, run=run, rank=rank), alive=True, pid=process.pid)
+        self.job.append(each)
+        return each
+
+    def died(self, each: JobProcess, *, final: bool = False) -> None:
+        """Let the feed notice the end of a process."""
+        assert self.job is not None
+        self.job[self.job.index(each)] = JobProcess(each.process, alive=False, final=final)
+
+    def collect(self, *, after: float = 5.0) -> Collected:
+        self.proc.advance(after)
+        self.proc.write()
+        return self.collector.collect()
+
+
+def labels_of(collected: Collected, name: str) -> Sequence[tuple[str, ...]]:
+    """Every series of a family."""
+    return [
+        sample.labels
+        for family in collected.families
+        for sample in family.samples
+        if family.spec.name == name
+    ]

@@ -1,0 +1,245 @@
+"""Processes of the job on this machine: real children that work, stop, exit and wait to be reaped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from collectors_support import assert_sound, value_of, wait_until
+from ledger_support import a_process
+
+from exporter.collectors.family import Collected
+from exporter.collectors.job import JobProcess
+from exporter.collectors.process_memory import ProcessMemoryCollector
+from exporter.collectors.processes import ProcessCollector
+from exporter.feed.reader import FeedReader
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.pages import Pages
+from exporter.ledger.state import StateStore
+
+TRAINER = ("r", "0", "trainer")
+LOADER = ("r", "0", "dataloader")
+CPU = "training_process_cpu_seconds_total"
+STATE = "training_process_state"
+
+# Each line of standard input is a command; each line of standard output says that it was done.
+JOB = """
+import multiprocessing, os, signal, subprocess, sys, time
+context = multiprocessing.get_context("fork")
+def work(connection):
+    while True:
+        what = connection.recv()
+        if what == "burn":
+            end = time.process_time() + 0.3
+            while time.process_time() < end: pass
+        elif what == "exit": os._exit(3)
+        connection.send("done")
+workers, connections = {}, {}
+for line in sys.stdin:
+    what, *rest = line.split()
+    if what == "fork":
+        connections[rest[0]], other = context.Pipe()
+        workers[rest[0]] = context.Process(target=work, args=(other,), daemon=True)
+        workers[rest[0]].start()
+    elif what == "burn":
+        connections[rest[0]].send("burn"); connections[rest[0]].recv()
+    elif what == "exit":
+        connections[rest[0]].send("exit")
+    elif what == "reap":
+        workers[rest[0]].join()
+    elif what == "stop":
+        os.kill(workers[rest[0]].pid, signal.SIGSTOP)
+    elif what == "program":
+        subprocess.Popen(["sleep", "60"])
+    print("done", flush=True)
+for worker in workers.values(): worker.kill()
+"""
+
+
+class Job:
+    """A trainer that does what it is told."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", JOB],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def tell(self, *words: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(" ".join(words) + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def close(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    each = Job()
+    yield each
+    each.close()
+
+
+def collector_of(job: Job, *, keeper: Pages | None = None) -> ProcessCollector:
+    identity = a_process(started=time.time()).replace(pid=job.process.pid)
+    return ProcessCollector(
+        job=lambda: [JobProcess(identity, alive=True, pid=job.process.pid)], keeper=keeper
+    )
+
+
+def value(collected: Collected, name: str, *labels: str) -> float:
+    found = value_of(collected, name, *labels)
+    assert found is not None, (name, labels)
+    return found
+
+
+def cpu_seconds(collected: Collected) -> float:
+    return sum(value(collected, CPU, *LOADER, mode) for mode in ("user", "system"))
+
+
+def test_real_workers_are_found_counted_and_remembered(job: Job) -> None:
+    collector = collector_of(job)
+    for name in ("one", "two"):
+        job.tell("fork", name)
+    job.tell("program")
+    job.tell("burn", "one")
+    time.sleep(2.2)  # before that nobody knows what they will become
+    first = collector.collect()
+    assert_sound(collector, first)
+    assert first.problems == ()
+    assert value(first, "training_process_instances", *LOADER) == 2
+    assert value(first, "training_process_instances", "r", "0", "other") == 1
+    assert cpu_seconds(first) >= 0.2
+
+    job.tell("stop", "two")
+    job.tell("exit", "one")
+    wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
+    zombie = collector.collect()
+    job.tell("reap", "one")
+    after = collector.collect()
+
+    assert value(zombie, STATE, *LOADER, "stopped") == 1
+    assert value(zombie, "training_process_exits_total", *LOADER, "failed") == 1
+    assert value(after, "training_process_exits_total", *LOADER, "failed") == 1
+    assert value(after, "training_process_instances", *LOADER) == 1
+    assert cpu_seconds(after) >= cpu_seconds(first)
+
+
+def test_the_numbers_are_those_of_the_kernel_s_own_tools(job: Job) -> None:
+    collector = collector_of(job)
+    job.tell("fork", "one")  # so that it has started completely
+    collected = collector.collect()
+    memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
+    pid = job.process.pid
+    ps = subprocess.run(
+        ["ps", "-o", "rss=,vsz=,nlwp=,pss=", "-p", str(pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+    assert value(collected, "training_process_resident_bytes", *TRAINER) == pytest.approx(
+        int(ps[0]) * 1024, rel=0.05
+    )
+    assert value(collected, "training_process_virtual_bytes", *TRAINER) == int(ps[1]) * 1024
+    assert value(collected, "training_process_threads", *TRAINER) == int(ps[2])
+    assert value(memory, "training_process_proportional_bytes", *TRAINER) == pytest.approx(
+        int(ps[3]) * 1024, rel=0.2
+    )
+    assert value(memory, "training_process_unique_bytes", *TRAINER) <= int(ps[0]) * 1024
+    assert value(collected, "training_process_open_fds", *TRAINER) == len(
+        list(Path(f"/proc/{pid}/fd").iterdir())
+    )
+    started = value(collected, "training_process_start_time_seconds", *TRAINER)
+    assert abs(started - time.time()) < 60.0
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_of_another_user_s_processes_what_is_private_is_absent(job: Job) -> None:
+    collector = collector_of(job)
+    with nobody():
+        collected = collector.collect()
+        memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
+
+    names = {family.spec.name for family in collected.families}
+    assert collected.problems == memory.problems == ()
+    assert memory.families == ()
+    assert not any("_io_" in name for name in names)
+    assert "training_process_max_fds" in names or "training_process_open_fds" not in names
+    assert value(collected, "training_process_instances", *TRAINER) == 1
+    assert value_of(collected, CPU, *TRAINER, "user") is not None
+
+
+def test_a_killed_sidecar_s_successor_goes_on_where_it_was(job: Job, tmp_path: Path) -> None:
+    first = collector_of(job, keeper=Pages(StateStore(tmp_path, keeper="here")))
+    job.tell("fork", "one")
+    job.tell("burn", "one")
+    time.sleep(2.2)
+    before = cpu_seconds(first.collect())
+    job.tell("exit", "one")
+    job.tell("reap", "one")  # while no sidecar looks
+    second = collector_of(job, keeper=Pages(StateStore(tmp_path, keeper="here")))
+    after = second.collect()
+
+    assert cpu_seconds(after) == before >= 0.2
+    assert value(after, "training_process_exits_total", *LOADER, "unknown") == 1
+
+
+RECORD = """
+import json, os, sys, exporter
+exporter.Stat("x", {exporter.Aggregation.MEAN}).add(1)
+exporter.flush()
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_feed_leads_to_the_process_and_tells_how_it_ended(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    environment = {**os.environ, "EXPORTER_FEED_DIR": str(tmp_path), "EXPORTER_RUN": "r", "RANK": "0"}
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", RECORD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert trainer.stdout is not None
+    assert json.loads(trainer.stdout.readline()) == trainer.pid
+    state = StateStore(tmp_path)
+    jobs = JobCollector(FeedReader(tmp_path), state)
+    collector = ProcessCollector(job=lambda: jobs.processes, keeper=Pages(state))
+    jobs.collect()
+    alive = collector.collect()
+    trainer.communicate("end\n", timeout=10)
+    jobs.collect()
+    ended = collector.collect()
+
+    assert value(alive, "training_process_up", "r", "0") == 1
+    assert value(alive, "training_process_instances", *TRAINER) == 1
+    assert value(ended, "training_process_up", "r", "0") == 0
+    assert value(ended, "training_process_exits_total", *TRAINER, "orderly") == 1
+    assert collector.use is not None
+    assert collector.use.runs == ()
