@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import math
 import os
 import shutil
@@ -11,10 +13,13 @@ from pathlib import Path
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.family import Collected, Collector, Distribution, Family
+from exporter.collectors.statvfs import StatvfsPool
 from exporter.errors import CollectError
 
 MACHINES = Path(__file__).parent / "data" / "machines"
-"""Trees of /proc and /sys: `virtual` (recorded), `node` (two sockets, everything) and `old` (Linux 3.10)."""
+"""Trees of /proc and /sys: `virtual` (recorded; cgroups hybrid), `node` (two sockets, everything; a Slurm step
+in cgroup v2), `old` (Linux 3.10; cgroup v1, two controllers on one mount); only for cgroups and mounts also
+`container` (v2 in a namespace) and `separate` (v1, a mount each, no namespace)."""
 
 UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
 """Write the expected expositions instead of comparing; the diff is the review."""
@@ -35,10 +40,32 @@ def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
         "numa": {"sys": root / "sys"},
         "sensors": {"sys": root / "sys"},
         "edac": {"sys": root / "sys"},
+        "cgroup": {"proc": root / "proc", "sys": root / "sys"},
+        "disk": {"proc": root / "proc", "sys": root / "sys"},
+        "filesystem": {"proc": root / "proc", "pool": StatvfsPool(statvfs=recorded_statvfs(root))},
+        "lustre": {"proc": root / "proc", "sys": root / "sys"},
+        "network": {"proc": root / "proc", "sys": root / "sys"},
+        "rdma": {"sys": root / "sys"},
+        "tcp": {"proc": root / "proc", "page_size": 4096},
         "clock": {},
         "shm": {"shm": root / "shm"},
     }
     return entry.factory(**roots.get(entry.name, {"proc": root / "proc"}), **options)
+
+
+def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
+    """Answer as the filesystems of a machine did: with ten numbers, or the name of an error."""
+    path = root / "statvfs.json"
+    answers = json.loads(path.read_text()) if path.exists() else {}
+
+    def statvfs(mount_point: str) -> os.statvfs_result:
+        answer = answers.get(mount_point, "ENOENT")
+        if isinstance(answer, str):
+            number = getattr(errno, answer)
+            raise OSError(number, os.strerror(number))
+        return os.statvfs_result(answer)
+
+    return statvfs
 
 
 def copy_of(machine: str, to: Path) -> Path:

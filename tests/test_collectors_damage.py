@@ -98,6 +98,15 @@ TOUCHED = {
     "numa": "system/node",
     "sensors": "hwmon",
     "edac": "edac",
+    "cgroup": "fs/cgroup self/cgroup mountinfo",
+    "disk": "diskstats class/block",
+    "filesystem": "mountinfo",
+    "nfs": "mountstats mountinfo",
+    "lustre": "lustre mountinfo",
+    "network": "net/dev class/net",
+    "tcp": "net/snmp net/sockstat",
+    "rdma": "infiniband",
+    "file_descriptors": "file-nr",
 }
 
 

@@ -107,7 +107,7 @@ def test_a_specification_follows_the_naming_rules(spec: FamilySpec) -> None:
     assert stem.endswith(f"_{spec.unit}" if spec.unit else "")
     assert spec.help.endswith(".")
     assert spec.source
-    assert not {"type", "job", "instance", "le", "quantile", "pid"} & set(spec.labels)
+    assert not {"job", "instance", "le", "quantile", "pid"} & set(spec.labels)
 
 
 def test_names_in_the_catalogue_are_unique() -> None:

@@ -94,7 +94,7 @@ def test_a_rule_that_cannot_be_is_told_with_its_place(rule: str, expected: str) 
             "collectors: {load: {per_core: true}}",
             'unknown key "per_core", expected one of enabled, interval, deadline',
         ),
-        ("collectors: {cup: {}}", 'c:1:14: collectors.cup: unknown key "cup", did you mean "cpu"?'),
+        ("collectors: {cpuu: {}}", 'c:1:14: collectors.cpuu: unknown key "cpuu", did you mean "cpu"?'),
         ("collectors: {cpu: {interval: 0s}}", "collectors.cpu.interval: expected a duration"),
         ("exposition: {max_series: 1}", "expected a whole number from 100 to 1000000, found 1"),
         (

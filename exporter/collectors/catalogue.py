@@ -3,7 +3,8 @@
 Used in the sidecar by the configuration, which is made from it, and by the composition root, which schedules
 what is enabled. Values only. What needs more than options (the feed, devices) is wired where it is made.
 
-Two tiers: what changes within seconds is read every 5 s; what is slow to read or slow to change every 60 s.
+Three tiers: what changes within seconds is read every 5 s; what is slow to read or slow to change every 60 s;
+filesystems, whose servers have to be asked, every 15 s.
 """
 
 from __future__ import annotations
@@ -12,25 +13,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from exporter.collectors import (
+    cgroup,
+    cgroup_families,
     clock,
     cpu,
     cpu_count,
     cpu_frequency,
     cpu_throttles,
+    disk,
     edac,
+    file_descriptors,
+    filesystem,
     load,
+    lustre,
     memory,
+    network,
+    nfs,
     numa,
     own,
     pressure,
+    rdma,
     sensors,
     shm,
     swap,
+    tcp,
     vm,
 )
 from exporter.collectors.family import Collector, FamilySpec
+from exporter.collectors.selection import EVERYTHING
 
 FAST_SECONDS = 5.0
+MEDIUM_SECONDS = 15.0
 SLOW_SECONDS = 60.0
 
 
@@ -89,6 +102,13 @@ def _slow(
     )
 
 
+def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
+    return (
+        Setting("device_include", EVERYTHING, "Patterns of the devices to show."),
+        Setting("device_exclude", exclude, "Patterns of those to leave out all the same."),
+    )
+
+
 CATALOGUE: tuple[CollectorEntry, ...] = (
     CollectorEntry(
         "cpu",
@@ -142,4 +162,87 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         options=(("per_core", "Also the thermometers of single CPU cores."),),
     ),
     _slow("edac", edac.EdacCollector, edac.SPECS, "Errors that the memory controllers saw."),
+    CollectorEntry(
+        "cgroup",
+        cgroup.CgroupCollector,
+        cgroup_families.SPECS,
+        "The job's own limits on CPU, memory, I/O and processes, and how near it is to them.",
+        settings=(
+            Setting(
+                "path",
+                None,
+                "Another cgroup than the exporter's own, as /proc/<pid>/cgroup shows it, or its directory.",
+            ),
+        ),
+    ),
+    CollectorEntry(
+        "disk",
+        disk.DiskCollector,
+        disk.SPECS,
+        "What disks read and write, and how long that takes.",
+        options=(("partitions", "Also partitions, whose I/O their disk counts as well."),),
+        settings=_devices(disk.DEVICE_EXCLUDE),
+    ),
+    CollectorEntry(
+        "filesystem",
+        filesystem.FilesystemCollector,
+        filesystem.SPECS,
+        "Size, free space and state of the mounted filesystems.",
+        MEDIUM_SECONDS,
+        deadline_seconds=10.0,
+        settings=(
+            Setting("mount_points_include", EVERYTHING, "Patterns of the mount points to show."),
+            Setting(
+                "mount_points_exclude",
+                filesystem.MOUNT_POINTS_EXCLUDE,
+                "Patterns of mount points to leave out all the same; * stands for / too, ? for a blank.",
+            ),
+            Setting("fs_types_include", EVERYTHING, "Patterns of the kinds of filesystem to show."),
+            Setting(
+                "fs_types_exclude",
+                filesystem.FS_TYPES_EXCLUDE,
+                "Patterns of kinds to leave out all the same.",
+            ),
+        ),
+    ),
+    CollectorEntry(
+        "nfs",
+        nfs.NfsCollector,
+        nfs.SPECS,
+        "What goes over each NFS mount, and how long the servers take.",
+        options=(("per_operation", "One series per kind of request instead of read, write and other."),),
+    ),
+    CollectorEntry(
+        "lustre",
+        lustre.LustreCollector,
+        lustre.SPECS,
+        "What goes over each Lustre mount.",
+        options=(("per_operation", "One series per kind of call instead of read, write and other."),),
+    ),
+    CollectorEntry(
+        "network",
+        network.NetworkCollector,
+        network.SPECS,
+        "What the network interfaces carry and lose, and what kind of link they have.",
+        settings=_devices(network.DEVICE_EXCLUDE),
+    ),
+    CollectorEntry("tcp", tcp.TcpCollector, tcp.SPECS, "TCP segments sent again, and sockets in use."),
+    CollectorEntry(
+        "rdma",
+        rdma.RdmaCollector,
+        rdma.SPECS,
+        "What InfiniBand and RoCE ports carry, and what goes wrong on their links.",
+        settings=(
+            *_devices(()),
+            Setting(
+                "hw_counters", rdma.HW_COUNTERS, "Patterns of the adapters' own counters to show; * for all."
+            ),
+        ),
+    ),
+    CollectorEntry(
+        "file_descriptors",
+        file_descriptors.FileDescriptorsCollector,
+        file_descriptors.SPECS,
+        "Open files of the whole machine, and their limit.",
+    ),
 )

@@ -1,0 +1,216 @@
+"""Filesystem: how large the mounted filesystems are, and how much of them is left.
+
+Used in the sidecar. /proc/self/mountinfo and one `statvfs` per mount come in: what the exporter sees in its own
+mount namespace. Threads: those of `statvfs`, which a dead server may keep; such a mount has an error instead of
+sizes, and the others are served. It holds which calls have not returned.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from exporter.collectors.draft import Draft
+from exporter.collectors.family import Collected, FamilySpec
+from exporter.collectors.kernel_files import FILE_REASONS, failure
+from exporter.collectors.mounts import Mount, read_mounts, visible
+from exporter.collectors.selection import EVERYTHING, Selection
+from exporter.collectors.statvfs import Answer, Silence, StatvfsPool
+from exporter.errors import CollectError
+
+_LABELS = ("mountpoint", "fstype", "device")
+_ABSENT = "Absent where the filesystem does not say or does not answer"
+
+
+def _bytes(word: str, help_text: str, source: str) -> FamilySpec:
+    return FamilySpec(
+        f"host_filesystem_{word}_bytes", "gauge", f"{help_text} {_ABSENT}.", _LABELS, "bytes", source
+    )
+
+
+SIZE = _bytes("size", "Size of the filesystem.", "statvfs f_blocks * f_frsize")
+AVAIL = _bytes("avail", "What users other than root can still write.", "statvfs f_bavail * f_frsize")
+FREE = _bytes("free", "What root can still write.", "statvfs f_bfree * f_frsize")
+FILES = FamilySpec(
+    "host_filesystem_files",
+    "gauge",
+    f"Files that the filesystem can hold (inodes). {_ABSENT}, and where nothing limits them (btrfs).",
+    _LABELS,
+    source="statvfs f_files",
+)
+FILES_FREE = FamilySpec(
+    "host_filesystem_files_free",
+    "gauge",
+    "Files that can still be made. Absent where host_filesystem_files is.",
+    _LABELS,
+    source="statvfs f_ffree",
+)
+READONLY = FamilySpec(
+    "host_filesystem_readonly",
+    "gauge",
+    "Whether the mount refuses writes (1), as ext4 does after an error, or not (0).",
+    _LABELS,
+    source="/proc/self/mountinfo, options of mount and filesystem",
+)
+DEVICE_ERROR = FamilySpec(
+    "host_filesystem_device_error",
+    "gauge",
+    "Whether the filesystem refused to tell its size or has not answered (1), or told it (0).",
+    _LABELS,
+    source="statvfs",
+)
+SPECS = (SIZE, AVAIL, FREE, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
+
+MOUNT_POINTS_EXCLUDE = (
+    "/dev",
+    "/dev/*",
+    "/proc",
+    "/proc/*",
+    "/sys",
+    "/sys/*",
+    "/etc/hostname",
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/run/containerd/*",
+    "/run/credentials/*",
+    "/run/netns/*",
+    "/var/lib/containerd/*",
+    "/var/lib/containers/storage/*",
+    "/var/lib/docker/*",
+    "/var/lib/kubelet/pods/*",
+)
+"""What belongs to the kernel, and what a container runtime mounts once more for every container."""
+
+FS_TYPES_EXCLUDE = (
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fuse.lxcfs",
+    "fusectl",
+    "hugetlbfs",
+    "iso9660",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "ramfs",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "squashfs",
+    "sysfs",
+    "tracefs",
+)
+"""Pseudo filesystems, and images that are always full. Overlays are shown: a container's / is one."""
+
+_NONSENSE = 2**63
+"""Larger counts are -1 in the kernel's unsigned fields: the filesystem does not know."""
+
+GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
+FORBIDDEN = frozenset((errno.EACCES, errno.EPERM))
+"""A FUSE mount answers its own user only, not even root."""
+
+
+class FilesystemCollector:
+    """Asks every mounted filesystem for its size.
+
+    Args:
+        proc: Where procfs is mounted.
+        pool: Makes the calls.
+        mount_points_include: Patterns of the mount points to show.
+        mount_points_exclude: Patterns of those to leave out.
+        fs_types_include: Patterns of the kinds of filesystem to show.
+        fs_types_exclude: Patterns of those to leave out.
+    """
+
+    name = "filesystem"
+    specs = SPECS
+    reasons = (*FILE_REASONS, "hanging")
+
+    def __init__(
+        self,
+        *,
+        proc: Path = Path("/proc"),
+        pool: StatvfsPool | None = None,
+        mount_points_include: Sequence[str] = EVERYTHING,
+        mount_points_exclude: Sequence[str] = MOUNT_POINTS_EXCLUDE,
+        fs_types_include: Sequence[str] = EVERYTHING,
+        fs_types_exclude: Sequence[str] = FS_TYPES_EXCLUDE,
+    ) -> None:
+        self._proc = proc
+        self._pool = pool or StatvfsPool()
+        self._mount_points = Selection(mount_points_include, mount_points_exclude)
+        self._fs_types = Selection(fs_types_include, fs_types_exclude)
+
+    def collect(self) -> Collected:
+        """Ask once.
+
+        Raises:
+            CollectError: There is nothing to show, because the mounts could not be listed.
+        """
+        draft = Draft()
+        mounts = read_mounts(self._proc)
+        if mounts is None:
+            draft.unsupported(f"no {self._proc / 'self/mountinfo'}")
+            return draft.finish()
+        chosen = [
+            mount
+            for mount in visible(mounts)
+            if mount.label in self._mount_points and mount.fstype in self._fs_types
+        ]
+        if not chosen:
+            draft.unsupported("no mount that is to be shown")
+            return draft.finish()
+        answers = self._pool.ask(chosen)
+        samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
+        for mount in chosen:
+            with draft.part():
+                self._add_mount(draft, samples, mount, answers[mount.path])
+        for spec, values in samples.items():
+            draft.add_family(spec, values)
+        return draft.finish()
+
+    def _add_mount(
+        self,
+        draft: Draft,
+        samples: Mapping[FamilySpec, dict[tuple[str, ...], float]],
+        mount: Mount,
+        answer: Answer,
+    ) -> None:
+        if isinstance(answer, OSError) and answer.errno in GONE:
+            return  # unmounted since the list was made
+        labels = (mount.label, mount.fstype, mount.source)
+        samples[READONLY][labels] = int(mount.readonly)
+        samples[DEVICE_ERROR][labels] = int(not isinstance(answer, os.statvfs_result))
+        if isinstance(answer, os.statvfs_result):
+            for spec, value in measured(answer).items():
+                samples[spec][labels] = value
+        elif isinstance(answer, Silence):
+            raise CollectError(f"{mount.label} ({mount.fstype}): {answer.value}", reason="hanging")
+        elif answer.errno in FORBIDDEN:
+            draft.unsupported(f"{mount.label} ({mount.fstype}): {answer.strerror}")
+        else:
+            raise failure(Path(mount.label), answer)
+
+
+def measured(found: os.statvfs_result) -> dict[FamilySpec, int]:
+    """Turn an answer into samples, without what the filesystem does not know."""
+    values: dict[FamilySpec, int] = {}
+    if found.f_blocks:  # a filesystem without blocks stores nothing (autofs, lxcfs)
+        for spec, blocks in ((SIZE, found.f_blocks), (AVAIL, found.f_bavail), (FREE, found.f_bfree)):
+            if blocks < _NONSENSE:
+                values[spec] = blocks * found.f_frsize
+    if 0 < found.f_files < _NONSENSE:
+        values[FILES] = found.f_files
+        if found.f_ffree < _NONSENSE:
+            values[FILES_FREE] = found.f_ffree
+    return values

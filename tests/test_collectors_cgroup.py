@@ -1,0 +1,411 @@
+"""Cgroups v2, v1 and hybrid: where the job's limits are found, and what the files of each version mean."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from collectors_support import MACHINES, UPDATE, assert_sound, copy_of, text_of, value_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exporter.collectors.cgroup import CgroupCollector
+from exporter.collectors.cgroup_tree import CgroupTree
+from exporter.collectors.family import Collected
+from exporter.errors import CollectError
+
+USAGE, LIMIT = "cgroup_cpu_usage_seconds_total", "cgroup_cpu_limit_cpus"
+CURRENT, MEMORY_LIMIT = "cgroup_memory_current_bytes", "cgroup_memory_limit_bytes"
+STEP = "/system.slice/slurmstepd.scope/job_4711/step_0"
+STEP_FILES = Path(f"sys/fs/cgroup{STEP}")
+
+
+def collector_of(root: Path, path: str | None = None) -> CgroupCollector:
+    return CgroupCollector(proc=root / "proc", sys=root / "sys", path=path)
+
+
+def places_of(collected: Collected) -> dict[str, tuple[str, str]]:
+    """What was read where: resource → version and cgroup."""
+    info = next(family for family in collected.families if family.spec.name == "cgroup_info")
+    return {sample.labels[2]: (sample.labels[0], sample.labels[1]) for sample in info.samples}
+
+
+def machine(root: Path, membership: str, mountinfo: str, files: Mapping[str, str]) -> Path:
+    for name, text in {"proc/self/cgroup": membership, "proc/self/mountinfo": mountinfo, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_v1_with_a_mount_for_each_controller_gives_the_expected_exposition() -> None:
+    _compare("separate")
+
+
+def test_v2_in_a_containers_namespace_gives_the_expected_exposition() -> None:
+    _compare("container")
+
+
+def _compare(name: str) -> None:
+    collector = collector_of(MACHINES / name)
+    collected = collector.collect()
+    golden = MACHINES / f"{name}.metrics"
+    if UPDATE:
+        golden.write_text(text_of(collected.families))
+
+    assert_sound(collector, collected)
+    assert collected.problems == ()
+    assert text_of(collected.families) == golden.read_text()
+
+
+def test_a_slurm_step_is_limited_and_measured_where_its_limit_stands() -> None:
+    collected = collector_of(MACHINES / "node").collect()
+
+    assert value_of(collected, LIMIT) == 4
+    assert value_of(collected, MEMORY_LIMIT) == 2**38
+    assert value_of(collected, CURRENT) == 206158430208  # of the step; the task alone has 20 MiB
+    assert value_of(collected, "cgroup_cpu_throttled_seconds_total") == 56.789012
+    assert places_of(collected) == {
+        "cpu": ("2", STEP),
+        "memory": ("2", STEP),
+        "io": ("2", STEP),
+        "pids": ("2", "/system.slice/slurmstepd.scope"),
+        "cpuset": ("2", STEP),
+    }
+
+
+def test_without_any_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    for name in ("cpu.max", "memory.max"):
+        for path in (root / "sys/fs/cgroup").rglob(name):
+            path.write_text("max 100000\n" if name == "cpu.max" else "max\n")
+    collected = collector_of(root).collect()
+
+    assert value_of(collected, LIMIT) is None
+    assert value_of(collected, MEMORY_LIMIT) is None
+    assert value_of(collected, CURRENT) == 20971520
+    assert places_of(collected)["memory"] == ("2", f"{STEP}/user/task_0")
+    assert collected.problems == ()
+
+
+def test_where_a_controller_is_off_the_next_one_up_counts(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    for path in (root / "sys/fs/cgroup").rglob("memory.max"):
+        path.unlink()
+    (root / STEP_FILES / "user/task_0/memory.current").unlink()
+    collected = collector_of(root).collect()
+
+    assert value_of(collected, CURRENT) == 206158430000
+    assert places_of(collected)["memory"] == ("2", f"{STEP}/user")
+
+
+def test_of_equal_limits_the_lowest_counts(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    (root / STEP_FILES / "user/task_0/memory.max").write_text(f"{2**38}\n")
+
+    assert value_of(collector_of(root).collect(), CURRENT) == 20971520
+
+
+def test_a_container_in_its_namespace_reads_the_root_of_the_mount() -> None:
+    collected = collector_of(MACHINES / "container").collect()
+
+    assert value_of(collected, LIMIT) == 8
+    assert value_of(collected, MEMORY_LIMIT) == 2**36
+    assert value_of(collected, "cgroup_memory_working_set_bytes") == 34359738368 - 10737418240
+    assert set(places_of(collected).values()) == {("2", "/")}
+
+
+def test_a_container_without_namespace_sees_its_part_of_the_tree_at_the_mount() -> None:
+    collected = collector_of(MACHINES / "separate").collect()
+
+    assert value_of(collected, LIMIT) == 1.5
+    assert places_of(collected)["cpu"] == ("1", "/docker/4f1c")
+
+
+def test_controllers_that_share_a_mount_are_both_found() -> None:
+    collected = collector_of(MACHINES / "old").collect()
+
+    assert value_of(collected, LIMIT) == 2.5
+    assert value_of(collected, USAGE, "user") == 64.0
+
+
+def test_a_hybrid_machine_takes_controllers_from_v1_and_pressure_from_v2() -> None:
+    collected = collector_of(MACHINES / "virtual").collect()
+
+    assert {version for version, _ in places_of(collected).values()} == {"1"}
+    assert places_of(collected)["memory"] == ("1", "/process_api")
+    assert value_of(collected, "cgroup_pressure_cpu_waiting_seconds_total") is not None
+    assert collected.problems == ()
+
+
+def test_v1_counts_nanoseconds_and_v2_microseconds() -> None:
+    old, new = collector_of(MACHINES / "separate").collect(), collector_of(MACHINES / "container").collect()
+
+    assert value_of(old, "cgroup_cpu_throttled_seconds_total") == 12.5
+    assert value_of(old, USAGE, "user") == 48.0
+    assert value_of(new, "cgroup_cpu_throttled_seconds_total") == 6.0
+    assert value_of(new, USAGE, "system") == 23.456789
+
+
+@pytest.mark.parametrize("machine_name", ["old", "virtual"])
+def test_the_numbers_that_stand_for_no_limit_are_absent(machine_name: str) -> None:
+    collected = collector_of(MACHINES / machine_name).collect()
+
+    assert value_of(collected, MEMORY_LIMIT) is None
+    assert value_of(collected, "cgroup_swap_limit_bytes") is None
+    assert value_of(collected, "cgroup_pids_limit") is None
+
+
+def test_v1_knows_of_a_limit_above_what_can_be_seen() -> None:
+    collected = collector_of(MACHINES / "separate").collect()
+
+    assert value_of(collected, MEMORY_LIMIT) == 6 * 2**30  # its own is 8 GiB
+    assert value_of(collected, "cgroup_swap_limit_bytes") == 2 * 2**30
+
+
+def test_kills_of_v1_add_up_on_the_way(tmp_path: Path) -> None:
+    root = copy_of("virtual", tmp_path)
+    (root / "sys/fs/cgroup/memory/memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
+    (root / "sys/fs/cgroup/memory/process_api/memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
+
+    assert value_of(collector_of(root).collect(), "cgroup_memory_events_total", "oom_kill") == 5
+
+
+def test_modes_of_v1_add_up_to_the_exact_time_and_never_fall(tmp_path: Path) -> None:
+    root = copy_of("separate", tmp_path)
+    collector = collector_of(root)
+    before = collector.collect()
+    place = root / "sys/fs/cgroup/cpuacct"
+    (place / "cpuacct.usage").write_text("64010000000\n")
+    (place / "cpuacct.stat").write_text("user 4800\nsystem 1700\n")
+    after = collector.collect()
+
+    assert value_of(before, USAGE, "user") == 48.0
+    assert value_of(after, USAGE, "user") == 48.0  # 47.27 by the ticks
+    assert value_of(after, USAGE, "system") == pytest.approx(64.01 * 1700 / 6500)
+
+
+def test_io_of_v1_prefers_what_counts_the_cgroups_below(tmp_path: Path) -> None:
+    root = copy_of("separate", tmp_path)
+    recursive = value_of(collector_of(root).collect(), "cgroup_io_read_bytes_total", "8:0")
+    for name in ("io_service_bytes", "io_serviced"):
+        path = root / f"sys/fs/cgroup/blkio/blkio.throttle.{name}_recursive"
+        path.rename(path.with_name(f"blkio.throttle.{name}"))
+    (root / "sys/fs/cgroup/blkio/blkio.throttle.io_service_bytes").write_text("8:0 Read 1\nTotal 1\n")
+
+    assert recursive == 4096
+    assert value_of(collector_of(root).collect(), "cgroup_io_read_bytes_total", "8:0") == 1
+
+
+def test_devices_without_io_may_share_a_line_with_the_next() -> None:
+    collected = collector_of(MACHINES / "node").collect()
+
+    assert value_of(collected, "cgroup_io_read_bytes_total", "dm-0") == 4096
+    assert value_of(collected, "cgroup_io_read_bytes_total", "nvme0n1") == 123456789
+    assert value_of(collected, "cgroup_io_operations_total", "7:0") is None
+
+
+def test_a_named_cgroup_takes_the_place_of_the_own() -> None:
+    by_path = collector_of(MACHINES / "node", "/system.slice/slurmstepd.scope/job_4711").collect()
+    by_directory = collector_of(
+        MACHINES / "node", "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/"
+    ).collect()
+
+    assert value_of(by_path, LIMIT) == 6.5
+    assert value_of(by_path, MEMORY_LIMIT) == 2**39
+    assert by_directory == by_path
+
+
+def test_a_named_cgroup_that_is_not_there_is_a_failure_with_its_name() -> None:
+    with pytest.raises(CollectError, match="no cgroup '/nowhere'") as caught:
+        collector_of(MACHINES / "node", "/nowhere").collect()
+    assert caught.value.reason == "missing"
+
+
+def test_a_named_cgroup_that_ends_and_comes_again_is_found_again(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    collector = collector_of(root, "/system.slice/slurmstepd.scope/job_4711")
+    place = root / "sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711"
+    collector.collect()
+    place.rename(tmp_path / "away")
+    with pytest.raises(CollectError):
+        collector.collect()
+    (tmp_path / "away").rename(place)
+
+    assert value_of(collector.collect(), LIMIT) == 6.5
+
+
+def test_a_process_that_is_moved_is_followed(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    collector = collector_of(root)
+    collector.collect()
+    (root / "proc/self/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711\n")
+    collected = collector.collect()
+
+    assert value_of(collected, LIMIT) == 6.5
+    assert places_of(collected)["memory"] == ("2", "/system.slice/slurmstepd.scope/job_4711")
+
+
+def test_a_limit_that_changes_is_seen_at_once(tmp_path: Path) -> None:
+    root = copy_of("container", tmp_path)
+    collector = collector_of(root)
+    collector.collect()
+    (root / "sys/fs/cgroup/memory.max").write_text("1073741824\n")
+
+    assert value_of(collector.collect(), MEMORY_LIMIT) == 2**30
+
+
+V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "root", "directories"),
+    [
+        ("0::/\n", "/", ["/"]),
+        ("0::/a/b\n", "/", ["/a/b", "/a", "/"]),
+        ("0::/a/b\n", "/a", ["/a/b", "/a"]),  # /a is mounted: its directory is the mount itself
+        ("0::/a/b (deleted)\n", "/", ["/a/b", "/a", "/"]),
+        ("0::/a/gone\n", "/", ["/a", "/"]),
+        ("0::/../outside\n", "/", ["/"]),
+        ("0::/other\n", "/a", []),  # of what is mounted, nothing is ours
+        ("0::/\n", "/../..", []),  # the host's tree: which part of it is ours, nobody says
+        ("0::/a:b c\n", "/", ["/a:b c", "/"]),
+        ("1:name=systemd:/a\n", "/", []),
+    ],
+)
+def test_the_way_up_is_found_in_every_kind_of_namespace(
+    tmp_path: Path, membership: str, root: str, directories: list[str]
+) -> None:
+    tree = machine(tmp_path, membership, V2.format(root=root), {})
+    for name in ("a/b", "a:b c", "b"):
+        (tree / "sys/fs/cgroup" / name).mkdir(parents=True)
+    found = CgroupTree(proc=tree / "proc", sys=tree / "sys").hierarchies()
+
+    assert [level.path for each in found.values() for level in each.levels] == directories
+
+
+def test_the_root_of_all_has_no_memory_and_that_is_a_normal_state(tmp_path: Path) -> None:
+    stat = "usage_usec 3\nuser_usec 2\nsystem_usec 1\n"
+    root = machine(tmp_path, "0::/\n", V2.format(root="/"), {"sys/fs/cgroup/cpu.stat": stat})
+    collected = collector_of(root).collect()
+
+    assert value_of(collected, USAGE, "user") == 2e-6
+    assert collected.problems == ()
+    assert set(places_of(collected)) == {"cpu"}
+    assert f"no {tmp_path}/sys/fs/cgroup/memory.current" in collected.unsupported
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("cpu.max", "800000\n"),
+        ("cpu.max", "800000 0\n"),
+        ("memory.max", "-1\n"),
+        ("memory.current", "lots\n"),
+        ("cpu.stat", "usage_usec\n"),
+        ("io.stat", "259:0 rbytes=x wbytes=1 rios=1 wios=1\n"),
+        ("memory.events", "oom_kill many\n"),
+        ("cpuset.cpus.effective", "9-3\n"),
+        ("pids.max", "many\n"),
+        ("memory.pressure", "some avg10=0.00\n"),
+    ],
+)
+def test_a_damaged_file_costs_what_is_in_it(tmp_path: Path, file: str, content: str) -> None:
+    root = copy_of("container", tmp_path)
+    (root / "sys/fs/cgroup" / file).write_text(content)
+    collector = collector_of(root)
+    collected = collector.collect()
+
+    assert_sound(collector, collected)
+    assert {reason for reason, _ in collected.problems} == {"malformed"}
+    assert file in collected.problems[0][1]
+    whole = collector_of(MACHINES / "container").collect()
+    assert len(collected.families) >= len(whole.families) - 6
+    assert len(collected.families) < len(whole.families)
+
+
+@pytest.mark.parametrize("name", ["container", "separate", "virtual", "old", "node"])
+def test_any_bytes_in_any_file_give_a_documented_outcome(tmp_path: Path, name: str) -> None:
+    root = copy_of(name, tmp_path)
+    files = [
+        path
+        for path in root.rglob("*")
+        if path.is_file() and ("cgroup" in str(path) or "mountinfo" in str(path))
+    ]
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.sampled_from(files), st.binary(max_size=60), st.integers(0, 400))
+    def check(path: Path, garbage: bytes, keep: int) -> None:
+        before = path.read_bytes()
+        path.write_bytes(before[:keep] + garbage)
+        collector = collector_of(root)
+        try:
+            assert_sound(collector, collector.collect())
+        except CollectError as error:
+            assert error.reason in collector.reasons  # noqa: PT017 - either outcome is a pass
+        finally:
+            path.write_bytes(before)
+
+    check()
+
+
+# On this machine --------------------------------------------------------------------------------------
+
+CHILD = """
+import json, sys
+for directory in sys.argv[1:]:
+    open(directory + "/cgroup.procs", "w").write("0")
+x = bytearray(64 << 20)
+from exporter.collectors.cgroup import CgroupCollector
+collected = CgroupCollector().collect()
+print(json.dumps({
+    f.spec.name + ",".join(("", *s.labels)): s.value for f in collected.families for s in f.samples
+} | {"problems": collected.problems}))
+"""
+
+
+@pytest.fixture
+def limited() -> Iterator[list[Path]]:
+    """A cgroup with limits and one below it, in the hierarchies of v1 that can be written to."""
+    made: list[Path] = []
+    leaves: list[Path] = []
+    for controller, limit, value in (
+        ("cpu", "cpu.cfs_quota_us", "150000"),
+        ("memory", "memory.limit_in_bytes", str(512 << 20)),
+    ):
+        parent = Path(f"/sys/fs/cgroup/{controller}/exporter-test-{os.getpid()}")
+        try:
+            parent.mkdir()
+            made.append(parent)
+            (parent / limit).write_text(value)
+            (parent / "leaf").mkdir()
+            made.append(parent / "leaf")
+        except OSError:
+            break
+        leaves.append(parent / "leaf")
+    yield leaves
+    for directory in reversed(made):
+        directory.rmdir()
+
+
+def test_the_kernels_own_files_say_what_was_set(limited: list[Path]) -> None:
+    if len(limited) < 2:
+        pytest.skip("needs cgroup v1 and the right to make cgroups in it")
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *map(str, limited)], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    group = f"/exporter-test-{os.getpid()}"
+
+    assert found["problems"] == []
+    assert found["cgroup_cpu_limit_cpus"] == 1.5
+    assert found["cgroup_memory_limit_bytes"] == 512 << 20
+    assert 64 << 20 < found["cgroup_memory_current_bytes"] < 512 << 20
+    assert found["cgroup_memory_stat_bytes,anon"] > 64 << 20
+    assert found[f"cgroup_info,1,{group},memory"] == 1
+    assert found[f"cgroup_info,1,{group},cpu"] == 1

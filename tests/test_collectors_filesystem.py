@@ -1,0 +1,317 @@
+"""Filesystems: what is shown of the mounts, and that one which hangs costs only itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from collectors_support import (
+    MACHINES,
+    assert_sound,
+    collect_soundly,
+    copy_of,
+    recorded_statvfs,
+    value_of,
+    wait_until,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.collectors.family import Collected
+from exporter.collectors.filesystem import FilesystemCollector
+from exporter.collectors.mounts import Mount, parse_mounts, read_mounts, unescape, visible
+from exporter.collectors.statvfs import Silence, StatvfsPool
+
+SIZE, ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
+ANSWER = os.statvfs_result((4096, 4096, 1000, 500, 400, 100, 50, 50, 0, 255))
+
+
+def collector_of(root: Path, **options: Sequence[str]) -> FilesystemCollector:
+    return FilesystemCollector(
+        proc=root / "proc", pool=StatvfsPool(statvfs=recorded_statvfs(root)), **options
+    )
+
+
+def mounted(*places: str, fstype: str = "nfs4") -> list[Mount]:
+    lines = [f"{i} 1 0:{i} / {place} rw - {fstype} server:{place} rw" for i, place in enumerate(places, 10)]
+    return parse_mounts("\n".join(lines).encode(), Path("mountinfo"))
+
+
+def machine_of(root: Path, *lines: str) -> Path:
+    (root / "self").mkdir()
+    (root / "self/mountinfo").write_text("".join(f"{line}\n" for line in lines))
+    return root
+
+
+class Hanging:
+    """A statvfs of which some paths do not return until they are released."""
+
+    def __init__(self, *paths: str) -> None:
+        self.paths = set(paths)
+        self.calls: list[str] = []
+        self.release = threading.Event()
+
+    def __call__(self, path: str) -> os.statvfs_result:
+        self.calls.append(path)
+        if path in self.paths:
+            self.release.wait(60)
+        return ANSWER
+
+
+@pytest.fixture
+def hanging() -> Iterator[Callable[..., Hanging]]:
+    made: list[Hanging] = []
+
+    def make(*paths: str) -> Hanging:
+        made.append(Hanging(*paths))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.release.set()
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "exporter-statvfs"])
+
+
+def test_a_dead_server_costs_its_own_mount_only(tmp_path: Path, hanging: Callable[..., Hanging]) -> None:
+    root = machine_of(
+        tmp_path,
+        "20 1 8:1 / / rw - ext4 /dev/sda1 rw",
+        "21 20 0:40 / /dead rw - nfs4 filer:/x ro",
+        "22 20 0:41 / /alive rw - nfs4 filer:/y rw",
+    )
+    statvfs = hanging("/dead")
+    pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.3)
+    collector = FilesystemCollector(proc=root, pool=pool)
+    collected = collector.collect()
+
+    assert_sound(collector, collected)
+    dead = ("/dead", "nfs4", "filer:/x")
+    assert value_of(collected, SIZE, *dead) is None
+    assert value_of(collected, ERROR, *dead) == 1
+    assert value_of(collected, "host_filesystem_readonly", *dead) == 1
+    assert value_of(collected, SIZE, "/alive", "nfs4", "filer:/y") == 4096000
+    assert value_of(collected, ERROR, "/", "ext4", "/dev/sda1") == 0
+    assert [reason for reason, _ in collected.problems] == ["hanging"]
+
+
+def test_what_hangs_gets_no_second_call_until_it_has_returned(hanging: Callable[..., Hanging]) -> None:
+    statvfs = hanging("/dead")
+    pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.2)
+    for _ in range(4):
+        assert pool.ask(mounted("/dead", "/alive"))["/dead"] is Silence.HANGING
+    assert (statvfs.calls.count("/dead"), statvfs.calls.count("/alive"), pool.hanging) == (1, 4, 1)
+
+    statvfs.paths.clear()
+    statvfs.release.set()
+    wait_until(lambda: pool.hanging == 0)
+
+    assert pool.ask(mounted("/dead", "/alive")) == {"/dead": ANSWER, "/alive": ANSWER}
+    assert statvfs.calls.count("/dead") == 2
+
+
+def test_a_pass_after_the_first_does_not_wait_for_what_hangs(hanging: Callable[..., Hanging]) -> None:
+    pool = StatvfsPool(statvfs=hanging("/dead"), deadline_seconds=3.0)
+    began = time.monotonic()
+    pool.ask(mounted("/dead"))
+    first = time.monotonic() - began
+    pool.ask(mounted("/dead", "/alive"))
+
+    assert first > 2.5
+    assert time.monotonic() - began - first < 1.5  # 3 s if it waited again
+
+
+def test_the_same_filesystem_at_another_place_hangs_with_it(hanging: Callable[..., Hanging]) -> None:
+    statvfs = hanging("/dead")
+    mounts = parse_mounts(
+        b"1 0 0:9 / /dead rw - nfs s:/x rw\n2 0 0:9 /sub /bind rw - nfs s:/x rw\n", Path("m")
+    )
+    pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.2)
+
+    assert set(pool.ask(mounts).values()) == {Silence.HANGING}
+    assert statvfs.calls == ["/dead"]
+
+
+def test_the_threads_that_hang_are_bounded_and_local_filesystems_still_answer(
+    hanging: Callable[..., Hanging],
+) -> None:
+    dead = [f"/dead{number}" for number in range(50)]
+    statvfs = hanging(*dead)
+    pool = StatvfsPool(statvfs=statvfs, deadline_seconds=1.0, max_hanging=4)
+    mounts = [*mounted(*dead), *parse_mounts(b"1 0 8:1 / / rw - ext4 /dev/sda rw\n", Path("m"))]
+    for _ in range(3):
+        answers = pool.ask(mounts)
+
+        assert answers["/"] == ANSWER
+        assert pool.hanging == 4
+        assert list(answers.values()).count(Silence.HANGING) == 4
+        assert list(answers.values()).count(Silence.NOT_ASKED) == 46
+
+
+def test_many_slow_filesystems_are_all_asked_side_by_side() -> None:
+    def slow(_: str) -> os.statvfs_result:
+        time.sleep(0.2)
+        return ANSWER
+
+    pool = StatvfsPool(statvfs=slow, deadline_seconds=10.0)
+    answers = pool.ask(mounted(*(f"/m{number}" for number in range(20))))
+
+    assert set(answers.values()) == {ANSWER}
+    assert pool.hanging == 0
+
+
+def test_no_thread_is_left_when_all_have_answered() -> None:
+    StatvfsPool(statvfs=lambda _: ANSWER).ask(mounted("/a", "/b"))
+
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "exporter-statvfs"])
+
+
+def test_a_stale_handle_is_an_error_of_that_mount(tmp_path: Path) -> None:
+    root = machine_of(tmp_path, "1 0 8:1 / / rw - ext4 /dev/sda rw", "2 1 0:9 / /old rw - nfs s:/x rw")
+
+    def statvfs(path: str) -> os.statvfs_result:
+        if path == "/old":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return ANSWER
+
+    collected = FilesystemCollector(proc=root, pool=StatvfsPool(statvfs=statvfs)).collect()
+
+    assert value_of(collected, ERROR, "/old", "nfs", "s:/x") == 1
+    assert value_of(collected, ERROR, "/", "ext4", "/dev/sda") == 0
+    assert collected.problems == (("unreadable", f"/old: {os.strerror(errno.ESTALE)}"),)
+
+
+def test_a_mount_of_another_user_is_a_normal_state() -> None:
+    collected = collector_of(MACHINES / "node").collect()
+
+    assert value_of(collected, ERROR, "/run/user/1000/doc", "fuse.portal", "portal") == 1
+    assert collected.problems == ()
+    assert collected.unsupported == ("/run/user/1000/doc (fuse.portal): Permission denied",)
+
+
+def test_a_mount_that_is_gone_since_the_list_was_made_is_left_out() -> None:
+    collected = collector_of(MACHINES / "node").collect()
+
+    assert value_of(collected, ERROR, "/mnt/stale", "ext4", "/dev/gone") is None
+
+
+def test_names_with_blanks_tabs_and_umlauts_come_as_they_are() -> None:
+    collected = collector_of(MACHINES / "node").collect()
+
+    assert value_of(collected, SIZE, "/home/team one", "nfs4", "filer.example:/export/team one") == 2**20 * (
+        104857600
+    )
+    assert value_of(collected, SIZE, "/mnt/über\\tab\t", "btrfs", "/dev/sda1") == 24414062 * 4096
+
+
+def test_a_name_that_is_no_text_is_asked_for_by_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mountinfo").write_bytes(b"1 0 8:1 / /m\xff rw - ext4 /dev/\xfe rw\n")
+    asked: list[bytes] = []
+
+    def statvfs(path: str) -> os.statvfs_result:
+        asked.append(os.fsencode(path))
+        return ANSWER
+
+    collected = FilesystemCollector(proc=tmp_path, pool=StatvfsPool(statvfs=statvfs)).collect()
+
+    assert asked == [b"/m\xff"]
+    assert value_of(collected, SIZE, "/m\ufffd", "ext4", "/dev/\ufffd") == 4096000
+
+
+def test_what_a_filesystem_does_not_know_is_absent() -> None:
+    collected = collector_of(MACHINES / "node").collect()
+    btrfs = ("/mnt/über\\tab\t", "btrfs", "/dev/sda1")
+
+    assert value_of(collected, "host_filesystem_files", *btrfs) is None
+    assert value_of(collected, "host_filesystem_files_free", *btrfs) is None
+    assert value_of(collected, "host_filesystem_avail_bytes", *btrfs) == 9900000 * 4096
+
+
+def test_an_error_that_made_a_filesystem_read_only_is_seen() -> None:
+    collected = collector_of(MACHINES / "node").collect()
+
+    assert value_of(collected, "host_filesystem_readonly", "/scratch", "xfs", "/dev/md0") == 1
+    assert value_of(collected, "host_filesystem_readonly", "/", "ext4", "/dev/mapper/vg-root") == 0
+
+
+def test_what_another_mount_covers_is_not_shown() -> None:
+    mounts = read_mounts(MACHINES / "node/proc")
+
+    assert mounts is not None
+    shown = [(mount.path, mount.source) for mount in visible(mounts)]
+    assert ("/data/dead", "filer2.example:/old") not in shown  # /data was mounted over it
+    assert ("/data/inner", "inner") not in shown
+    assert ("/data/inner", "upper") in shown
+    assert ("/data", "/dev/sdb1") in shown
+
+
+def test_a_container_shows_its_root_and_volumes_only() -> None:
+    collected = collector_of(MACHINES / "container").collect()
+
+    assert value_of(collected, SIZE, "/", "overlay", "overlay") == 4096000000
+    assert value_of(collected, SIZE, "/data", "ext4", "/dev/nvme0n1p2") == 4096000000
+    assert len(next(family for family in collected.families if family.spec.name == SIZE).samples) == 2
+
+
+def test_patterns_choose_mount_points_and_kinds() -> None:
+    collected = collector_of(
+        MACHINES / "node", mount_points_include=["/home/team?one", "/scratch"], fs_types_exclude=["xfs"]
+    ).collect()
+
+    assert value_of(collected, ERROR, "/home/team one", "nfs4", "filer.example:/export/team one") == 0
+    assert sum(len(family.samples) for family in collected.families if family.spec.name == ERROR) == 1
+
+
+def test_a_mount_that_comes_or_goes_is_seen_in_the_next_pass(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    collector = collector_of(root)
+    before = collector.collect()
+    path = root / "proc/self/mountinfo"
+    lines = [line for line in path.read_text().splitlines() if " /scratch " not in line]
+    path.write_text("\n".join(lines))
+    after = collector.collect()
+
+    assert value_of(before, SIZE, "/scratch", "xfs", "/dev/md0") == 7680000000000
+    assert value_of(after, SIZE, "/scratch", "xfs", "/dev/md0") is None
+
+
+def test_a_damaged_list_of_mounts_is_a_failure_as_a_whole(tmp_path: Path) -> None:
+    root = machine_of(tmp_path, "1 0 8:1 / / rw - ext4 /dev/sda rw", "2 0 8:2 / /x rw")
+    outcome = collect_soundly(FilesystemCollector(proc=root, pool=StatvfsPool(statvfs=lambda _: ANSWER)))
+
+    assert not isinstance(outcome, Collected)
+    assert outcome.reason == "malformed"
+
+
+@given(st.binary(max_size=30))
+def test_every_name_survives_the_kernels_escaping(name: bytes) -> None:
+    escaped = b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes((byte,)) for byte in name)
+
+    assert os.fsencode(unescape(escaped)) == name
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])), max_size=6)
+)
+def test_of_each_path_at_most_one_mount_can_be_seen_in_a_real_tree(steps: list[tuple[int, str]]) -> None:
+    """Mount one after the other as the kernel does: on what the path leads to at that moment."""
+    mounts = mounted("/")
+    for number, (_, path) in enumerate(steps, 100):
+        parents = [
+            mount
+            for mount in visible(mounts)
+            if mount.path == path or path.startswith(mount.path.rstrip("/") + "/")
+        ]
+        parent = max(parents, key=lambda mount: len(mount.path))
+        line = f"{number} {parent.id} 0:{number} / {path} rw - ext4 x rw".encode()
+        mounts = [*mounts, *parse_mounts(line, Path("m"))]
+        paths = [mount.path for mount in visible(mounts)]
+
+        assert len(paths) == len(set(paths))
+        assert mounts[-1] in visible(mounts)
+        assert not [each for each in paths if each != path and each.startswith(path.rstrip("/") + "/")]
