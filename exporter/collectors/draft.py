@@ -33,8 +33,12 @@ class Draft:
         try:
             yield
         except CollectError as error:
-            if sum(reason == error.reason for reason, _ in self._problems) < ENOUGH_PROBLEMS:
-                self._problems.append((error.reason, str(error)))
+            self.fail(error)
+
+    def fail(self, error: CollectError) -> None:
+        """Note what went wrong; where it is caught anyway, a part is not needed."""
+        if sum(reason == error.reason for reason, _ in self._problems) < ENOUGH_PROBLEMS:
+            self._problems.append((error.reason, str(error)))
 
     def add(self, spec: FamilySpec, value: float, *labels: str) -> None:
         """Add a family of one sample."""

@@ -113,6 +113,7 @@ class EnergyReading:
         joules: Corrected for wraps and resets; may start anew with the sidecar or the driver. None while there is
             no reading.
         watts: Over the last interval; None where it is not known.
+        idle_watts: Drawn without work; None where nobody knows.
         at: When it was read, monotonic seconds.
         name: The device's, for people and for prices by model.
         index: The device's number.
@@ -129,6 +130,7 @@ class EnergyReading:
     joules: float | None
     watts: float | None
     at: float
+    idle_watts: float | None = None
     name: str = ""
     index: str = ""
     power_joules: float | None = None

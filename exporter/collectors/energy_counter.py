@@ -1,0 +1,115 @@
+"""EnergyCounter: joules of a register that wraps, is reset, steps back and jumps.
+
+Used in the sidecar by whoever reads energy registers; pure arithmetic, one thread. Readings of a register come
+in, with the monotonic time of each; a total that never falls and the power go out, and what had to be corrected,
+by reason:
+
+- `wrap`: the register began anew at its range; nothing is lost.
+- `reset`: it began anew elsewhere (a driver was loaded, the machine slept): the time since is taken at the last
+  known power.
+- `backwards`, `jump`: it shows what no device can have used meanwhile; likewise.
+
+A fall is a wrap when the device can have used what it then amounts to. Between two readings a register may wrap
+more than once: the number of times that fits the last power best is taken. After more than ten minutes nothing
+is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+REASONS = ("wrap", "reset", "backwards", "jump")
+
+LONGEST_SECONDS = 600.0
+"""What happened in a longer time is not guessed."""
+SLACK_JOULES = 1.0
+"""By how much two looks at a register may differ from what the clock says."""
+
+
+class EnergyCounter:
+    """One register.
+
+    Args:
+        range_joules: Where it wraps; 0 for one that never does.
+        max_watts: More than the device can draw.
+
+    Attributes:
+        joules: Used since counting began.
+        watts: Mean power between the last two readings; None before there were two.
+        resets: Corrections, by reason.
+    """
+
+    def __init__(self, *, range_joules: float, max_watts: float) -> None:
+        self.joules = 0.0
+        self.watts: float | None = None
+        self.resets: dict[str, float] = dict.fromkeys(REASONS, 0.0)
+        self._range = range_joules
+        self._max_watts = max_watts
+        self._register: float | None = None
+        self._at = 0.0
+
+    def update(self, register: float, at: float) -> float | None:
+        """Take a reading.
+
+        Args:
+            register: Joules, as it stands there.
+            at: Monotonic seconds; in a time that does not move on nothing is counted.
+
+        Returns:
+            Seconds that this reading has told about; None for a first one, and after too long a time.
+        """
+        seconds = at - self._at
+        if self._register is None or seconds > LONGEST_SECONDS or seconds < 0:
+            self._register, self._at, self.watts = register, at, None
+            return None
+        if seconds == 0:
+            return 0.0
+        grown = self._grown(register, seconds)
+        if grown is None:
+            self.joules += (self.watts or 0.0) * seconds
+        else:
+            self.joules += grown
+            self.watts = grown / seconds
+        self._register, self._at = register, at
+        return seconds
+
+    def forget(self) -> None:
+        """Begin anew with the next reading; the total stays."""
+        self._register = None
+
+    def _grown(self, register: float, seconds: float) -> float | None:
+        """Tell how much was used since the last reading; None when the register does not know."""
+        assert self._register is not None  # noqa: S101 - checked by the only caller
+        step = register - self._register
+        wrapped = step < 0
+        grown = step + self._range if wrapped else step
+        limit = self._max_watts * seconds + SLACK_JOULES
+        if grown > limit or grown < 0:
+            if not wrapped:
+                self.resets["jump"] += 1
+            else:
+                self.resets["reset" if register <= limit else "backwards"] += 1
+            return None
+        more = 0
+        if self._range > 0 and self.watts is not None:
+            expected = round((self.watts * seconds - grown) / self._range)
+            more = max(0, min(expected, int((limit - grown) / self._range)))
+        self.resets["wrap"] += wrapped + more
+        return grown + more * self._range
+
+    def row(self) -> tuple[float | None, ...]:
+        """Write the total and its corrections, for a page."""
+        return self.joules, *(self.resets[reason] for reason in REASONS)
+
+    def mark(self) -> tuple[float | None, ...]:
+        """Write where the register was; only good in the same boot of the machine."""
+        return self._register, self._at, self.watts
+
+    def resume(self, row: Sequence[float | None], mark: Sequence[float | None] = ()) -> None:
+        """Go on from what `row`, and in the same boot `mark`, have written; what was counted since is added."""
+        joules, *counts = (value or 0.0 for value in row)
+        self.joules += joules
+        for reason, count in zip(REASONS, counts, strict=False):
+            self.resets[reason] += count
+        if self._register is None and len(mark) >= 3 and mark[0] is not None and mark[1] is not None:
+            self._register, self._at, self.watts = mark[0], mark[1], mark[2]

@@ -1,0 +1,386 @@
+"""CPU and memory energy: registers that wrap, fall, jump, are mirrored, forbidden and full of garbage."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from collectors_support import MACHINES as RECORDED
+from collectors_support import UPDATE, assert_sound, collect_soundly, text_of, value_of
+from energy_support import EPYC, LAPTOP, MACHINES, RANGE, THREADRIPPER, Machine, nobody, total
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exporter.collectors.energy_counter import EnergyCounter
+from exporter.collectors.family import Collected
+from exporter.collectors.rapl import RaplCollector
+from exporter.errors import CollectError
+from exporter.ledger.pages import Pages
+from exporter.ledger.state import StateStore
+
+CPU = "host_cpu_energy_joules_total"
+DRAM = "host_dram_energy_joules_total"
+ZONE = "host_energy_zone_joules_total"
+POWER = "host_cpu_power_watts"
+IDLE = "host_cpu_power_idle_watts"
+
+
+def pages(directory: Path) -> Pages:
+    return Pages(StateStore(directory, keeper="here"))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_described_machine_gives_the_expected_exposition(name: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, dict(MACHINES[name]))
+    if name == "threadripper":
+        machine.joules["intel-rapl:1"] = machine.joules["intel-rapl:0"]
+        machine.write()
+    collector = machine.collector(working=lambda: False)
+    first = collector.collect()
+    for _ in range(12):
+        machine.draw(5.0, 120.0)
+        collected = collector.collect()
+
+    assert_sound(collector, collected)
+    assert first.problems == collected.problems == ()
+    assert all(value == 0 for value in [total(first, CPU), total(first, DRAM), total(first, ZONE)])
+    text = text_of(collected.families) + "".join(f"# unsupported: {what}\n" for what in collected.unsupported)
+    golden = RECORDED.parent / "energy" / f"{name}.metrics"
+    if UPDATE:
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_a_wrap_loses_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.joules["intel-rapl:0"] = RANGE - 100.0
+    machine.write()
+    collector = machine.collector()
+    collector.collect()
+    machine.draw(5.0, 60.0)
+    collected = collector.collect()
+
+    assert value_of(collected, CPU, "0", "rapl") == pytest.approx(300.0, abs=1e-3)
+    assert collector.readings[0].resets["wrap"] == 1
+
+
+@pytest.mark.parametrize(
+    ("register", "reason"), [(5.0, "reset"), (50_000.0, "backwards"), (200_000.0, "jump")]
+)
+def test_a_register_that_cannot_be_right_is_bridged_with_the_last_power(register: float, reason: str) -> None:
+    counter = EnergyCounter(range_joules=RANGE, max_watts=2000.0)
+    counter.update(100_000.0, 10.0)
+    counter.update(100_500.0, 15.0)
+    counter.update(register, 20.0)
+    counter.update(register + 400.0, 25.0)
+
+    assert counter.joules == 500.0 + 500.0 + 400.0
+    assert {name: count for name, count in counter.resets.items() if count} == {reason: 1}
+
+
+def test_several_wraps_between_two_readings_are_found_by_the_last_power() -> None:
+    counter = EnergyCounter(range_joules=65_532.0, max_watts=2000.0)
+    counter.update(0.0, 0.0)
+    counter.update(2_500.0, 5.0)
+    counter.update((2_500.0 + 500.0 * 300) % 65_532.0, 305.0)
+
+    assert counter.joules == 2_500.0 + 500.0 * 300
+    assert counter.resets["wrap"] == 2
+
+
+def test_after_a_long_time_nothing_is_guessed() -> None:
+    counter = EnergyCounter(range_joules=RANGE, max_watts=2000.0)
+    counter.update(1000.0, 0.0)
+    counter.update(1500.0, 5.0)
+
+    assert counter.update(9000.0, 2000.0) is None
+    assert counter.joules == 500.0
+
+
+def test_a_monotonic_clock_of_another_boot_is_a_new_beginning() -> None:
+    counter = EnergyCounter(range_joules=RANGE, max_watts=2000.0)
+    counter.update(1000.0, 5000.0)
+
+    assert counter.update(50.0, 3.0) is None
+    assert counter.joules == 0.0
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0, 1e6),
+    st.lists(st.tuples(st.floats(0, 1e7), st.floats(-10, 2000)), max_size=40),
+)
+def test_no_counter_ever_falls_or_runs_away(range_joules: float, steps: list[tuple[float, float]]) -> None:
+    counter = EnergyCounter(range_joules=range_joules, max_watts=2000.0)
+    at, before = 1000.0, 0.0
+    for register, seconds in steps:
+        at += seconds
+        counter.update(register, at)
+
+        assert math.isfinite(counter.joules)
+        assert 0 <= counter.joules - before <= 2000.0 * max(seconds, 0) + 2.0
+        before = counter.joules
+
+
+def test_an_hour_of_load_with_wraps_gaps_and_restarts_is_counted_right(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine", {**EPYC, "intel-rapl:0:0": ("dram", 65_712.999613)})
+    state = tmp_path / "state"
+    state.mkdir()
+    collector = machine.collector(pages(state))
+    collector.collect()
+    begun = sum(joules for key, joules in machine.joules.items() if key in EPYC)
+    passes = 0
+    while machine.now < 5000.0 + 3600.0:
+        watts = 150.0 + 200.0 * (1 + math.sin(machine.now / 60.0))
+        gap = 45.0 if passes % 97 == 50 else 5.0
+        machine.draw(gap, watts)
+        passes += 1
+        if passes % 83 == 40:  # SIGKILL, and half a minute without a sidecar
+            machine.draw(30.0, watts)
+            collector = machine.collector(pages(state))
+        if passes % 61 == 20:  # nobody may read it for a while
+            for key in EPYC:
+                machine.register(key).write_text("N/A\n")
+            collect_soundly(collector)
+            machine.draw(5.0, watts)
+        collected = collector.collect()
+    drawn = sum(joules for key, joules in machine.joules.items() if key in EPYC) - begun
+
+    assert drawn > 5 * 65_532.0
+    assert total(collected, CPU) == pytest.approx(drawn, rel=0.0025)
+    assert sum(reading.resets["wrap"] for reading in collector.readings) > 10
+
+
+def test_a_successor_counts_what_was_used_while_nobody_looked(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    state = tmp_path / "state"
+    state.mkdir()
+    machine.collector(pages(state)).collect()
+    machine.draw(60.0, 100.0)
+    successor = machine.collector(pages(state)).collect()
+    machine.boot, machine.now = "boot-2", 20.0
+    machine.draw(5.0, 100.0)
+    after_boot = machine.collector(pages(state)).collect()
+
+    assert value_of(successor, CPU, "0", "rapl") == pytest.approx(6000.0)
+    assert value_of(after_boot, CPU, "0", "rapl") == pytest.approx(6000.0)
+
+
+def test_totals_that_cannot_be_saved_are_withheld(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    collector = machine.collector(pages(tmp_path / "late"))
+    with pytest.raises(CollectError, match="No such file"):
+        collector.collect()
+    machine.draw(5.0, 100.0)
+    withheld = collector.collect()
+    (tmp_path / "late").mkdir()
+    machine.draw(5.0, 100.0)
+
+    assert value_of(withheld, CPU, "0", "rapl") is None
+    assert value_of(withheld, POWER, "0", "rapl") == pytest.approx(100.0)
+    assert [reason for reason, _ in withheld.problems] == ["state"]
+    assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(1000.0)
+
+
+def test_mirrored_dies_are_counted_once_and_different_ones_twice(tmp_path: Path) -> None:
+    mirrored = Machine(tmp_path / "mirrored", dict(THREADRIPPER))
+    mirrored.joules["intel-rapl:1"] = mirrored.joules["intel-rapl:0"]
+    mirrored.write()
+    different = Machine(tmp_path / "different", dict(THREADRIPPER))
+    totals = []
+    for machine in (mirrored, different):
+        collector = machine.collector()
+        collector.collect()
+        machine.draw(5.0, 68.0)
+        totals.append(total(collector.collect(), CPU))
+
+    assert totals == [pytest.approx(340.0), pytest.approx(680.0)]
+
+
+def test_a_package_that_two_drivers_show_is_one_package(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, dict(LAPTOP))
+    collector = machine.collector()
+    collector.collect()
+    machine.draw(5.0, 10.0)
+    collected = collector.collect()
+
+    assert total(collected, CPU) == pytest.approx(50.0)
+    assert value_of(collected, ZONE, "psys", "machine", "rapl") == pytest.approx(50.0)
+
+
+def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    machine = Machine(tmp_path / "machine")
+    for key in machine.zones:
+        machine.register(key).chmod(0o400)
+    collector = machine.collector()
+    with nobody():
+        with pytest.raises(CollectError) as first:
+            collector.collect()
+        machine.now += 5.0
+        with pytest.raises(CollectError):
+            collector.collect()
+
+    assert first.value.reason == "permission"
+    assert "chmod a+r" in str(first.value)
+    assert [reading.joules for reading in collector.readings] == [None] * 4
+    assert collector.readings[0].gap_seconds["permission"] == 5.0
+
+
+@pytest.mark.parametrize("content", ["", "N/A\n", "-1\n", "1e9\n", "9" * 40, "\x00\xff"])
+@pytest.mark.parametrize("name", ["energy_uj", "max_energy_range_uj", "name"])
+def test_garbage_costs_its_zone_and_nothing_else(name: str, content: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (tmp_path / "sys/class/powercap/intel-rapl:0" / name).write_text(content, encoding="latin-1")
+    collector = machine.collector()
+    collector.collect()
+    machine.now += 5.0
+    collected = collector.collect()
+
+    assert_sound(collector, collected)
+    assert value_of(collected, CPU, "1", "rapl") == 0.0
+    assert value_of(collected, CPU, "0", "rapl") is None
+    assert {reason for reason, _ in collected.problems} <= {"malformed"}
+
+
+def test_energy_used_while_a_register_was_unreadable_is_counted_and_the_gap_too(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    collector = machine.collector()
+    collector.collect()
+    machine.draw(5.0, 100.0)
+    machine.register("intel-rapl:0").write_text("garbage\n")
+    during = collector.collect()
+    machine.draw(5.0, 100.0)
+    after = collector.collect()
+
+    assert value_of(during, CPU, "0", "rapl") is None
+    assert value_of(after, CPU, "0", "rapl") == pytest.approx(1000.0)
+    assert collector.readings[0].gap_seconds["error"] == 5.0
+
+
+def test_a_machine_that_slept_has_a_gap_and_its_registers_may_begin_anew(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    collector = machine.collector()
+    collector.collect()
+    machine.draw(5.0, 100.0)
+    collector.collect()
+    machine.slept += 3600.0
+    machine.joules["intel-rapl:0"] = 1.0
+    machine.draw(5.0, 100.0)
+    collected = collector.collect()
+
+    assert value_of(collected, CPU, "0", "rapl") == pytest.approx(1000.0)
+    assert collector.readings[0].gap_seconds["suspended"] == 3600.0
+    assert collector.readings[0].resets["reset"] == 1
+
+
+def test_an_exporter_that_does_not_count_publishes_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    counts = [True]
+    collector = machine.collector(counts=lambda: counts[0])
+    collector.collect()
+    machine.draw(5.0, 100.0)
+    counts[0] = False
+    resting = collector.collect()
+    machine.draw(5.0, 100.0)
+    counts[0] = True
+    again = collector.collect()
+    machine.draw(5.0, 100.0)
+
+    assert resting.families == ()
+    assert "another exporter" in resting.unsupported[0]
+    assert value_of(again, CPU, "0", "rapl") == 0.0
+    assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(500.0)
+
+
+def test_a_machine_without_registers_is_a_normal_state(tmp_path: Path) -> None:
+    collector = RaplCollector(sys=tmp_path, proc=tmp_path)
+    masked = tmp_path / "masked"
+    (masked / "class/powercap").mkdir(parents=True)
+    (masked / "class/powercap/intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl:0")
+
+    assert collector.collect() == Collected(
+        (),
+        (),
+        (f"no energy registers in {tmp_path}/class/powercap (a virtual machine, or no driver for this CPU)",),
+    )
+    assert "masks" in RaplCollector(sys=masked, proc=tmp_path).collect().unsupported[0]
+
+
+def test_idle_power_is_known_by_method(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    working = [False]
+    collector = machine.collector(working=lambda: working[0], idle_watts=55.0)
+    collector.collect()
+    for watts in (90.0, *[60.0] * 9, 50.0):
+        machine.draw(5.0, watts)
+        collector.collect()
+    working[0] = True
+    machine.draw(5.0, 40.0)
+    collected = collector.collect()
+
+    assert value_of(collected, IDLE, "0", "config") == 55.0
+    assert value_of(collected, IDLE, "0", "before_start") == pytest.approx(60.0)
+    assert value_of(collected, IDLE, "0", "min_seen") == pytest.approx(40.0)
+    assert collector.readings[0].idle_watts == 55.0
+
+
+def test_a_model_stands_in_only_where_it_was_asked_for_and_is_labelled(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "none", {})
+    collector = machine.collector(tdp_watts=200.0)
+    collector.collect()
+    machine.busy += 10.0
+    machine.draw(10.0, 0.0)  # one of two CPUs was busy
+    collected = collector.collect()
+    measured = Machine(tmp_path / "xeon").collector(tdp_watts=200.0)
+
+    assert value_of(collected, CPU, "all", "tdp_model") == pytest.approx(10.0 * 200.0 * (0.1 + 0.9 * 0.125))
+    assert [(reading.source, reading.measured) for reading in collector.readings] == [("tdp_model", False)]
+    assert value_of(measured.collect(), CPU, "all", "tdp_model") is None
+
+
+@pytest.mark.skipif(not Path("/sys/class/powercap").is_dir(), reason="this machine has no energy registers")
+def test_the_registers_of_this_machine_are_read() -> None:
+    assert collect_soundly(RaplCollector()) is not None
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["draw", "reset", "garbage", "restart", "sleep", "gone"]), st.floats(0, 900)
+        ),
+        max_size=15,
+    )
+)
+def test_published_totals_never_fall(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
+    number = len(list(tmp_path.iterdir()))
+    machine = Machine(tmp_path / f"m{number}")
+    state = tmp_path / f"s{number}"
+    state.mkdir()
+    collector = machine.collector(pages(state))
+    before: dict[tuple[str, ...], float] = {}
+    for what, amount in happenings:
+        machine.draw(5.0 + (amount if what == "sleep" else 0.0), amount)
+        if what == "reset":
+            machine.joules["intel-rapl:0"] = amount
+            machine.write()
+        elif what == "garbage":
+            machine.register("intel-rapl:1").write_text("?\n")
+        elif what == "gone":
+            machine.register("intel-rapl:0:0").unlink()
+        elif what == "restart":
+            collector = machine.collector(pages(state))
+        outcome = collect_soundly(collector)
+        if isinstance(outcome, CollectError):
+            continue
+        for family in outcome.families:
+            for sample in family.samples:
+                key = (family.spec.name, *sample.labels)
+                if family.spec.type == "counter":
+                    assert float(sample.value) >= before.get(key, 0.0)  # type: ignore[arg-type]  # a number
+                    before[key] = float(sample.value)  # type: ignore[arg-type]  # a number
