@@ -20,7 +20,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Union
 
 from exporter.collectors.mounts import Mount
 
@@ -59,7 +58,7 @@ class Silence(enum.Enum):
     NOT_ASKED = "not asked, because too many other mounts hang"
 
 
-Answer = Union[os.statvfs_result, OSError, Silence]  # noqa: UP007 - evaluated at run time, on 3.10 too
+Answer = os.statvfs_result | OSError | Silence
 
 
 class _Pass:
