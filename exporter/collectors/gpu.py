@@ -1,0 +1,229 @@
+"""The GPU collector: what the NVML child says, published; the child's life, supervised.
+
+Used in the sidecar. The child pushes its readings on its own schedule; `collect` makes families of what has come and
+waits for nothing. It also reads the kernel's log for Xids. `GpuCollector` is wired where it is made: it needs its
+options, and to be started and stopped.
+
+Threads: the supervisor's takes messages; `collect` and the questions of other parts come from any thread. One lock
+guards what is known. When the child is gone or hangs, the families about GPUs go with it, apart from those that
+say so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from exporter.collectors.family import Collected
+from exporter.collectors.gpu_child import COMMAND, NvmlChild
+from exporter.collectors.gpu_families import SPECS, NvmlStatus, gpu_families
+from exporter.collectors.gpu_kernel_log import KernelLog
+from exporter.collectors.gpu_options import DEFAULT_OPTIONS, GpuOptions
+from exporter.collectors.gpu_state import Fleet, GpuEnergy, GpuProcess, GpuTotals
+from exporter.collectors.gpu_supervisor import DEFAULT_TIMINGS, STARTING, Supervisor, Timings
+from exporter.collectors.nvml.description import Machine, load_machine
+from exporter.collectors.nvml.visible import expected_devices
+
+LOG = logging.getLogger("exporter.collectors.gpu")
+
+_DOWN = "nvml_down"
+
+_REMEDIES = {
+    "library_not_found": "libnvidia-ml.so.1 is not there: install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
+    "driver_not_loaded": "the driver is not loaded: run nvidia-smi, or modprobe nvidia",
+    "no_permission": "the driver does not let this user in: see the permissions of /dev/nvidiactl and /dev/nvidia*",
+    "binding_not_found": "the Python package nvidia-ml-py is not installed: pip install nvidia-ml-py",
+    "lib_rm_version_mismatch": "library and driver are of different versions: reboot, or load the new driver",
+    "hung": "a call does not return: see the kernel's log for Xid errors",
+}
+
+
+class GpuCollector:
+    """Watches the GPUs.
+
+    Args:
+        options: What to watch.
+        visible: CUDA_VISIBLE_DEVICES of the job; None where it is not set.
+        timings: How patient the supervisor is.
+        kernel_log: Where Xids are read beside NVML.
+        command: The program of the child.
+        on_change: Called when NVML, or a GPU, goes or returns: it is worth publishing at once. On a thread of
+            the collector's; must not wait.
+        log: One line per change of state.
+        monotonic: Seconds.
+
+    Raises:
+        ConfigurationError: The machine to replay is not there, or its description has mistakes.
+    """
+
+    name = "gpu"
+    specs = SPECS
+    reasons = (_DOWN,)
+
+    def __init__(
+        self,
+        options: GpuOptions = DEFAULT_OPTIONS,
+        *,
+        visible: str | None = None,
+        timings: Timings = DEFAULT_TIMINGS,
+        kernel_log: KernelLog | None = None,
+        command: Sequence[str] = COMMAND,
+        on_change: Callable[[], None] = lambda: None,
+        log: logging.Logger = LOG,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._visible = visible if options.replay is None else None
+        self._machine: Machine | None = None if options.replay is None else load_machine(options.replay)
+        self._kernel_log = KernelLog() if kernel_log is None else kernel_log
+        self._command = tuple(command)
+        self.on_change = on_change
+        self._log = log
+        self._monotonic = monotonic
+        self._origin: float | None = None
+        self._lock = threading.Lock()  # guards the next four
+        self._fleet = Fleet(monotonic=monotonic)
+        self._reason = STARTING
+        self._message = ""
+        self._was_up = False
+        self._supervisor = Supervisor(
+            start=self._start_child,
+            take=self._take,
+            change=self._change,
+            timings=timings,
+            monotonic=monotonic,
+        )
+        self._started = False
+
+    def start(self) -> None:
+        """Begin to watch; nothing is known before the first pass of the child, a moment later."""
+        self._started = True
+        self._origin = self._monotonic()
+        if self._machine is None:
+            self._kernel_log.open()
+        self._supervisor.start()
+
+    def stop(self, timeout_seconds: float = 2.0) -> None:
+        """End the child and stop watching."""
+        if self._started:
+            self._supervisor.stop(timeout_seconds)
+        self._kernel_log.close()
+
+    def collect(self) -> Collected:
+        """Make families of what is known."""
+        with self._lock:
+            reason, message = self._reason, self._message
+            families = gpu_families(
+                self._fleet,
+                NvmlStatus(up=reason == "", reason=reason, restarts=self._supervisor.restarts),
+                expected=expected_devices(self._visible),
+                window=self._options.window_label,
+                per_link=self._options.per_link,
+                kernel_xids=self._kernel_log.read(),
+            )
+        if reason in {"", STARTING, "released"}:
+            return Collected(families)
+        about = f"GPUs are not watched ({reason}): {_REMEDIES.get(reason, message or 'NVML does not answer')}"
+        if self._expected():
+            return Collected(families, problems=((_DOWN, about),))
+        return Collected(families, unsupported=(about,))
+
+    def not_ready(self) -> str | None:
+        """Why the exporter is not ready; None when it is, or when GPUs are not required."""
+        with self._lock:
+            if self._options.mode != "required" or self._reason == "":
+                return None
+            return f"NVML does not answer ({self._reason})"
+
+    def release(self) -> None:
+        """Let go of NVML, so that the driver can be unloaded or a GPU be reset; `resume` takes it again."""
+        self._supervisor.release()
+
+    def resume(self) -> None:
+        """Take NVML again after `release`."""
+        self._supervisor.resume()
+
+    @property
+    def released(self) -> bool:
+        """Whether NVML was let go."""
+        with self._lock:
+            return self._reason == "released"
+
+    @property
+    def child_pid(self) -> int | None:
+        """The process id of the NVML child; None while there is none."""
+        return self._supervisor.pid
+
+    def processes(self) -> tuple[GpuProcess, ...]:
+        """The processes that hold GPUs, as of the child's last look; pids are the host's."""
+        with self._lock:
+            return self._fleet.processes()
+
+    def energies(self) -> tuple[GpuEnergy, ...]:
+        """The energy of each GPU so far."""
+        with self._lock:
+            return self._fleet.energies()
+
+    def totals(self) -> GpuTotals:
+        """The counters, as plain values that can be kept over a restart of the sidecar."""
+        with self._lock:
+            return self._fleet.totals()
+
+    def restore(self, totals: GpuTotals) -> None:
+        """Go on from counters that were kept; to be called before `start`."""
+        with self._lock:
+            self._fleet.restore(totals)
+
+    def _expected(self) -> bool:
+        """Whether GPUs should be there, so that their absence is a failure."""
+        return self._options.mode == "required" or self._was_up or expected_devices(self._visible) is not None
+
+    def _start_child(self, skip: tuple[int, ...], now: float) -> NvmlChild:
+        origin = now if self._origin is None else self._origin
+        first = self._options.child_message(self._machine, visible=self._visible, skip=skip, origin=origin)
+        return NvmlChild(first, now=now, command=self._command)
+
+    def _take(self, message: Mapping[str, Any], child: int) -> None:
+        with self._lock:
+            if message["kind"] == "machine":
+                self._fleet.take_machine(message)
+                return
+            before = {gpu.index: (gpu.labels, gpu.down) for gpu in self._fleet.gpus.values()}
+            changed = self._fleet.take_sample(message, child)
+            after = {gpu.index: (gpu.labels, gpu.down) for gpu in self._fleet.gpus.values()}
+        if changed:
+            self._tell(before, after)
+            self.on_change()
+
+    def _tell(
+        self,
+        before: Mapping[int, tuple[tuple[str, str], str]],
+        after: Mapping[int, tuple[tuple[str, str], str]],
+    ) -> None:
+        for index, ((number, uuid), down) in after.items():
+            was_down = before.get(index, ((number, uuid), ""))[1]
+            if down and down != was_down:
+                self._log.warning("GPU %s (%s) does not answer: %s", number, uuid or "uuid unknown", down)
+            elif was_down and not down:
+                self._log.info("GPU %s (%s) answers again", number, uuid)
+        for index in before.keys() - after.keys():
+            (number, uuid), _ = before[index]
+            self._log.warning("GPU %s (%s) is no longer there", number, uuid or "uuid unknown")
+
+    def _change(self, reason: str, message: str) -> None:
+        with self._lock:
+            self._reason, self._message = reason, message
+            if reason == "":
+                self._was_up = True
+            else:
+                self._fleet.forget_readings(reason)
+        self.on_change()
+
+
+def visible_devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES as it was set for this process, which is the job's when it was started beside it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")

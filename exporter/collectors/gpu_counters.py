@@ -1,0 +1,172 @@
+"""Counters of a GPU that never fall, made of numbers that do.
+
+Used in the sidecar, by the thread that reads the NVML child. Raw numbers come in as NVML gave them, each with its
+time; a total that only grows comes out, and how often a number did not follow on from the one before it.
+
+A driver that is loaded anew begins at 0; a register of 32 bits wraps; a GPU in trouble gives a number that has
+nothing to do with the ones before and after it. A step that no hardware can make (backwards, or faster than
+the fastest) is not believed at once: the next number decides. If that follows on from before the step, it was a
+glitch and nothing is lost; if it follows on from after it, the counter has begun anew there.
+
+The totals are plain values, so that they can be kept over a restart of the sidecar (`CounterTotal`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+REASONS = ("wrap", "reset", "backwards", "jump", "glitch")
+"""Why a number did not follow on: a register's width, a new beginning, a step back to no beginning, a step that is
+too large, a single wrong number."""
+
+_SLACK_SECONDS = 0.25
+_TOLERANCE = 1.1
+_WRAP_BITS = 32
+_DISTRUST_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CounterRule:
+    """How a counter is read.
+
+    Attributes:
+        scale: What one of its units is in the family's.
+        most_per_second: The fastest that it can count, in the family's unit; None where there is no such limit.
+        from_zero: Whether the total begins at 0 and not at what the driver has counted so far.
+        of_process: Whether it counts since the NVML child began, so that a new child begins at 0.
+        withdraw: Whether a step that is too large casts doubt on what it is, so that it is not shown for a while.
+    """
+
+    scale: float = 1.0
+    most_per_second: float | None = None
+    from_zero: bool = False
+    of_process: bool = False
+    withdraw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CounterTotal:
+    """A counter as it can be kept.
+
+    Attributes:
+        total: In its raw unit.
+        raw: The last number that was believed.
+        age_seconds: How long ago that was.
+    """
+
+    total: float
+    raw: float
+    age_seconds: float
+
+
+@dataclass(slots=True)
+class Counter:
+    """One counter.
+
+    Attributes:
+        rule: How to read it.
+        total: In its raw unit; never falls.
+        resets: By reason, how often a number did not follow on.
+    """
+
+    rule: CounterRule
+    total: float = 0
+    resets: dict[str, int] = field(default_factory=dict)
+    _last: tuple[float, float] | None = None  # number and time
+    _suspect: tuple[float, float] | None = None
+    _child: int | None = None
+    _distrusted_until: float = 0.0
+
+    def advance(self, raw: float, time: float, child: int) -> float:
+        """Take a number.
+
+        Args:
+            raw: As NVML gave it.
+            time: When, monotonic seconds.
+            child: Which NVML child it is from.
+
+        Returns:
+            By how much the total grew, in the raw unit.
+        """
+        before = self.total
+        if self.rule.of_process:
+            self._advance_of_process(raw, time, child)
+        elif self._last is None:
+            self.total = 0 if self.rule.from_zero else raw
+            self._last = (raw, time)
+            return 0
+        elif self._follows(self._last, raw, time):
+            self._accept(raw, time)
+        elif self._wraps(self._last, raw, time):
+            self._count("wrap")
+            self.total += raw + (1 << _WRAP_BITS) - self._last[0]
+            self._last, self._suspect = (raw, time), None
+        elif self._suspect is not None and self._follows(self._suspect, raw, time):
+            self._begin_anew(self._last, self._suspect, raw, time)
+        else:
+            self._suspect = (raw, time)
+        return self.total - before
+
+    def value(self, now: float) -> float | None:
+        """Give the total in the family's unit; None while it is in doubt."""
+        return None if now < self._distrusted_until else self.total * self.rule.scale
+
+    def keep(self, now: float) -> CounterTotal | None:
+        """Give what a later life needs to go on; None before the first number."""
+        if self._last is None:
+            return None
+        raw, time = self._last
+        return CounterTotal(self.total, raw, max(0.0, now - time))
+
+    def resume(self, kept: CounterTotal, now: float) -> None:
+        """Go on from what was kept; a counter of the old child's begins anew with the next one."""
+        self.total = kept.total
+        self._last = (kept.raw, now - kept.age_seconds)
+
+    def _advance_of_process(self, raw: float, time: float, child: int) -> None:
+        last = self._last[0] if self._last is not None and child == self._child else 0
+        self.total += max(0, raw - last)
+        self._last, self._child = (raw, time), child
+
+    def _accept(self, raw: float, time: float) -> None:
+        assert self._last is not None  # noqa: S101 - for the type checker: only after a first number
+        self.total += raw - self._last[0]
+        self._last = (raw, time)
+        if self._suspect is not None:
+            self._suspect = None
+            self._count("glitch")
+
+    def _begin_anew(
+        self, last: tuple[float, float], suspect: tuple[float, float], raw: float, time: float
+    ) -> None:
+        if suspect[0] > last[0]:
+            reason = "jump"  # nobody knows what it counted in between
+            if self.rule.withdraw:
+                self._distrusted_until = time + _DISTRUST_SECONDS
+        elif suspect[0] <= self._most(suspect[1] - last[1]):
+            reason = "reset"
+            self.total += suspect[0]
+        else:
+            reason = "backwards"
+        self._count(reason)
+        self.total += raw - suspect[0]
+        self._last, self._suspect = (raw, time), None
+
+    def _follows(self, last: tuple[float, float], raw: float, time: float) -> bool:
+        return 0 <= raw - last[0] <= self._most(time - last[1])
+
+    def _wraps(self, last: tuple[float, float], raw: float, time: float) -> bool:
+        width = 1 << _WRAP_BITS
+        if not raw < width // 2 <= last[0] < width:
+            return False
+        # Without a fastest pace, only a counter that was close to its end is believed to have wrapped.
+        most = self._most(time - last[1]) if self.rule.most_per_second is not None else width // 8
+        return raw + width - last[0] <= most
+
+    def _most(self, seconds: float) -> float:
+        if self.rule.most_per_second is None:
+            return float("inf")
+        return self.rule.most_per_second / self.rule.scale * (seconds * _TOLERANCE + _SLACK_SECONDS)
+
+    def _count(self, reason: str) -> None:
+        self.resets[reason] = self.resets.get(reason, 0) + 1

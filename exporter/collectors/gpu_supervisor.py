@@ -1,0 +1,374 @@
+"""The supervisor of the NVML child: starts it, listens to it, and decides when there is to be another one.
+
+Used in the sidecar by the GPU collector. Messages go to `take`, what NVML's state becomes to `change`; the rest is
+commands from other threads. One daemon thread does everything, and also is the parent that the kernel
+ties the child's life to: it lives as long as the sidecar does.
+
+Its rules:
+- A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again after
+  5 s, then ever more seldom, up to 5 min. So is one that crashed.
+- A child that asks to be replaced (memory, another driver, other devices) is, at once.
+- A child that says nothing for the deadline hangs in a call. It may not even be possible to kill it, and killing it
+  in a driver's hands can do harm: it is left alone, and told to end when its call returns. After some
+  patience there is one replacement, without the GPU that the call was for; while the first one hangs,
+  there is no second. If the replacement hangs as well, everything waits until one of them returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.collectors.gpu_child import NvmlChild
+from exporter.collectors.nvml.protocol import ProtocolError
+
+STARTING, HUNG, CRASHED, RELEASED = "starting", "hung", "crashed", "released"
+
+AT_ONCE = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
+"""Farewells after which a new child is to go on without a gap."""
+
+RESTART_REASONS = (
+    CRASHED,
+    HUNG,
+    "devices_changed",
+    "driver_not_loaded",
+    "gpu_lost",
+    "lib_rm_version_mismatch",
+    "memory",
+    "unknown",
+)
+"""Values of the label `reason` of restarts; anything else is `unknown`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How patient the supervisor is, in seconds.
+
+    Attributes:
+        deadline: Silence of a child that serves, after which it hangs.
+        start_deadline: The same between two steps of its start: without persistence mode a GPU takes seconds.
+        patience: How long a child may hang before there is a replacement.
+        first_backoff: Wait after a first failure.
+        most_backoff: Wait after many.
+        steady: A child that served for so long had no bad start.
+        farewell: How long a child may take to end in order.
+    """
+
+    deadline: float = 5.0
+    start_deadline: float = 30.0
+    patience: float = 5.0
+    first_backoff: float = 5.0
+    most_backoff: float = 300.0
+    steady: float = 60.0
+    farewell: float = 1.5
+
+
+DEFAULT_TIMINGS = Timings()
+
+
+class Supervisor:
+    """Sees to it that there is one NVML child, and not more than is good.
+
+    Args:
+        start: Makes a child that leaves out some GPUs; raises OSError.
+        take: Takes a message `machine` or `sample`, and the number of the child.
+        change: Takes the reason why NVML does not answer ("" when it does) and a text for people.
+        timings: How patient.
+        monotonic: Seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: Callable[[tuple[int, ...], float], NvmlChild],
+        take: Callable[[Mapping[str, Any], int], None],
+        change: Callable[[str, str], None],
+        timings: Timings = DEFAULT_TIMINGS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start = start
+        self._take = take
+        self._change = change
+        self._timings = timings
+        self._monotonic = monotonic
+        self._active: NvmlChild | None = None
+        self._stuck: NvmlChild | None = None
+        self._skip: tuple[int, ...] = ()
+        self._number = 0
+        self._due: float | None = 0.0  # when to start the next; None: not at all
+        self._failures = 0
+        self._hung_since: float | None = None
+        self._sampled_at = 0.0  # readings count for the deadline, also those of a child that was replaced
+        self._reason = STARTING
+        self._released = False
+        self._stopping = False
+        self._commands = threading.Lock()  # guards the two above, which other threads set, and the wake pipe
+        self._woken, self._wake = os.pipe()
+        self._closed = False
+        os.set_blocking(self._woken, False)
+        self._thread: threading.Thread | None = None
+        self.restarts: dict[str, int] = dict.fromkeys(RESTART_REASONS, 0)
+
+    def start(self) -> None:
+        """Begin; to be called once."""
+        self._thread = threading.Thread(target=self._run, name="exporter-nvml", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 2.0) -> None:
+        """End, and the child with it; one that hangs is killed and not waited for."""
+        self._command(stopping=True)
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def release(self) -> None:
+        """Let go of NVML, so that the driver can be unloaded or a GPU be reset."""
+        self._command(released=True)
+
+    def resume(self) -> None:
+        """Take NVML again."""
+        self._command(released=False)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the child; None while there is none."""
+        active = self._active
+        return None if active is None else active.pid
+
+    def _command(self, *, stopping: bool | None = None, released: bool | None = None) -> None:
+        with self._commands:
+            self._stopping = self._stopping if stopping is None else stopping
+            self._released = self._released if released is None else released
+            if not self._closed:
+                os.write(self._wake, b"!")
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._commands:
+                    stopping, released = self._stopping, self._released
+                if stopping:
+                    return
+                now = self._monotonic()
+                self._keep(now, released=released)
+                self._wait(self._next_moment(now))
+        finally:
+            self._shut_down()
+
+    def _keep(self, now: float, *, released: bool) -> None:
+        """Do what it is time for."""
+        if self._stuck is not None and self._stuck.reap():
+            self._stuck.close()
+            self._stuck, self._skip = None, ()
+            if self._active is not None:
+                self._active.tell("admit")
+        if released:
+            self._let_go()
+        elif self._reason == RELEASED:
+            self._set(STARTING, "NVML is taken again")
+            if self._active is None:
+                self._due = now
+        if self._active is None and self._due is not None and now >= self._due:
+            self._launch(now)
+        if self._active is not None:
+            self._look_at_deadline(self._active, now)
+        if self._reason == "" and now >= self._sampled_at + self._timings.deadline:
+            self._set(STARTING, "the process that calls NVML is being replaced")
+
+    def _let_go(self) -> None:
+        self._due = None
+        if self._active is None:
+            if self._reason != RELEASED:
+                self._set(RELEASED, "NVML was released on request")
+        elif self._reason != RELEASED:
+            self._active.tell("release")
+            self._set(RELEASED, "NVML was released on request")
+
+    def _launch(self, now: float) -> None:
+        self._due = None
+        try:
+            self._active = self._start(self._skip, now)
+        except OSError as error:
+            self._failures += 1
+            self._due = now + self._backoff()
+            self._set(CRASHED, f"the process that calls NVML cannot be started: {error}")
+            return
+        self._number += 1
+        self._hung_since = None
+
+    def _look_at_deadline(self, child: NvmlChild, now: float) -> None:
+        timings = self._timings
+        deadline = self._deadline(child)
+        if now - child.heard_at < deadline:
+            return
+        if self._hung_since is None:
+            self._hung_since = now
+            about = "it" if child.slow is None else f"{child.slow[1]} on {_subject(child.slow[0])}"
+            if self._reason != RELEASED:
+                self._set(HUNG, f"no answer from NVML for {deadline:g} s: {about} does not return")
+        if now - self._hung_since >= timings.patience and self._stuck is None and self._reason != RELEASED:
+            child.tell("release")  # for when its call returns
+            self._stuck, self._active = child, None
+            if child.slow is not None and child.slow[0] is not None:
+                self._skip = (child.slow[0],)
+            self._hung_since = None
+            self._forgive(child, now)
+            self._restart(HUNG, now)
+
+    def _listen(self, child: NvmlChild) -> None:
+        now = self._monotonic()
+        try:
+            messages, ended = child.read()
+            if child is self._stuck:
+                if ended:
+                    child.wait(0.5)  # then `_keep` sees it
+                return  # what it has to say is old
+            for message in messages:
+                self._hear(child, message, now)
+        except (ProtocolError, KeyError, TypeError, ValueError, AttributeError) as error:
+            child.end()
+            if child is self._active:
+                self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
+            return
+        if ended:
+            self._bury(child, now)
+
+    def _hear(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
+        kind = message["kind"]
+        if kind == "slow":  # not from the thread that samples, and no sign of its life
+            gpu = message.get("gpu")
+            child.slow = (gpu if isinstance(gpu, int) else None, str(message.get("call")))
+            return
+        child.heard_at = now
+        if kind == "bye":
+            child.farewell = message
+        elif kind == "machine":
+            child.serving = True
+            self._take(message, self._number)
+        elif kind == "sample":
+            child.slow = None
+            self._hung_since = None
+            self._sampled_at = now
+            self._take(message, self._number)
+            if self._reason not in {"", RELEASED}:
+                self._set("", "")
+
+    def _bury(self, child: NvmlChild, now: float) -> None:
+        """See what became of a child whose pipe has ended."""
+        child.wait(0.5)
+        farewell = child.farewell
+        if farewell is None:
+            cause = f"the process that calls NVML {child.cause()}"
+            child.end()
+            self._lost(child, now, CRASHED, cause)
+            return
+        child.end()
+        self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message") or ""))
+
+    def _lost(self, child: NvmlChild, now: float, reason: str, message: str) -> None:
+        self._active = None
+        if self._reason == RELEASED:
+            return
+        self._forgive(child, now)
+        if reason == RELEASED:  # and taken again before it had ended
+            self._due = now
+            return
+        if reason in AT_ONCE and child.serving:
+            self._restart(reason, now)
+            return
+        self._failures += 1
+        self._due = now + self._backoff()
+        if child.serving or reason == CRASHED:
+            self._count(reason)
+        self._set(reason, message)
+
+    def _forgive(self, child: NvmlChild, now: float) -> None:
+        """Forget earlier failures after a child that served for long."""
+        if now - child.started_at >= self._timings.steady:
+            self._failures = 0
+
+    def _deadline(self, child: NvmlChild) -> float:
+        return self._timings.deadline if child.serving else self._timings.start_deadline
+
+    def _restart(self, reason: str, now: float) -> None:
+        """Start another one, at once unless that has just been done."""
+        self._count(reason)
+        self._failures += 1
+        self._due = now if self._failures == 1 else now + self._backoff()
+
+    def _count(self, reason: str) -> None:
+        known = reason if reason in self.restarts else "unknown"
+        self.restarts[known] += 1
+
+    def _backoff(self) -> float:
+        timings = self._timings
+        return min(timings.most_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
+
+    def _set(self, reason: str, message: str) -> None:
+        self._reason = reason
+        self._change(reason, message)
+
+    def _next_moment(self, now: float) -> float:
+        """How long nothing is to be done unless somebody speaks."""
+        moments = [now + 60.0]
+        child = self._active
+        if child is not None:
+            if self._hung_since is None:
+                moments.append(child.heard_at + self._deadline(child))
+            elif self._stuck is None:
+                moments.append(self._hung_since + self._timings.patience)
+        elif self._due is not None:
+            moments.append(self._due)
+        if self._reason == "":
+            moments.append(self._sampled_at + self._timings.deadline)
+        return max(0.0, min(moments) - now)
+
+    def _wait(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        children = {}
+        for child in (self._active, self._stuck):
+            if child is None:
+                continue
+            poll.register(child.output, select.POLLIN)
+            children[child.output] = child
+            if child.input is not None:
+                poll.register(child.input, select.POLLOUT)
+        # Rounded up: a wait that ends a moment too early would be begun again at once.
+        for descriptor, _ in poll.poll(seconds * 1000 + 1):
+            if descriptor == self._woken:
+                self._clear_wake()
+            elif descriptor in children:
+                self._listen(children[descriptor])
+        for child in (self._active, self._stuck):
+            if child is not None:
+                child.write()
+
+    def _clear_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def _shut_down(self) -> None:
+        children = [child for child in (self._active, self._stuck) if child is not None]
+        for child in children:
+            child.tell("release")
+        end = self._monotonic() + self._timings.farewell
+        if self._active is not None:
+            self._active.wait(max(0.0, end - self._monotonic()))
+        for child in children:
+            child.end()
+            child.wait(0.2)
+        self._active = self._stuck = None
+        with self._commands:
+            self._closed = True
+            os.close(self._woken)
+            os.close(self._wake)
+
+
+def _subject(gpu: int | None) -> str:
+    return "no particular GPU" if gpu is None else f"GPU {gpu}"

@@ -1,0 +1,397 @@
+"""A replayed machine in the place of NVIDIA's library.
+
+Used in the NVML child: an object assigned to `pynvml.nvmlLib` before `nvmlInit`. pynvml looks functions up on it
+by their C names and calls them with ctypes arguments, so that all of pynvml is the real thing: structures and
+their versions, two-call protocols, exceptions. What happens to a call is decided in one place, `_enter`: faults of
+the timeline come first, then the function itself.
+
+A function that the described driver does not have is an AttributeError, which is how pynvml finds out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+from exporter.collectors.nvml.codes import CODES, SUCCESS
+from exporter.collectors.nvml.replay_calls import CALLS, NOT_SUPPORTED, Asked, number, put
+from exporter.collectors.nvml.replay_fields import field_values
+from exporter.collectors.nvml.replay_lists import LISTS
+from exporter.collectors.nvml.replay_machine import EVERY_CALL, ReplayedGpu, ReplayedMachine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from exporter.collectors.nvml.clocks import Clock
+
+_GPU_BASE = 0x1000
+_INSTANCE_BASE = 0x100000
+_INSTANCES_PER_GPU = 0x100
+_OTHER_BASE = 0x10000000
+
+_INVALID = CODES["invalid_argument"]
+_NOT_FOUND = CODES["not_found"]
+_TIMEOUT = CODES["timeout"]
+
+DEVICE_CALLS = {**CALLS, **LISTS}
+"""Functions whose first argument is a GPU's handle, and that need nothing but the GPU."""
+
+_LOOK_SECONDS = 0.05
+_GPM_LEAST_SECONDS = 0.1
+_XID = 0x8
+
+OTHER_CALLS = (
+    "nvmlInitWithFlags",
+    "nvmlShutdown",
+    "nvmlErrorString",
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetNVMLVersion",
+    "nvmlSystemGetCudaDriverVersion_v2",
+    "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceGetAttributes_v2",
+    "nvmlEventSetCreate",
+    "nvmlDeviceRegisterEvents",
+    "nvmlEventSetWait_v2",
+    "nvmlGpmQueryDeviceSupport",
+    "nvmlGpmSampleAlloc",
+    "nvmlGpmSampleFree",
+    "nvmlGpmSampleGet",
+    "nvmlGpmMigSampleGet",
+    "nvmlGpmMetricsGet",
+)
+SYMBOLS = frozenset({*DEVICE_CALLS, *OTHER_CALLS})
+"""Every function of NVML that a replay has."""
+
+
+class ReplayLibrary:
+    """What `pynvml.nvmlLib` is during a replay.
+
+    Args:
+        description: See `description.Machine.plain`.
+        clock: The child's.
+        origin: When the timeline began, on that clock.
+    """
+
+    def __init__(self, description: dict[str, Any], *, clock: Clock, origin: float) -> None:
+        self._machine = ReplayedMachine(description)
+        self._missing = frozenset(description["missing"])
+        self._newest_field: int | None = description["newest_field"]
+        self._clock = clock
+        self._origin = origin
+        self._initialised_at: float | None = None
+        self._samples: dict[int, tuple[float, ReplayedGpu, int | None] | None] = {}
+        self._registered: list[tuple[ReplayedGpu, int, float]] = []
+        self._delivered: set[tuple[int, int, int]] = set()
+        self._next_address = _OTHER_BASE
+
+    def __getattr__(self, symbol: str) -> Callable[..., Any]:
+        if symbol not in SYMBOLS or symbol in self._missing:
+            raise AttributeError(symbol)
+        if symbol == "nvmlErrorString":
+            return _error_string
+
+        # A plain function: pynvml sets attributes on some.
+        def call(*arguments: Any) -> int:
+            return self._enter(symbol, arguments)
+
+        return call
+
+    @property
+    def _moment(self) -> float:
+        return self._clock.now() - self._origin
+
+    def _enter(self, symbol: str, arguments: tuple[Any, ...]) -> int:
+        if not self._machine.library_is_there():
+            return CODES["library_not_found"]
+        gpu, instance = None, None
+        if symbol in DEVICE_CALLS or symbol in _ON_HANDLES:
+            gpu, instance = self._resolve(arguments[0])
+            if gpu is None:
+                return _INVALID
+        index = self._index_of(symbol, arguments) if gpu is None else gpu.index
+        code, returned = self._suffer(symbol, index)
+        if code is not None:
+            return code
+        if symbol != "nvmlInitWithFlags":
+            if self._initialised_at is None:
+                return CODES["uninitialized"]
+            if self._machine.driver(self._moment) != self._machine.driver(self._initialised_at):
+                return CODES["lib_rm_version_mismatch"]
+        if gpu is None:
+            return int(getattr(self, f"_{symbol}")(*arguments))
+        asked = Asked(gpu, self._moment, self._clock.wall(), returned)
+        if instance is not None:
+            return self._on_instance(symbol, gpu, instance, asked, arguments[1:])
+        if symbol in DEVICE_CALLS:
+            return int(DEVICE_CALLS[symbol](asked, *arguments[1:]))
+        return int(getattr(self, f"_{symbol}")(asked, *arguments[1:]))
+
+    def _index_of(self, symbol: str, arguments: tuple[Any, ...]) -> int | None:
+        """The GPU that a call concerns which has no handle of it yet."""
+        if symbol != "nvmlDeviceGetHandleByIndex_v2":
+            return None
+        present = self._machine.present(self._moment)
+        place = number(arguments[0])
+        return present[place].index if 0 <= place < len(present) else None
+
+    def _suffer(self, symbol: str, index: int | None) -> tuple[int | None, float | None]:
+        """What the timeline does to a call: a code that ends it, or else what it gives."""
+        returned = None
+        for happening in self._machine.under_way(index, self._moment):
+            if symbol in happening.crashes:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if symbol in happening.hangs or (EVERY_CALL in happening.hangs and index is not None):
+                while self._moment < happening.until:
+                    time.sleep(_LOOK_SECONDS)
+            if symbol in happening.delays:
+                self._clock.delay(happening.delays[symbol])
+            code = happening.errors.get(symbol)
+            if code is None and (happening.removed or EVERY_CALL in happening.errors) and index is not None:
+                code = happening.errors.get(EVERY_CALL, CODES["gpu_is_lost"])
+            if code is not None:
+                return code, None
+            if returned is None:
+                returned = happening.returns.get(symbol)
+        return None, returned
+
+    # Handles: an address that says what it is, as no one looks behind it.
+
+    def _resolve(self, handle: Any) -> tuple[ReplayedGpu | None, dict[str, Any] | None]:
+        address = ctypes.cast(handle, ctypes.c_void_p).value or 0
+        if _GPU_BASE <= address < _GPU_BASE + len(self._machine.gpus):
+            return self._machine.gpus[address - _GPU_BASE], None
+        index, place = divmod(address - _INSTANCE_BASE, _INSTANCES_PER_GPU)
+        if 0 <= index < len(self._machine.gpus) and place < len(self._machine.gpus[index].instances):
+            gpu = self._machine.gpus[index]
+            return gpu, gpu.instances[place]
+        return None, None
+
+    def _new_address(self) -> int:
+        self._next_address += 1
+        return self._next_address
+
+    # The library itself.
+
+    def _nvmlInitWithFlags(self, _flags: Any) -> int:  # noqa: N802 - NVML's names, so that they are found
+        self._initialised_at = self._moment
+        return SUCCESS
+
+    def _nvmlShutdown(self) -> int:  # noqa: N802
+        self._initialised_at = None
+        return SUCCESS
+
+    def _nvmlSystemGetDriverVersion(self, buffer: Any, _length: Any) -> int:  # noqa: N802
+        buffer.value = self._machine.driver(self._moment).encode()
+        return SUCCESS
+
+    def _nvmlSystemGetNVMLVersion(self, buffer: Any, _length: Any) -> int:  # noqa: N802
+        buffer.value = self._machine.description["nvml"].encode()
+        return SUCCESS
+
+    def _nvmlSystemGetCudaDriverVersion_v2(self, result: Any) -> int:  # noqa: N802
+        major, _, minor = self._machine.description["cuda"].partition(".")
+        put(result, int(major) * 1000 + int(minor or 0) * 10)
+        return SUCCESS
+
+    def _nvmlDeviceGetCount_v2(self, result: Any) -> int:  # noqa: N802
+        put(result, len(self._machine.present(self._moment)))
+        return SUCCESS
+
+    def _nvmlDeviceGetHandleByIndex_v2(self, place: Any, result: Any) -> int:  # noqa: N802
+        present = self._machine.present(self._moment)
+        if not 0 <= number(place) < len(present):
+            return _INVALID
+        _point(result, _GPU_BASE + present[number(place)].index)
+        return SUCCESS
+
+    def _nvmlDeviceGetFieldValues(self, asked: Asked, count: Any, array: Any) -> int:  # noqa: N802
+        driver = self._machine.driver(self._moment)
+        return field_values(asked, count, array, driver=driver, newest=self._newest_field)
+
+    # Instances of a divided GPU.
+
+    def _nvmlDeviceGetMaxMigDeviceCount(self, asked: Asked, result: Any) -> int:  # noqa: N802
+        if asked.reading("mig_mode") is None:
+            return NOT_SUPPORTED
+        put(result, 7)
+        return SUCCESS
+
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, asked: Asked, place: Any, result: Any) -> int:  # noqa: N802
+        if not asked.reading("mig_mode") or not 0 <= number(place) < len(asked.gpu.instances):
+            return _NOT_FOUND
+        _point(result, _INSTANCE_BASE + asked.gpu.index * _INSTANCES_PER_GPU + number(place))
+        return SUCCESS
+
+    def _on_instance(
+        self,
+        symbol: str,
+        gpu: ReplayedGpu,
+        instance: dict[str, Any],
+        asked: Asked,
+        arguments: tuple[Any, ...],
+    ) -> int:
+        numbers = {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
+        if symbol in numbers:
+            put(arguments[0], instance[numbers[symbol]])
+        elif symbol == "nvmlDeviceGetUUID":
+            arguments[
+                0
+            ].value = f"MIG-{gpu.description['uuid'][4:-2]}{instance['gi']}{instance['ci']}".encode()
+        elif symbol == "nvmlDeviceGetName":
+            arguments[0].value = f"{gpu.description['name']} MIG {instance['profile']}".encode()
+        elif symbol == "nvmlDeviceGetMemoryInfo_v2":
+            info = arguments[0]._obj  # noqa: SLF001 - see replay_calls.put
+            level = gpu.readings.load.at(asked.moment)
+            info.total = instance["memory"]
+            info.used = int(instance["memory"] * min(0.9, 0.1 + 0.6 * level))
+            info.free = info.total - info.used
+        else:
+            return NOT_SUPPORTED
+        return SUCCESS
+
+    def _nvmlDeviceGetGpuInstanceId(self, _asked: Asked, _result: Any) -> int:  # noqa: N802
+        return _INVALID  # of a whole GPU
+
+    def _nvmlDeviceGetComputeInstanceId(self, _asked: Asked, _result: Any) -> int:  # noqa: N802
+        return _INVALID
+
+    def _nvmlDeviceGetAttributes_v2(self, _asked: Asked, _result: Any) -> int:  # noqa: N802
+        return _INVALID
+
+    # Events.
+
+    def _nvmlEventSetCreate(self, result: Any) -> int:  # noqa: N802
+        _point(result, self._new_address())
+        return SUCCESS
+
+    def _nvmlDeviceRegisterEvents(self, asked: Asked, mask: Any, _set: Any) -> int:  # noqa: N802
+        supported = asked.reading("event_types")
+        if supported is None or number(mask) & ~int(supported):
+            return NOT_SUPPORTED
+        self._registered.append((asked.gpu, number(mask), asked.moment))
+        return SUCCESS
+
+    def _nvmlEventSetWait_v2(self, _set: Any, result: Any, milliseconds: Any) -> int:  # noqa: N802
+        end = time.monotonic() + number(milliseconds) / 1000
+        while True:
+            for gpu, bit, data, key in self._events():
+                if key not in self._delivered:
+                    self._delivered.add(key)
+                    event = result._obj  # noqa: SLF001 - see replay_calls.put
+                    event.device = ctypes.cast(_GPU_BASE + gpu.index, type(event.device))
+                    event.eventType, event.eventData = bit, data
+                    return SUCCESS
+            if time.monotonic() >= end:
+                return _TIMEOUT
+            time.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
+
+    def _events(self) -> list[tuple[ReplayedGpu, int, int, tuple[int, int, int]]]:
+        """Every event that has happened since its GPU was registered."""
+        found = []
+        now = self._moment
+        for gpu, mask, since in self._registered:
+            for place, happening in enumerate(self._machine.happenings):
+                if not since <= happening.at <= now or not (
+                    happening.gpus is None or gpu.index in happening.gpus
+                ):
+                    continue
+                reports = [(_XID, xid) for xid in happening.xids]
+                reports += [(1 << bit, 0) for bit in range(16) if happening.events & (1 << bit)]
+                found += [
+                    (gpu, bit, data, (gpu.index, place, which))
+                    for which, (bit, data) in enumerate(reports)
+                    if mask & bit
+                ]
+        return found
+
+    # Performance counters.
+
+    def _nvmlGpmQueryDeviceSupport(self, asked: Asked, result: Any) -> int:  # noqa: N802
+        support = result._obj  # noqa: SLF001 - see replay_calls.put
+        if support.version != 1:
+            return CODES["argument_version_mismatch"]
+        support.isSupportedDevice = int(bool(asked.gpu.description["gpm"]))
+        return SUCCESS
+
+    def _nvmlGpmSampleAlloc(self, result: Any) -> int:  # noqa: N802
+        address = self._new_address()
+        self._samples[address] = None
+        _point(result, address)
+        return SUCCESS
+
+    def _nvmlGpmSampleFree(self, sample: Any) -> int:  # noqa: N802
+        return SUCCESS if self._samples.pop(_address(sample), 0) != 0 else _INVALID
+
+    def _nvmlGpmSampleGet(self, asked: Asked, sample: Any) -> int:  # noqa: N802
+        if _address(sample) not in self._samples:
+            return _INVALID
+        if not asked.gpu.description["gpm"] or asked.reading("mig_mode"):
+            return NOT_SUPPORTED
+        self._samples[_address(sample)] = (asked.moment, asked.gpu, None)
+        return SUCCESS
+
+    def _nvmlGpmMigSampleGet(self, asked: Asked, instance: Any, sample: Any) -> int:  # noqa: N802
+        if _address(sample) not in self._samples:
+            return _INVALID
+        if not any(each["gi"] == number(instance) for each in asked.gpu.instances):
+            return _NOT_FOUND
+        self._samples[_address(sample)] = (asked.moment, asked.gpu, number(instance))
+        return SUCCESS
+
+    def _nvmlGpmMetricsGet(self, request: Any) -> int:  # noqa: N802
+        metrics = request._obj  # noqa: SLF001 - see replay_calls.put
+        if metrics.version != 1:
+            return CODES["argument_version_mismatch"]
+        earlier = self._samples.get(_address(metrics.sample1))
+        later = self._samples.get(_address(metrics.sample2))
+        if earlier is None or later is None or earlier[1:] != later[1:]:
+            return _INVALID
+        begin, gpu, _ = earlier
+        end = later[0]
+        for place in range(metrics.numMetrics):
+            metric = metrics.metrics[place]
+            value = gpu.readings.mean(f"gpm.{metric.metricId}", begin, max(end, begin + 1e-6))
+            metric.nvmlReturn = SUCCESS if value is not None else NOT_SUPPORTED
+            if value is not None:
+                metric.value = value if end - begin >= _GPM_LEAST_SECONDS else float("nan")
+        return SUCCESS
+
+
+_ON_HANDLES = frozenset(
+    {
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetMaxMigDeviceCount",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetGpuInstanceId",
+        "nvmlDeviceGetComputeInstanceId",
+        "nvmlDeviceGetAttributes_v2",
+        "nvmlDeviceRegisterEvents",
+        "nvmlGpmQueryDeviceSupport",
+        "nvmlGpmSampleGet",
+        "nvmlGpmMigSampleGet",
+    }
+)
+"""Functions of this file whose first argument is a GPU's handle."""
+
+
+def _error_string(code: Any) -> bytes:
+    return f"NVML error {number(code)}".encode()
+
+
+def _point(reference: Any, address: int) -> None:
+    """Let an opaque handle point to an address."""
+    ctypes.cast(reference, ctypes.POINTER(ctypes.c_void_p))[0] = address
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
