@@ -392,3 +392,32 @@ def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on
     assert reading.count == 1
     assert reading.window is not None
     assert reading.window.samples == 0
+
+
+def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path) -> None:
+    program = """
+        import os, time
+        import exporter
+        from exporter import Stat
+        from exporter.feed.overrides import write_overrides
+        loss = Stat("train.loss", ["mean"], window_seconds=0.5)
+        other = Stat("train.other", ["mean"], window_seconds=0.5)
+        def until(condition):
+            end = time.monotonic() + 15
+            while not condition():
+                loss.add(2.0)
+                other.add(1.0)
+                time.sleep(0.02)
+                assert time.monotonic() < end
+        until(lambda: loss.get())
+        assert set(loss.get()) == {exporter.Aggregation.MEAN}
+        rules = [{"match": "train.l*", "aggregations": ["max", "p99"]}, {"match": "train.other", "enabled": False}]
+        write_overrides(os.environ["EXPORTER_FEED_DIR"], rules)
+        until(lambda: set(loss.get()) == {exporter.Aggregation.MAX, exporter.Aggregation.P99})
+        assert not other.enabled
+        write_overrides(os.environ["EXPORTER_FEED_DIR"], [])
+        until(lambda: set(loss.get()) == {exporter.Aggregation.MEAN} and other.enabled)
+    """
+    run(feed, program)
+
+    assert {reading.definition.name for reading in snapshots(feed)[0].recording.stats} == {"train.loss", "train.other"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from serve_support import environment, exporter, sidecar, wait_until
 
-from exporter.feed import runs
 from exporter.cli.attachment import Attachment
+from exporter.feed import runs
 
 RUN = "import sys, pathlib; from exporter.feed import runs; r = runs.register(pathlib.Path(sys.argv[1])); sys.stdin.read()"
 
