@@ -22,6 +22,7 @@ from collectors_support import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.collectors.catalogue import CATALOGUE
 from exporter.collectors.family import Collected
 from exporter.collectors.filesystem import FilesystemCollector
 from exporter.collectors.mounts import Mount, parse_mounts, read_mounts, unescape, visible
@@ -134,6 +135,22 @@ def test_the_same_filesystem_at_another_place_hangs_with_it(hanging: Callable[..
 
     assert set(pool.ask(mounts).values()) == {Silence.HANGING}
     assert statvfs.calls == ["/dead"]
+
+
+def test_a_collector_made_anew_by_a_reload_does_not_call_what_hangs_once_more(
+    tmp_path: Path, hanging: Callable[..., Hanging]
+) -> None:
+    root = machine_of(tmp_path, "1 0 0:40 / /dead rw - nfs4 filer:/x rw")
+    statvfs = hanging("/dead")
+    pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.2)
+    FilesystemCollector(proc=root, pool=pool).collect()
+    collected = FilesystemCollector(proc=root, pool=pool, fs_types_include=["nfs*"]).collect()
+    entry = next(entry for entry in CATALOGUE if entry.name == "filesystem")
+    made = [entry.factory() for _ in range(2)]
+
+    assert value_of(collected, ERROR, "/dead", "nfs4", "filer:/x") == 1
+    assert statvfs.calls == ["/dead"]
+    assert len({id(vars(each)["_pool"]) for each in made}) == 1
 
 
 def test_the_threads_that_hang_are_bounded_and_local_filesystems_still_answer(

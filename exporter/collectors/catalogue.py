@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from exporter.collectors import (
     cgroup,
@@ -41,6 +42,7 @@ from exporter.collectors import (
 )
 from exporter.collectors.family import Collector, FamilySpec
 from exporter.collectors.selection import EVERYTHING
+from exporter.collectors.statvfs import StatvfsPool
 
 FAST_SECONDS = 5.0
 MEDIUM_SECONDS = 15.0
@@ -185,7 +187,8 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     ),
     CollectorEntry(
         "filesystem",
-        filesystem.FilesystemCollector,
+        # One pool for all that are made: a reload must not call what hangs once more.
+        partial(filesystem.FilesystemCollector, pool=StatvfsPool()),
         filesystem.SPECS,
         "Size, free space and state of the mounted filesystems.",
         MEDIUM_SECONDS,

@@ -2,7 +2,7 @@
 
 Used in the sidecar. /proc/self/mountinfo and one `statvfs` per mount come in: what the exporter sees in its own
 mount namespace. Threads: those of `statvfs`, which a dead server may keep; such a mount has an error instead of
-sizes, and the others are served. It holds which calls have not returned.
+sizes, and the others are served. It holds the mounts, as long as the kernel lists the same.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from exporter.collectors.draft import Draft
 from exporter.collectors.family import Collected, FamilySpec
-from exporter.collectors.kernel_files import FILE_REASONS, failure
-from exporter.collectors.mounts import Mount, read_mounts, visible
+from exporter.collectors.kernel_files import FILE_REASONS, failure, read_bytes
+from exporter.collectors.mounts import Mount, parse_mounts, visible
 from exporter.collectors.selection import EVERYTHING, Selection
 from exporter.collectors.statvfs import Answer, Silence, StatvfsPool
 from exporter.errors import CollectError
@@ -146,10 +146,11 @@ class FilesystemCollector:
         fs_types_include: Sequence[str] = EVERYTHING,
         fs_types_exclude: Sequence[str] = FS_TYPES_EXCLUDE,
     ) -> None:
-        self._proc = proc
+        self._path = proc / "self/mountinfo"
         self._pool = pool or StatvfsPool()
         self._mount_points = Selection(mount_points_include, mount_points_exclude)
         self._fs_types = Selection(fs_types_include, fs_types_exclude)
+        self._listed: tuple[bytes, Sequence[Mount]] = (b"", ())
 
     def collect(self) -> Collected:
         """Ask once.
@@ -158,15 +159,13 @@ class FilesystemCollector:
             CollectError: There is nothing to show, because the mounts could not be listed.
         """
         draft = Draft()
-        mounts = read_mounts(self._proc)
-        if mounts is None:
-            draft.unsupported(f"no {self._proc / 'self/mountinfo'}")
+        content = read_bytes(self._path)
+        if content is None:
+            draft.unsupported(f"no {self._path}")
             return draft.finish()
-        chosen = [
-            mount
-            for mount in visible(mounts)
-            if mount.label in self._mount_points and mount.fstype in self._fs_types
-        ]
+        if content != self._listed[0]:  # a node with a thousand containers has thousands of mounts
+            self._listed = (content, self._choose(content))
+        chosen = self._listed[1]
         if not chosen:
             draft.unsupported("no mount that is to be shown")
             return draft.finish()
@@ -178,6 +177,13 @@ class FilesystemCollector:
         for spec, values in samples.items():
             draft.add_family(spec, values)
         return draft.finish()
+
+    def _choose(self, content: bytes) -> Sequence[Mount]:
+        return [
+            mount
+            for mount in visible(parse_mounts(content, self._path))
+            if mount.label in self._mount_points and mount.fstype in self._fs_types
+        ]
 
     def _add_mount(
         self,

@@ -55,7 +55,7 @@ class Silence(enum.Enum):
     """Why there is no answer."""
 
     HANGING = "statvfs has not returned"
-    NOT_ASKED = "not asked, because too many other mounts hang"
+    NOT_ASKED = "not asked: too many other mounts hang, or there was no thread for it"
 
 
 Answer = os.statvfs_result | OSError | Silence
