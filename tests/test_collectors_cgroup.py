@@ -104,6 +104,24 @@ def test_where_a_controller_is_off_the_next_one_up_counts(tmp_path: Path) -> Non
     assert places_of(collected)["memory"] == ("2", f"{STEP}/user")
 
 
+def test_a_looser_limit_further_down_does_not_count(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    (root / STEP_FILES / "user/task_0/cpu.max").write_text("1000000 100000\n")
+    (root / STEP_FILES / "user/task_0/memory.max").write_text(f"{2**39}\n")
+    collected = collector_of(root).collect()
+
+    assert value_of(collected, LIMIT) == 4
+    assert value_of(collected, MEMORY_LIMIT) == 2**38
+    assert value_of(collected, CURRENT) == 206158430208
+
+
+def test_a_limit_beyond_all_memory_is_none_in_v2_too(tmp_path: Path) -> None:
+    root = copy_of("container", tmp_path)
+    (root / "sys/fs/cgroup/memory.max").write_text("9223372036854771712\n")
+
+    assert value_of(collector_of(root).collect(), MEMORY_LIMIT) is None
+
+
 def test_of_equal_limits_the_lowest_counts(tmp_path: Path) -> None:
     root = copy_of("node", tmp_path)
     (root / STEP_FILES / "user/task_0/memory.max").write_text(f"{2**38}\n")
@@ -221,9 +239,12 @@ def test_a_named_cgroup_takes_the_place_of_the_own() -> None:
     assert by_directory == by_path
 
 
-def test_a_named_cgroup_that_is_not_there_is_a_failure_with_its_name() -> None:
-    with pytest.raises(CollectError, match="no cgroup '/nowhere'") as caught:
-        collector_of(MACHINES / "node", "/nowhere").collect()
+@pytest.mark.parametrize(
+    "path", ["/nowhere", "/../system.slice", "/sys/fs/cgroup/nowhere", "/system.slice/x"]
+)
+def test_a_named_cgroup_that_is_not_there_is_a_failure_with_its_name(path: str) -> None:
+    with pytest.raises(CollectError, match=f"no cgroup '{path}'") as caught:
+        collector_of(MACHINES / "node", path).collect()
     assert caught.value.reason == "missing"
 
 
@@ -274,6 +295,8 @@ V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
         ("0::/../outside\n", "/", ["/"]),
         ("0::/other\n", "/a", []),  # of what is mounted, nothing is ours
         ("0::/\n", "/../..", []),  # the host's tree: which part of it is ours, nobody says
+        ("0::/../b\n", "/..", ["/../b", "/.."]),
+        ("0::/../../a\n", "/..", []),
         ("0::/a:b c\n", "/", ["/a:b c", "/"]),
         ("1:name=systemd:/a\n", "/", []),
     ],

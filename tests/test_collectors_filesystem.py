@@ -169,6 +169,26 @@ def test_the_threads_that_hang_are_bounded_and_local_filesystems_still_answer(
         assert list(answers.values()).count(Silence.NOT_ASKED) == 46
 
 
+def test_with_a_single_thread_the_local_filesystems_come_first(
+    hanging: Callable[..., Hanging], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pool = StatvfsPool(statvfs=hanging("/dead"), deadline_seconds=0.3)
+    mounts = [*mounted("/dead", "/alive"), *parse_mounts(b"1 0 8:1 / / rw - ext4 /dev/sda rw\n", Path("m"))]
+    answers = pool.ask(mounts)
+
+    assert answers == {"/dead": Silence.HANGING, "/alive": Silence.NOT_ASKED, "/": ANSWER}
+
+
 def test_many_slow_filesystems_are_all_asked_side_by_side() -> None:
     def slow(_: str) -> os.statvfs_result:
         time.sleep(0.2)

@@ -187,8 +187,10 @@ def _groups(text: str, path: Path) -> Mapping[str, str]:
     return found
 
 
-def _named(path: str, mount: Mount) -> str:
-    """A cgroup as the user wrote it: by its directory too."""
+def _named(path: str, mount: Mount) -> str | None:
+    """A cgroup as the user wrote it: by its directory too; None for what cannot be one."""
+    if ".." in path.split("/"):
+        return None
     inside = f"{path.rstrip('/')}/"
     if inside.startswith(f"{mount.path}/"):
         return mount.root.rstrip("/") + inside[len(mount.path) :].rstrip("/") or "/"
@@ -198,13 +200,14 @@ def _named(path: str, mount: Mount) -> str:
 def _below(group: str, root: str) -> Sequence[str] | None:
     """The names from a mount's root down to a cgroup; None where the way cannot be known."""
     names, above = _names(group), _names(root)
-    if ".." in above:
-        return None  # mounted outside of our namespace: which of it is ours, nobody says
-    if ".." in names:
+    rest = names[len(above) :]
+    if names[: len(above)] == above and ".." not in rest:
+        return rest
+    if ".." in names and ".." not in above:
         return ()  # outside of the namespace's root: of what can be seen, only that is known
-    if list(names[: len(above)]) != list(above):
-        return None
-    return names[len(above) :]
+    # Another part of the tree is mounted, or that of the host into our namespace: which of it is ours, nobody
+    # says.
+    return None
 
 
 def _names(path: str) -> list[str]:
