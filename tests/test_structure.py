@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "feed",
         "collectors.draft",
+        "collectors.energy_counter",
         "collectors.family",
         "collectors.job",
         "collectors.keeping",

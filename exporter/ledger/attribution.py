@@ -1,0 +1,137 @@
+"""Attribution: which share of a device's energy is a run's, and by which reasoning.
+
+Runs in the sidecar, on the energy ledger's thread; pure arithmetic. What runs and machine used up to two moments
+comes in, shares come out; those of one device never add up to more than one.
+
+| component | method | share of a run |
+|---|---|---|
+| gpu | `exclusive` | 1: only its processes hold the device |
+| gpu | `sm_share` | its part of the SM utilization of all processes on the device |
+| gpu | `memory_share` | its part of their memory, where utilization is not known or zero |
+| gpu | `mig_share` | the MIG slices it holds, divided by all; of a shared slice as above |
+| cpu, soc | `cpu_share` | `(1 - i) dcpu_run / dcpu_busy + i cpus_run / cpus`, i = idle power / power |
+| dram | `memory_share` | its resident memory, divided by all that is used |
+| any | `whole` | 1: the configuration says that the machine serves one run |
+
+Idle power is divided by the CPUs that a run may use, since it keeps them from others whether it works or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
+
+METHODS = ("exclusive", "sm_share", "mig_share", "memory_share", "cpu_share", "whole")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A run's part of one device.
+
+    Attributes:
+        run: Whose.
+        method: How it was found, one of `METHODS`.
+        ratio: From 0 to 1.
+    """
+
+    run: str
+    method: str
+    ratio: float
+
+
+def shares_of(
+    reading: EnergyReading,
+    before: MachineUse,
+    now: MachineUse,
+    gpu_use: Sequence[GpuProcessUse],
+    whole: str | None = None,
+) -> list[Share]:
+    """Divide one device.
+
+    Args:
+        reading: The device, with its power.
+        before: What was used up to the last division; may be `now`, when there was none.
+        now: What was used since.
+        gpu_use: Who uses which GPU.
+        whole: The one run that the machine serves, where that is so.
+
+    Returns:
+        One for each run with a part in it; empty where that is not known.
+    """
+    if whole is not None:
+        return [Share(whole, "whole", 1.0)]
+    if reading.component == "gpu":
+        return _gpu_shares(reading.device, now, gpu_use)
+    if reading.component == "dram":
+        return _memory_shares(now)
+    return _cpu_shares(reading, before, now)
+
+
+def _cpu_shares(reading: EnergyReading, before: MachineUse, now: MachineUse) -> list[Share]:
+    if before.cpu_busy_seconds is None or now.cpu_busy_seconds is None or not now.runs:
+        return []
+    earlier = {run.run: run.cpu_seconds for run in before.runs}
+    # A run that has just come has no past; its next interval has.
+    used = {run.run: max(0.0, run.cpu_seconds - earlier.get(run.run, run.cpu_seconds)) for run in now.runs}
+    busy = max(now.cpu_busy_seconds - before.cpu_busy_seconds, sum(used.values()))
+    cpus = max(now.cpus, sum(run.cpus for run in now.runs))
+    idle = 0.0
+    if reading.idle_watts is not None and reading.watts is not None and reading.watts > 0:
+        idle = min(1.0, max(0.0, reading.idle_watts / reading.watts))
+    shares = []
+    for run in now.runs:
+        active = used[run.run] / busy if busy > 0 else 0.0
+        shares.append(Share(run.run, "cpu_share", (1 - idle) * active + idle * run.cpus / cpus))
+    return shares
+
+
+def _memory_shares(now: MachineUse) -> list[Share]:
+    if not now.memory_used_bytes:
+        return []
+    total = max(now.memory_used_bytes, sum(run.resident_bytes for run in now.runs))
+    return [Share(run.run, "memory_share", run.resident_bytes / total) for run in now.runs]
+
+
+def _gpu_shares(uuid: str, now: MachineUse, gpu_use: Iterable[GpuProcessUse]) -> list[Share]:
+    users = [use for use in gpu_use if use.uuid == uuid]
+    instances: dict[str, list[GpuProcessUse]] = {}
+    for use in users:
+        if use.slice_ratio is not None:
+            instances.setdefault(use.instance, []).append(use)
+    if not instances:
+        return _divided(users, now.runs)
+    sums: dict[str, float] = {}
+    for holders in instances.values():
+        ratio = holders[0].slice_ratio or 0.0
+        for share in _divided(holders, now.runs):
+            sums[share.run] = sums.get(share.run, 0.0) + ratio * share.ratio
+    over = max(1.0, sum(sums.values()))
+    return [Share(run, "mig_share", ratio / over) for run, ratio in sums.items()]
+
+
+def _divided(users: Collection[GpuProcessUse], runs: Sequence[RunUse]) -> list[Share]:
+    """Divide a device, or a slice of one, among those who hold it."""
+    of_pid: Mapping[int, str] = {pid: run.run for run in runs for pid in run.pids}
+    holders: dict[str, list[GpuProcessUse]] = {}
+    for use in users:
+        holders.setdefault(of_pid.get(use.pid, ""), []).append(use)
+    strangers = holders.get("", [])
+    ours = {run: uses for run, uses in holders.items() if run}
+    if len(ours) == 1 and not strangers:
+        return [Share(run, "exclusive", 1.0) for run in ours]
+    if all("sm" in use.ratios for use in users):
+        total = sum(use.ratios["sm"] for use in users)
+        if total > 0:
+            return [
+                Share(run, "sm_share", sum(use.ratios["sm"] for use in uses) / total)
+                for run, uses in ours.items()
+            ]
+    memory = [use.memory_bytes for use in users]
+    if None in memory or not (total_bytes := sum(size or 0 for size in memory)):
+        return []
+    return [
+        Share(run, "memory_share", sum(use.memory_bytes or 0 for use in uses) / total_bytes)
+        for run, uses in ours.items()
+    ]

@@ -1,0 +1,351 @@
+"""EnergyCollector: from the devices' joules to the energy, carbon, water and cost of every run.
+
+Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Readings of energy, the use
+that runs make of the machine and of its GPUs, and the tariffs come in; families go out.
+
+One pass:
+
+1. Ask for the machine's lock: of all exporters on it one counts.
+2. Add up what every device has used since the last pass.
+3. When the runs' use is known anew, divide what has come together among them, at the tariffs in force now.
+4. Save: first what was divided, then what the runs got. A sidecar that is killed between the two loses a few
+   seconds of energy; the other way round it would count them twice.
+5. Publish what is saved.
+
+Energy that no run can be shown to have used is nobody's, and in no `training_` family: a machine that waits for a
+job, a GPU that a stranger holds. What was used while no sidecar ran goes to the runs that lived before and after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from exporter.collectors.draft import Draft
+from exporter.collectors.energy_counter import LONGEST_SECONDS
+from exporter.collectors.family import Collected, FamilySpec
+from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
+from exporter.collectors.keeping import Keeper, Page
+from exporter.errors import CollectError
+from exporter.ledger.attribution import Share, shares_of
+from exporter.ledger.carbon_file import REASON as CARBON_FILE
+from exporter.ledger.energy_devices import Device, Devices
+from exporter.ledger.energy_families import (
+    COUNTING,
+    COVERAGE,
+    CROSSCHECK,
+    DEVICE_PRICE,
+    GAP,
+    INTENSITY,
+    INTENSITY_TIME,
+    PRICE,
+    PUE,
+    RESETS,
+    RESOLUTION,
+    SHARE,
+    SOURCE_INFO,
+    SPECS,
+)
+from exporter.ledger.node_lock import NodeLock, Standing
+from exporter.ledger.run_energy import RunEnergy
+from exporter.ledger.tariffs import SECONDS_PER_HOUR, Tariffs, TariffsInForce
+
+SAME_PASS_SECONDS = 60.0
+"""A run that lived so shortly before the last pass of a sidecar lived until its end."""
+
+Samples = dict[FamilySpec, dict[tuple[str, ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the energy ledger asks in every pass; each may be called from any thread.
+
+    Attributes:
+        readings: Every device's energy.
+        use: What the runs have used; None while it is not known.
+        gpu_use: Who uses which GPU.
+        alive: The runs that live, as the feed says; None while it is not known.
+    """
+
+    readings: Callable[[], Sequence[EnergyReading]]
+    use: Callable[[], MachineUse | None]
+    gpu_use: Callable[[], Sequence[GpuProcessUse]]
+    alive: Callable[[], Collection[str] | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A run in memory.
+
+    Attributes:
+        page: Where its counters are kept.
+        seen: Monotonic time at which it last lived.
+        counters: They.
+        kept: Whether what was saved before is part of them.
+        saved: Whether they may be shown as they are.
+        survived: Whether it lived when the last sidecar made its last pass.
+        refused: Whether another sidecar keeps it.
+    """
+
+    page: Page
+    seen: float
+    counters: RunEnergy
+    kept: bool = False
+    saved: bool = False
+    survived: bool = False
+    refused: bool = False
+
+
+class EnergyCollector:
+    """Counts the energy of the runs.
+
+    Args:
+        sources: What is asked.
+        keeper: Where totals are kept.
+        lock: Of the machine.
+        boot: Tells this boot of the machine from others.
+        tariffs: What energy and devices cost.
+        whole_machine: Whether the machine serves one run, so that all of it is that run's while it is alone.
+        linger_seconds: How long the counters of a run are shown after its end.
+        clock: Unix time.
+        monotonic: Seconds.
+    """
+
+    name = "energy"
+    specs = SPECS
+    reasons = ("state", CARBON_FILE)
+
+    def __init__(
+        self,
+        sources: Sources,
+        keeper: Keeper,
+        lock: NodeLock,
+        *,
+        boot: str,
+        tariffs: Tariffs | None = None,
+        whole_machine: bool = False,
+        linger_seconds: float = 900.0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sources = sources
+        self._keeper = keeper
+        self._lock = lock
+        self._boot = boot
+        self._linger_seconds = linger_seconds
+        self._clock = clock
+        self._monotonic = monotonic
+        self._page = keeper.page("energy")
+        self._runs: dict[str, _Run] = {}
+        self._begin()
+        self.configure(tariffs or Tariffs(), whole_machine=whole_machine)
+
+    def configure(self, tariffs: Tariffs, *, whole_machine: bool) -> None:
+        """Use other tariffs from the next pass on; may be called from any thread."""
+        self._settings = TariffsInForce(tariffs, clock=self._clock), whole_machine
+
+    def collect(self) -> Collected:
+        """Make one pass.
+
+        Raises:
+            CollectError: The totals of before cannot be read.
+        """
+        draft = Draft()
+        counting = self._lock.acquire()
+        draft.add(COUNTING, float(counting))
+        if not counting:
+            draft.unsupported("another exporter on this machine counts its energy: absent here")
+            self._begin()
+            return draft.finish()
+        if self._lock.standing is Standing.IMPOSSIBLE:
+            draft.unsupported(
+                f"no lock at {self._lock.path}: a second exporter here would count energy again"
+            )
+        tariffs, whole_machine = self._settings
+        with draft.part():
+            tariffs.look()
+        if not self._open_devices(draft):
+            return draft.finish()
+        now = self._monotonic()
+        self._devices.update(self._sources.readings(), now)
+        self._divide(tariffs, draft, now=now, whole_machine=whole_machine)
+        self._save(draft)
+        self._forget(now)
+        self._publish(tariffs, draft, now)
+        return draft.finish()
+
+    # In memory ------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Know nothing: what another exporter has counted meanwhile is not to be counted again."""
+        self._page.close()
+        for run in self._runs.values():
+            run.page.close()
+        self._runs = {}
+        self._devices = Devices(self._boot)
+        self._kept = False  # whether what was saved before is part of the devices
+        self._saved = False
+        self._last_pass: float | None = None  # of the sidecar before this one, in this boot
+        self._divided: MachineUse | None = None
+        self._divided_at: float | None = None
+        self._shares: dict[tuple[str, ...], float] = {}
+
+    def _open_devices(self, draft: Draft) -> bool:
+        """Learn what was counted before; False where another sidecar keeps it."""
+        if self._kept:
+            return True
+        try:
+            rows = self._page.load()
+        except CollectError as error:
+            draft.fail(error)
+            return True
+        if rows is None:
+            draft.unsupported("another sidecar keeps this machine's energy totals: absent here")
+            return False
+        own, self._devices.passed_at = self._devices.passed_at, None
+        self._devices.resume(rows)
+        self._last_pass = self._devices.passed_at
+        if own is not None:
+            self._devices.passed_at = own
+        self._kept = True
+        return True
+
+    def _open_run(self, name: str, draft: Draft, now: float) -> _Run:
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = _Run(self._keeper.page("energy", name), now, RunEnergy(self._boot))
+        if run.kept:
+            return run
+        with draft.part():
+            rows = run.page.load()
+            run.refused = rows is None
+            if rows is None:
+                draft.unsupported(f"another sidecar counts the energy of run {name!r}: no totals here")
+                return run
+            run.counters.resume(rows)
+            run.kept = True
+            alive_at, last_pass = run.counters.alive_at, self._last_pass
+            if alive_at is not None and last_pass is not None:
+                run.survived = 0 <= last_pass - alive_at <= SAME_PASS_SECONDS
+        return run
+
+    def _forget(self, now: float) -> None:
+        for name, run in list(self._runs.items()):
+            if now - run.seen > self._linger_seconds:
+                run.page.close()
+                del self._runs[name]
+
+    # Counting -------------------------------------------------------------------------------------------
+
+    def _divide(self, tariffs: TariffsInForce, draft: Draft, *, now: float, whole_machine: bool) -> None:
+        """Give every run its part of what was used since the last time."""
+        self._divided_at = now if self._divided_at is None else self._divided_at
+        alive = self._sources.alive()
+        whole = next(iter(alive)) if whole_machine and alive is not None and len(alive) == 1 else None
+        use = self._sources.use()
+        if use is None and whole is not None:
+            use = MachineUse(now, (), None, 1, None)
+        if use is None or (self._divided is not None and use.at <= self._divided.at):
+            if now - self._divided_at > LONGEST_SECONDS:
+                self._devices.settle()
+                self._divided_at, self._shares = now, {}
+            return
+        before, self._divided, self._divided_at = self._divided, use, now
+        names = {run.run for run in use.runs} if whole is None else {whole}
+        came = names - self._runs.keys()
+        runs = {name: self._open_run(name, draft, now) for name in sorted(names)}
+        gpu_use = self._sources.gpu_use()
+        self._shares = {}
+        for device in self._devices:
+            for share in shares_of(device.reading, before or use, use, gpu_use, whole):
+                self._shares[share.run, device.reading.component, device.reading.device] = share.ratio
+                # The first time only begins the counters, so that an increase over their birth is right.
+                counts = before is not None and share.run not in came
+                seconds = use.at - before.at if before is not None and counts else 0.0
+                self._give(runs[share.run], share, device, tariffs, seconds=seconds, counts=counts)
+        for name, run in runs.items():
+            run.seen = run.counters.alive_at = now
+            if before is not None and name not in came:
+                run.counters.hold(None, 1 / len(runs), use.at - before.at, tariffs)
+        if before is not None:
+            self._devices.settle()
+
+    def _give(
+        self,
+        run: _Run,
+        share: Share,
+        device: Device,
+        tariffs: TariffsInForce,
+        *,
+        seconds: float,
+        counts: bool,
+    ) -> None:
+        joules = device.pending + (device.bridged if run.survived else 0.0)
+        reading = device.reading
+        run.counters.use(reading.component, share.method, share.ratio * joules * counts, tariffs)
+        run.counters.hold(reading, share.ratio, seconds, tariffs)
+
+    def _save(self, draft: Draft) -> None:
+        self._saved = False
+        if self._kept:
+            with draft.part():
+                self._page.save(self._devices.rows())
+                self._saved = True
+        for run in self._runs.values():
+            if not run.kept or not self._saved:
+                run.saved = False
+            elif run.counters.changed or not run.saved:
+                run.saved = False
+                with draft.part():
+                    run.page.save(run.counters.rows())
+                    run.saved, run.counters.changed = True, False
+
+    # What goes out --------------------------------------------------------------------------------------
+
+    def _publish(self, tariffs: TariffsInForce, draft: Draft, now: float) -> None:
+        samples: Samples = {spec: {} for spec in SPECS}
+        self._tell_devices(samples, now)
+        _tell_tariffs(tariffs, samples)
+        for name, run in self._runs.items():
+            if run.saved:
+                for spec, labels, value in run.counters.samples():
+                    everything = (name, *labels)
+                    samples[spec][everything] = value
+        for labels, ratio in self._shares.items():
+            samples[SHARE][labels] = min(1.0, ratio)
+        for spec, found in samples.items():
+            draft.add_family(spec, found)
+
+    def _tell_devices(self, samples: Samples, now: float) -> None:
+        for device in self._devices:
+            reading = device.reading
+            measured = "true" if reading.measured else "false"
+            what = (reading.component, reading.device, reading.source, measured, reading.name, reading.index)
+            samples[SOURCE_INFO][what] = 1.0
+            if reading.resolution_seconds is not None:
+                samples[RESOLUTION][reading.device,] = reading.resolution_seconds
+            if (ratio := device.crosscheck()) is not None:
+                samples[CROSSCHECK][reading.device,] = ratio
+        for component, ratio in self._devices.coverage(now).items():
+            samples[COVERAGE][component,] = ratio
+        if self._saved:
+            samples[GAP].update(self._devices.gaps)
+            samples[RESETS].update(self._devices.resets)
+
+
+def _tell_tariffs(tariffs: TariffsInForce, samples: Samples) -> None:
+    settings = tariffs.tariffs
+    if settings.pue is not None:
+        samples[PUE]["config",] = settings.pue
+    intensity = tariffs.intensity
+    if intensity is not None:
+        zone, source = settings.carbon_zone, intensity.source
+        labels = (zone, source, settings.carbon_factor, settings.carbon_kind)
+        samples[INTENSITY][labels] = intensity.grams_per_joule
+        if intensity.since is not None:
+            samples[INTENSITY_TIME][zone, source] = intensity.since
+    if tariffs.price_per_joule is not None:
+        samples[PRICE][settings.currency, "config"] = tariffs.price_per_joule
+    for price in settings.device_prices:
+        samples[DEVICE_PRICE].setdefault((settings.currency, price.device), price.per_hour / SECONDS_PER_HOUR)
