@@ -24,7 +24,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),
     "yaml_nodes": {"errors", "options"},
     "yaml_loader": {"errors", "options", "yaml_nodes"},
-    "collectors": {"errors", "feed", "recording.naming", "recording.values", "version"},
+    "collectors": {
+        "errors",
+        "feed",
+        "options",
+        "recording.naming",
+        "recording.values",
+        "version",
+        "yaml_loader",
+    },
     "ledger": {
         "errors",
         "feed",
