@@ -106,8 +106,8 @@ class Devices:
                 self._resume(key, device)
             device.reading = reading
             present.append(device)
-            self._take_corrections(device)
             if reading.joules is None:
+                self._take_corrections(device)
                 continue
             before = device.counter.joules
             new = reading.at != device.counter.mark()[1]
@@ -118,6 +118,7 @@ class Devices:
             else:
                 device.bridged += grown
             device.seen = True
+            self._take_corrections(device)
             if new:
                 _remember(device)
         self._present = tuple(present)

@@ -1,0 +1,638 @@
+"""The energy ledger: division among runs, tariffs over time, restarts, and one counting exporter per machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from collectors_support import assert_sound
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ledger_support import START, Page
+
+from exporter.collectors.family import Collected, Distribution
+from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
+from exporter.errors import CollectError
+from exporter.ledger.attribution import shares_of
+from exporter.ledger.carbon_file import CarbonFile
+from exporter.ledger.energy import EnergyCollector, Sources
+from exporter.ledger.node_lock import NodeLock, Standing
+from exporter.ledger.pages import Pages
+from exporter.ledger.state import StateStore
+from exporter.ledger.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
+
+ENERGY = "training_energy_joules_total"
+KWH = 3.6e6
+NO_TARIFFS = Tariffs()
+ABOVE_ONE = {"training_pue_ratio", "exporter_energy_crosscheck_ratio"}
+
+
+@dataclass
+class Run:
+    """What a run does: CPUs that it keeps busy, memory, and its share of each GPU's multiprocessors."""
+
+    cpus: float = 1.0
+    allowed: int = 4
+    resident: int = 250
+    gpus: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Node:
+    """A machine of 4 CPUs whose devices draw what they are told to."""
+
+    directory: Path
+    tariffs: Tariffs = NO_TARIFFS
+    whole_machine: bool = False
+    watts: dict[str, float] = field(default_factory=lambda: {"package0": 100.0})
+    idle_watts: float | None = None
+    others_cpus: float = 0.0
+    strangers: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    now: float = 1000.0
+    wall: float = START
+    boot: str = "boot"
+    busy: float = 0.0
+    joules: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+    visible: bool = True
+
+    def __post_init__(self) -> None:
+        (self.directory / "state").mkdir(exist_ok=True, parents=True)
+        self.start()
+
+    def start(self) -> None:
+        sources = Sources(
+            readings=self.readings,
+            use=lambda: self.use() if self.visible else None,
+            gpu_use=self.gpu_use,
+            alive=lambda: set(self.runs),
+        )
+        self.lock = NodeLock(self.directory, self.boot)
+        self.state = StateStore(self.directory / "state", keeper="here")
+        self.collector = EnergyCollector(
+            sources,
+            Pages(self.state),
+            self.lock,
+            boot=self.boot,
+            tariffs=self.tariffs,
+            whole_machine=self.whole_machine,
+            clock=lambda: self.wall,
+            monotonic=lambda: self.now,
+        )
+
+    def restart(self) -> None:
+        self.lock.release()
+        self.state.close()
+        self.start()
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+        self.busy += seconds * (self.others_cpus + sum(run.cpus for run in self.runs.values()))
+        for name, run in self.runs.items():
+            self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + seconds * run.cpus
+        for device, watts in self.watts.items():
+            self.joules[device] = self.joules.get(device, 0.0) + watts * seconds
+
+    def collect(self) -> Page:
+        collected = self.collector.collect()
+        within = [family for family in collected.families if family.spec.name not in ABOVE_ONE]
+        assert_sound(self.collector, replace(collected, families=within))
+        self.last = collected
+        return Page(collected.families)
+
+    def after(self, seconds: float) -> Page:
+        self.work(seconds)
+        return self.collect()
+
+    def readings(self) -> list[EnergyReading]:
+        return [
+            EnergyReading(
+                "gpu" if device.startswith("GPU") else "dram" if device == "dram0" else "cpu",
+                device,
+                "nvml_counter" if device.startswith("GPU") else "rapl",
+                measured=True,
+                joules=None if device in self.unread else self.joules.get(device, 0.0),
+                watts=watts,
+                at=self.now,
+                idle_watts=self.idle_watts,
+                name="NVIDIA H100" if device.startswith("GPU") else device,
+                power_joules=self.joules.get(device, 0.0) * 1.25 if device.startswith("GPU") else None,
+            )
+            for device, watts in self.watts.items()
+        ]
+
+    def use(self) -> MachineUse:
+        runs = tuple(
+            RunUse(name, frozenset({pid}), self.cpu_seconds.get(name, 0.0), run.allowed, run.resident)
+            for pid, (name, run) in enumerate(self.runs.items(), 1)
+        )
+        return MachineUse(self.now, runs, self.busy, 4, 1000)
+
+    def gpu_use(self) -> list[GpuProcessUse]:
+        ours = [
+            GpuProcessUse(pid, uuid[-1], uuid, 1 << 30, {"sm": ratio})
+            for pid, run in enumerate(self.runs.values(), 1)
+            for uuid, ratio in run.gpus.items()
+        ]
+        return ours + [
+            GpuProcessUse(4711, uuid[-1], uuid, 1 << 30, {"sm": ratio})
+            for uuid, ratio in self.strangers.items()
+        ]
+
+
+def test_a_run_alone_on_its_gpus_gets_their_energy_from_zero(tmp_path: Path) -> None:
+    node = Node(tmp_path, watts={"GPU-a": 500.0, "GPU-b": 70.0}, runs={"r": Run(gpus={"GPU-a": 0.5})})
+    first = node.collect()
+    second = node.after(5.0)
+
+    assert first.get(ENERGY, run="r", component="gpu", method="exclusive") == 0.0
+    assert second.get(ENERGY, run="r", component="gpu", method="exclusive") == 2500.0
+    assert second.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-a") == 1.0
+    assert second.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-b") is None
+
+
+def test_a_shared_gpu_is_divided_by_utilization_and_a_stranger_s_part_is_nobody_s(tmp_path: Path) -> None:
+    runs = {"one": Run(gpus={"GPU-a": 0.6}), "two": Run(gpus={"GPU-a": 0.2})}
+    node = Node(tmp_path, watts={"GPU-a": 100.0}, runs=runs, strangers={"GPU-a": 0.2})
+    node.collect()
+    page = node.after(10.0)
+
+    assert page.get(ENERGY, run="one", component="gpu", method="sm_share") == pytest.approx(600.0)
+    assert page.get(ENERGY, run="two", component="gpu", method="sm_share") == pytest.approx(200.0)
+
+
+def gpu_reading() -> EnergyReading:
+    return EnergyReading("gpu", "GPU-a", "nvml_counter", measured=True, joules=1.0, watts=1.0, at=0.0)
+
+
+def use_of(**pids: int) -> MachineUse:
+    runs = tuple(RunUse(run, frozenset({pid}), 0.0, 1, 1) for run, pid in pids.items())
+    return MachineUse(0.0, runs, 1.0, 4, 100)
+
+
+def test_without_utilization_memory_divides_and_without_both_nobody_knows() -> None:
+    use = use_of(one=1, two=2)
+    by_memory = [GpuProcessUse(1, "0", "GPU-a", 300), GpuProcessUse(2, "0", "GPU-a", 100)]
+    unknown = [GpuProcessUse(1, "0", "GPU-a"), GpuProcessUse(2, "0", "GPU-a")]
+
+    shares = {share.run: share.ratio for share in shares_of(gpu_reading(), use, use, by_memory)}
+    assert shares == {"one": 0.75, "two": 0.25}
+    assert shares_of(gpu_reading(), use, use, unknown) == []
+
+
+def test_mig_slices_are_shares_of_the_whole_card() -> None:
+    use = use_of(one=1, two=2)
+    held = [
+        GpuProcessUse(1, "0", "GPU-a", slice_ratio=3 / 7, instance="1"),
+        GpuProcessUse(2, "0", "GPU-a", 10, {"sm": 0.5}, slice_ratio=2 / 7, instance="2"),
+        GpuProcessUse(1, "0", "GPU-a", 10, {"sm": 0.5}, slice_ratio=2 / 7, instance="2"),
+    ]
+    shares = shares_of(gpu_reading(), use, use, held)
+
+    assert {share.method for share in shares} == {"mig_share"}
+    assert {share.run: share.ratio for share in shares} == pytest.approx({"one": 4 / 7, "two": 1 / 7})
+
+
+def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: Path) -> None:
+    node = Node(tmp_path, idle_watts=40.0, others_cpus=1.0, runs={"r": Run(cpus=3.0, allowed=2)})
+    node.collect()
+    page = node.after(10.0)
+
+    # Of 1000 J 600 are for work, of which the run did 3/4; of the idle 400 it may use half of the CPUs.
+    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(450.0 + 200.0)
+
+
+def test_memory_energy_is_divided_by_resident_memory(tmp_path: Path) -> None:
+    node = Node(tmp_path, watts={"dram0": 20.0}, runs={"r": Run(resident=250)})
+    node.collect()
+
+    assert node.after(10.0).get(ENERGY, run="r", component="dram", method="memory_share") == pytest.approx(
+        50.0
+    )
+
+
+def test_a_machine_that_serves_one_run_is_that_run_s_also_where_processes_cannot_be_seen(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, whole_machine=True, visible=False, runs={"r": Run()})
+    node.collect()
+    page = node.after(10.0)
+
+    assert page.get(ENERGY, run="r", component="cpu", method="whole") == pytest.approx(1000.0)
+
+
+def test_a_machine_without_a_job_uses_energy_that_is_nobody_s(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.collect()
+    node.after(3600.0)
+    node.runs["r"] = Run(cpus=4.0)
+    born = node.after(5.0)
+    page = node.after(5.0)
+
+    assert born.get(ENERGY, run="r", component="cpu", method="cpu_share") == 0.0
+    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(500.0)
+
+
+def test_energy_waits_for_the_runs_use_to_be_known(tmp_path: Path) -> None:
+    node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
+    node.collect()
+    node.visible = False
+    unknown = node.after(5.0)
+    node.visible = True
+    page = node.after(5.0)
+
+    assert unknown.get(ENERGY, run="r", component="cpu", method="cpu_share") == 0.0
+    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1000.0)
+
+
+PRICED = Tariffs(
+    pue=1.5,
+    carbon_intensity=360.0,
+    carbon_zone="DE",
+    carbon_factor="lifecycle",
+    carbon_kind="average",
+    electricity_price=0.36,
+    currency="EUR",
+    device_prices=(DevicePrice("*H100*", 3.6), DevicePrice("node", 7.2)),
+    site_water=1.8,
+    source_water=3.6,
+    embodied=(EmbodiedCarbon("*H100*", 150.0, 1e6), EmbodiedCarbon("node", 1000.0, 1e6)),
+)
+
+
+def test_tariffs_make_carbon_water_and_cost_of_energy_and_time(tmp_path: Path) -> None:
+    node = Node(tmp_path, PRICED, watts={"GPU-a": 500.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
+    node.collect()
+    page = node.after(1000.0 / 2)
+    joules = 250_000.0
+
+    assert page.get("training_carbon_grams_total", run="r", component="gpu") == pytest.approx(
+        joules * 1.5 * 1e-4
+    )
+    assert page.get("training_water_liters_total", run="r", scope="site") == pytest.approx(joules / KWH * 1.8)
+    assert page.get("training_water_liters_total", run="r", scope="source") == pytest.approx(
+        joules * 1.5 / KWH * 3.6
+    )
+    assert page.get("training_cost_total", run="r", kind="electricity", currency="EUR") == pytest.approx(
+        joules * 1.5 * 1e-7
+    )
+    assert page.get("training_cost_total", run="r", kind="device_time", currency="EUR") == pytest.approx(
+        500 * (0.001 + 0.002)
+    )
+    assert page.get("training_embodied_carbon_grams_total", run="r", component="gpu") == pytest.approx(75.0)
+    assert page.get("training_embodied_carbon_grams_total", run="r", component="node") == pytest.approx(500.0)
+    assert page.get("training_pue_ratio", source="config") == 1.5
+    assert page.get(
+        "training_carbon_intensity_grams_per_joule",
+        zone="DE",
+        source="config",
+        factor="lifecycle",
+        kind="average",
+    ) == pytest.approx(1e-4)
+    assert page.get("training_electricity_price_per_joule", currency="EUR", source="config") == pytest.approx(
+        1e-7
+    )
+    assert page.get("training_device_price_per_second", currency="EUR", device_type="node") == pytest.approx(
+        0.002
+    )
+
+
+def test_what_is_not_configured_is_absent(tmp_path: Path) -> None:
+    node = Node(tmp_path, runs={"r": Run()})
+    node.collect()
+    names = node.after(5.0).families.keys()
+
+    assert {name for name in names if name.startswith("training_")} == {ENERGY, "training_energy_share_ratio"}
+
+
+def test_carbon_is_added_up_at_the_intensity_of_each_moment(tmp_path: Path) -> None:
+    file = tmp_path / "carbon.csv"
+    file.write_text(f"time,grams_per_kwh\n{START - 10},360\n{START + 7},36\n")
+    node = Node(tmp_path, Tariffs(carbon_intensity_file=file), runs={"r": Run(cpus=4.0)})
+    node.collect()
+    page = node.after(5.0)
+    later = node.after(5.0)
+
+    assert page.get("training_carbon_grams_total", run="r", component="cpu") == pytest.approx(500 * 1e-4)
+    assert later.get("training_carbon_grams_total", run="r", component="cpu") == pytest.approx(500 * 1.1e-4)
+    since = later.get("training_carbon_intensity_last_update_timestamp_seconds", source="file")
+    assert since == START + 7
+
+
+def test_a_carbon_file_that_breaks_leaves_the_last_value_in_force_and_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "carbon"
+    file.write_text("360\n")
+    os.utime(file, (START - 5, START - 5))
+    node = Node(tmp_path, Tariffs(carbon_intensity_file=file), runs={"r": Run()})
+    node.collect()
+    file.write_text("three hundred\n")
+    broken = node.after(5.0)
+    problems = node.last.problems
+    file.write_text("36\n")
+    os.utime(file, (START, START))
+    mended = node.after(5.0)
+
+    name = "training_carbon_intensity_grams_per_joule"
+    assert broken.get(name, source="file") == pytest.approx(1e-4)
+    assert [reason for reason, _ in problems] == ["carbon_file"]
+    assert mended.get(name, source="file") == pytest.approx(1e-5)
+    assert node.last.problems == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "327.5\n",
+        f"{START - 1},327.5\n",
+        "time,grams_per_kwh\n2023-11-14T22:13:19Z,327.5\n2099-01-01T00:00:00+02:00,1\n",
+        '[["2023-11-14T23:13:19+01:00", 327.5]]',
+        f"[[{START - 1}, 327.5], [{START + 1}, 2]]",
+    ],
+)
+def test_a_carbon_file_may_be_written_in_three_ways(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "carbon"
+    file.write_text(text)
+    os.utime(file, (START - 1, START - 1))
+    carbon = CarbonFile(file, clock=lambda: START)
+    carbon.look()
+
+    assert carbon.now() == (327.5, START - 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"nan",
+        b"-1",
+        b"0.3 kg",
+        b"1e9",
+        b"time,grams_per_kwh\n",
+        b"2026-01-01T00:00:00,300\n",
+        b"yesterday,300\n",
+        b"1,2,3\n",
+        b"[1, 2]",
+        b'{"value": 300}',
+        b"[[0, true]]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"1" * (5 << 20),
+    ],
+)
+def test_a_carbon_file_that_is_none_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "carbon"
+    file.write_bytes(content)
+    carbon = CarbonFile(file, clock=lambda: START)
+    with pytest.raises(CollectError) as error:
+        carbon.look()
+
+    assert error.value.reason == "carbon_file"
+    assert carbon.now() is None
+
+
+def test_counters_go_on_after_a_restart_and_the_time_between_belongs_to_those_who_lived(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, PRICED, runs={"old": Run(cpus=4.0)})
+    node.collect()
+    before = node.after(100.0)
+    node.work(30.0)
+    node.runs["new"] = Run(cpus=0.0)
+    node.restart()
+    born = node.collect()
+    after = node.after(10.0)
+
+    def energy(page: Page, run: str) -> object:
+        return page.get(ENERGY, run=run, component="cpu", method="cpu_share")
+
+    assert energy(before, "old") == energy(born, "old") == pytest.approx(10_000.0)
+    assert energy(after, "old") == pytest.approx(14_000.0)
+    assert energy(born, "new") == energy(after, "new") == 0.0
+    carbon = after.get("training_carbon_grams_total", run="old", component="cpu")
+    assert carbon == pytest.approx(14_000.0 * 1.5 * 1e-4)
+
+
+def test_a_run_that_came_back_after_days_goes_on_without_their_energy(tmp_path: Path) -> None:
+    node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
+    node.collect()
+    node.after(10.0)
+    run = node.runs.pop("r")
+    lingering = node.after(100.0)
+    for _ in range(10):
+        gone = node.after(100.0)
+    node.runs["r"] = run
+    node.after(5.0)
+    page = node.after(5.0)
+
+    assert lingering.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1000.0)
+    assert gone.get(ENERGY, run="r", component="cpu", method="cpu_share") is None
+    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1500.0)
+
+
+def test_another_boot_has_no_time_between(tmp_path: Path) -> None:
+    node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
+    node.collect()
+    node.after(10.0)
+    node.boot, node.now, node.joules = "another", 50.0, {"package0": 7000.0}
+    node.restart()
+    node.collect()
+
+    assert node.after(5.0).get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1500.0)
+
+
+def test_totals_that_cannot_be_saved_are_withheld_and_not_lost(tmp_path: Path) -> None:
+    node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
+    node.collect()
+    ledger = tmp_path / "state" / "ledger"
+    ledger.rename(tmp_path / "away")
+    ledger.write_text("")  # a file where the directory was
+    withheld = node.after(5.0)
+    ledger.unlink()
+    (tmp_path / "away").rename(ledger)
+    page = node.after(5.0)
+
+    assert withheld.get(ENERGY, run="r", component="cpu", method="cpu_share") is None
+    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1000.0)
+
+
+def test_what_is_measured_and_what_is_not_is_told(tmp_path: Path) -> None:
+    node = Node(tmp_path, watts={"package0": 100.0, "GPU-a": 100.0}, runs={"r": Run()})
+    node.collect()
+    for _ in range(60):
+        node.after(5.0)
+    node.unread.add("package0")
+    page = [node.after(5.0) for _ in range(60)][-1]
+
+    assert page.get("exporter_energy_coverage_ratio", component="gpu") == 1.0
+    assert page.get("exporter_energy_coverage_ratio", component="cpu") == pytest.approx(0.5)
+    assert page.get("exporter_energy_crosscheck_ratio", device="GPU-a") == pytest.approx(0.8)
+    assert page.get("exporter_energy_crosscheck_ratio", device="package0") is None
+    info = [sample.labels for sample in page.families["exporter_energy_source_info"].samples]
+    assert ("gpu", "GPU-a", "nvml_counter", "true", "NVIDIA H100", "") in info
+
+
+def test_a_total_that_jumps_is_not_believed_and_counted_as_a_correction(tmp_path: Path) -> None:
+    node = Node(tmp_path, watts={"GPU-a": 400.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
+    node.collect()
+    node.after(5.0)
+    node.joules["GPU-a"] += 1e9
+    node.after(5.0)
+    node.joules["GPU-a"] = 0.0
+    page = node.after(5.0)
+
+    assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == pytest.approx(3 * 2000.0)
+    assert page.get("exporter_energy_resets_total", device="GPU-a", reason="jump") == 1
+    assert page.get("exporter_energy_resets_total", device="GPU-a", reason="reset") == 1
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from exporter.ledger.node_lock import NodeLock
+lock = NodeLock(Path(sys.argv[1]), "boot")
+print(lock.acquire(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_second_exporter_of_a_machine_counts_nothing_until_the_first_ends(tmp_path: Path) -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "True\n"
+        node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
+        refused = node.collect()
+        told = node.last.unsupported
+        node.after(5.0)
+    finally:
+        first.kill()
+        first.communicate()
+    taken_over = node.after(5.0)
+    page = node.after(5.0)
+
+    assert refused.families.keys() == {"exporter_energy_counting"}
+    assert refused.get("exporter_energy_counting") == 0
+    assert "another exporter" in told[0]
+    assert taken_over.get("exporter_energy_counting") == 1
+    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(500.0)
+
+
+def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path) -> None:
+    lock = NodeLock(tmp_path, "boot")
+    assert lock.acquire()
+    lock.path.unlink()
+
+    assert lock.acquire()
+    assert lock.path.exists()
+    assert oct(lock.path.stat().st_mode & 0o777) == "0o666"
+
+
+def test_where_no_lock_can_be_had_energy_is_counted_and_that_is_said(tmp_path: Path) -> None:
+    lock = NodeLock(tmp_path / "missing", "boot")
+    trap = NodeLock(tmp_path, "boot")
+    trap.path.symlink_to(tmp_path / "elsewhere")
+
+    assert lock.acquire()
+    assert lock.standing is Standing.IMPOSSIBLE
+    assert trap.acquire()
+    assert trap.standing is Standing.IMPOSSIBLE
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def counters(collected: Collected) -> Mapping[tuple[str, ...], float]:
+    return {
+        (family.spec.name, *sample.labels): sample.value
+        for family in collected.families
+        for sample in family.samples
+        if family.spec.type == "counter" and not isinstance(sample.value, Distribution)
+    }
+
+
+HAPPENINGS = ["work", "restart", "boot", "fall", "jump", "come", "go", "unread", "blind", "step back"]
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.floats(0, 2000)), max_size=25))
+def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
+    directory = tmp_path / str(len(list(tmp_path.iterdir())))
+    directory.mkdir()
+    node = Node(
+        directory, PRICED, watts={"package0": 90.0, "GPU-a": 300.0}, runs={"r": Run(gpus={"GPU-a": 0.5})}
+    )
+    before: dict[tuple[str, ...], float] = {}
+    for what, amount in happenings:
+        node.unread.clear()
+        node.visible = what != "blind"
+        if what == "restart":
+            node.work(amount)
+            node.restart()
+        elif what == "boot":
+            node.boot, node.now, node.joules = f"boot{amount}", 10.0, {}
+            node.restart()
+        elif what == "fall":
+            node.joules["GPU-a"] = amount
+        elif what == "jump":
+            node.joules["package0"] = amount * 1e6
+        elif what == "come":
+            node.runs[f"r{int(amount) % 3}"] = Run(gpus={"GPU-a": 0.1})
+        elif what == "go":
+            node.runs.pop(f"r{int(amount) % 3}", None)
+        elif what == "unread":
+            node.unread.add("package0")
+        elif what == "step back":
+            node.wall -= amount * 100
+        node.after(5.0)
+        after = counters(node.last)
+
+        for name, value in after.items():
+            assert value >= before.get(name, 0.0)
+        before.update(after)
+
+
+def test_an_hour_with_restarts_gives_every_joule_to_the_run(tmp_path: Path) -> None:
+    node = Node(
+        tmp_path, watts={"package0": 150.0, "GPU-a": 650.0}, runs={"r": Run(4.0, gpus={"GPU-a": 0.9})}
+    )
+    node.collect()
+    node.after(5.0)
+    for number in range(700):
+        node.watts = {"package0": 100.0 + number % 100, "GPU-a": 300.0 + (7 * number) % 400}
+        if number % 90 == 45:
+            node.work(20.0)
+            node.restart()
+        page = node.after(5.0)
+
+    used = sum(node.joules.values())
+    counted = sum(
+        value
+        for family in page.families.values()
+        for value in [sample.value for sample in family.samples]
+        if family.spec.name == ENERGY and not isinstance(value, Distribution)
+    )
+    assert counted == pytest.approx(used, rel=0.0025)
+
+
+def test_readings_of_two_sources_of_one_device_are_two_totals(tmp_path: Path) -> None:
+    node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
+    node.collect()
+    node.after(5.0)
+    original = node.readings
+    node.collector._sources = replace(
+        node.collector._sources,
+        readings=lambda: [replace(each, source="tdp_model", measured=False) for each in original()],
+    )
+    node.after(5.0)
+    page = node.after(5.0)
+
+    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1000.0)
+    assert page.get("exporter_energy_coverage_ratio", component="cpu") == pytest.approx(1 / 3, rel=0.01)
