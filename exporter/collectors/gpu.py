@@ -98,6 +98,9 @@ class GpuCollector:
             monotonic=monotonic,
         )
         self._started = False
+        # For the log, on the supervisor's thread alone: GPUs that were said to be down, and all there are.
+        self._told: dict[int, tuple[str, str]] = {}
+        self._seen: set[int] = set()
 
     def start(self) -> None:
         """Begin to watch; nothing is known before the first pass of the child, a moment later."""
@@ -127,7 +130,8 @@ class GpuCollector:
             )
         if reason in {"", STARTING, "released"}:
             return Collected(families)
-        about = f"GPUs are not watched ({reason}): {_REMEDIES.get(reason, message or 'NVML does not answer')}"
+        parts = (message, _REMEDIES.get(reason, ""))
+        about = f"GPUs are not watched ({reason}): {'; '.join(filter(None, parts)) or 'NVML does not answer'}"
         if self._expected():
             return Collected(families, problems=((_DOWN, about),))
         return Collected(families, unsupported=(about,))
@@ -192,27 +196,25 @@ class GpuCollector:
             if message["kind"] == "machine":
                 self._fleet.take_machine(message)
                 return
-            before = {gpu.index: (gpu.labels, gpu.down) for gpu in self._fleet.gpus.values()}
             changed = self._fleet.take_sample(message, child)
-            after = {gpu.index: (gpu.labels, gpu.down) for gpu in self._fleet.gpus.values()}
+            gpus = {gpu.index: (gpu.labels, gpu.down) for gpu in self._fleet.gpus.values()}
         if changed:
-            self._tell(before, after)
+            self._tell(gpus)
             self.on_change()
 
-    def _tell(
-        self,
-        before: Mapping[int, tuple[tuple[str, str], str]],
-        after: Mapping[int, tuple[tuple[str, str], str]],
-    ) -> None:
-        for index, ((number, uuid), down) in after.items():
-            was_down = before.get(index, ((number, uuid), ""))[1]
-            if down and down != was_down:
-                self._log.warning("GPU %s (%s) does not answer: %s", number, uuid or "uuid unknown", down)
-            elif was_down and not down:
-                self._log.info("GPU %s (%s) answers again", number, uuid)
-        for index in before.keys() - after.keys():
-            (number, uuid), _ = before[index]
-            self._log.warning("GPU %s (%s) is no longer there", number, uuid or "uuid unknown")
+    def _tell(self, gpus: Mapping[int, tuple[tuple[str, str], str]]) -> None:
+        """Log what became of single GPUs; what concerns all of them is told by the collector's verdict."""
+        for index, ((number, uuid), down) in gpus.items():
+            name = f"GPU {number} ({uuid or 'UUID unknown'})"
+            if down and self._told.get(index) != (name, down):
+                self._told[index] = (name, down)
+                self._log.warning("%s does not answer: %s", name, down)
+            elif not down and self._told.pop(index, None) is not None:
+                self._log.info("%s answers again", name)
+        for index in self._seen - gpus.keys():
+            self._told.pop(index, None)
+            self._log.warning("GPU %s of NVML is no longer there", index)
+        self._seen = set(gpus)
 
     def _change(self, reason: str, message: str) -> None:
         with self._lock:

@@ -6,7 +6,8 @@ time; a total that only grows comes out, and how often a number did not follow o
 A driver that is loaded anew begins at 0; a register of 32 bits wraps; a GPU in trouble gives a number that has
 nothing to do with the ones before and after it. A step that no hardware can make (backwards, or faster than
 the fastest) is not believed at once: the next number decides. If that follows on from before the step, it was a
-glitch and nothing is lost; if it follows on from after it, the counter has begun anew there.
+glitch and nothing is lost; if it follows on from after it, the counter has begun anew there. While nothing follows
+on from anything, the counter is not shown.
 
 The totals are plain values, so that they can be kept over a restart of the sidecar (`CounterTotal`).
 """
@@ -23,6 +24,7 @@ _SLACK_SECONDS = 0.25
 _TOLERANCE = 1.1
 _WRAP_BITS = 32
 _DISTRUST_SECONDS = 600.0
+_MOST_DOUBTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Counter:
     resets: dict[str, int] = field(default_factory=dict)
     _last: tuple[float, float] | None = None  # number and time
     _suspect: tuple[float, float] | None = None
+    _doubts: int = 0  # numbers in a row that follow on from nothing
     _child: int | None = None
     _distrusted_until: float = 0.0
 
@@ -100,16 +103,21 @@ class Counter:
         elif self._wraps(self._last, raw, time):
             self._count("wrap")
             self.total += raw + (1 << _WRAP_BITS) - self._last[0]
-            self._last, self._suspect = (raw, time), None
+            self._settle(raw, time)
         elif self._suspect is not None and self._follows(self._suspect, raw, time):
             self._begin_anew(self._last, self._suspect, raw, time)
         else:
             self._suspect = (raw, time)
+            self._doubts += 1
+            if self.rule.withdraw and self._doubts > 1:
+                self._distrusted_until = time + _DISTRUST_SECONDS
         return self.total - before
 
     def value(self, now: float) -> float | None:
         """Give the total in the family's unit; None while it is in doubt."""
-        return None if now < self._distrusted_until else self.total * self.rule.scale
+        if now < self._distrusted_until or self._doubts >= _MOST_DOUBTS:
+            return None
+        return self.total * self.rule.scale
 
     def keep(self, now: float) -> CounterTotal | None:
         """Give what a later life needs to go on; None before the first number."""
@@ -131,10 +139,12 @@ class Counter:
     def _accept(self, raw: float, time: float) -> None:
         assert self._last is not None  # noqa: S101 - for the type checker: only after a first number
         self.total += raw - self._last[0]
-        self._last = (raw, time)
         if self._suspect is not None:
-            self._suspect = None
             self._count("glitch")
+        self._settle(raw, time)
+
+    def _settle(self, raw: float, time: float) -> None:
+        self._last, self._suspect, self._doubts = (raw, time), None, 0
 
     def _begin_anew(
         self, last: tuple[float, float], suspect: tuple[float, float], raw: float, time: float
@@ -150,7 +160,7 @@ class Counter:
             reason = "backwards"
         self._count(reason)
         self.total += raw - suspect[0]
-        self._last, self._suspect = (raw, time), None
+        self._settle(raw, time)
 
     def _follows(self, last: tuple[float, float], raw: float, time: float) -> bool:
         return 0 <= raw - last[0] <= self._most(time - last[1])

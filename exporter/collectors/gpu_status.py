@@ -83,7 +83,7 @@ INFO = FamilySpec(
 CALLS = FamilySpec(
     "exporter_nvml_calls_total",
     "counter",
-    "Calls of NVML, over all GPUs.",
+    "Calls of NVML, over all GPUs, apart from the wait for events.",
     ("call",),
     source="the NVML child",
 )

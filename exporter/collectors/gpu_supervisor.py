@@ -99,6 +99,7 @@ class Supervisor:
         self._monotonic = monotonic
         self._active: NvmlChild | None = None
         self._stuck: NvmlChild | None = None
+        self._killed: list[NvmlChild] = []  # until the kernel has let them go
         self._skip: tuple[int, ...] = ()
         self._number = 0
         self._due: float | None = 0.0  # when to start the next; None: not at all
@@ -167,6 +168,7 @@ class Supervisor:
             self._stuck, self._skip = None, ()
             if self._active is not None:
                 self._active.tell("admit")
+        self._killed = [child for child in self._killed if not child.reap()]
         if released:
             self._let_go()
         elif self._reason == RELEASED:
@@ -231,7 +233,7 @@ class Supervisor:
             for message in messages:
                 self._hear(child, message, now)
         except (ProtocolError, KeyError, TypeError, ValueError, AttributeError) as error:
-            child.end()
+            self._end(child)
             if child is self._active:
                 self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
             return
@@ -264,10 +266,10 @@ class Supervisor:
         farewell = child.farewell
         if farewell is None:
             cause = f"the process that calls NVML {child.cause()}"
-            child.end()
+            self._end(child)
             self._lost(child, now, CRASHED, cause)
             return
-        child.end()
+        self._end(child)
         self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message") or ""))
 
     def _lost(self, child: NvmlChild, now: float, reason: str, message: str) -> None:
@@ -286,6 +288,11 @@ class Supervisor:
         if child.serving or reason == CRASHED:
             self._count(reason)
         self._set(reason, message)
+
+    def _end(self, child: NvmlChild) -> None:
+        child.end()
+        if not child.reap():
+            self._killed.append(child)
 
     def _forgive(self, child: NvmlChild, now: float) -> None:
         """Forget earlier failures after a child that served for long."""
@@ -362,6 +369,7 @@ class Supervisor:
             self._active.wait(max(0.0, end - self._monotonic()))
         for child in children:
             child.end()
+        for child in (*children, *self._killed):
             child.wait(0.2)
         self._active = self._stuck = None
         with self._commands:

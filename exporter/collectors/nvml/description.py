@@ -290,7 +290,8 @@ class Machine:
         """What the NVML child is given: nothing but JSON's types."""
         gpus: list[dict[str, Any]] = []
         for group in self.gpus:
-            gpus.extend(self._plain_gpu(group, len(gpus) + number) for number in range(group.count))
+            first = len(gpus)
+            gpus.extend(self._plain_gpu(group, first + number) for number in range(group.count))
         return {
             "library": self.library,
             "driver": self.driver,

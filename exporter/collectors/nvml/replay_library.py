@@ -244,9 +244,8 @@ class ReplayLibrary:
         if symbol in numbers:
             put(arguments[0], instance[numbers[symbol]])
         elif symbol == "nvmlDeviceGetUUID":
-            arguments[
-                0
-            ].value = f"MIG-{gpu.description['uuid'][4:-2]}{instance['gi']}{instance['ci']}".encode()
+            own = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
+            arguments[0].value = f"MIG-{gpu.description['uuid'][4:-4]}{own}".encode()
         elif symbol == "nvmlDeviceGetName":
             arguments[0].value = f"{gpu.description['name']} MIG {instance['profile']}".encode()
         elif symbol == "nvmlDeviceGetMemoryInfo_v2":

@@ -229,18 +229,11 @@ class Sampler:
         if attached.is_due(FAST, now):
             use.read_fast(gpu, out)
             power.read_fast(gpu, options, self._throttle, out)
-            if gpu.answered == 0 and gpu.last_error:
-                # Not one of a dozen cheap calls has an answer, and they are not merely unsupported.
-                raise DeviceDownError(gpu.last_error)
+            if gpu.answered == 0:
+                # Not one of a dozen cheap calls has an answer: if it is not lost, the handle is stale.
+                raise DeviceDownError(gpu.last_error or "invalid_argument")
             power.read_energy(gpu, out)
         attached.recent.update(out)
-        if attached.is_due(SLOW, now) or self._events.mig_changed(gpu.index):
-            attached.mig.find(out)
-            use.read_slow(gpu, options, out)
-            power.read_slow(gpu, options, out)
-            links.read_slow(gpu, options, out)
-            health.read_slow(gpu, options, out)
-            attached.processes.read_slow(gpu, options, out)
         if attached.is_due(MEDIUM, now):
             use.read_medium(gpu, options, out)
             power.read_medium(gpu, out)
@@ -248,6 +241,13 @@ class Sampler:
             health.read_medium(gpu, out)
             if options.pcie_sampling and out.get("pcie_transmit") is None:
                 attached.pcie.read(gpu, out)
+        if attached.is_due(SLOW, now) or self._events.mig_changed(gpu.index):
+            attached.mig.find(out)
+            use.read_slow(gpu, options, out)
+            power.read_slow(gpu, options, out)
+            links.read_slow(gpu, options, out)
+            health.read_slow(gpu, options, out)
+            attached.processes.read_slow(gpu, options, out)
         attached.recent.update(out)
         if attached.is_due(BUFFERS, now):
             attached.buffers.read(gpu, wall=wall, recent=attached.recent, out=out)
@@ -352,12 +352,8 @@ class Sampler:
             raise RestartError("devices_changed")
 
     def _cost(self) -> dict[str, Any]:
-        calls: dict[str, list[float]] = {}
         errors: dict[str, int] = {}
         for library in (self._library, self._events.library):
-            for name, (number, seconds) in list(library.costs.items()):
-                known = calls.setdefault(name, [0, 0.0])
-                calls[name] = [known[0] + number, known[1] + seconds]
             for (call, error), number in list(library.errors.items()):
                 key = f"{call}/{error}"
                 errors[key] = errors.get(key, 0) + number
@@ -367,7 +363,8 @@ class Sampler:
                 for state in device.attached.gpu.states().values():
                     states[state] = states.get(state, 0) + 1
         return {
-            "calls": calls,
+            # Without those of the events' thread, which only waits.
+            "calls": self._library.costs,
             "errors": errors,
             "states": states,
             "field_seconds": self._library.field_seconds,

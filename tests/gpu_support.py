@@ -1,0 +1,205 @@
+"""What the tests of the GPUs share: replays through the real child process, fast and by the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exporter.collectors.family import Distribution, Family
+from exporter.collectors.gpu import GpuCollector
+from exporter.collectors.gpu_child import COMMAND
+from exporter.collectors.gpu_families import SPECS, NvmlStatus, gpu_families
+from exporter.collectors.gpu_options import GpuOptions
+from exporter.collectors.gpu_state import Fleet
+from exporter.collectors.gpu_supervisor import RESTART_REASONS, Timings
+from exporter.collectors.nvml.description import Machine, load_machine
+from exporter.collectors.nvml.protocol import Decoder, encode
+from exporter.yaml_loader import load
+
+DATA = Path(__file__).parent / "data" / "gpu"
+
+UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
+"""Write the expected expositions instead of comparing; the diff is the review."""
+
+QUICK = Timings(
+    deadline=1.5,
+    start_deadline=10,
+    patience=0.3,
+    first_backoff=0.2,
+    most_backoff=1.0,
+    steady=60,
+    farewell=1.5,
+)
+"""A supervisor that does not let a test wait, on a machine that is busy with other tests."""
+
+SMALL = """
+models:
+  small:
+    name: Small
+    architecture: hopper
+    values:
+      utilization: 50
+      memory_utilization: 25
+      memory_total: 1000000
+      memory_used: 400000
+      memory_reserved: 100000
+      sample_buffers: 1
+      power: 100000
+      energy: {idle: 100000, counter_from: 5000}
+      temperature: 40
+      clock_sm: 1500
+      event_types: 0xC11F
+gpus:
+  - {model: small, count: 2}
+"""
+"""Two GPUs that do the same all the time."""
+
+
+@dataclass
+class Replayed:
+    """What came of a replay."""
+
+    messages: list[dict[str, Any]]
+    fleet: Fleet = field(default_factory=Fleet)
+
+    @property
+    def farewell(self) -> str:
+        return str(self.messages[-1]["reason"])
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        return [message for message in self.messages if message["kind"] == "sample"]
+
+    def readings(self, name: str, gpu: int = 0) -> list[Any]:
+        """A reading over time, where it was asked for."""
+        return [
+            entry["values"][name]
+            for message in self.samples
+            for entry in message["gpus"]
+            if entry["index"] == gpu and name in entry.get("values", {})
+        ]
+
+    def families(self, *, status: NvmlStatus | None = None, **options: Any) -> tuple[Family, ...]:
+        """What the sidecar would show now."""
+        if status is None:
+            up = bool(self.samples)
+            status = NvmlStatus(up, "" if up else self.farewell, dict.fromkeys(RESTART_REASONS, 0))
+        given = {"expected": None, "window": "15s", "per_link": False, "kernel_xids": {}, **options}
+        return gpu_families(self.fleet, status, **given)
+
+
+def machine(text: str) -> Machine:
+    """A machine described in YAML."""
+    return load(text, "machine.yaml", Machine)
+
+
+def small(more: str = "", **changes: str) -> Machine:
+    """The small machine, with more lines at its end and some of them changed."""
+    text = SMALL + more
+    for before, after in changes.items():
+        assert f"{before}: " in text
+        text = "\n".join(
+            f"{line[: line.index(before)]}{before}: {after}"
+            if line.strip().startswith(f"{before}: ")
+            else line
+            for line in text.splitlines()
+        )
+    return machine(text)
+
+
+def replay(described: Machine | str, seconds: float, **options: Any) -> Replayed:
+    """Play a machine through the real child process and pynvml, on a clock that does not wait."""
+    if isinstance(described, str):
+        described = load_machine(described)
+    first = {"kind": "start", "parent": os.getpid(), "replay": described.plain(), **options}
+    child = subprocess.run(
+        COMMAND,
+        input=encode({**first, "virtual_seconds": seconds}),
+        capture_output=True,
+        check=True,
+        timeout=15,
+    )
+    played = Replayed(Decoder().feed(child.stdout))
+    for message in played.messages:
+        if message["kind"] == "machine":
+            played.fleet.take_machine(message)
+        elif message["kind"] == "sample":
+            played.fleet.take_sample(message, 1)
+    return played
+
+
+@contextlib.contextmanager
+def watching(name_or_file: str, *, options: GpuOptions | None = None, **more: Any) -> Iterator[GpuCollector]:
+    """A collector over a machine, by the clock, with ten passes a second."""
+    chosen = options or GpuOptions(period=0.1, retry=0.3)
+    collector = GpuCollector(dataclasses.replace(chosen, replay=name_or_file), **{"timings": QUICK, **more})
+    collector.start()
+    try:
+        yield collector
+    finally:
+        collector.stop()
+        assert collector.child_pid is None
+
+
+def described(tmp_path: Path, more: str = "", text: str = SMALL) -> str:
+    """Write a description into a file; gives its name."""
+    file = tmp_path / "machine.yaml"
+    file.write_text(text + more)
+    return str(file)
+
+
+def wait_until(condition: Callable[[], object], *, seconds: float = 15.0) -> None:
+    """Wait for what another process is about to do; the limit is for a broken one only."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def values(families: Sequence[Family], name: str) -> dict[tuple[str, ...], float]:
+    """The samples of a family; none where it is absent."""
+    found = {}
+    for family in families:
+        if family.spec.name == name:
+            for sample in family.samples:
+                assert not isinstance(sample.value, Distribution)
+                found[sample.labels] = sample.value
+    return found
+
+
+def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
+    """One sample of a collector now; labels are compared from the first."""
+    found = values(collector.collect().families, name)
+    return next((number for key, number in found.items() if key[: len(labels)] == labels), None)
+
+
+def gpus_up(collector: GpuCollector) -> Mapping[str, float]:
+    """Which GPUs answer, by number."""
+    return {labels[0]: up for labels, up in values(collector.collect().families, "gpu_up").items()}
+
+
+def assert_sound(families: Sequence[Family]) -> None:
+    """Check what holds for every block, whatever was read."""
+    names = [family.spec.name for family in families]
+    assert len(names) == len(set(names))
+    for family in families:
+        assert family.spec in SPECS
+        labels = [sample.labels for sample in family.samples]
+        assert labels
+        assert len(labels) == len(set(labels)), family.spec.name
+        for sample in family.samples:
+            assert len(sample.labels) == len(family.spec.labels), family.spec.name
+            assert isinstance(sample.value, (int, float))
+            assert math.isfinite(sample.value)
+            if family.spec.type == "counter" or family.spec.unit == "bytes":
+                assert sample.value >= 0
+            if "_ratio" in family.spec.name:
+                assert 0 <= sample.value <= 1, family.spec.name

@@ -1,0 +1,178 @@
+"""Counters of a GPU: never falling, right over wraps, resets, glitches and restarts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.collectors.gpu_counters import REASONS, Counter, CounterRule
+from exporter.collectors.gpu_power import ENERGY_RULE, INTEGRAL_RULE
+
+SECONDS = CounterRule(scale=1e-9, most_per_second=1.0, withdraw=True)
+RULES = (ENERGY_RULE, INTEGRAL_RULE, SECONDS, CounterRule(), CounterRule(most_per_second=1e12))
+
+
+def run(counter: Counter, numbers: list[float], *, child: int = 1, begin: float = 0) -> float:
+    """Feed one number a second; the total at the end."""
+    for place, number in enumerate(numbers):
+        counter.advance(number, begin + place, child)
+    return counter.total
+
+
+@given(
+    st.sampled_from(RULES),
+    st.lists(st.tuples(st.integers(0, 2**64), st.floats(0, 100), st.integers(0, 3)), max_size=30),
+)
+def test_a_total_never_falls_whatever_comes(
+    rule: CounterRule, readings: list[tuple[int, float, int]]
+) -> None:
+    counter, time, child, before = Counter(rule), 0.0, 0, 0.0
+    for raw, seconds, children in readings:
+        time, child = time + seconds, child + children
+        grown = counter.advance(raw, time, child)
+
+        assert grown >= 0
+        assert counter.total >= before
+        assert set(counter.resets) <= set(REASONS)
+        before = counter.total
+
+
+@given(
+    st.lists(st.integers(0, 9_000_000), min_size=3, max_size=50),
+    st.integers(0, 2**40),
+    st.integers(1, 48),
+    st.sampled_from([0, 2**64 - 2, 17]),
+)
+def test_one_wrong_number_costs_nothing(steps: list[int], begin: int, place: int, wrong: int) -> None:
+    numbers = [begin + sum(steps[:count]) for count in range(len(steps) + 1)]
+    true = numbers[-1] - numbers[0]
+    if 0 < place < len(numbers) - 1:
+        numbers[place] = wrong
+    counter = Counter(ENERGY_RULE)
+
+    run(counter, [float(number) if number < 2**53 else number for number in numbers])
+
+    assert counter.total == pytest.approx(true, abs=2 * 9_000_000)
+    assert abs(counter.total - true) <= (0 if wrong == 2**64 - 2 or begin > 2**33 else 2 * 9_000_000)
+
+
+def test_energy_begins_at_zero_and_other_counters_where_the_driver_is() -> None:
+    assert run(Counter(ENERGY_RULE), [5_000_000, 5_100_000]) == 100_000
+    assert run(Counter(CounterRule()), [7, 9]) == 9
+
+
+def test_a_register_that_wraps_goes_on() -> None:
+    counter = Counter(ENERGY_RULE)
+
+    assert run(counter, [2**32 - 100_000, 2**32 - 1, 99_999]) == 199_999
+    assert counter.resets == {"wrap": 1}
+
+
+def test_a_driver_that_is_loaded_anew_begins_at_zero() -> None:
+    counter = Counter(ENERGY_RULE)
+
+    # Energy that was used after the load is counted, that before it cannot be known.
+    assert run(counter, [9_000_000_000, 9_000_300_000, 150_000, 450_000]) == 300_000 + 450_000
+    assert counter.resets == {"reset": 1}
+
+
+def test_a_jump_that_no_hardware_makes_is_not_counted() -> None:
+    counter = Counter(ENERGY_RULE)
+
+    total = run(counter, [1000, 2000, 10**15, 10**15 + 1000, 10**15 + 2000])
+
+    assert total == 1000 + 2000
+    assert counter.resets == {"jump": 1}
+
+
+def test_a_step_back_to_no_beginning_is_not_counted_as_energy() -> None:
+    counter = Counter(ENERGY_RULE)
+
+    total = run(counter, [10**13, 10**13 + 500, 10**12, 10**12 + 500])
+
+    assert total == 1000
+    assert counter.resets == {"backwards": 1}
+
+
+def test_a_single_wrong_number_changes_nothing() -> None:
+    counter = Counter(ENERGY_RULE)
+
+    assert run(counter, [1000, 2000, 10**18, 4000, 5000]) == 4000
+    assert counter.resets == {"glitch": 1}
+
+
+def test_seconds_that_run_faster_than_the_clock_are_withdrawn_for_a_while() -> None:
+    counter = Counter(SECONDS)
+    run(counter, [0, 1e9, 2e9])
+    assert counter.value(2) == 2.0
+
+    run(counter, [40e9, 80e9, 120e9], begin=3)
+    assert counter.value(5) is None
+
+    run(counter, [120.5e9, 121e9], begin=6)
+    assert counter.value(7) is None
+    assert counter.value(7 + 601) == 3.0
+
+
+def test_a_counter_that_makes_no_sense_is_not_shown_until_it_does() -> None:
+    counter = Counter(ENERGY_RULE)
+    run(counter, [0, 1000])
+
+    run(counter, [10**14, 10**17, 5, 10**15], begin=2)
+    assert counter.value(5) is None
+
+    run(counter, [10**15 + 500, 10**15 + 1000], begin=6)
+    assert counter.value(7) == 2.0
+
+
+def test_a_gap_does_not_make_a_jump() -> None:
+    counter = Counter(ENERGY_RULE)
+    counter.advance(0, 0, 1)
+
+    counter.advance(7_000_000, 20.0, 1)  # 350 W for 20 s in which nobody asked
+
+    assert counter.total == 7_000_000
+    assert counter.resets == {}
+
+
+def test_a_new_child_counts_from_zero_and_the_driver_goes_on() -> None:
+    of_child, of_driver = Counter(INTEGRAL_RULE), Counter(ENERGY_RULE)
+    for counter in (of_child, of_driver):
+        run(counter, [100, 200])
+
+    of_child.advance(50, 10, 2)
+    of_driver.advance(5000, 10, 2)
+
+    assert of_child.total == 250
+    assert of_driver.total == 4900
+
+
+@given(st.lists(st.integers(0, 500_000), min_size=2, max_size=20), st.integers(1, 18))
+def test_a_counter_that_was_kept_goes_on(steps: list[int], cut: int) -> None:
+    numbers = [1000 + sum(steps[:count]) for count in range(len(steps) + 1)]
+    whole = Counter(ENERGY_RULE)
+    run(whole, [float(number) for number in numbers])
+    first, second = Counter(ENERGY_RULE), Counter(ENERGY_RULE)
+    cut = min(cut, len(numbers) - 1)
+    run(first, [float(number) for number in numbers[:cut]])
+    kept = first.keep(now=cut + 5.0)
+    assert kept is not None
+
+    second.resume(kept, now=1000.0)
+    run(second, [float(number) for number in numbers[cut:]], begin=1001.0)
+
+    assert second.total == whole.total
+
+
+def test_an_hour_of_wraps_and_gaps_stays_within_a_quarter_of_a_percent() -> None:
+    counter, joules = Counter(ENERGY_RULE), 0.0
+    for second in range(3600):
+        power = 700.0 if second % 60 < 50 else 90.0
+        joules += power
+        in_gap = 1000 <= second < 1090 or second % 7 == 3
+        if not in_gap:
+            counter.advance(int(joules * 1000 + 4_000_000_000) % 2**32, float(second), 1 + second // 600)
+
+    assert counter.resets == {"wrap": 1}
+    assert counter.total / 1000 == pytest.approx(joules, rel=0.0025)

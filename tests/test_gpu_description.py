@@ -1,0 +1,242 @@
+"""Descriptions of machines to replay: every mistake with its place, and a guide that is complete."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_support import SMALL, machine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.collectors.nvml import description
+from exporter.collectors.nvml.codes import CODES, NAMES, name_of
+from exporter.collectors.nvml.description import load_machine, machine_names
+from exporter.collectors.nvml.protocol import MAX_BYTES, Decoder, ProtocolError, encode
+from exporter.collectors.nvml.replay_readings import READINGS
+from exporter.collectors.nvml.replay_values import Tracks, load_of
+from exporter.errors import ConfigurationError
+from exporter.options import options_of
+
+GUIDE = Path(__file__).parent.parent / "docs" / "replay.md"
+
+
+def mistakes(text: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        machine(text)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_reading_that_is_misspelt_is_found_at_its_place() -> None:
+    (found,) = mistakes(SMALL.replace("      power: 100000", "      powr: 100000"))
+
+    assert found.startswith("machine.yaml:13:7: models.small.values.powr: unknown key")
+    assert 'did you mean "power"?' in found
+
+
+def test_a_value_of_another_kind_is_found_at_its_place() -> None:
+    (found,) = mistakes(SMALL.replace("temperature: 40", "temperature: hot"))
+
+    assert found.startswith("machine.yaml:15:20: models.small.values.temperature: expected")
+
+
+@pytest.mark.parametrize(
+    ("happening", "words"),
+    [
+        ("errors: {nvmlDeviceGetPowerUsge: UNKNOWN}", 'did you mean "nvmlDeviceGetPowerUsage"?'),
+        ("errors: {nvmlDeviceGetPowerUsage: GPU_LOST}", 'did you mean "GPU_IS_LOST"?'),
+        ("hang: [nvmlMakeCoffee]", 'no function "nvmlMakeCoffee" is replayed'),
+        ('delay: {"*": 1s}', 'no function "*" is replayed'),
+        ("gpus: [2]", "there is no GPU 2, only 2 of them"),
+        ("at: 5s, until: 3s", "is over before it begins"),
+        ("returns: {nvmlDeviceGetPowerUsage: {idle: 5}}", "a function returns a plain number"),
+        ("fields: {power: 5}", '"power" is no id'),
+        ("driver: new", "is a version"),
+        ("event: [explosion]", "expected one of"),
+        ("set: {energy: {idle: 5, bits: 32}}", "only a counter has a width"),
+    ],
+)
+def test_a_mistake_in_the_timeline_is_found(happening: str, words: str) -> None:
+    found = mistakes(f"{SMALL}\ntimeline:\n  - {{{happening}}}\n")
+
+    assert len(found) == 1
+    assert words in found[0]
+    assert found[0].startswith(("machine.yaml:21:", "machine.yaml:20:", "machine.yaml:22:")), found
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    found = mistakes("driver: x\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
+
+    assert [line.split(" ")[0] for line in found] == [
+        "machine.yaml:1:9:",
+        "machine.yaml:2:10:",
+        "machine.yaml:3:7:",
+    ]
+
+
+def test_a_machine_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(ConfigurationError, match='no machine "h1000" to replay, did you mean "h100"'):
+        load_machine("h1000")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_machine("./nowhere.yaml")
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_machine_of_the_package_has_words_and_fits_through_the_pipe(name: str) -> None:
+    found = load_machine(name)
+
+    assert len(found.description) > 30
+    assert len(json.dumps(found.plain())) < MAX_BYTES / 10
+
+
+def test_large_numbers_keep_all_their_digits() -> None:
+    plain = machine(
+        SMALL.replace("energy: {idle: 100000, counter_from: 5000}", "energy: 18446744073709551615")
+    )
+
+    assert plain.plain()["gpus"][0]["values"]["energy"] == 2**64 - 1
+
+
+def test_null_is_not_supported_and_unmentioned_is_nothing() -> None:
+    found = machine(SMALL.replace("power: 100000", "power: null")).plain()["gpus"][0]["values"]
+
+    assert found["power"] is None
+    assert "fan_speed" not in found
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 50), st.floats(0, 1)), min_size=1, max_size=5),
+    st.floats(0, 0.3),
+    st.lists(st.floats(0, 1000), min_size=2, max_size=8),
+)
+def test_a_replayed_counter_grows_as_its_level_says(
+    steps: list[tuple[float, float]], ripple: float, moments: list[float]
+) -> None:
+    load = load_of(
+        {"steps": [{"seconds": s, "level": level} for s, level in steps], "ripple": ripple}, index=2
+    )
+    signal = {"idle": 10.0, "busy": 500.0, "counter_from": 3, "bits": None}
+    tracks = Tracks({"counter": signal, "level": {**signal, "counter_from": None}}, load)
+    moments.sort()
+
+    counts = [tracks.at("counter", moment) for moment in moments]
+    assert all(count is not None and count >= 3 for count in counts)
+    for begin, end in itertools.pairwise(moments):
+        assert 0 <= load.at(begin) <= 1
+        grown = (tracks.at("counter", end) or 0) - (tracks.at("counter", begin) or 0)
+        mean = tracks.mean("level", begin, end) if end > begin else 0
+        assert grown == pytest.approx((mean or 0) * (end - begin), abs=2, rel=1e-6)
+
+
+# The pipe ----------------------------------------------------------------------------------------------
+
+MESSAGES = st.lists(
+    st.dictionaries(st.text(max_size=5), st.integers() | st.text() | st.none(), max_size=4).map(
+        lambda fields: {**fields, "kind": "any"}
+    ),
+    max_size=5,
+)
+
+
+@given(MESSAGES, st.integers(1, 17))
+def test_messages_come_back_whatever_the_pieces(messages: list[dict[str, Any]], size: int) -> None:
+    data = b"".join(encode(message) for message in messages)
+    decoder = Decoder()
+    found = []
+    for begin in range(0, len(data), size):
+        found += decoder.feed(data[begin : begin + size])
+
+    assert found == messages
+
+
+@given(st.binary(max_size=200))
+def test_bytes_are_messages_or_the_one_error(data: bytes) -> None:
+    try:
+        messages = Decoder().feed(data)
+    except ProtocolError:
+        return
+    assert all("kind" in message for message in messages)
+
+
+@pytest.mark.parametrize("body", [b"NaN", b'{"kind":"a","x":NaN}', b'{"kind":1}', b"[" * 100_000, b"\xff"])
+def test_json_that_is_no_message_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Decoder().feed(len(body).to_bytes(4, "big") + body)
+
+
+def test_a_number_that_is_not_finite_is_never_sent() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        encode({"kind": "sample", "value": float("nan")})
+
+
+# Against the binding, and the guide --------------------------------------------------------------------
+
+
+def test_the_names_of_errors_are_those_of_the_binding() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    theirs = {
+        value: name.removeprefix("NVML_ERROR_").lower()
+        for name, value in vars(pynvml).items()
+        if name.startswith("NVML_ERROR_")
+    }
+
+    assert theirs == NAMES
+    assert name_of(12345) == "other"
+    assert CODES["gpu_is_lost"] == 15
+
+
+def test_every_call_of_the_child_is_one_of_the_binding() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    folder = Path(description.__file__).parent
+    named = {
+        word
+        for file in folder.glob("*.py")
+        if not file.name.startswith("replay")
+        for word in file.read_text().split('"')
+        if word.startswith(("nvmlDevice", "nvmlGpm", "nvmlEvent", "nvmlSystem")) and word.isidentifier()
+    }
+
+    assert len(named) > 50
+    assert {name for name in named if not hasattr(pynvml, name)} == set()
+
+
+PARTS = (
+    description.Machine,
+    description.Model,
+    description.Load,
+    description.Step,
+    description.Signal,
+    description.Instance,
+    description.Process,
+    description.Gpus,
+    description.Happening,
+)
+
+
+def test_the_guide_tells_every_key_and_reading() -> None:
+    guide = GUIDE.read_text()
+    rows = {line.split("`")[1] for line in guide.splitlines() if line.startswith("| `")}
+
+    for part in PARTS:
+        assert rows >= {option.key for option in options_of(part)}
+    for name, unit in READINGS.items():
+        assert f"| `{name}` | {unit} |" in guide, name
+
+
+def test_the_examples_of_the_guide_can_be_replayed() -> None:
+    blocks = GUIDE.read_text().split("```yaml\n")[1:]
+
+    assert len(blocks) >= 2
+    for block in blocks:
+        found = machine(block.partition("```")[0])
+        assert found.gpus
+
+
+def test_the_guide_names_every_machine_of_the_package() -> None:
+    guide = GUIDE.read_text()
+
+    for name in machine_names():
+        assert f"| `{name}` |" in guide

@@ -1,0 +1,115 @@
+"""The same collector on real hardware: what a replay cannot tell. Skipped without an NVIDIA GPU.
+
+python -m pytest tests/test_gpu_hardware.py -m gpu -s     # also prints what each call costs
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from gpu_support import assert_sound, value, values, wait_until
+
+from exporter.collectors.family import Family
+from exporter.collectors.gpu import GpuCollector
+from exporter.collectors.gpu_options import GpuOptions
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(
+        not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists(),
+        reason="there is no NVIDIA GPU on this machine (no /dev/nvidia0)",
+    ),
+]
+
+WATCHED_SECONDS = 25.0
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[GpuCollector]:
+    watched = GpuCollector(GpuOptions(details=True, per_link=True, video_engines=True))
+    watched.start()
+    wait_until(lambda: value(watched, "gpu_nvml_up") == 1, seconds=60)
+    yield watched
+    watched.stop()
+
+
+@pytest.fixture(scope="module")
+def passes(collector: GpuCollector) -> list[tuple[float, Sequence[Family]]]:
+    """What was shown over time."""
+    found = []
+    end = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < end:
+        found.append((time.monotonic(), collector.collect().families))
+        time.sleep(1)
+    return found
+
+
+def test_every_pass_is_sound(passes: list[tuple[float, Sequence[Family]]]) -> None:
+    for _, families in passes:
+        assert_sound(families)
+
+
+def test_every_card_answers(passes: list[tuple[float, Sequence[Family]]]) -> None:
+    _, families = passes[-1]
+
+    assert set(values(families, "gpu_up").values()) == {1.0}
+    for name in ("gpu_info", "gpu_power_watts", "gpu_temperature_celsius", "gpu_clock_hertz"):
+        assert values(families, name), name
+
+
+def test_no_counter_falls(passes: list[tuple[float, Sequence[Family]]]) -> None:
+    compared = 0
+    for (_, before), (_, after) in itertools.pairwise(passes):
+        for family in before:
+            if family.spec.type != "counter":
+                continue
+            later = values(after, family.spec.name)
+            for labels, number in values(before, family.spec.name).items():
+                compared += 1
+                assert later.get(labels, number) >= number, family.spec.name
+    assert compared > 100
+
+
+def test_throttle_counters_are_nanoseconds(passes: list[tuple[float, Sequence[Family]]]) -> None:
+    (begin, first), (end, last) = passes[0], passes[-1]
+    before = values(first, "gpu_clocks_event_seconds_total")
+    after = values(last, "gpu_clocks_event_seconds_total")
+
+    assert after
+    for labels, number in after.items():
+        assert number - before.get(labels, number) <= 1.1 * (end - begin), labels
+
+
+def test_energy_agrees_with_power(collector: GpuCollector, passes: object) -> None:
+    assert passes
+    for energy in collector.energies():
+        if "nvml_counter" in energy.joules:
+            ratio = energy.joules["nvml_counter"] / energy.integral_joules
+            print(f"GPU {energy.gpu}: energy counter / integrated power = {ratio:.3f}")
+            assert 0.5 < ratio < 1.5
+
+
+def test_nothing_is_garbage_and_no_counter_jumped(passes: list[tuple[float, Sequence[Family]]]) -> None:
+    _, families = passes[-1]
+    errors = values(families, "exporter_nvml_errors_total")
+    resets = values(families, "exporter_nvml_counter_resets_total")
+
+    assert not [labels for labels in errors if labels[1] == "garbage"]
+    assert set(resets.values()) == {0}
+
+
+def test_a_pass_is_cheap(passes: list[tuple[float, Sequence[Family]]]) -> None:
+    (begin, first), (end, last) = passes[len(passes) // 2], passes[-1]
+    seconds = values(last, "exporter_nvml_call_seconds_total")
+    calls = values(last, "exporter_nvml_calls_total")
+    for (call,), spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        print(f"{call:45} {calls[(call,)]:7.0f} calls {spent / calls[(call,)] * 1e6:10.1f} us each")
+    grown = sum(seconds.values()) - sum(values(first, "exporter_nvml_call_seconds_total").values())
+
+    assert grown / (end - begin) < 0.25 * len(values(last, "gpu_up"))
+    assert (values(last, "exporter_nvml_child_resident_memory_bytes") or {(): 0})[()] < 100 * 2**20

@@ -1,0 +1,406 @@
+"""The NVML child's life by the clock: hangs, crashes, losses, restarts, releases, and its end with its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_support import QUICK, described, gpus_up, replay, small, value, values, wait_until, watching
+
+from exporter.collectors.gpu import GpuCollector
+from exporter.collectors.gpu_child import COMMAND
+from exporter.collectors.gpu_families import SPECS
+from exporter.collectors.gpu_kernel_log import KernelLog
+from exporter.collectors.gpu_options import GpuOptions
+from exporter.collectors.nvml.protocol import Decoder, encode
+from exporter.collectors.scheduler import Scheduler
+
+HAS_LIBRARY = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
+
+ENERGY = "gpu_energy_joules_total"
+RESTARTS = "exporter_nvml_child_restarts_total"
+
+
+def nvml_up(collector: GpuCollector) -> bool:
+    return value(collector, "gpu_nvml_up") == 1
+
+
+def reason(collector: GpuCollector) -> str:
+    found = values(collector.collect().families, "gpu_nvml_error_info")
+    return next(iter(found), ("",))[0]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
+def test_without_the_library_everything_else_goes_on() -> None:
+    collector = GpuCollector(timings=QUICK)
+    collector.start()
+    try:
+        wait_until(lambda: reason(collector) == "library_not_found")
+        collected = collector.collect()
+    finally:
+        collector.stop()
+
+    assert collected.problems == ()
+    (about,) = collected.unsupported
+    assert "libnvidia-ml.so.1" in about
+    assert "--gpus all" in about
+    assert values(collected.families, "gpu_nvml_up") == {(): 0.0}
+
+
+@pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
+@pytest.mark.parametrize(
+    ("mode", "visible", "ready"), [("required", None, False), ("auto", "0,1", True), ("auto", "", None)]
+)
+def test_where_gpus_are_expected_their_absence_is_a_failure(
+    mode: Any, visible: str | None, *, ready: bool | None
+) -> None:
+    collector = GpuCollector(GpuOptions(mode=mode), visible=visible, timings=QUICK)
+    collector.start()
+    try:
+        wait_until(lambda: reason(collector) == "library_not_found")
+        collected = collector.collect()
+    finally:
+        collector.stop()
+
+    assert [name for name, _ in collected.problems] == ([] if ready is None else ["nvml_down"])
+    assert (collector.not_ready() is None) == (ready is not False)
+    expected = {(): 2} if visible else {}
+    assert values(collected.families, "gpu_devices_expected") == expected
+
+
+def test_a_child_that_is_killed_is_replaced_and_counters_go_on(tmp_path: Path) -> None:
+    with watching(described(tmp_path)) as collector:
+        wait_until(lambda: (value(collector, ENERGY, "0") or 0) > 50)
+        first, before = collector.child_pid, value(collector, ENERGY, "0")
+        assert first is not None
+        assert before is not None
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: reason(collector) == "crashed")
+        down = collector.collect()
+        wait_until(lambda: nvml_up(collector))
+
+        assert "SIGKILL" in down.problems[0][1]
+        assert values(down.families, ENERGY) == {}
+        assert set(values(down.families, "gpu_up").values()) == {0.0}
+        assert collector.child_pid != first
+        assert (value(collector, ENERGY, "0") or 0) >= before
+        assert value(collector, RESTARTS, "crashed") == 1
+
+
+def test_a_child_that_is_stopped_hangs_and_gets_one_replacement(tmp_path: Path) -> None:
+    with watching(described(tmp_path)) as collector:
+        wait_until(lambda: nvml_up(collector))
+        first = collector.child_pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        try:
+            wait_until(lambda: reason(collector) == "hung")
+            hung = collector.collect().families
+            wait_until(lambda: nvml_up(collector))
+
+            assert values(hung, "gpu_power_watts") == {}
+            assert {labels[2] for labels in values(hung, "gpu_error_info")} == {"hung"}
+            assert is_alive(first)
+            assert value(collector, RESTARTS, "hung") == 1
+        finally:
+            os.kill(first, signal.SIGCONT)
+        wait_until(lambda: not is_alive(first))
+        assert nvml_up(collector)
+
+
+def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp_path: Path) -> None:
+    hang = '\ntimeline:\n  - {at: 1s, until: 9s, gpus: [1], hang: ["*"]}\n'
+    with watching(described(tmp_path, hang), options=GpuOptions(period=0.1, retry=0.3)) as collector:
+        collector._supervisor._timings = type(QUICK)(
+            deadline=3.5, patience=0.2, first_backoff=0.2, most_backoff=1, start_deadline=10
+        )
+        wait_until(lambda: nvml_up(collector))
+        wait_until(lambda: reason(collector) == "hung")
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0} and nvml_up(collector))
+        left_out = collector.collect().families
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
+
+    assert {labels[0]: labels[2] for labels in values(left_out, "gpu_error_info")} == {"1": "hung"}
+    assert {labels[0] for labels in values(left_out, "gpu_power_watts")} == {"0"}
+
+
+def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
+    hang = '\ntimeline:\n  - {at: 500ms, hang: ["*", nvmlInitWithFlags]}\n'
+    quick = type(QUICK)(deadline=0.5, start_deadline=0.5, patience=0.1, first_backoff=0.1, most_backoff=0.1)
+    with watching(described(tmp_path, hang), timings=quick) as collector:
+        wait_until(lambda: reason(collector) == "hung")
+        pids = set()
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            pids.add(collector.child_pid)
+            time.sleep(0.05)
+
+        assert value(collector, RESTARTS, "hung") == 1
+        assert len(pids - {None}) <= 2
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+
+
+def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
+    crash = "\ntimeline:\n  - {at: 1s, until: 1500ms, gpus: [1], crash: [nvmlDeviceGetPowerUsage]}\n"
+    with watching(described(tmp_path, crash)) as collector:
+        wait_until(lambda: reason(collector) == "crashed")
+        assert "SIGSEGV" in collector.collect().problems[0][1]
+
+        wait_until(lambda: nvml_up(collector))
+        assert gpus_up(collector) == {"0": 1, "1": 1}
+
+
+def test_a_new_driver_is_taken_without_a_gap(tmp_path: Path) -> None:
+    update = '\ntimeline:\n  - {at: 1s, driver: "590.44.01"}\n'
+    with watching(described(tmp_path, update)) as collector:
+        wait_until(lambda: nvml_up(collector))
+        gaps = 0
+
+        def updated() -> bool:
+            nonlocal gaps
+            gaps += not nvml_up(collector)
+            versions = values(collector.collect().families, "gpu_nvml_info")
+            return any(labels[0] == "590.44.01" for labels in versions)
+
+        wait_until(updated)
+
+        assert gaps == 0
+        assert value(collector, RESTARTS, "lib_rm_version_mismatch") == 1
+
+
+def test_nvml_is_released_on_request_and_taken_again(tmp_path: Path) -> None:
+    with watching(described(tmp_path)) as collector:
+        wait_until(lambda: nvml_up(collector))
+        pid = collector.child_pid
+        assert pid is not None
+        collector.release()
+        wait_until(lambda: collector.released and not is_alive(pid))
+
+        assert reason(collector) == "released"
+        assert collector.collect().problems == ()
+        assert collector.child_pid is None
+
+        collector.resume()
+        wait_until(lambda: nvml_up(collector))
+        assert value(collector, RESTARTS, "crashed") == 0
+
+
+def test_a_lost_card_ends_at_once_and_returns_while_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="exporter.collectors.gpu")
+    changes: list[float] = []
+    lost = "\ntimeline:\n  - {at: 1s, until: 2s, gpus: [1], xid: [79], lost: true}\n"
+    watched = watching(described(tmp_path, lost), on_change=lambda: changes.append(time.monotonic()))
+    with watched as collector:
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
+        before = len(changes)
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0})
+        during = collector.collect().families
+        assert len(changes) > before
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
+
+    assert {labels[0] for labels in values(during, "gpu_utilization_ratio")} == {"0"}
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.rpartition(") ")[2] for line in lines] == ["does not answer: gpu_is_lost", "answers again"]
+
+
+def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w") as secret:
+        os.set_inheritable(secret.fileno(), True)
+        with watching(described(tmp_path)) as collector:
+            wait_until(lambda: nvml_up(collector))
+            folder = Path(f"/proc/{collector.child_pid}/fd")
+            links = sorted(str(entry.readlink()).partition(":")[0] for entry in folder.iterdir())
+
+            assert links == ["/dev/null", "/dev/null", "pipe", "pipe"]
+            assert os.getsid(collector.child_pid or 0) == collector.child_pid
+            children = Path(f"/proc/{collector.child_pid}/cwd").readlink()
+            assert str(children) == "/"
+
+
+def test_the_child_is_small_and_the_sidecar_does_not_load_nvml() -> None:
+    with watching("h100", options=GpuOptions()) as collector:
+        wait_until(lambda: value(collector, "exporter_nvml_child_resident_memory_bytes"))
+        assert (value(collector, "exporter_nvml_child_resident_memory_bytes") or 0) <= 30 * 2**20
+
+    program = "import sys, exporter.collectors.gpu; print('pynvml' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+PARENT = """
+import sys, time
+from exporter.collectors.gpu import GpuCollector
+from exporter.collectors.gpu_options import GpuOptions
+collector = GpuCollector(GpuOptions(replay=sys.argv[1], period=0.1))
+collector.start()
+while not any(family.spec.name == "gpu_power_watts" for family in collector.collect().families):
+    time.sleep(0.02)
+print(collector.child_pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "fault", ["", '\ntimeline:\n  - {at: 1s, hang: ["*"]}\n'], ids=["healthy", "hanging"]
+)
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: bool) -> None:
+    command = [sys.executable, "-c", PARENT, described(tmp_path, fault)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    if fault:
+        time.sleep(1.5)
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    wait_until(lambda: not is_alive(pid), seconds=5)
+
+
+def test_a_child_that_cannot_be_started_is_a_state_and_no_exception(tmp_path: Path) -> None:
+    with watching(described(tmp_path), command=["/nonexistent/python"]) as collector:
+        wait_until(lambda: reason(collector) == "crashed")
+        assert "cannot be started" in collector.collect().unsupported[0]
+
+    with watching(
+        described(tmp_path), command=[sys.executable, "-c", "raise SystemExit('no way')"]
+    ) as collector:
+        wait_until(lambda: reason(collector) == "crashed")
+        assert "ended with status 1: no way" in collector.collect().unsupported[0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "b'HTTP/1.1 200 OK'",
+        "b'\\\\0\\\\0\\\\0\\\\2[]'",
+        "encode({'kind': 'sample'})",
+        "encode({'kind': 'sample', 'time': 'noon', 'gpus': 5})",
+        "encode({'kind': 'sample', 'time': 1, 'gpus': [{'index': 0, 'uuid': 'u', 'number': 0, 'values': [3]}]})",
+    ],
+)
+def test_a_child_that_says_what_cannot_be_is_replaced(tmp_path: Path, said: str) -> None:
+    program = (
+        "import os, time; from exporter.collectors.nvml.protocol import encode; "
+        f"os.write(1, {said}); time.sleep(30)"
+    )
+    with watching(described(tmp_path), command=[sys.executable, "-c", program]) as collector:
+        wait_until(lambda: reason(collector) == "crashed")
+
+        assert "says what cannot be" in collector.collect().unsupported[0]
+        assert set(values(collector.collect().families, "gpu_nvml_up").values()) == {0.0}
+
+
+def test_a_child_that_grows_asks_to_be_replaced() -> None:
+    first = {"kind": "start", "parent": os.getpid(), "replay": small().plain(), "memory_limit_bytes": 1 << 20}
+    child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(encode(first))
+    child.stdin.flush()
+    data = child.stdout.read()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+
+    assert Decoder().feed(data)[-1] == {"kind": "bye", "reason": "memory", "message": ""}
+
+
+def test_totals_can_be_kept_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
+    with watching(described(tmp_path)) as collector:
+        wait_until(lambda: (value(collector, ENERGY, "0") or 0) > 80)
+    totals = collector.totals()
+    joules = {energy.uuid: energy.joules["nvml_counter"] for energy in collector.energies()}
+
+    second = GpuCollector(GpuOptions(replay=described(tmp_path), period=0.1), timings=QUICK)
+    second.restore(totals)
+    second.start()
+    try:
+        wait_until(lambda: nvml_up(second) and second.energies())
+        for energy in second.energies():
+            assert energy.joules["nvml_counter"] >= joules[energy.uuid]
+    finally:
+        second.stop()
+
+
+def test_the_scheduler_publishes_a_loss_at_once(tmp_path: Path) -> None:
+    lost = "\ntimeline:\n  - {at: 2s, gpus: [1], lost: true}\n"
+    blocks: list[float] = []
+
+    def publish(_name: str, families: object) -> None:
+        up = values(families, "gpu_up")  # type: ignore[arg-type]  # what the scheduler hands over
+        blocks.append(sum(up.values()))
+
+    scheduler = Scheduler(publish=publish, withdraw=lambda _name: None)
+    with watching(described(tmp_path, lost)) as collector:
+        collector.on_change = lambda: scheduler.run_soon("gpu")
+        scheduler.add(collector, interval_seconds=3600, deadline_seconds=10)
+        scheduler.start()
+        try:
+            wait_until(lambda: blocks and blocks[-1] == 2)
+            wait_until(lambda: blocks[-1] == 1)
+        finally:
+            scheduler.stop()
+
+
+def test_xids_of_the_kernel_log_count_where_nvml_cannot_tell(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text("6,1,1,-;NVRM: Xid (PCI:0000:10:00): 31, before the start\n")
+    kernel_log = KernelLog(path=log, clock=lambda: 1234.0)
+    kernel_log.open()
+    with watching(described(tmp_path), kernel_log=kernel_log) as collector:
+        wait_until(lambda: nvml_up(collector))
+        with log.open("a") as file:
+            file.write("4,2,2,-;NVRM: Xid (PCI:0000:10:00): 79, pid=7, GPU has fallen off the bus.\n")
+            file.write("4,3,3,-;NVRM: Xid (PCI:0000:99:00): 79, of no GPU of ours\n")
+            file.write("4,4,4,-;\xff\xfe NVRM: Xid (PCI:zz)\n4,5,5,-;half of a li")
+
+        found = values(collector.collect().families, "gpu_xid_errors_total")
+        assert {(labels[0], labels[2]): number for labels, number in found.items()} == {("0", "79"): 1}
+        times = values(collector.collect().families, "gpu_xid_last_timestamp_seconds")
+        assert set(times.values()) == {1234.0}
+
+
+def test_a_kernel_log_that_may_not_be_read_is_no_failure(tmp_path: Path) -> None:
+    log = KernelLog(path=tmp_path / "absent")
+    log.open()
+
+    assert not log.readable
+    assert log.read() == {}
+
+
+def test_the_collector_keeps_the_contract_of_collectors(tmp_path: Path) -> None:
+    collector = GpuCollector(GpuOptions(replay=described(tmp_path)))
+
+    assert collector.name == "gpu"
+    assert collector.specs == SPECS
+    assert len({spec.name for spec in SPECS}) == len(SPECS)
+    assert values(collector.collect().families, "gpu_nvml_error_info") == {("starting",): 1}
+    collector.stop()  # before it was ever started
+
+
+def test_time_goes_on_in_a_replay_when_its_child_is_replaced() -> None:
+    # The counters of a machine do not know that somebody else is asking now.
+    played = replay(small(), 10, origin=-100.0)
+
+    assert played.readings("energy_millijoules")[0] == 5000 + 100_000 * 100

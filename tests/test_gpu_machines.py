@@ -1,0 +1,143 @@
+"""The machines of the package through the real child process and the real pynvml: expected expositions."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_support import DATA, UPDATE, Replayed, assert_sound, replay, values
+
+from exporter.collectors.gpu_families import NvmlStatus
+from exporter.collectors.gpu_state import ROWS
+from exporter.collectors.nvml.description import machine_names
+from exporter.exposition.negotiation import Format
+from exporter.exposition.page import Page
+
+PLAYS = {
+    "no-gpu": (5, ["*"]),
+    "t4": (65, ["*"]),
+    "a100-mig": (65, ["0", "7"]),
+    "h100": (65, ["0", "7"]),
+    "h100-lost": (60, ["2", "3"]),
+    "h100-hang": (15, ["4", "5"]),
+    "counters": (40, ["*"]),
+    "old-driver": (65, ["*"]),
+}
+"""Machine: how long it is played, and which of its GPUs are shown."""
+
+HUNG = NvmlStatus(up=False, reason="hung", restarts={"hung": 1})
+
+
+def test_every_machine_is_played() -> None:
+    assert sorted(PLAYS) == sorted(machine_names())
+
+
+@pytest.mark.parametrize("name", PLAYS)
+def test_a_machine_gives_the_expected_exposition(name: str) -> None:
+    seconds, include = PLAYS[name]
+    played = replay(name, seconds, include=include)
+    if name == "h100-hang":
+        played.fleet.forget_readings("hung")
+    families = played.families(status=HUNG if name == "h100-hang" else None)
+    assert_sound(families)
+    page = Page()
+    page.publish("gpu", families)
+    text = page.render(Format.TEXT, compress=False).decode()
+
+    golden = DATA / f"{name}.metrics"
+    if UPDATE:
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.fixture(scope="module")
+def h100() -> Replayed:
+    return replay("h100", 65)
+
+
+def test_eight_large_gpus_cost_about_seven_hundred_series(h100: Replayed) -> None:
+    families = h100.families()
+    of_gpus = [family for family in families if family.spec.name.startswith("gpu_")]
+
+    assert sum(len(family.samples) for family in of_gpus) <= 730
+    assert sum(len(family.samples) for family in families) <= 900
+
+
+def test_every_reading_of_the_child_has_its_family() -> None:
+    known = {row.reading for row in ROWS} | {"energy_millijoules", "power_joules", "processes", "mig"}
+    played = replay("h100", 12, details=True, per_link=True, video_engines=True, row_remap_histogram=True)
+
+    for message in played.samples:
+        for entry in message["gpus"]:
+            assert set(entry["values"]) <= known
+
+
+def test_details_can_be_asked_for() -> None:
+    played = replay("h100", 65, details=True, per_link=True, video_engines=True, row_remap_histogram=True)
+    families = played.families(per_link=True)
+
+    assert_sound(families)
+    assert len(values(families, "gpu_nvlink_up")) == 8 * 18
+    assert len(values(families, "gpu_clocks_event_active")) == 8 * 9
+    assert len(values(families, "gpu_video_engine_activity_ratio")) == 8 * 3
+    assert len(values(families, "gpu_row_remap_banks")) == 8 * 5
+    links = values(families, "gpu_nvlink_transmit_bytes_total")
+    assert len(links) == 8 * 18
+
+
+def test_links_apart_and_together_are_the_same_bytes(h100: Replayed) -> None:
+    apart = values(
+        replay("h100", 65, per_link=True).families(per_link=True), "gpu_nvlink_transmit_bytes_total"
+    )
+    together = values(h100.families(), "gpu_nvlink_transmit_bytes_total")
+
+    first = {labels: number for labels, number in together.items() if labels[0] == "0"}
+    assert list(first.values()) == [sum(number for labels, number in apart.items() if labels[0] == "0")]
+
+
+def test_gpm_can_be_switched_off() -> None:
+    played = replay("h100", 15, gpm=False)
+
+    assert values(played.families(), "gpu_sm_activity_ratio") == {}
+    assert ("nvmlGpmSampleGet",) not in values(played.families(), "exporter_nvml_calls_total")
+
+
+def test_what_blocks_is_not_called_unless_it_is_asked_for() -> None:
+    quiet = values(replay("t4", 65).families(), "exporter_nvml_calls_total")
+    asked = replay("t4", 65, pcie_sampling=True)
+
+    assert ("nvmlDeviceGetPcieThroughput",) not in quiet
+    # Twice every ten seconds, over 65 of them.
+    assert values(asked.families(), "exporter_nvml_calls_total")[("nvmlDeviceGetPcieThroughput",)] == 14
+    (received,) = values(asked.families(), "gpu_pcie_receive_bytes_total").values()
+    assert 1e9 < received < 1.9e9 * 65
+
+
+def test_slow_calls_are_rare(h100: Replayed) -> None:
+    calls = values(h100.families(), "exporter_nvml_calls_total")
+    a_minute = {
+        call: number / 8 for (call,), number in calls.items()
+    }  # of one GPU; the first pass asks everything
+
+    assert a_minute["nvmlDeviceGetSamples"] <= 3 * 31
+    for call in ("nvmlGpmSampleGet", "nvmlDeviceGetProcessUtilization"):
+        assert 12 <= a_minute[call] <= 14
+    for call in ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetNumFans"):
+        assert a_minute[call] <= 8
+    for call in ("nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode"):
+        assert a_minute[call] <= 2 * 4
+    for call in (
+        "nvmlDeviceGetPcieThroughput",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        "nvmlDeviceGetPowerManagementLimit",
+        "nvmlDeviceGetRowRemapperHistogram",
+    ):
+        assert call not in a_minute
+
+
+def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
+    busy = h100.readings("busy_seconds")
+    energy = h100.readings("energy_millijoules")
+    integral = h100.readings("power_joules")
+
+    # 92 % of 30 s and 25 % of 4 s, over and over.
+    assert busy[-1] == pytest.approx(65 * 0.84, rel=0.05)
+    assert integral[-1] == pytest.approx((energy[-1] - energy[0]) / 1000, rel=0.02)
