@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from collectors_support import Board, assert_sound, text_of, value_of, wait_until
+from collectors_support import OF_JOB, Board, assert_sound, text_of, value_of, wait_until
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.clock import ClockCollector, ClockReading, ask_kernel
@@ -33,7 +33,7 @@ def test_each_collector_reads_this_machine_without_a_problem(entry: CollectorEnt
 
     assert_sound(collector, collected)
     assert {reason for reason, _ in collected.problems} <= {"permission"}
-    assert collected.families or collected.unsupported
+    assert collected.families or collected.unsupported or entry.name in OF_JOB
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "collectors.draft",
         "collectors.energy_counter",
         "collectors.family",
+        "collectors.idle_power",
         "collectors.job",
         "collectors.keeping",
         "recording.naming",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from exporter.cli.energy_settings import Energy
 from exporter.cli.logs import Form, Level
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.errors import DefinitionError
@@ -284,6 +285,9 @@ class Configuration:
     exposition: Exposition = field(default=Exposition(), metadata={"help": "What a scrape may hold."})
     collectors: Annotated[Mapping[str, CollectorSettings], Keys(DEFAULT_COLLECTORS, COLLECTORS_HELP)] = field(
         default_factory=lambda: DEFAULT_COLLECTORS, metadata={"help": "What is collected in the background."}
+    )
+    energy: Energy = field(
+        default=Energy(), metadata={"help": "What energy is, and what it costs: carbon, water, money."}
     )
     recording: tuple[Rule, ...] = field(
         default=(),

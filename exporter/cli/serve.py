@@ -25,6 +25,7 @@ from types import FrameType
 
 from exporter.cli.attachment import Attachment
 from exporter.cli.configuration import CollectorSettings, Configuration
+from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, Wiring
 from exporter.cli.landing import Landing, ranks_of, render_landing, series_of
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.reload import Reloader
@@ -175,14 +176,19 @@ class Sidecar:
         self._logs = logs
         self._clock = clock
         self._started = clock()
-        self._reloader = Reloader(configuration, read=read, apply=self._apply, clock=clock)
         self.feed_directory = (configuration.feed.dir or default_directory(own_uid())).absolute()
         self._trusted = is_trusted(self.feed_directory, own_uid())
         self._page = Page(max_series=configuration.exposition.max_series)
+        self._reloader = Reloader(
+            configuration, read=read, apply=self._apply, changed=self._page.refresh, clock=clock
+        )
         self._feed_passes = 0
-        self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
+        self._scheduler = Scheduler(
+            publish=self._publish, withdraw=self._page.withdraw, changed=self._page.refresh
+        )
         self._server = Server(
             self,
+            prepared=self._prepared_metrics,
             listen=configuration.web.listen_address,
             web_config=configuration.web.config_file,
             enable_lifecycle=configuration.web.enable_lifecycle,
@@ -199,7 +205,9 @@ class Sidecar:
             linger_seconds=configuration.feed.linger,
             directory=self.feed_directory,
         )
+        self._wiring = Wiring(configuration, jobs=self._jobs, state=self._state)
         self._renders = 0
+        self._renders_lock = threading.Lock()  # held for that one sum
         self._rules_lock = (
             threading.Lock()
         )  # guards the next three; taken on the main, HTTP and collector threads
@@ -242,6 +250,8 @@ class Sidecar:
         for entry in CATALOGUE:
             if configuration.collectors[entry.name].enabled:
                 self._schedule(entry, configuration.collectors[entry.name])
+        if configuration.energy.enabled:
+            self._schedule_energy(configuration)
         self._scheduler.start()
         self._reloader.start_listening()
 
@@ -249,6 +259,7 @@ class Sidecar:
         """Refuse new connections, finish running answers, then let go of everything; may be called after any start."""
         self._server.stop()
         self._scheduler.stop()
+        self._wiring.close()
         self._reader.release_ownership()
 
     def _check_directories(self) -> None:
@@ -279,6 +290,11 @@ class Sidecar:
             )
         for entry in CATALOGUE:
             self._apply_collector(entry, old.collectors[entry.name], new.collectors[entry.name])
+        if new.energy != old.energy:
+            self._wiring.configure(new.energy)
+            self._scheduler.remove(ENERGY)
+            if new.energy.enabled:
+                self._schedule_energy(new)
         if new.recording != old.recording:
             with self._rules_lock:
                 self._rules, self._rules_handed_over = new.recording, False
@@ -294,12 +310,13 @@ class Sidecar:
             )
             return
         self._scheduler.remove(entry.name)
+        self._wiring.forget(entry.name)
         if new.enabled:
             self._schedule(entry, new)
 
     def _schedule(self, entry: CollectorEntry, settings: CollectorSettings) -> None:
         self._scheduler.add(
-            entry.factory(**settings.own_options()),
+            self._wiring.make(entry, settings.own_options()),
             interval_seconds=settings.interval,
             deadline_seconds=settings.deadline,
         )
@@ -307,6 +324,13 @@ class Sidecar:
     def _schedule_feed(self, configuration: Configuration) -> None:
         self._scheduler.add(
             self._jobs, interval_seconds=configuration.feed.interval, deadline_seconds=FEED_DEADLINE_SECONDS
+        )
+
+    def _schedule_energy(self, configuration: Configuration) -> None:
+        self._scheduler.add(
+            self._wiring.energy,
+            interval_seconds=configuration.energy.interval,
+            deadline_seconds=ENERGY_DEADLINE_SECONDS,
         )
 
     def _hand_over_rules(self) -> None:
@@ -362,8 +386,16 @@ class Sidecar:
 
     def metrics(self, form: Format, *, compress: bool) -> bytes:
         """The page of all families."""
-        self._renders += 1
+        self._count_render()
         return self._page.render(form, compress=compress)
+
+    def _prepared_metrics(self, form: Format, *, compress: bool) -> bytes | None:
+        self._count_render()
+        return self._page.prepared(form, compress=compress)
+
+    def _count_render(self) -> None:
+        with self._renders_lock:
+            self._renders += 1
 
     def not_ready(self) -> str | None:
         """Why a scrape would be wrong now: totals without their past would step back."""

@@ -37,6 +37,7 @@ from exporter.ledger.energy_families import (
     CROSSCHECK,
     DEVICE_PRICE,
     GAP,
+    GPU_IDLE,
     INTENSITY,
     INTENSITY_TIME,
     PRICE,
@@ -168,12 +169,20 @@ class EnergyCollector:
         if not self._open_devices(draft):
             return draft.finish()
         now = self._monotonic()
-        self._devices.update(self._sources.readings(), now)
-        self._divide(tariffs, draft, now=now, whole_machine=whole_machine)
+        gpu_use = self._sources.gpu_use()
+        self._devices.update(self._sources.readings(), now, working=self._working(gpu_use))
+        self._divide(tariffs, gpu_use, draft, now=now, whole_machine=whole_machine)
         self._save(draft)
         self._forget(now)
         self._publish(tariffs, draft, now)
         return draft.finish()
+
+    def _working(self, gpu_use: Sequence[GpuProcessUse]) -> Callable[[str], bool | None]:
+        """Tell of a device whether somebody works on it: for certain only where processes are listed at all."""
+        held = {use.uuid for use in gpu_use}
+        alive = self._sources.alive()
+        idle = False if held or (alive is not None and not alive) else None
+        return lambda device: True if device in held else idle
 
     # In memory ------------------------------------------------------------------------------------------
 
@@ -238,7 +247,15 @@ class EnergyCollector:
 
     # Counting -------------------------------------------------------------------------------------------
 
-    def _divide(self, tariffs: TariffsInForce, draft: Draft, *, now: float, whole_machine: bool) -> None:
+    def _divide(
+        self,
+        tariffs: TariffsInForce,
+        gpu_use: Sequence[GpuProcessUse],
+        draft: Draft,
+        *,
+        now: float,
+        whole_machine: bool,
+    ) -> None:
         """Give every run its part of what was used since the last time."""
         self._divided_at = now if self._divided_at is None else self._divided_at
         alive = self._sources.alive()
@@ -255,7 +272,6 @@ class EnergyCollector:
         names = {run.run for run in use.runs} if whole is None else {whole}
         came = names - self._runs.keys()
         runs = {name: self._open_run(name, draft, now) for name in sorted(names)}
-        gpu_use = self._sources.gpu_use()
         self._shares = {}
         for device in self._devices:
             for share in shares_of(device.reading, before or use, use, gpu_use, whole):
@@ -325,6 +341,9 @@ class EnergyCollector:
             samples[SOURCE_INFO][what] = 1.0
             if reading.resolution_seconds is not None:
                 samples[RESOLUTION][reading.device,] = reading.resolution_seconds
+            if reading.component == "gpu":
+                for method, watts in device.idle.by_method().items():
+                    samples[GPU_IDLE][reading.index, reading.device, method] = watts
             if (ratio := device.crosscheck()) is not None:
                 samples[CROSSCHECK][reading.device,] = ratio
         for component, ratio in self._devices.coverage(now).items():

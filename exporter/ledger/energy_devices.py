@@ -9,6 +9,7 @@ has started since.
 
     ("total", component, device, source)    as EnergyCounter.row
     ("mark", boot, component, device, source)    as EnergyCounter.mark
+    ("idle", component, device, source)     as IdlePower.row
     ("gap", component, device, reason)      seconds
     ("reset", device, reason)               corrections
     ("pass", boot)                          monotonic time of the last pass
@@ -17,10 +18,11 @@ has started since.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.energy_counter import LONGEST_SECONDS, EnergyCounter
+from exporter.collectors.idle_power import IdlePower
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Rows
 
@@ -44,6 +46,7 @@ class Device:
         seen: Whether its total was read in this life of the sidecar.
         told: Gaps and resets as the reading last had them.
         history: Time, joules and integral of power, for the cross-check.
+        idle: What it draws without work.
     """
 
     reading: EnergyReading
@@ -55,6 +58,7 @@ class Device:
     seen: bool = False
     told: dict[tuple[str, ...], float] = field(default_factory=dict)
     history: deque[tuple[float, float, float]] = field(default_factory=deque)
+    idle: IdlePower = field(default_factory=IdlePower)
 
     def crosscheck(self) -> float | None:
         """Energy by counter over energy by power; None before there is enough of both."""
@@ -92,8 +96,16 @@ class Devices:
     def __iter__(self) -> Iterator[Device]:
         return iter(self._present)
 
-    def update(self, readings: Sequence[EnergyReading], now: float) -> None:
-        """Take the readings of one pass."""
+    def update(
+        self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
+    ) -> None:
+        """Take the readings of one pass.
+
+        Args:
+            readings: Of all devices.
+            now: Monotonic time.
+            working: Tells whether somebody works on a device; None where that is not known.
+        """
         first = self._began is None
         self._began = now if self._began is None else self._began
         elapsed = 0.0 if first or self.passed_at is None else max(0.0, now - self.passed_at)
@@ -117,6 +129,8 @@ class Devices:
                 device.pending += grown
             else:
                 device.bridged += grown
+            if device.seen and new and device.counter.watts is not None:
+                device.idle.note(device.counter.watts, working=working(reading.device))
             device.seen = True
             self._take_corrections(device)
             if new:
@@ -157,10 +171,11 @@ class Devices:
     def rows(self) -> Rows:
         """Write everything."""
         # Devices that are not there at the moment may come back.
-        rows: Rows = {name: values for name, values in self._rows.items() if name[0] == "total"}
+        rows: Rows = {name: values for name, values in self._rows.items() if name[0] in {"total", "idle"}}
         for (component, name, source), device in self._devices.items():
             rows["total", component, name, source] = device.counter.row()
             rows["mark", self._boot, component, name, source] = device.counter.mark()
+            rows["idle", component, name, source] = device.idle.row()
         rows.update({("gap", *gap): (seconds,) for gap, seconds in self.gaps.items()})
         rows.update({("reset", *reset): (count,) for reset, count in self.resets.items()})
         if self.passed_at is not None:
@@ -168,6 +183,7 @@ class Devices:
         return rows
 
     def _resume(self, key: Key, device: Device) -> None:
+        device.idle.resume(self._rows.get(("idle", *key), ()))
         total = self._rows.get(("total", *key))
         if total:
             device.counter.resume(total, self._rows.get(("mark", self._boot, *key), ()))

@@ -62,6 +62,14 @@ COVERAGE = FamilySpec(
     unit="ratio",
     source="readings / uptime",
 )
+GPU_IDLE = FamilySpec(
+    "gpu_power_idle_watts",
+    "gauge",
+    "Power of a GPU without work, by the way in which it is known: before_start (tenth percentile while no process held it), min_seen. A method is absent as long as it knows nothing.",
+    ("gpu", "uuid", "method"),
+    unit="watts",
+    source="energy / time",
+)
 ENERGY = FamilySpec(
     "training_energy_joules_total",
     "counter",
@@ -155,6 +163,7 @@ SPECS = (
     RESETS,
     CROSSCHECK,
     COVERAGE,
+    GPU_IDLE,
     ENERGY,
     SHARE,
     PUE,

@@ -1,0 +1,140 @@
+"""Wiring: the collectors that need each other, put together.
+
+Used in the sidecar by `serve`. The ledger knows which processes record; the collector of processes finds the rest
+of each run and what it uses; the collectors of devices measure energy; the energy ledger divides it. Each is
+handed the others' latest values as callables, so that none waits for another, and one that is switched off is a
+source that knows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from exporter.cli.configuration import Configuration
+from exporter.cli.energy_settings import Energy
+from exporter.collectors.catalogue import CollectorEntry
+from exporter.collectors.family import Collector
+from exporter.collectors.gpu import GpuCollector
+from exporter.collectors.gpu_seams import gpu_readings, gpu_uses
+from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
+from exporter.collectors.process_memory import ProcessMemoryCollector
+from exporter.collectors.process_tree import Member
+from exporter.collectors.processes import ProcessCollector
+from exporter.collectors.rapl import RaplCollector
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.energy import EnergyCollector, Sources
+from exporter.ledger.node_lock import NodeLock
+from exporter.ledger.pages import Pages
+from exporter.ledger.state import StateStore
+
+ENERGY = "energy"
+"""The collector that divides energy; not in the catalogue, as it is the ledger's."""
+
+ENERGY_DEADLINE_SECONDS = 10.0
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Wiring:
+    """Makes collectors, and knows the latest of each kind that others ask.
+
+    Args:
+        configuration: To begin with.
+        jobs: The ledger's collector of the feed.
+        state: Where totals are kept.
+
+    Attributes:
+        energy: Divides energy among the runs.
+        gpu: Watches the GPUs; None where nobody does.
+    """
+
+    def __init__(self, configuration: Configuration, *, jobs: JobCollector, state: StateStore) -> None:
+        self.gpu: GpuCollector | None = None
+        self._jobs = jobs
+        self._pages = Pages(state)
+        self._linger_seconds = configuration.feed.linger
+        self._processes: ProcessCollector | None = None
+        self._rapl: RaplCollector | None = None
+        settings = configuration.energy
+        self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
+        boot = _boot_id()
+        self._lock = NodeLock(settings.lock_dir, boot)
+        self.energy = EnergyCollector(
+            Sources(readings=self._readings, use=self._machine_use, gpu_use=self._gpu_use, alive=self._alive),
+            self._pages,
+            self._lock,
+            boot=boot,
+            tariffs=settings.tariffs(),
+            whole_machine=settings.whole_machine,
+            linger_seconds=configuration.feed.linger,
+        )
+
+    def make(self, entry: CollectorEntry, options: dict[str, Any]) -> Collector:
+        """Make a collector of the catalogue."""
+        if entry.name == ProcessCollector.name:
+            self._processes = ProcessCollector(
+                job=lambda: self._jobs.processes,
+                gpu_use=self._gpu_use,
+                keeper=self._pages,
+                linger_seconds=self._linger_seconds,
+            )
+            return self._processes
+        if entry.name == ProcessMemoryCollector.name:
+            return ProcessMemoryCollector(members=self._members)
+        if entry.name == RaplCollector.name:
+            self._rapl = RaplCollector(
+                keeper=self._pages,
+                counts=self._lock.acquire,
+                working=self._is_working,
+                idle_watts=self._cpu_idle_watts,
+                tdp_watts=self._cpu_tdp_watts,
+            )
+            return self._rapl
+        return entry.factory(**options)
+
+    def forget(self, name: str) -> None:
+        """Ask a collector nothing any more, since it was switched off or made anew."""
+        if name == ProcessCollector.name:
+            self._processes = None
+        elif name == RaplCollector.name:
+            self._rapl = None
+
+    def configure(self, settings: Energy) -> None:
+        """Use other tariffs."""
+        self.energy.configure(settings.tariffs(), whole_machine=settings.whole_machine)
+
+    def close(self) -> None:
+        """Let another exporter of this machine count its energy."""
+        self._lock.release()
+
+    # What they ask each other ---------------------------------------------------------------------------
+
+    def _members(self) -> Sequence[Member]:
+        return () if self._processes is None else self._processes.members
+
+    def _machine_use(self) -> MachineUse | None:
+        return None if self._processes is None else self._processes.use
+
+    def _gpu_use(self) -> Sequence[GpuProcessUse]:
+        return () if self.gpu is None else gpu_uses(self.gpu.processes())
+
+    def _readings(self) -> Sequence[EnergyReading]:
+        readings = () if self._rapl is None else self._rapl.readings
+        return readings if self.gpu is None else (*readings, *gpu_readings(self.gpu.energies()))
+
+    def _alive(self) -> Collection[str] | None:
+        processes = self._jobs.processes
+        return None if processes is None else {each.process.run for each in processes if each.alive}
+
+    def _is_working(self) -> bool | None:
+        alive = self._alive()
+        return None if alive is None else bool(alive)
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
