@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from exporter.collectors.kernel_files import (
+    MAX_BYTES,
+    NOT_OFFERED,
     named_values,
     parse_count,
     parse_kibibytes,
     parse_signed,
-    read_bytes,
     refuse,
 )
 from exporter.errors import CollectError
@@ -35,8 +36,10 @@ class Denied(enum.Enum):
 
 DENIED: Final = Denied.DENIED
 
-_GONE = frozenset({errno.ESRCH})
-"""What reading says of a process that ended after its file was opened; ENOENT is understood anyway."""
+_GONE = NOT_OFFERED | {errno.ESRCH}
+"""What reading says of a process that has ended; ESRCH, when its file was open already."""
+_DENIALS = frozenset({errno.EACCES, errno.EPERM})
+_PIECE = 1 << 16
 
 # Fields of /proc/<pid>/stat after the program's name, which may hold spaces and parentheses itself.
 _STATE, _PPID, _MAJFLT, _UTIME, _STIME, _THREADS, _STARTTIME, _VSIZE, _EXIT_CODE = (
@@ -126,8 +129,8 @@ class ProcessFiles:
         Raises:
             CollectError: As the module says; so in all that follows.
         """
-        path = Path(f"{self._proc}/{pid}/stat")
-        content = read_bytes(path, absent=_GONE)
+        path = f"{self._proc}/{pid}/stat"
+        content = self._read(path)
         if not content:
             return None
         text = content.decode("utf-8", "replace")
@@ -151,26 +154,23 @@ class ProcessFiles:
 
     def status(self, pid: int) -> Status | None:
         """Read context switches, pids by namespace and affinity."""
-        path = Path(f"{self._proc}/{pid}/status")
-        content = read_bytes(path, absent=_GONE)
+        path = f"{self._proc}/{pid}/status"
+        content = self._read(path)
         if not content:
             return None
-        values = named_values(content.decode("utf-8", "replace"), ":")
-        try:
-            pids = values.get("NSpid", str(pid)).split()  # older than 4.1: it cannot be told
-            return Status(
-                parse_count(values["voluntary_ctxt_switches"], path),
-                parse_count(values["nonvoluntary_ctxt_switches"], path),
-                parse_count(pids[-1] if pids else "", path),
-                values.get("Cpus_allowed_list", ""),
-            )
-        except KeyError as error:
-            refuse("", (path,), f"a line {error.args[0]}")
+        text = content.decode("utf-8", "replace")
+        pids = _line(text, "NSpid")  # older than 4.1: it cannot be told
+        return Status(
+            parse_count(_line(text, "voluntary_ctxt_switches") or "", path),
+            parse_count(_line(text, "nonvoluntary_ctxt_switches") or "", path),
+            pid if pids is None else parse_count(pids.rpartition("\t")[2], path),
+            _line(text, "Cpus_allowed_list") or "",
+        )
 
     def resident_and_shared(self, pid: int) -> tuple[int, int] | None:
         """Read bytes in RAM, and those of them that files and shared memory hold."""
-        path = Path(f"{self._proc}/{pid}/statm")
-        content = read_bytes(path, absent=_GONE)
+        path = f"{self._proc}/{pid}/statm"
+        content = self._read(path)
         if not content:
             return None
         words = content.decode("utf-8", "replace").split()
@@ -180,7 +180,7 @@ class ProcessFiles:
 
     def io(self, pid: int) -> tuple[int, ...] | Denied | None:
         """Read bytes from and to storage, bytes of read and write calls, and those calls."""
-        path = Path(f"{self._proc}/{pid}/io")
+        path = f"{self._proc}/{pid}/io"
         content = self._read_own(path)
         if not isinstance(content, bytes):
             return content
@@ -199,15 +199,15 @@ class ProcessFiles:
         try:
             return os.stat(path).st_size if self._sizes_tell else len(os.listdir(path))  # noqa: PTH116, PTH208 - some hundred times per pass
         except OSError as error:
-            if error.errno in {errno.EACCES, errno.EPERM}:
+            if error.errno in _DENIALS:
                 return DENIED
-            if error.errno in {errno.ENOENT, errno.ESRCH}:
+            if error.errno in _GONE:
                 return None
             raise CollectError(f"{path}: {error.strerror or error}", reason="unreadable") from error
 
     def descriptor_limit(self, pid: int) -> int | None:
         """Read the soft limit of descriptors; None without one."""
-        path = Path(f"{self._proc}/{pid}/limits")
+        path = f"{self._proc}/{pid}/limits"
         content = self._read_own(path)
         if not isinstance(content, bytes):
             return None
@@ -222,7 +222,7 @@ class ProcessFiles:
 
         Slow: the kernel walks the page tables, and holds the process's memory lock while it does.
         """
-        path = Path(f"{self._proc}/{pid}/smaps_rollup")
+        path = f"{self._proc}/{pid}/smaps_rollup"
         content = self._read_own(path)
         if not isinstance(content, bytes):
             return content
@@ -237,7 +237,7 @@ class ProcessFiles:
     def command(self, pid: int) -> bytes:
         """Read the first bytes of the command line; empty for a zombie and for what is gone or not ours."""
         try:
-            content = self._read_own(Path(f"{self._proc}/{pid}/cmdline"))
+            content = self._read_own(f"{self._proc}/{pid}/cmdline")
         except CollectError:
             return b""  # whatever it is: then its command line says nothing about its role
         return content[:_LONGEST_CMDLINE] if isinstance(content, bytes) else b""
@@ -256,21 +256,50 @@ class ProcessFiles:
                 return None
         found: set[int] | None = None
         for thread in threads:
-            path = Path(f"{tasks}/{thread}/children")
-            content = read_bytes(path, absent=_GONE)
-            if content is not None:
+            path = f"{tasks}/{thread}/children"
+            content = self._read_any(path)
+            if isinstance(content, bytes):
                 words = content.decode("utf-8", "replace").split()
                 found = (found or set()).union(parse_count(word, path) for word in words)
         return found
 
-    def _read_own(self, path: Path) -> bytes | Denied | None:
+    def _read(self, path: str) -> bytes | None:
+        content = self._read_own(path)
+        if isinstance(content, Denied):
+            raise CollectError(f"{path}: {os.strerror(errno.EACCES)}", reason="permission")
+        return content
+
+    def _read_own(self, path: str) -> bytes | Denied | None:
+        return self._read_any(path) or None  # a zombie has files, but nothing in them
+
+    def _read_any(self, path: str) -> bytes | Denied | None:
+        """Read a file.
+
+        Not by `read_bytes`: hundreds of paths are made here in every pass, and each as a Path costs as much as
+        reading the file does.
+        """
         try:
-            # A zombie has files, but nothing in them.
-            return read_bytes(path, absent=_GONE) or None
-        except CollectError as error:
-            if error.reason == "permission":
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                content = piece = os.read(descriptor, _PIECE)
+                while piece and len(content) < MAX_BYTES:
+                    piece = os.read(descriptor, _PIECE)
+                    content += piece
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno in _DENIALS:
                 return DENIED
-            raise
+            if error.errno in _GONE:
+                return None
+            raise CollectError(f"{path}: {error.strerror or error}", reason="unreadable") from error
+        return content
+
+
+def _line(text: str, name: str) -> str | None:
+    """Give the value of a line of /proc/<pid>/status; of its sixty lines four are of interest."""
+    _, found, rest = text.partition(f"\n{name}:")
+    return rest.partition("\n")[0].strip() if found else None
 
 
 def _sizes_tell(path: str) -> bool:
