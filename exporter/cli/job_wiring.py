@@ -34,6 +34,8 @@ ENERGY = "energy"
 
 ENERGY_DEADLINE_SECONDS = 10.0
 
+PROCESSES, PROCESS_MEMORY = ProcessCollector.name, ProcessMemoryCollector.name
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -56,6 +58,7 @@ class Wiring:
         self._pages = Pages(state)
         self._linger_seconds = configuration.feed.linger
         self._processes: ProcessCollector | None = None
+        self._had_members = False
         self._rapl: RaplCollector | None = None
         settings = configuration.energy
         self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
@@ -73,7 +76,7 @@ class Wiring:
 
     def make(self, entry: CollectorEntry, options: dict[str, Any]) -> Collector:
         """Make a collector of the catalogue."""
-        if entry.name == ProcessCollector.name:
+        if entry.name == PROCESSES:
             self._processes = ProcessCollector(
                 job=lambda: self._jobs.processes,
                 gpu_use=self._gpu_use,
@@ -81,7 +84,7 @@ class Wiring:
                 linger_seconds=self._linger_seconds,
             )
             return self._processes
-        if entry.name == ProcessMemoryCollector.name:
+        if entry.name == PROCESS_MEMORY:
             return ProcessMemoryCollector(members=self._members)
         if entry.name == RaplCollector.name:
             self._rapl = RaplCollector(
@@ -96,10 +99,15 @@ class Wiring:
 
     def forget(self, name: str) -> None:
         """Ask a collector nothing any more, since it was switched off or made anew."""
-        if name == ProcessCollector.name:
+        if name == PROCESSES:
             self._processes = None
         elif name == RaplCollector.name:
             self._rapl = None
+
+    def job_came(self) -> bool:
+        """Whether there are processes of a job since the last question, and were none before."""
+        had, self._had_members = self._had_members, bool(self._members())
+        return self._had_members and not had
 
     def configure(self, settings: Energy) -> None:
         """Use other tariffs."""

@@ -25,7 +25,7 @@ from types import FrameType
 
 from exporter.cli.attachment import Attachment
 from exporter.cli.configuration import CollectorSettings, Configuration
-from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, Wiring
+from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, PROCESS_MEMORY, PROCESSES, Wiring
 from exporter.cli.landing import Landing, ranks_of, render_landing, series_of
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.reload import Reloader
@@ -381,6 +381,8 @@ class Sidecar:
         if name == FEED:
             self._feed_passes += 1
             self._hand_over_rules()
+        elif name == PROCESSES and self._wiring.job_came():
+            self._scheduler.run_soon(PROCESS_MEMORY)  # which has a slow interval
 
     # What the web server asks for -----------------------------------------------------------------------
 
