@@ -45,6 +45,7 @@ class Reloader:
         configuration: The one the process started with.
         read: Gives a new one; raises ConfigurationError.
         apply: Makes the running parts follow from one to the next.
+        changed: Called when `families` has something new, before it is in the log.
         clock: Unix time.
 
     Attributes:
@@ -57,11 +58,13 @@ class Reloader:
         *,
         read: Callable[[], Configuration],
         apply: Callable[[Configuration, Configuration], None],
+        changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.current = configuration
         self._read = read
         self._apply = apply
+        self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()
         self._wanted = threading.Event()
@@ -80,6 +83,7 @@ class Reloader:
                 wanted = self._read()
             except ConfigurationError as error:
                 self._successful = False
+                self._changed()
                 for problem in error.problems:
                     _log.error("the configuration is wrong", extra={"problem": str(problem)})
                 _log.error(
@@ -98,6 +102,7 @@ class Reloader:
             self._apply(self.current, effective)
             self.current = effective
             self._successful, self._success_time = True, self._clock()
+            self._changed()
             _log.info("configuration reloaded")
 
     def start_listening(self) -> None:

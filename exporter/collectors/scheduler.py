@@ -53,6 +53,8 @@ class Scheduler:
     Args:
         publish: Takes a collector's name and its new block.
         withdraw: Takes the name of a collector whose block must go.
+        changed: Called when `families` has something new, but once for passes that follow each other; must
+            not raise.
         log: One line per change of a collector's state.
         monotonic: Clock of the schedule, seconds.
         clock: Wall clock of timestamps, Unix seconds.
@@ -64,6 +66,7 @@ class Scheduler:
         *,
         publish: Callable[[str, Sequence[Family]], None],
         withdraw: Callable[[str], None],
+        changed: Callable[[], None] = lambda: None,
         log: logging.Logger = LOG,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
@@ -71,6 +74,7 @@ class Scheduler:
     ) -> None:
         self._publish = publish
         self._withdraw = withdraw
+        self._changed = changed
         self._log = log
         self._monotonic = monotonic
         self._clock = clock
@@ -93,6 +97,7 @@ class Scheduler:
         self._dispatcher: threading.Thread | None = None
         self._stopping = False
         self._families: tuple[Family, ...] | None = None
+        self._families_before: tuple[Family, ...] = ()
 
     def add(self, collector: Collector, *, interval_seconds: float, deadline_seconds: float) -> None:
         """Schedule a collector; its first pass begins at once, or when the scheduler starts.
@@ -155,8 +160,7 @@ class Scheduler:
             task = self._tasks.get(name)
             if task is None:
                 raise ValueError(f"no collector {name} is scheduled")
-            task.standing.interval_seconds = interval_seconds
-            task.standing.deadline_seconds = deadline_seconds
+            task.standing.reschedule(interval_seconds, deadline_seconds)
             task.due = task.next_due(self._origin, self._monotonic())
             task.soon = True
             self._families = None
@@ -215,9 +219,12 @@ class Scheduler:
             if self._families is not None:
                 return self._families
             now = self._monotonic()
-            families = standing_families(
-                (task.standing, self._running_seconds(name, now))
-                for name, task in sorted(self._tasks.items())
+            families = self._families_before = standing_families(
+                (
+                    (task.standing, self._running_seconds(name, now))
+                    for name, task in sorted(self._tasks.items())
+                ),
+                self._families_before,
             )
             # The time of a call that hangs changes from scrape to scrape.
             if not any(call.expired for call in self._calls.values()):
@@ -247,9 +254,10 @@ class Scheduler:
                     self._wake.wait(min(max(0.0, wake_at - now), threading.TIMEOUT_MAX))
                     continue
             wake_at = math.inf
-            self._write(notices)
             for task in stale:
                 self._withdraw_stale(task)
+            self._changed()
+            self._write(notices)
 
     def _forgive(self, seconds: float) -> None:
         # This process, or the machine, stood still: the collectors could not have gone on either.
@@ -379,6 +387,8 @@ class Scheduler:
                     if families is not None:
                         call.task.publish(self._monotonic())
                         notices += standing.lack(unsupported)
+        if notices or not self._queue:  # else there is soon more to tell
+            self._changed()
         self._write(notices)
 
     def _conclude(self, call: Call, seconds: float) -> None:

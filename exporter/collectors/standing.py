@@ -158,9 +158,16 @@ class Standing:
         self._duration: float | None = None
         self._unsupported: tuple[str, ...] | None = None
         self._told: set[str] = set()
+        self._samples: tuple[Sequence[Sample], ...] | None = None
+
+    def reschedule(self, interval_seconds: float, deadline_seconds: float) -> None:
+        """Note other times."""
+        self.interval_seconds, self.deadline_seconds = interval_seconds, deadline_seconds
+        self._samples = None
 
     def spend(self, seconds: float) -> None:
         """Account for the time of a pass that returned, late or not."""
+        self._samples = None
         self._duration = seconds
         self.totals.duration_seconds += seconds
 
@@ -172,6 +179,7 @@ class Standing:
         A change of state is told once, not per pass: failing in another way is a change, the same reasons
         with other words are none.
         """
+        self._samples = None
         before = self._problems
         self._problems = tuple(problems)
         reasons = {reason for reason, _ in problems}
@@ -193,10 +201,12 @@ class Standing:
 
     def wait_for_predecessor(self) -> None:
         """Start with the verdict 0: a collector of this name still hangs, and was counted when it began to."""
+        self._samples = None
         self._problems = (("timeout", "a previous pass has not returned"),)
 
     def lack(self, unsupported: tuple[str, ...]) -> list[Notice]:
         """Take note of what the machine does not offer; each is told once."""
+        self._samples = None
         self._unsupported = unsupported
         new = [what for what in unsupported if what not in self._told]
         self._told.update(new)
@@ -225,15 +235,24 @@ class Standing:
             return running_seconds
         return self._duration
 
-    @property
-    def verdict(self) -> float | None:
-        """1 for a pass without problems, else 0; None before the first pass has ended."""
-        return None if self._problems is None else float(not self._problems)
-
-    @property
-    def unsupported_sources(self) -> int | None:
-        """How many sources the machine does not offer; None before the first pass that published."""
-        return None if self._unsupported is None else len(self._unsupported)
+    def samples(self, running_seconds: float | None) -> tuple[Sequence[Sample], ...]:
+        """Make its samples of each of `SPECS`, in their order; the same objects until something changes."""
+        hangs = running_seconds is not None and running_seconds >= self.deadline_seconds
+        if self._samples is not None and not hangs:
+            return self._samples
+        name, totals = (self.name,), self.totals
+        made = (
+            _sample(name, None if self._problems is None else float(not self._problems)),
+            _sample(name, self.duration(running_seconds)),
+            _sample(name, totals.duration_seconds),
+            _sample(name, totals.last_success),
+            tuple(Sample((self.name, reason), count) for reason, count in sorted(totals.errors.items())),
+            _sample(name, totals.timeouts),
+            _sample(name, self.interval_seconds),
+            _sample(name, None if self._unsupported is None else len(self._unsupported)),
+        )
+        self._samples = None if hangs else made
+        return made
 
     def _message(self, *, limit: int) -> str:
         problems = self._problems or ()
@@ -243,27 +262,29 @@ class Standing:
         return "; ".join(parts)
 
 
-def standing_families(standings: Iterable[tuple[Standing, float | None]]) -> tuple[Family, ...]:
+def _sample(labels: tuple[str, ...], value: float | None) -> tuple[Sample, ...]:
+    return () if value is None else (Sample(labels, value),)
+
+
+def standing_families(
+    standings: Iterable[tuple[Standing, float | None]], before: Sequence[Family] = ()
+) -> tuple[Family, ...]:
     """Make the `exporter_collector_*` families.
 
     Args:
         standings: Each with how long its present pass has been running, None when there is none.
+        before: What this gave last; families in which nothing has changed are given again.
     """
-    samples: dict[FamilySpec, list[Sample]] = {spec: [] for spec in SPECS}
-
-    def put(spec: FamilySpec, value: float | None, *labels: str) -> None:
-        if value is not None:
-            samples[spec].append(Sample(labels, value))
-
+    found: tuple[list[Sample], ...] = tuple([] for _ in SPECS)
     for standing, running_seconds in standings:
-        name, totals = standing.name, standing.totals
-        put(SUCCESS, standing.verdict, name)
-        put(LAST_DURATION, standing.duration(running_seconds), name)
-        put(DURATION, totals.duration_seconds, name)
-        put(LAST_SUCCESS, totals.last_success, name)
-        for reason, count in sorted(totals.errors.items()):
-            put(ERRORS, count, name, reason)
-        put(TIMEOUTS, totals.timeouts, name)
-        put(INTERVAL, standing.interval_seconds, name)
-        put(UNSUPPORTED, standing.unsupported_sources, name)
-    return tuple(Family(spec, tuple(found)) for spec, found in samples.items() if found)
+        for samples, own in zip(found, standing.samples(running_seconds), strict=True):
+            samples.extend(own)
+    known = {family.spec: family for family in before}
+    families = []
+    for spec, samples in zip(SPECS, found, strict=True):
+        family = known.get(spec)
+        if family is None or family.samples != tuple(samples):
+            family = Family(spec, tuple(samples))
+        if samples:
+            families.append(family)
+    return tuple(families)

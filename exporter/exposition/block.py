@@ -65,14 +65,41 @@ class Block:
             found = self._fragments[form] = deflate(self.plain(form))
         return found
 
+    def is_made(self, form: Format, *, compress: bool) -> bool:
+        """Whether `fragment`, or `plain`, has been asked for before."""
+        return form in (self._fragments if compress else self._plain)
+
+
+class _Kept:
+    """A family of a publisher: as it was offered, and what was last made of it."""
+
+    __slots__ = ("family", "lines", "quota", "renderer", "series", "shown")
+
+    def __init__(self, family: Family, renderer: NumberRenderer | DistributionRenderer, series: int) -> None:
+        self.family = family
+        self.renderer = renderer
+        self.series = series
+        self.quota: int | None = None
+        self.lines: Rendered | None = None
+        self.shown = family
+
+    def render(self, quota: int | None) -> Rendered:
+        """Write it; what was made of the same object before is not made again."""
+        if self.lines is None or quota != self.quota:
+            self.quota = quota
+            self.lines = self.renderer.render(self.family.samples, quota)
+            self.shown = Family(self.family.spec, self.lines.samples)
+        return self.lines
+
 
 class Source:
     """What a publisher offers, and what is remembered of it from one publish to the next.
 
     Attributes:
-        block: What the last `render` made.
+        block: What the last `render` made; the same as before as long as no text has changed.
         claims: Names that no other publisher's family may use.
         demand: Series that each family offers.
+        series: Series that all of them offer.
         cut: The quotas of the last `render`.
         refused: Series of whole families that the last publish left out.
         dropped: Series that the last `render` left out of the others.
@@ -82,11 +109,13 @@ class Source:
         self.block = Block((), 0, ())
         self.claims: frozenset[str] = frozenset()
         self.demand: Mapping[str, int] = {}
+        self.series = 0
         self.cut: Mapping[str, int] = {}
         self.refused: Dropped = Counter()
         self.dropped: Dropped = Counter()
         self._offered: tuple[object, ...] = ()
-        self._accepted: list[tuple[NumberRenderer | DistributionRenderer, Family]] = []
+        # By the identity of the family, which is kept with it.
+        self._accepted: dict[int, _Kept] = {}
         self._renderers: dict[FamilySpec, NumberRenderer | DistributionRenderer] = {}
 
     def offer(self, families: Iterable[Family], taken: AbstractSet[str]) -> None:
@@ -105,26 +134,27 @@ class Source:
         claims: set[str] = set()
         renderers: dict[FamilySpec, NumberRenderer | DistributionRenderer] = {}
         demand: dict[str, int] = {}
-        self._accepted = []
+        before, self._accepted = self._accepted, {}
         for offered in self._offered:
-            try:
-                family, renderer = self._check(offered)
-            except Refused as refused:
-                self.refused[_label(offered), refused.reason] += _count(offered)
-                continue
-            spec, wanted, series = (
-                family.spec,
-                renderer.layout.claims,
-                count_series(family.spec, family.samples),
-            )
+            kept = before.get(id(offered))
+            if kept is None or not isinstance(
+                kept.family.samples, tuple
+            ):  # a list may have other samples now
+                try:
+                    kept = self._check(offered)
+                except Refused as refused:
+                    self.refused[_label(offered), refused.reason] += _count(offered)
+                    continue
+            spec, wanted = kept.family.spec, kept.renderer.layout.claims
             if not (wanted.isdisjoint(claims) and wanted.isdisjoint(taken)):
-                self.refused[spec.name, Reason.DUPLICATE] += series
+                self.refused[spec.name, Reason.DUPLICATE] += kept.series
                 continue
             claims |= wanted
-            renderers[spec] = renderer
-            demand[spec.name] = series
-            self._accepted.append((renderer, family))
+            renderers[spec] = kept.renderer
+            demand[spec.name] = kept.series
+            self._accepted[id(offered)] = kept
         self.claims, self.demand, self._renderers = frozenset(claims), demand, renderers
+        self.series = sum(demand.values())
 
     def render(self, quotas: Mapping[str, int]) -> None:
         """Write what was taken in.
@@ -135,17 +165,20 @@ class Source:
         self.dropped = Counter()
         self.cut = quotas
         families, parts, series = [], [], 0
-        for renderer, family in self._accepted:
-            spec = family.spec
-            lines = renderer.render(family.samples, quotas.get(spec.name))
+        for kept in self._accepted.values():
+            name = kept.family.spec.name
+            lines = kept.render(quotas.get(name) if quotas else None)
             for reason, count in lines.dropped.items():
-                self.dropped[spec.name, reason] += count
-            parts.append((renderer.layout, lines))
-            families.append(Family(spec, lines.samples))
+                self.dropped[name, reason] += count
+            parts.append((kept.renderer.layout, lines))
+            families.append(kept.shown)
             series += lines.series
+        before = self.block.parts
+        if len(parts) == len(before) and all(map(_same, parts, before)):
+            return
         self.block = Block(tuple(families), series, tuple(parts))
 
-    def _check(self, offered: object) -> tuple[Family, NumberRenderer | DistributionRenderer]:
+    def _check(self, offered: object) -> _Kept:
         """Find or make the renderer of a family.
 
         Raises:
@@ -165,7 +198,11 @@ class Source:
             layout = Layout(offered.spec)
             distribution = offered.spec.type in ("histogram", "summary")
             found = DistributionRenderer(layout) if distribution else NumberRenderer(layout)
-        return offered, found
+        return _Kept(offered, found, count_series(offered.spec, offered.samples))
+
+
+def _same(first: tuple[Layout, Rendered], second: tuple[Layout, Rendered]) -> bool:
+    return first[0] is second[0] and first[1] is second[1]
 
 
 def _label(family: object) -> str:

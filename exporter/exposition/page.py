@@ -5,13 +5,16 @@ number of each at once. A scrape reads one tuple of immutable blocks, so that ev
 block in it is of one publish, and it waits for no publisher: what may take long (checking, writing,
 compressing) happens in the publisher's thread, before the tuple is replaced.
 
+The exporter's own numbers are watched blocks. `refresh` makes them ahead of the scrape, in the background, so
+that as a rule `prepared` only joins: it calls nobody and takes no lock, and so may run where nothing may wait.
+`render` makes them anew itself; whoever calls it must be able to wait.
+
 What holds at every moment, whatever is published:
 - A body parses to its end. A line that a scraper cannot read would end the scrape there, and Prometheus
   would draw everything before it as a flat line for five minutes. So a bad sample is left out and counted.
-- No name belongs to two families: who came first keeps it, and blocks made at the scrape (the exporter's
-  own numbers) keep theirs against all others.
-- A body has at most `max_series` series. Blocks made at the scrape come first, then small families whole
-  before large ones are cut, and a cut family keeps what it has shown the longest.
+- No name belongs to two families: who came first keeps it, and watched blocks keep theirs against all others.
+- A body has at most `max_series` series. Watched blocks come first, then small families whole before large
+  ones are cut, and a cut family keeps what it has shown the longest.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from exporter.collectors.family import Family, FamilySpec, Sample
 from exporter.exposition.block import Block, Dropped, Source
@@ -34,8 +37,8 @@ from exporter.exposition.negotiation import Format
 SERIES = FamilySpec(
     "exporter_series",
     "gauge",
-    "Series on the page now; a histogram's are its buckets, its sum and its count. Of blocks made at the scrape: "
-    "those of the scrape before.",
+    "Series on the page now; a histogram's are its buckets, its sum and its count. Of the exporter's own: those "
+    "when they were made before.",
     source="exposition",
 )
 SERIES_LIMIT = FamilySpec(
@@ -47,7 +50,7 @@ SERIES_LIMIT = FamilySpec(
 BLOCK_FAILURES = FamilySpec(
     "exporter_block_failures_total",
     "counter",
-    "Scrapes from which a block that is made at the scrape is missing, because making it failed.",
+    "Failures to make a block of the exporter's own numbers, which is missing from the page until it succeeds.",
     labels=("block",),
     source="exposition",
 )
@@ -57,15 +60,31 @@ SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED, SERIES_DROPPED_BY_REASON, BLOCK_F
 _WANTED_SECONDS = 60.0
 """A form that was asked for this lately is made at each publish; others when they are asked for."""
 
-_END = {Format.TEXT: b"", Format.OPENMETRICS: b"# EOF\n"}
+_FRESH_SECONDS = 6.0
+"""Watched blocks that are older are made anew by the scrape; `refresh` is called more often than this."""
+
+_END = {Format.TEXT: deflate(b""), Format.OPENMETRICS: deflate(b"# EOF\n")}
 
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Watch:
+    """A watched block; what it gave last is not written again when it gives the same object again."""
+
     families: Callable[[], Sequence[Family]]
     source: Source
+    given: tuple[Family, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """The watched blocks as they were made last: when, of all of which, and those that could be made."""
+
+    made_at: float = -math.inf
+    watches: Mapping[str, _Watch] = field(default_factory=dict)
+    made: tuple[_Watch, ...] = ()
+    blocks: tuple[Block, ...] = ()
 
 
 class Page:
@@ -86,16 +105,20 @@ class Page:
         # Read by scrapes without a lock, replaced whole.
         self._blocks: tuple[Block, ...] = ()
         self._watches: dict[str, _Watch] = {}
+        self._watched = _Watched()
+        self._outdated = True
 
         self._settling = threading.Lock()  # held while blocks are written; guards the next five
         self._sources: dict[str, Source] = {}
         self._quotas: dict[str, int] = {}
-        # What blocks made at the scrape ever needed. Neither shrinks, so that a body made at the same time
-        # by another thread can rely on it.
+        # What watched blocks ever needed. Neither shrinks, so that a body made at the same time by another
+        # thread can rely on it.
         self._reserved_names: frozenset[str] = frozenset()
         self._reserved_series = 0
 
-        self._watching = threading.Lock()  # held while watched blocks are written; guards the next two
+        # Held while watched blocks are asked for and written, so that no number steps back to an older one.
+        self._making = threading.Lock()
+        self._watching = threading.Lock()  # held while they are written; guards the next two
         self._watched_series = 0
         self._failures: Counter[str] = Counter()
 
@@ -121,16 +144,32 @@ class Page:
                 self._settle()
 
     def watch(self, name: str, families: Callable[[], Sequence[Family]]) -> None:
-        """Put a block on the page that is made anew at every scrape.
+        """Put a block on the page that is made anew by `refresh` and by `render`.
 
         Args:
             name: The block; one watched under that name before is replaced.
-            families: Gives its families from memory: it runs in the scrape, on any thread, on several at
-                once. When it raises, this block is missing from that scrape.
+            families: Gives its families from memory, on any thread, one at a time. When it raises, this block
+                is missing until it succeeds.
         """
         with self._settling, self._watching:
             self._watches = {**self._watches, name: _Watch(families, Source())}
             self._failures[name] += 0
+
+    def refresh(self) -> None:
+        """Make the watched blocks anew in the background, so that scrapes find them made.
+
+        To be called whenever they have changed, or may have: no scrape shows them as they were before. Leaves
+        them to the next scrape while they are being made already, so that a source that hangs there does not
+        cost whoever collects.
+        """
+        self._outdated = True
+        if not self._making.acquire(blocking=False):
+            return
+        try:
+            blocks = self._make_watched()
+        finally:
+            self._making.release()
+        self._prepare(blocks)
 
     def render(self, form: Format, *, compress: bool) -> bytes:
         """Make the body of a scrape.
@@ -140,12 +179,26 @@ class Page:
             compress: Whether it is gzip.
         """
         self._requested[form, compress] = self._clock()
-        watched = self._make_watched()
-        blocks = self._blocks  # after the watched ones, which may have made others give way
-        live = b"".join([*(block.plain(form) for block in watched), _END[form]])
-        if compress:
-            return join([*(block.fragment(form) for block in blocks), deflate(live)])
-        return b"".join([*(block.plain(form) for block in blocks), live])
+        with self._making:
+            watched = self._make_watched()
+        # The published ones after the watched ones, which may have made them give way.
+        return _body(form, (*self._blocks, *watched), compress=compress)
+
+    def prepared(self, form: Format, *, compress: bool) -> bytes | None:
+        """The body of a scrape when it only has to be joined; None when some of it must be made first.
+
+        Waits for nothing and calls nobody.
+        """
+        if self._outdated:
+            return None
+        now, watched = self._clock(), self._watched
+        blocks = (*self._blocks, *watched.blocks)  # the published ones last, as in `render`
+        if watched.watches is not self._watches or now - watched.made_at > _FRESH_SECONDS:
+            return None
+        if not all(block.is_made(form, compress=compress) for block in blocks):
+            return None
+        self._requested[form, compress] = now
+        return _body(form, blocks, compress=compress)
 
     def families(self) -> Sequence[Family]:
         """What the page knows of itself, to be watched by it."""
@@ -162,33 +215,42 @@ class Page:
 
     def snapshot(self) -> Sequence[Family]:
         """All families with the samples that a scrape would show now."""
-        watched = self._make_watched()
+        with self._making:
+            watched = self._make_watched()
         return tuple(family for block in (*self._blocks, *watched) for family in block.families)
 
     def _make_watched(self) -> tuple[Block, ...]:
         """Make the watched blocks, and have published ones give way to them where they must."""
+        self._outdated = False  # before anybody is asked: what changes from now on is not in it
+        watches, before = self._watches, self._watched
         offers = [
-            (watch.source, families)
-            for name, watch in self._watches.items()
+            (watch, families)
+            for name, watch in watches.items()
             if (families := self._ask(name, watch)) is not None
         ]
+        made = tuple(watch for watch, _ in offers)
+        if made == before.made and all(families is watch.given for watch, families in offers):
+            self._watched = _Watched(self._clock(), watches, made, before.blocks)
+            return before.blocks
         names: frozenset[str] = frozenset()
         with self._watching:
             demands: dict[str, int] = {}
-            for source, families in offers:
-                source.offer(families, names)
-                names |= source.claims
-                demands.update(source.demand)
+            for watch, families in offers:
+                watch.given = families
+                watch.source.offer(families, names)
+                names |= watch.source.claims
+                demands.update(watch.source.demand)
             fits = sum(demands.values()) <= self._max_series
             quotas = {} if fits else allocate(demands, self._max_series, {})
-            for source, _ in offers:
-                source.render(quotas)
-                self._count(source.refused)
-                self._count(source.dropped)
-            blocks = tuple(source.block for source, _ in offers)
+            for watch in made:
+                watch.source.render(quotas)
+                self._count(watch.source.refused)
+                self._count(watch.source.dropped)
+            blocks = tuple(watch.source.block for watch in made)
             series = self._watched_series = sum(block.series for block in blocks)
         if series > self._reserved_series or not names <= self._reserved_names:
             self._reserve(names, series)
+        self._watched = _Watched(self._clock(), watches, made, blocks)
         return blocks
 
     def _ask(self, name: str, watch: _Watch) -> tuple[Family, ...] | None:
@@ -226,24 +288,40 @@ class Page:
     def _settle(self, *, published: str | None = None, displaced: Collection[str] = ()) -> None:
         """Share the room anew, write the blocks that changed thereby or are given, and show all at once."""
         room = max(0, self._max_series - self._reserved_series)
-        demands: dict[str, int] = {}
-        for source in self._sources.values():
-            demands.update(source.demand)
-        fits = sum(demands.values()) <= room
-        self._quotas = {} if fits else allocate(demands, room, self._quotas)
-        now = self._clock()
-        wanted = [each for each, when in self._requested.items() if now - when < _WANTED_SECONDS]
+        fits = sum(source.series for source in self._sources.values()) <= room
+        quotas: dict[str, int] = {}
+        if not fits:
+            demands: dict[str, int] = {}
+            for source in self._sources.values():
+                demands.update(source.demand)
+            quotas = allocate(demands, room, self._quotas)
+        self._quotas = quotas
+        written: list[Block] = []
         for name, source in self._sources.items():
-            cut = {family: self._quotas[family] for family in source.demand if family in self._quotas}
+            cut = {family: quotas[family] for family in source.demand if family in quotas} if quotas else {}
             if name == published or name in displaced or cut != source.cut:
                 # What a block lost before was counted when it was published.
                 before = Counter() if name == published else source.dropped
                 source.render(cut)
                 self._count(source.dropped - before)
-            for form, compress in wanted:
-                _ = source.block.fragment(form) if compress else source.block.plain(form)
+                written.append(source.block)
+        self._prepare(written)
         self._blocks = tuple(source.block for _, source in sorted(self._sources.items()))
+
+    def _prepare(self, blocks: Iterable[Block]) -> None:
+        """Make the forms that are wanted."""
+        now = self._clock()
+        wanted = [each for each, when in self._requested.items() if now - when < _WANTED_SECONDS]
+        for block in blocks:
+            for form, compress in wanted:
+                _ = block.fragment(form) if compress else block.plain(form)
 
     def _count(self, dropped: Dropped) -> None:
         for (family, reason), series in dropped.items():
             self._drops.add(family, reason, series)
+
+
+def _body(form: Format, blocks: Iterable[Block], *, compress: bool) -> bytes:
+    if compress:
+        return join([*(block.fragment(form) for block in blocks), _END[form]])
+    return b"".join([*(block.plain(form) for block in blocks), _END[form].plain])

@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from exporter.collectors.family import Distribution, FamilySpec, Sample
@@ -42,7 +43,18 @@ class Rendered:
     openmetrics: str
     series: int
     samples: tuple[Sample, ...]
-    dropped: Counter[Reason] = field(default_factory=Counter)
+    dropped: Mapping[Reason, int]
+
+
+def _unless_same(last: Rendered | None, new: Rendered) -> Rendered:
+    """The last one where it has the same text: what was made of it is then not made again."""
+    if last is not None and (last.text, last.openmetrics, last.dropped) == (
+        new.text,
+        new.openmetrics,
+        new.dropped,
+    ):
+        return last
+    return new
 
 
 def count_series(spec: FamilySpec, samples: Sequence[Sample]) -> int:
@@ -56,10 +68,8 @@ _FIXED_SERIES = {"histogram": 3, "summary": 2}
 
 
 def _count_lines(sample: Sample, fixed: int) -> int:
-    distribution = getattr(sample, "value", None)
-    if isinstance(distribution, Distribution) and isinstance(distribution.buckets, tuple):
-        return len(distribution.buckets) + fixed
-    return 1
+    value = getattr(sample, "value", None)
+    return fixed + len(value.buckets) if type(value) is Distribution and type(value.buckets) is tuple else 1
 
 
 class _Line:
@@ -81,6 +91,7 @@ class NumberRenderer:
         self.layout = layout
         self._known: dict[tuple[str, ...], _Line] = {}
         self._passes = 0
+        self._last: Rendered | None = None
         self._dropped: Counter[Reason] = Counter()
         self._least = 0.0 if layout.spec.type == "counter" else -math.inf
         # What `repr` writes as Go does needs no closer look; an info's value always gets one, once.
@@ -110,7 +121,8 @@ class NumberRenderer:
             current = self._passes
             self._known = {labels: line for labels, line in self._known.items() if line.seen == current}
         text = "".join(lines)
-        return Rendered(text, text, len(lines), tuple(shown), self._dropped)
+        self._last = _unless_same(self._last, Rendered(text, text, len(lines), tuple(shown), self._dropped))
+        return self._last
 
     def _write_all(self, samples: Sequence[Sample], lines: list[str], shown: list[Sample]) -> None:
         """Append the lines of the good samples, and those samples."""
@@ -181,6 +193,7 @@ class DistributionRenderer:
         self._fixed = _FIXED_SERIES[layout.spec.type]
         self._known: dict[tuple[str, ...], _Lines] = {}
         self._passes = 0
+        self._last: Rendered | None = None
 
     def render(self, samples: Sequence[Sample], quota: int | None = None) -> Rendered:
         """Write samples, leaving out and counting the bad ones, each with all of its series.
@@ -211,7 +224,7 @@ class DistributionRenderer:
                 elif line.seen == current:
                     dropped[Reason.DUPLICATE] += weight
                     continue
-                if value.__class__ is not Distribution or value != line.value:
+                if value is not line.value or value is None:
                     self._write(line, value)
             except Refused as refused:
                 dropped[refused.reason] += weight
@@ -230,28 +243,34 @@ class DistributionRenderer:
             series += weight
         if len(lines) != len(known):
             self._known = {labels: line for labels, line in known.items() if line.seen == current}
-        text = "".join([line.text for line in lines])
-        if all(line.openmetrics is line.text for line in lines):
-            return Rendered(text, text, series, tuple(shown), dropped)
-        openmetrics = "".join([line.openmetrics for line in lines])
-        return Rendered(text, openmetrics, series, tuple(shown), dropped)
+        text = openmetrics = "".join([line.text for line in lines])
+        if not all(line.openmetrics is line.text for line in lines):
+            openmetrics = "".join([line.openmetrics for line in lines])
+        self._last = _unless_same(self._last, Rendered(text, openmetrics, series, tuple(shown), dropped))
+        return self._last
 
     def _write(self, line: _Lines, value: object) -> None:
         """Write a distribution into its lines, which stay as they were if it cannot be."""
         if not isinstance(value, Distribution):
             raise Refused(Reason.VALUE)
         name, histogram = self.layout.spec.name, self.layout.spec.type == "histogram"
-        bounds, counts = _read_buckets(value)
-        total = None if value.sum is None else number(value.sum)
-        if bounds and bounds[0] < 0.0:
-            total = None  # a bucket below zero says that the sum may fall, observed or not
-        if (total is not None and not total >= 0.0) or (bounds and not histogram):
+        bounds, counts = _read_buckets(value, line.bounds)
+        total = value.sum
+        if total is not None:
+            total = number(total)
+            if bounds and bounds[0] < 0.0:
+                total = None  # a bucket below zero says that the sum may fall, observed or not
+            elif not total >= 0.0:
+                raise Refused(Reason.VALUE)
+        if bounds and not histogram:
             raise Refused(Reason.VALUE)
 
-        count = f"{name}_count{line.braces} {counts[-1]}\n"
-        tail = count if total is None else f"{count}{name}_sum{line.braces} {go_number(total)}\n"
+        tail = f"{name}_count{line.braces} {counts[-1]}\n"
+        if total is not None:
+            written = repr(total) if total < 1e6 else go_number(total)
+            tail = f"{tail}{name}_sum{line.braces} {written}\n"
         if histogram:
-            if bounds != line.bounds:
+            if bounds is not line.bounds:
                 line.bucket_prefixes = [
                     _bucket_prefix(name, line.pairs, each) for each in (*bounds, math.inf)
                 ]
@@ -280,26 +299,32 @@ def number(value: object) -> float:
         raise Refused(Reason.VALUE) from None
 
 
-def _read_buckets(value: Distribution) -> tuple[list[float], list[str]]:
+def _read_buckets(value: Distribution, before: list[float] | None) -> tuple[list[float], list[str]]:
     """Bounds, and the written counts of all buckets with the one of `+Inf` last.
+
+    Args:
+        value: What is offered.
+        before: Sound bounds, which are given back when these are the same.
 
     Raises:
         Refused: Bounds that are not finite or do not rise, counts that fall or are no whole numbers.
     """
-    bounds: list[float] = []
-    counts: list[str] = []
-    above, least = -math.inf, 0
+    if value.buckets == ():
+        return before if before == [] else [], [_write_count(value.count, 0)]
     try:
-        pairs = [(number(bound), count) for bound, count in value.buckets]
+        bounds = [number(bound) for bound, _ in value.buckets]
+        numbers = [count for _, count in value.buckets]
     except (TypeError, ValueError):  # no pairs
         raise Refused(Reason.VALUE) from None
-    for bound, count in pairs:
-        if not above < bound < math.inf:
-            raise Refused(Reason.VALUE)
-        bounds.append(bound)
+    if bounds == before:
+        bounds = before
+    elif not all(low < high for low, high in pairwise([-math.inf, *bounds, math.inf])):
+        raise Refused(Reason.VALUE)
+    counts: list[str] = []
+    least = 0
+    for count in (*numbers, value.count):
         counts.append(_write_count(count, least))
-        above, least = bound, count
-    counts.append(_write_count(value.count, least))
+        least = count
     return bounds, counts
 
 

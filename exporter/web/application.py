@@ -40,3 +40,15 @@ class Application(Protocol):
     def configuration(self) -> str:
         """The configuration in effect, secrets hidden."""
         ...
+
+
+class Prepared(Protocol):
+    """Gives a page of metrics that is ready already; `Page.prepared`."""
+
+    def __call__(self, form: Format, *, compress: bool) -> bytes | None:
+        """The page, None when it would have to be made first.
+
+        Called on the server's loop at every scrape: it must answer from memory, wait for nothing and take no
+        lock that others hold while they work.
+        """
+        ...

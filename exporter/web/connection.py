@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class Connection:
         self._house = house
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline = math.inf
+        self._lateness: PeerError | None = None
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -80,18 +83,32 @@ class Connection:
     # Deadlines ---------------------------------------------------------------------------------------------
 
     def _expire_after(self, seconds: float, error: PeerError | None) -> None:
-        self._unhurried()
-        self._timer = self._loop.call_later(seconds, self._expire, error)
+        """Give the next phase its time; the timer is only moved when it would come too late."""
+        self._deadline, self._lateness = self._loop.time() + seconds, error
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._set_timer()
 
     def _unhurried(self) -> None:
+        self._deadline = math.inf
+
+    def _set_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_at(self._deadline, self._expire)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _expire(self, error: PeerError | None) -> None:
+    def _expire(self) -> None:
         self._timer = None
-        if error is not None:
-            self._house.counts.peer_errors[error] += 1
+        if self._deadline == math.inf:
+            return
+        if self._loop.time() < self._deadline:  # it was moved since the timer was set
+            self._set_timer()
+            return
+        if self._lateness is not None:
+            self._house.counts.peer_errors[self._lateness] += 1
         self.evict()
 
     def _first_bytes(self) -> None:
@@ -106,7 +123,7 @@ class Connection:
     # The talk ----------------------------------------------------------------------------------------------
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._unhurried()
+        self._stop_timer()
         self._house.guard.forget(self)
         self._sock.close()
         error = None if task.cancelled() else task.exception()
@@ -122,10 +139,14 @@ class Connection:
     async def _talk(self) -> None:
         self._begin_head()
         wire = await self._open()
-        received = b""
+        received, familiar, limits = b"", None, self._house.limits
         while wire is not None:
-            limits = self._house.limits
-            exchange = Exchange(head_bytes=limits.head_bytes, head_lines=limits.head_lines, received=received)
+            exchange = Exchange(
+                head_bytes=limits.head_bytes,
+                head_lines=limits.head_lines,
+                received=received,
+                familiar=familiar,
+            )
             try:
                 request = await self._read(wire, exchange)
             except MalformedError as malformed:
@@ -136,7 +157,7 @@ class Connection:
                 return
             if not await self._exchange(wire, exchange, request):
                 return
-            received = exchange.left_over
+            received, familiar = exchange.left_over, exchange.head
             if received:
                 self._begin_head()
             else:

@@ -48,6 +48,9 @@ class Settings:
     limiter: RateLimiter | None = None
 
 
+_NO_SETTINGS = Settings()
+
+
 @dataclass(frozen=True, slots=True)
 class _Version:
     """One version of the file as it was read."""
@@ -94,7 +97,7 @@ class Protection:
     async def current(self) -> Settings:
         """The settings in force now; the file is looked at when that is due."""
         if self._version is None:
-            return Settings()
+            return _NO_SETTINGS
         loop = asyncio.get_running_loop()
         if self._check is None and loop.time() >= self._next_check:
             version = self._version

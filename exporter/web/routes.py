@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import accepts_gzip, negotiate
-from exporter.web.application import Application
+from exporter.web.application import Application, Prepared
 from exporter.web.auth import BusyError
 from exporter.web.counts import Counts
 from exporter.web.flights import Flights, LateError, Workers, result_by
@@ -60,6 +60,7 @@ class Routes:
 
     Args:
         application: What they are made from.
+        prepared: Gives metrics that are ready already; None when nothing does.
         protection: The settings in force.
         counts: Where renders are counted.
         limits: How long an answer may take.
@@ -75,6 +76,7 @@ class Routes:
         self,
         application: Application,
         *,
+        prepared: Prepared | None,
         protection: Protection,
         counts: Counts,
         limits: Limits,
@@ -83,6 +85,7 @@ class Routes:
         log: logging.Logger,
     ) -> None:
         self._application = application
+        self._prepared = prepared
         self._protection = protection
         self._counts = counts
         self._limits = limits
@@ -93,8 +96,9 @@ class Routes:
         # Two threads for the metrics alone: neither a hung status page nor a hung reload takes one away.
         self._renderers = Workers("exporter-render", 2)
         self._clerks = Workers("exporter-pages", 2)
-        # A scraper always sends the same header; one of 16 KiB at most, so the memory is bounded.
+        # A scraper always sends the same headers; one of 16 KiB at most, so the memory is bounded.
         self._negotiate = lru_cache(maxsize=64)(negotiate)
+        self._accepts_gzip = lru_cache(maxsize=64)(accepts_gzip)
         self._scrapes = Flights(self._renderers, counts)
         self._pages = Flights(self._clerks, counts)
         routes = [
@@ -194,9 +198,11 @@ class Routes:
         if reason is not None:
             return _text(503, reason, _LATER)
         form = self._negotiate(request.header("accept"))
-        compress = accepts_gzip(request.header("accept-encoding"))
-        work = partial(self._application.metrics, form, compress=compress)
-        body = await result_by(self._scrapes.join((form, compress), work), deadline)
+        compress = self._accepts_gzip(request.header("accept-encoding"))
+        body = None if self._prepared is None else self._prepared(form, compress=compress)
+        if body is None:
+            work = partial(self._application.metrics, form, compress=compress)
+            body = await result_by(self._scrapes.join((form, compress), work), deadline)
         headers = {"Vary": "Accept, Accept-Encoding"}
         if compress:
             headers["Content-Encoding"] = "gzip"

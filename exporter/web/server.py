@@ -21,7 +21,7 @@ from pathlib import Path
 
 from exporter.collectors.family import Family, Sample
 from exporter.errors import ListenError
-from exporter.web.application import Application
+from exporter.web.application import Application, Prepared
 from exporter.web.connection import Connection, House
 from exporter.web.counts import CONNECTIONS, EVICTED, Counts, number
 from exporter.web.guard import Guard, State, capacity
@@ -42,6 +42,8 @@ class Server:
 
     Args:
         application: What is served.
+        prepared: Gives metrics that are ready already, so that no worker thread is asked; None when there is
+            no such thing.
         listen: Addresses as on the command line.
         web_config: `web.config.yml`; None serves plain HTTP to everybody.
         enable_lifecycle: Whether `/-/reload` may be used.
@@ -54,6 +56,7 @@ class Server:
         self,
         application: Application,
         *,
+        prepared: Prepared | None = None,
         listen: Sequence[str],
         web_config: Path | None,
         enable_lifecycle: bool = False,
@@ -62,6 +65,7 @@ class Server:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._application = application
+        self._prepared = prepared
         self._listen = tuple(listen)
         self._web_config = web_config
         self._enable_lifecycle = enable_lifecycle
@@ -102,6 +106,7 @@ class Server:
         protection = Protection(self._web_config, self._limits, self._log)
         routes = Routes(
             self._application,
+            prepared=self._prepared,
             protection=protection,
             counts=self._counts,
             limits=self._limits,

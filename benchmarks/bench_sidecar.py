@@ -1,0 +1,276 @@
+"""Measures what the real sidecar costs: at rest, beside a job, and for a scrape as Prometheus makes it.
+
+`python -m exporter` runs as a child with its default collectors; the job is one real process per rank, whose Stats
+take five samples a second each and whose feed is flushed every second. Each scrape goes over a kept connection,
+asks for OpenMetrics and gzip, and is made by itself, every so often as Prometheus would, and in a tight loop. Peers
+take turns in the same loops: prometheus_client's own server with as many series, and node_exporter with those that
+it has. Server time is the processor time of the server's process from just before the request to just after the
+answer; its median leaves out what else the process does every few seconds. Prints one JSON document.
+
+    python benchmarks/bench_sidecar.py [--quick]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from report import report
+
+QUICK = "--quick" in sys.argv
+REPOSITORY = Path(__file__).resolve().parent.parent
+SETTLE_SECONDS = 5 if QUICK else 12  # imports, first passes, the first windows
+STEADY_SECONDS = 10 if QUICK else 60
+LOOP_SCRAPES = 100 if QUICK else 500
+SPACED_SCRAPES = 8 if QUICK else 40
+SPACED_SECONDS = 1.0
+STATS = 50
+HISTOGRAMS = 10  # of them; the others have a mean, a 95th percentile and a maximum
+JOBS = {"about 500 series": (1, 20), "about 4000 series": (8, STATS)}  # ranks, Stats of each
+HEADERS = {  # what Prometheus 2.42 sends
+    "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "Accept-Encoding": "gzip",
+    "User-Agent": "Prometheus/2.42.0",
+    "X-Prometheus-Scrape-Timeout-Seconds": "10",
+}
+
+
+def be_rank(stats: int) -> None:
+    """One rank of the job: records until it is killed."""
+    import exporter
+
+    window = {"window_seconds": 10.0}
+    made = [
+        exporter.Stat(f"bench.part{number}", ["mean", "p95", "max"], unit="seconds", **window)
+        if number >= stats * HISTOGRAMS // STATS
+        else exporter.Stat(f"bench.part{number}", ["mean", "p95", "histogram"], unit="seconds", **window)
+        for number in range(stats)
+    ]
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.2)
+        now = time.time()
+        for stat in made:
+            stat.add(0.1 + now % 1.0)
+
+
+def be_peer(series: int) -> None:
+    """prometheus_client with as many gauges, until stdin ends."""
+    import prometheus_client
+
+    registry = prometheus_client.CollectorRegistry()
+    for family in range(series // 20):
+        gauge = prometheus_client.Gauge(f"bench_{family}", "A made-up number.", ["rank"], registry=registry)
+        for rank in range(20):
+            gauge.labels(str(rank)).set(0.1 + rank)
+    server, _ = prometheus_client.start_http_server(0, "127.0.0.1", registry)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    sys.stdin.read()
+
+
+@contextlib.contextmanager
+def child(
+    command: Sequence[str | Path], *, until: str, environment: dict[str, str] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Run a process while the block lasts: its pid, and the part of its output that says it is ready."""
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(until, line):
+                yield process.pid, found.group()
+                return
+        raise RuntimeError(f"{command} ended before it was ready")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+@contextlib.contextmanager
+def sidecar(directory: Path) -> Iterator[Server]:
+    """The real one, with default settings."""
+    command = [
+        sys.executable,
+        "-m",
+        "exporter",
+        "--web.listen-address=127.0.0.1:0",
+        f"--feed.dir={directory}",
+    ]
+    with child(command, until=r"http://127\.0\.0\.1:\d+") as (pid, url):
+        yield Server(pid, url)
+
+
+@contextlib.contextmanager
+def job(directory: Path, ranks: int, stats: int) -> Iterator[None]:
+    """Ranks that record."""
+    with contextlib.ExitStack() as stack:
+        for rank in range(ranks):
+            identity = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "bench", "RANK": str(rank)}
+            command = [sys.executable, __file__, "rank", str(stats)]
+            stack.enter_context(child(command, until="ready", environment=identity))
+        yield
+
+
+@contextlib.contextmanager
+def feed_directory() -> Iterator[Path]:
+    """An empty directory in memory, as the default one is."""
+    shared = Path("/dev/shm")
+    path = Path(tempfile.mkdtemp(prefix="exporter-bench-", dir=shared if shared.is_dir() else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Server:
+    """A process that is scraped."""
+
+    def __init__(self, pid: int, url: str) -> None:
+        self._pid = pid
+        self._cpu_clock = (~pid << 3) | 2  # what clock_getcpuclockid(3) gives, in nanoseconds
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        self.body = b""
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads so far."""
+        return time.clock_gettime(self._cpu_clock)
+
+    def resident_mib(self) -> float:
+        """Its memory, shared libraries included."""
+        pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+        return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+    def scrape(self, headers: dict[str, str] = HEADERS) -> tuple[float, float]:
+        """One scrape: seconds that the client waited, and processor time of the server."""
+        cpu, began = self.cpu_seconds(), time.perf_counter()
+        self._connection.request("GET", "/metrics", headers=headers)
+        answer = self._connection.getresponse()
+        self.body = answer.read()
+        waited = time.perf_counter() - began
+        time.sleep(0.0005)  # it counts the scrape and waits for the next one
+        if answer.status != http.client.OK:
+            raise RuntimeError(f"{answer.status}: {self.body[:200]!r}")
+        return waited, self.cpu_seconds() - cpu
+
+    def plain(self) -> str:
+        """The page as text."""
+        self.scrape({"Accept": "text/plain"})
+        return self.body.decode()
+
+
+def series_of(page: str) -> int:
+    """How many sample lines there are."""
+    return sum(1 for line in page.splitlines() if line and not line.startswith("#"))
+
+
+def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
+    """Median and tail."""
+    ordered = sorted(seconds)
+    return {
+        "p50_ms": round(1000 * statistics.median(ordered), 3),
+        "p90_ms": round(1000 * ordered[int(len(ordered) * 0.9)], 3),
+    }
+
+
+def steady(server: Server, *, scrape_every: float | None) -> dict[str, float]:
+    """Processor time and memory over a while in which nothing else happens."""
+    before, end = server.cpu_seconds(), time.monotonic() + STEADY_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, scrape_every or left))
+        if scrape_every is not None:
+            server.scrape()
+    share = (server.cpu_seconds() - before) / STEADY_SECONDS
+    return {"percent_of_a_core": round(100 * share, 3), "resident_mib": server.resident_mib()}
+
+
+def take_turns(servers: dict[str, Server], count: int, pause: Callable[[], None]) -> dict[str, object]:
+    """Scrape all of them again and again."""
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in servers}
+    for server in servers.values():
+        server.scrape()
+    for _ in range(count):
+        pause()
+        for name, server in servers.items():
+            waited, cpu = server.scrape()
+            found[name][0].append(waited)
+            found[name][1].append(cpu)
+    return {
+        name: {"server_cpu": milliseconds(cpu), "waited": milliseconds(waited)}
+        for name, (waited, cpu) in found.items()
+    }
+
+
+def measure_rest() -> dict[str, object]:
+    """A sidecar without a job."""
+    with feed_directory() as directory, sidecar(directory) as ours:
+        time.sleep(SETTLE_SECONDS)
+        return {
+            "never scraped": steady(ours, scrape_every=None),
+            "scraped every second": steady(ours, scrape_every=1.0),
+        }
+
+
+def measure_job(ranks: int, stats: int) -> dict[str, object]:
+    """A sidecar beside a job, and scrapes of it and of its peers."""
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(feed_directory())
+        ours = stack.enter_context(sidecar(directory))
+        stack.enter_context(job(directory, ranks, stats))
+        time.sleep(SETTLE_SECONDS)
+        series = series_of(ours.plain())
+        found: dict[str, object] = {
+            "ranks": ranks,
+            "stats of each": stats,
+            "series": series,
+            "never scraped": steady(ours, scrape_every=None),
+            "scraped every second": steady(ours, scrape_every=1.0),
+        }
+        servers = {"exporter": ours}
+        peer = stack.enter_context(child([sys.executable, __file__, "peer", str(series)], until="http.*"))
+        servers["prometheus_client"] = Server(*peer)
+        if node_exporter := shutil.which("prometheus-node-exporter"):
+            command = [node_exporter, "--web.listen-address=127.0.0.1:0"]
+            pid, found_address = stack.enter_context(child(command, until=r"127\.0\.0\.1:[1-9]\d*"))
+            servers["node_exporter"] = Server(pid, found_address)
+            found["series of node_exporter"] = series_of(servers["node_exporter"].plain())
+        found["a scrape a second"] = take_turns(servers, SPACED_SCRAPES, lambda: time.sleep(SPACED_SECONDS))
+        found["a tight loop"] = take_turns(servers, LOOP_SCRAPES, lambda: None)
+        return found
+
+
+def main() -> None:
+    report(
+        {
+            "at rest": measure_rest(),
+            "beside a job": {name: measure_job(*size) for name, size in JOBS.items()},
+        }
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        be_rank(int(sys.argv[2]))
+    elif sys.argv[1:2] == ["peer"]:
+        be_peer(int(sys.argv[2]))
+    else:
+        main()
