@@ -7,8 +7,10 @@ job except the construction of a Stat that cannot be, waits on it, or outlives i
 
 from __future__ import annotations
 
-from exporter.errors import DefinitionError, ExporterError
+from exporter.errors import DefinitionError, EventsLostError, ExporterError
 from exporter.process import RECORDER, configure, flush, shutdown
+from exporter.recording import events
+from exporter.recording.events import EVENTS, Event, Severity, log
 from exporter.recording.stat import REGISTRY, Stat
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 from exporter.sidecar import Sidecar, start_sidecar
@@ -18,18 +20,24 @@ registry = REGISTRY
 """The Stats of this process: `registry.names("train.*")`, `registry.find(name)`, `registry.switch(pattern, …)`."""
 
 REGISTRY.on_first(RECORDER.start)
+EVENTS.on_first(RECORDER.start)
 
 __all__ = [
     "Aggregation",
     "DefinitionError",
+    "Event",
+    "EventsLostError",
     "ExporterError",
+    "Severity",
     "Sidecar",
     "Stat",
     "StatDefinition",
     "WindowReading",
     "__version__",
     "configure",
+    "events",
     "flush",
+    "log",
     "registry",
     "shutdown",
     "start_sidecar",

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from time import monotonic
 
 from exporter.errors import DefinitionError, FeedError
 from exporter.recording.definition import check_label
+from exporter.recording.events import EVENTS
 from exporter.recording.identity import Identity, clean_text, identity_from
 from exporter.recording.notices import tell_once
 from exporter.recording.recorder import Recorder
@@ -104,10 +106,21 @@ def _changed_rules() -> Sequence[Mapping[str, object]] | None:
         return None
 
 
+def _who() -> tuple[str, int | None]:
+    identity = _identity()
+    return identity.run, identity.rank
+
+
 RECORDER = Recorder(
-    REGISTRY, _open_sink, _changed_rules, prepare=_load_feed, flush_seconds=_flush_seconds(os.environ)
+    REGISTRY,
+    _open_sink,
+    _changed_rules,
+    events=EVENTS,
+    prepare=_load_feed,
+    flush_seconds=_flush_seconds(os.environ),
 )
-REGISTRY.recording = os.environ.get("EXPORTER_DISABLED") != "1"
+REGISTRY.recording = EVENTS.recording = os.environ.get("EXPORTER_DISABLED") != "1"
+EVENTS.identify = _who
 
 
 def configure(
@@ -152,13 +165,17 @@ def configure(
 def flush(timeout_seconds: float = 5.0) -> bool:
     """Publish everything recorded so far, values of this thread's CUDA tensors included.
 
+    Event handlers are given the same time to take what was logged before.
+
     Returns:
         Whether it arrived in the feed within the time.
     """
+    deadline = monotonic() + timeout_seconds
     for tally in REGISTRY.tallies():
         if tally.collect is not None:
             tally.collect()
-    return RECORDER.flush(timeout_seconds)
+    EVENTS.flush(timeout_seconds)
+    return RECORDER.flush(max(deadline - monotonic(), 0.1))
 
 
 def shutdown() -> None:

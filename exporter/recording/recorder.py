@@ -1,6 +1,6 @@
 """The recorder: one daemon thread that drains buffers, closes windows by the clock and feeds a sink.
 
-Runs in the training process; started by the first Stat. It runs no user code, and between two pieces of at
+Runs in the training process; started by the first Stat, event or handler. It runs no user code, and between two pieces of at
 most a few tenths of a millisecond it gives the interpreter lock away, so that the job's threads do not wait
 for it. The sink (the feed's writer) is the only thing here that touches a file. When the sidecar dies nothing
 changes here; when this process dies, at most one flush interval of samples is lost.
@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, perf_counter, sleep, time
 
-from exporter.recording.notices import tell_once
+from exporter.recording.events import EventLog
+from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.overrides import Rule
 from exporter.recording.passive import PassiveMeasurer
 from exporter.recording.registry import Registry
@@ -54,6 +55,11 @@ HIGH_WATER = BUFFER_SAMPLES // 16
 """A buffer with more samples than this is drained at once, not at the next flush."""
 SLICE_SECONDS = 0.0003
 """Work between two chances for the job's threads to take the interpreter lock."""
+RENEW_SECONDS = 0.1
+"""The longest that `configure` waits for the recording thread to finish what it is at."""
+CHILD_FLUSH_SECONDS = 0.25
+"""How often forked children and those of multiprocessing flush at least: they are often ended by SIGTERM, as the
+persistent workers of a DataLoader are, and then lose what they have not flushed."""
 EXIT_SECONDS = 2.0
 """The longest that an exiting process waits for the recording thread to finish what it is at."""
 
@@ -65,6 +71,7 @@ class Recorder:
         registry: Whose Stats.
         open_sink: Makes the sink of this process from the Unix time at which its recording began; None when there
             is none yet, then it is asked again at the next flush.
+        events: What was logged; its handlers are given a bounded time when the process ends.
         prepare: Called once by the first `start`, on the caller's thread: whatever must be imported is imported
             there. A fork during an import on the recording thread would leave the child's thread waiting for ever
             for that module's lock.
@@ -80,6 +87,7 @@ class Recorder:
         open_sink: Callable[[float], Sink | None],
         changed_rules: Callable[[], Sequence[Rule] | None] = lambda: None,
         *,
+        events: EventLog | None = None,
         prepare: Callable[[], None] = lambda: None,
         flush_seconds: float = 1.0,
         wall: Callable[[], float] = time,
@@ -88,6 +96,7 @@ class Recorder:
         self._registry = registry
         self._open_sink = open_sink
         self._changed_rules = changed_rules
+        self._events = EventLog() if events is None else events
         self._prepare = prepare
         self._flush_seconds = flush_seconds
         self._wall = wall
@@ -108,6 +117,7 @@ class Recorder:
         self._alarm.acquire()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._renewing = False
         self._sink: Sink | None = None
         self._began = self._wall()
         self._clocks: dict[float, WindowClock] = {}
@@ -116,9 +126,12 @@ class Recorder:
 
     def start(self) -> None:
         """Start the thread unless it runs; cheap to call again, never raises."""
-        if self._thread is None and not self._stopping:
-            with self._starting:
+        # Whoever holds the lock is starting the thread; a signal handler that interrupts it must not wait for it.
+        if self._thread is None and not self._stopping and self._starting.acquire(blocking=False):
+            try:
                 self._start_once()
+            finally:
+                self._starting.release()
 
     def _start_once(self) -> None:
         if self._thread is not None:
@@ -153,9 +166,10 @@ class Recorder:
         self._stopping = True
         with suppress(RuntimeError):  # it is awake
             self._alarm.release()
+        self._events.close()
 
         def step() -> bool:
-            if self._registry.tallies():
+            if self._registry.tallies() or self._events.in_use():
                 self._close_windows()
                 self._publish(final=True)
             if self._sink is not None:
@@ -164,11 +178,19 @@ class Recorder:
 
         # Where the recording thread hangs in the sink the last recording is lost, and the process ends all the same.
         self._guarded(step, EXIT_SECONDS)
+        end_notices()
 
     def renew(self) -> None:
-        """Begin anew under another identity: what was recorded so far stays with the old one."""
+        """Begin anew under another identity: what was recorded so far stays with the old one.
 
-        def step() -> bool:
+        Where the recording thread is busy in the sink it does so itself, as soon as it can.
+        """
+        self._renewing = True
+        self._guarded(self._renew, RENEW_SECONDS)
+
+    def _renew(self) -> bool:
+        if self._renewing:
+            self._renewing = False
             if self._sink is not None:
                 self._publish(final=True)
                 self._sink.close()
@@ -177,9 +199,7 @@ class Recorder:
                     tally.reset(wall=now)
             self._sink = None
             self._began = self._wall()
-            return True
-
-        self._guarded(step, EXIT_SECONDS)
+        return True
 
     def _hook_multiprocessing(self) -> None:
         """Have children of multiprocessing flush: they skip atexit, and clear earlier finalizers when they begin."""
@@ -199,17 +219,19 @@ class Recorder:
         self._begin()
         self._forked = True
         self._registry.after_fork()
+        self._events.after_fork()
         self._passive.after_fork()
-        if self._registry.tallies():
+        if self._registry.tallies() or self._events.in_use():
             self.start()
 
     def _run(self) -> None:
-        next_flush = self._clock() + self._flush_seconds
+        seconds = min(self._flush_seconds, CHILD_FLUSH_SECONDS) if self._forked else self._flush_seconds
+        next_flush = self._clock() + seconds
         self._guarded(self._read_rules)
         while self._sleep_until(next_flush):
             if self._clock() >= next_flush:
                 self._guarded(self._flush_cycle)
-                next_flush = max(next_flush + self._flush_seconds, self._clock())
+                next_flush = max(next_flush + seconds, self._clock())
             else:
                 self._guarded(self._tick_cycle)
 
@@ -236,6 +258,7 @@ class Recorder:
             self._cycle.release()
 
     def _flush_cycle(self) -> bool:
+        self._renew()
         self._passive.measure_soon()
         self._read_rules()
         self._clocked = ()  # an override may have changed a window's length
@@ -243,6 +266,7 @@ class Recorder:
         return self._publish(final=False)
 
     def _tick_cycle(self) -> bool:
+        self._renew()
         self._close_windows()
         for tally in self._registry.tallies():
             if len(tally.buffer) > HIGH_WATER:
@@ -285,10 +309,11 @@ class Recorder:
             final,
             self._delay_seconds,
             self._passive.stuck_since,
+            self._events.reading(),
         )
         self._delay_seconds = 0.0
         if self._sink is None:
-            touched = any(
+            touched = recording.events or any(
                 reading.count or reading.rejected or reading.overflows for reading in recording.stats
             )
             if self._forked and not touched:

@@ -74,6 +74,9 @@ class Aggregation(enum.Enum):
     P99 = "p99"
 
 
+KINDS = ("stat", "counter", "gauge", "histogram", "summary")
+"""What a Stat is published as: with windows and all, as users make them, or as one plain family."""
+
 NOTHING: Mapping[str, int] = {}
 NO_VALUES: Mapping[Aggregation, float] = {}
 
@@ -91,6 +94,7 @@ class StatDefinition(Value):
         labels: Constant labels, sorted by name.
         buckets: Finite upper bounds, ascending; empty without HISTOGRAM.
         stale_seconds: After so long without a sample a pure count window has no data.
+        kind: One of `KINDS`; all but `stat` have no windows.
     """
 
     __slots__ = (
@@ -103,6 +107,7 @@ class StatDefinition(Value):
         "labels",
         "buckets",
         "stale_seconds",
+        "kind",
     )
 
     def __init__(
@@ -116,6 +121,7 @@ class StatDefinition(Value):
         labels: tuple[tuple[str, str], ...] = (),
         buckets: tuple[float, ...] = (),
         stale_seconds: float = 300.0,
+        kind: str = "stat",
     ) -> None:
         self.name: Final = name
         self.aggregations: Final = aggregations
@@ -126,6 +132,7 @@ class StatDefinition(Value):
         self.labels: Final = labels
         self.buckets: Final = buckets
         self.stale_seconds: Final = stale_seconds
+        self.kind: Final = kind
 
 
 class WindowReading(Value):
@@ -166,6 +173,7 @@ class StatReading(Value):
         rejected: Samples kept out of every aggregate, by reason: `nan`, `infinite`, `not_a_number`,
             `out_of_range`, `capture`, `device`, `shape`, `backlog`.
         overflows: Drains that found the buffer full, so that an unknown number of samples was lost.
+        value: The latest accepted sample of a gauge; None before the first, and for the other kinds.
     """
 
     __slots__ = (
@@ -177,6 +185,7 @@ class StatReading(Value):
         "last_sample",
         "rejected",
         "overflows",
+        "value",
     )
 
     def __init__(
@@ -189,6 +198,7 @@ class StatReading(Value):
         last_sample: float | None = None,
         rejected: Mapping[str, int] = NOTHING,
         overflows: int = 0,
+        value: float | None = None,
     ) -> None:
         self.definition: Final = definition
         self.count: Final = count
@@ -198,6 +208,47 @@ class StatReading(Value):
         self.last_sample: Final = last_sample
         self.rejected: Final = rejected
         self.overflows: Final = overflows
+        self.value: Final = value
+
+
+NO_PAIRS: Mapping[tuple[str, str], int] = {}
+NO_TIMES: Mapping[tuple[str, str], float] = {}
+
+
+class EventsReading(Value):
+    """What has become of the events of a process since it began; all of it but `last` only grows.
+
+    Attributes:
+        counts: Events by (type, severity); those whose type is not counted apart are `other`.
+        last: Unix time at which the latest of each of them happened.
+        suppressed: Events that were counted but kept from the handlers, by (type, reason): `sampled`,
+            `rate_limit`; `payload` for those whose payload could not be made.
+        delivered: Events that a handler took, by its name.
+        dropped: Events that a handler missed, by (its name, reason): `queue_full`, `error`, `exit`, `unregistered`,
+            `write`, `no_thread`.
+    """
+
+    __slots__ = ("counts", "last", "suppressed", "delivered", "dropped")
+
+    def __init__(
+        self,
+        counts: Mapping[tuple[str, str], int] = NO_PAIRS,
+        last: Mapping[tuple[str, str], float] = NO_TIMES,
+        suppressed: Mapping[tuple[str, str], int] = NO_PAIRS,
+        delivered: Mapping[str, int] = NOTHING,
+        dropped: Mapping[tuple[str, str], int] = NO_PAIRS,
+    ) -> None:
+        self.counts: Final = counts
+        self.last: Final = last
+        self.suppressed: Final = suppressed
+        self.delivered: Final = delivered
+        self.dropped: Final = dropped
+
+    def __bool__(self) -> bool:
+        return bool(self.counts or self.suppressed or self.delivered or self.dropped)
+
+
+NO_EVENTS = EventsReading()
 
 
 class Recording(Value):
@@ -208,9 +259,10 @@ class Recording(Value):
         final: True for the last one of a process that ends in order.
         drain_delay_seconds: The longest that a window was closed after its end since the last recording.
         passive_stuck_since: Unix time since which a passive callback has not returned, None when none hangs.
+        events: What has become of the events.
     """
 
-    __slots__ = ("stats", "final", "drain_delay_seconds", "passive_stuck_since")
+    __slots__ = ("stats", "final", "drain_delay_seconds", "passive_stuck_since", "events")
 
     def __init__(
         self,
@@ -218,8 +270,10 @@ class Recording(Value):
         final: bool = False,
         drain_delay_seconds: float = 0.0,
         passive_stuck_since: float | None = None,
+        events: EventsReading = NO_EVENTS,
     ) -> None:
         self.stats: Final = stats
         self.final: Final = final
         self.drain_delay_seconds: Final = drain_delay_seconds
         self.passive_stuck_since: Final = passive_stuck_since
+        self.events: Final = events

@@ -1,0 +1,240 @@
+"""Event: something that happened once, with what is known about it.
+
+Used in the training process, where events are logged, and by handlers, which are given them. Standard library
+only; the names that every training process loads, so little of that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from math import isfinite
+
+from exporter.recording.values import NOTHING, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    Datum = str | float | int | bool
+
+LONGEST_TEXT = 32_768
+"""Characters of a message or of a datum; what is longer is cut, since a queue of events must stay small."""
+LONGEST_TYPE = 512
+MOST_DATA = 256
+_INT64 = 1 << 63
+_PLAIN = frozenset({str, float, int, bool})
+
+
+class Severity(str, enum.Enum):
+    """How bad it is. Each equals its lower-case name, so that `severity="warning"` will do everywhere."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+    @property
+    def level(self) -> int:
+        """The number that `logging` gives it."""
+        return LEVELS[self.value]
+
+
+LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+"""Every severity, and the number that `logging` gives it."""
+
+
+class Event(Value):
+    """One event, as handlers are given it; nothing in it changes any more.
+
+    Attributes:
+        type: What happened: `checkpoint.saved`. A value of the label `type`, so there should be few of them.
+        message: For people; None where the type says it all.
+        severity: One of `Severity`, as plain text.
+        data: What programs look at. A bool stays a bool.
+        timestamp: When it happened, Unix time, seconds.
+        logged_at: When it was logged, Unix time, seconds.
+        monotonic_ns: When it was logged, on a clock of this machine that is never set, nanoseconds.
+        id: 16 hexadecimal digits from the operating system's randomness.
+        span_id: The span that it belongs to, None for none.
+        parent_ids: The ids of the events that led to it.
+        rank: Global rank of the process, None where it has none.
+        run: The run's name.
+    """
+
+    __slots__ = (
+        "type",
+        "message",
+        "severity",
+        "data",
+        "timestamp",
+        "logged_at",
+        "monotonic_ns",
+        "id",
+        "span_id",
+        "parent_ids",
+        "rank",
+        "run",
+    )
+
+    def __init__(
+        self,
+        type: str,
+        message: str | None = None,
+        severity: str = "info",
+        data: Mapping[str, Datum] = NOTHING,
+        timestamp: float = 0.0,
+        logged_at: float = 0.0,
+        monotonic_ns: int = 0,
+        id: str = "",
+        span_id: str | None = None,
+        parent_ids: tuple[str, ...] = (),
+        rank: int | None = None,
+        run: str = "",
+    ) -> None:
+        self.type: Final = type
+        self.message: Final = message
+        self.severity: Final = severity
+        self.data: Final = data
+        self.timestamp: Final = timestamp
+        self.logged_at: Final = logged_at
+        self.monotonic_ns: Final = monotonic_ns
+        self.id: Final = id
+        self.span_id: Final = span_id
+        self.parent_ids: Final = parent_ids
+        self.rank: Final = rank
+        self.run: Final = run
+
+    def as_dict(self) -> dict[str, object]:
+        """Give a dict of its own with every field, fit for JSON but for numbers that are not finite."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return fields | {"data": dict(self.data), "parent_ids": list(self.parent_ids)}
+
+
+def check_severity(severity: str) -> str:
+    """Take a member of Severity or its lower-case name.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    found = getattr(severity, "value", severity)
+    if not isinstance(found, str) or found not in LEVELS:
+        raise ValueError(f"severity must be one of {', '.join(LEVELS)}, not {severity!r}")
+    return found
+
+
+def check_data(data: Mapping[str, Datum]) -> Mapping[str, Datum]:
+    """Take plain values; a text beyond `LONGEST_TEXT` is cut. What needs no change is given back as it is.
+
+    Raises:
+        TypeError: A value is no str, float, int or bool, or a name no str.
+        ValueError: A whole number needs more than 64 bits, or there are more than `MOST_DATA` values.
+    """
+    if len(data) > MOST_DATA:
+        raise ValueError(f"an event has at most {MOST_DATA} data, not {len(data)}")
+    for name, value in data.items():
+        kind = type(value)
+        if type(name) is str and (
+            kind is float
+            or kind is bool
+            or (kind is int and -_INT64 <= value < _INT64)  # type: ignore[operator]  # an int
+            or (kind is str and len(value) <= LONGEST_TEXT)  # type: ignore[arg-type]  # a str
+        ):
+            continue
+        return {check_key(name): check_datum(name, value) for name, value in data.items()}
+    return data
+
+
+def check_key(name: str) -> str:
+    """Take the name of a datum.
+
+    Raises:
+        TypeError: It is no text.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a datum must be str, not {type(name).__name__}: {name!r}")
+    return name
+
+
+def check_datum(name: str, value: Datum) -> Datum:
+    """Take one plain value, as the plain type.
+
+    Raises:
+        TypeError: It is no str, float, int or bool.
+        ValueError: It is a whole number of more than 64 bits.
+    """
+    kind = type(value)
+    if kind not in _PLAIN:
+        # Subclasses, such as numpy's float64 and enums with a value, become what they are at heart.
+        if isinstance(value, str):
+            value, kind = str.__str__(value), str
+        elif isinstance(value, float):
+            value, kind = float.__float__(value), float
+        elif isinstance(value, int):
+            value, kind = int.__int__(value), int
+        else:
+            raise TypeError(
+                f"the datum {name!r} must be str, float, int or bool, not {kind.__name__};"
+                " convert it where the event is logged"
+            )
+    if kind is str and len(value) > LONGEST_TEXT:  # type: ignore[arg-type]  # a str
+        return value[:LONGEST_TEXT]  # type: ignore[index]  # likewise
+    if kind is int and not -_INT64 <= value < _INT64:  # type: ignore[operator]  # an int
+        raise ValueError(
+            f"the datum {name!r} must fit into 64 bits, not {value!r:.60}; log it as text or float"
+        )
+    return value
+
+
+def check_text(field: str, text: str | None) -> str | None:
+    """Take text or None, cut to `LONGEST_TEXT`.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"{field} must be str or None, not {type(text).__name__}")
+    return str.__str__(text)[:LONGEST_TEXT]
+
+
+def check_type(type_: str) -> str:
+    """Take the type of an event.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It is empty.
+    """
+    if not isinstance(type_, str):
+        raise TypeError(f"the type of an event must be str, not {type(type_).__name__}")
+    if not type_:
+        raise ValueError(
+            "the type of an event must not be empty: say what happened, such as 'checkpoint.saved'"
+        )
+    return str.__str__(type_)[:LONGEST_TYPE]
+
+
+def check_timestamp(timestamp: object) -> float:
+    """Take Unix time, or a datetime: an aware one as the instant it is, a naive one as local time.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It is not finite, or beyond what the clock can be.
+    """
+    if isinstance(timestamp, int | float) and not isinstance(timestamp, bool):
+        seconds = float(timestamp)
+    else:
+        method = getattr(timestamp, "timestamp", None)
+        if not callable(method):
+            raise TypeError(
+                f"timestamp must be Unix time in seconds or a datetime, not {type(timestamp).__name__}"
+            )
+        try:
+            seconds = method()
+        except (OverflowError, OSError) as error:
+            raise ValueError(f"timestamp {timestamp!r} is out of range: {error}") from error
+    if not isfinite(seconds):
+        raise ValueError(f"timestamp must be finite, not {timestamp!r}")
+    return seconds

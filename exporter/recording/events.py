@@ -1,0 +1,595 @@
+"""Events: `log` counts and hands them on; handlers are told on threads of their own.
+
+Used in the training process, by any thread. An event is counted at once and exactly, without a lock; an `Event`
+is built only when a handler wants it, after sampling and the rate limit. What is counted goes into the feed with
+the Stats. Handlers run on their deliveries' threads, never here, with the one exception of containers' own
+methods. After a fork the child counts from zero and tells its handlers of its own events only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic, monotonic_ns, time
+
+from exporter.recording.delivery import END_SECONDS, Delivery, end_all, name_of
+from exporter.recording.event_kinds import Kind, Occurrences, Rule, check_rule, combined
+from exporter.recording.event_values import (
+    LEVELS,
+    Event,
+    Severity,
+    check_data,
+    check_severity,
+    check_text,
+    check_timestamp,
+    check_type,
+)
+from exporter.recording.identity import clean_text
+from exporter.recording.notices import tell_once
+from exporter.recording.values import NO_EVENTS, NO_PAIRS, NOTHING, EventsReading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from exporter.recording.delivery import Adapt, EventHandler
+    from exporter.recording.event_values import Datum
+
+MOST_TYPES = 100
+"""Types that are counted apart; the rest is `other`."""
+MOST_KINDS = 1000
+"""(type, severity) pairs with a memory of their own; beyond it they share one for each severity."""
+RECENT_EVENTS = 256
+"""Latest events that are kept for `recent`."""
+MOST_HANDLER_NAMES = 100
+LONGEST_LABEL = 200
+OTHER = "other"
+_IDS_AT_ONCE = 512
+
+Pair = tuple[str, str]
+RawEvent = tuple[
+    str, "str | None", str, "Mapping[str, Datum]", float, float, int, "str | None", tuple[str, ...]
+]
+"""Type, message, severity, data, timestamp, logged_at, monotonic_ns, span_id, parent_ids: an Event is made of them
+when somebody looks, and is given its id then."""
+
+
+class Handle:
+    """What `register` gives: the way back, and what has become of the events.
+
+    Attributes:
+        name: Under which the handler is counted.
+    """
+
+    __slots__ = ("_delivery", "_log", "name")
+
+    def __init__(self, log: EventLog, delivery: Delivery) -> None:
+        self._log = log
+        self._delivery = delivery
+        self.name = delivery.name
+
+    @property
+    def registered(self) -> bool:
+        """Whether it is still told."""
+        return self._log.has(self._delivery)
+
+    def unregister(self) -> None:
+        """Tell it no more; see `EventLog.unregister`."""
+        self._log.unregister(self)
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.name!r}: {'registered' if self.registered else 'unregistered'}>"
+
+
+class EventLog:
+    """The events of one process.
+
+    Attributes:
+        identify: Gives the run and the rank of this process.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time) -> None:
+        self._clock = clock
+        self._wake: Callable[[], None] = lambda: None
+        self._rules: dict[str, Rule] = {}
+        self._outer_rules: tuple[Rule, ...] = ()
+        self._allowed: frozenset[str] | None = None
+        self._most_types = MOST_TYPES
+        self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
+        self._crowd: dict[str, Kind] = {}
+        self._deliveries: tuple[Delivery, ...] = ()
+        self._open = True
+        self._recording = True
+        self.identify: Callable[[], tuple[str, int | None]] = lambda: ("default", 0)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set up what belongs to one process and identity alone."""
+        self._lock = threading.RLock()  # a signal handler may log while its thread makes a kind
+        self._occurrences: dict[Pair, Occurrences] = {}
+        self._labels: set[str] = set()
+        self._suppressed: dict[Pair, int] = {}
+        self._past: list[Delivery] = []  # unregistered, but perhaps still at it
+        self._names: set[str] = set()
+        self._delivered: dict[str, int] = {}
+        self._dropped: dict[Pair, int] = {}
+        self._ids: deque[str] = deque()
+        self._recent: deque[RawEvent | Event] = deque(maxlen=RECENT_EVENTS)
+        self._who: tuple[str, int | None] | None = None
+        self._published = NO_EVENTS
+        for kind in self._every_kind():
+            kind.restart(self._counted_as(OTHER if kind.type is None else kind.type, kind.severity))
+
+    @property
+    def recording(self) -> bool:
+        """Whether anything is recorded; False with `EXPORTER_DISABLED=1`."""
+        return self._recording
+
+    @recording.setter
+    def recording(self, recording: bool) -> None:
+        with self._lock:
+            self._recording = recording
+            self._obey()
+
+    # What code that logs calls ---------------------------------------------------------------------------
+
+    def log(
+        self,
+        type: str,
+        message: str | None = None,
+        *,
+        severity: str = "info",
+        timestamp: float | None = None,
+        span_id: str | None = None,
+        parent_ids: Iterable[str] = (),
+        payload: Callable[[], Mapping[str, Datum]] | None = None,
+        **data: Datum,
+    ) -> None:
+        """Say that something has happened. Never waits; raises for wrong arguments only.
+
+        Args:
+            type: What happened, in few different words: `checkpoint.saved`. It becomes a label value.
+            message: For people.
+            severity: A name of `Severity`.
+            timestamp: When it happened, Unix time in seconds or a datetime; None for now.
+            span_id: The span that it belongs to.
+            parent_ids: The ids of the events that led to it.
+            payload: Gives further data. Called only when a handler is told of this event; what it raises is
+                counted, and the event then goes without them.
+            data: What programs look at: str, float, int or bool.
+
+        Raises:
+            TypeError: An argument or a datum is of the wrong type.
+            ValueError: An unknown severity, an empty type, a whole number of more than 64 bits.
+        """
+        try:
+            kind = self._kinds[type, severity]
+        except (KeyError, TypeError):
+            kind = self.kind(type, severity)
+        plain = check_data(data) if data else NOTHING
+        if message is not None:
+            message = check_text("message", message)
+        now = self._clock()
+        happened = now if timestamp is None else check_timestamp(timestamp)
+        if span_id is not None:
+            span_id = check_text("span_id", span_id)
+        parents = _check_parents(parent_ids) if parent_ids else ()
+        if payload is not None and not callable(payload):
+            raise TypeError(f"payload must be callable, not {payload!r}")
+        if not kind.enabled:
+            return
+        number = kind.count()
+        kind.occurrences.last = happened
+        raw = (type, message, kind.severity, plain, happened, now, monotonic_ns(), span_id, parents)
+        if kind.routes != () and kind.admits(number):
+            self._tell(kind, raw, payload)
+        else:
+            self._recent.append(raw)
+
+    def enabled(self, type: str, severity: str = "info") -> bool:
+        """Whether such an event would be recorded; cheap enough to ask before making its data."""
+        return self._open or self._allows(type, severity)
+
+    def recent(self) -> list[Event]:
+        """Give the latest events, the oldest first; at most `RECENT_EVENTS`."""
+        with self._lock:
+            kept = self._recent
+            for position in range(len(kept)):
+                entry = kept[position]
+                if not isinstance(entry, Event):
+                    kept[position] = self._event(entry)
+            return [entry for entry in list(kept) if isinstance(entry, Event)]
+
+    # Handlers --------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        handler: Callable[[Any], object] | EventHandler,
+        *,
+        types: Iterable[str] | str | None = None,
+        severity: str | None = None,
+        queue: int = 1000,
+        name: str | None = None,
+        adapt: Adapt | None = None,
+    ) -> Handle:
+        """Have a handler told of events, on a thread of its own, in the order in which they were logged.
+
+        The same handler again is told again, by another thread. What it raises is counted; while it is busy,
+        `queue` events wait and the rest is counted as dropped.
+
+        Args:
+            handler: A callable that takes an `Event`, or an object with `handle(event)`. The bound `append` or
+                `put` of a list, deque or SimpleQueue is called at once, on the thread that logs.
+            types: Shell patterns of the types that it wants, one or several; None for all.
+            severity: The least severity that it wants; None for all.
+            queue: Events that may wait for it, 1 to 1,000,000.
+            name: The label value under which it is counted; None for its own name.
+            adapt: Makes what it takes out of an `Event` and the object that was logged, for faces.
+
+        Raises:
+            TypeError: The handler can take no events, or another argument is of the wrong type.
+            ValueError: An argument is out of range.
+        """
+        if (
+            handler is None
+            or isinstance(handler, type)
+            or not (callable(handler) or callable(getattr(handler, "handle", None)))
+        ):
+            raise TypeError(
+                f"a handler must be a callable that takes an event, or an object with handle(event), not {handler!r}"
+            )
+        if not isinstance(queue, int) or isinstance(queue, bool):
+            raise TypeError(f"queue must be a whole number of events, not {queue!r}")
+        if not 1 <= queue <= 1_000_000:
+            raise ValueError(f"queue must be 1 to 1000000 events, not {queue}")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be str or None, not {name!r}")
+        patterns = None if types is None else (types,) if isinstance(types, str) else tuple(types)
+        for pattern in patterns or ():
+            if not isinstance(pattern, str):
+                raise TypeError(f"types must be patterns such as 'checkpoint.*', not {pattern!r}")
+        delivery = Delivery(
+            handler,
+            name=clean_text(name)[:LONGEST_LABEL] if name else name_of(handler),
+            types=patterns,
+            severity="debug" if severity is None else check_severity(severity),
+            queue=queue,
+            adapt=adapt,
+        )
+        if self.recording:
+            with self._lock:
+                self._deliveries = (*self._deliveries, delivery)
+                self._rewire()
+            self._wake()
+        return Handle(self, delivery)
+
+    def unregister(self, handle: Handle, *, timeout_seconds: float = END_SECONDS) -> None:
+        """Tell a handler no more; again is harmless.
+
+        Waits until it has taken what was logged before, but not for longer than the time, and not at all when
+        the handler itself calls this; what it has not taken by then is dropped and counted.
+
+        Raises:
+            TypeError: That is no handle.
+        """
+        if not isinstance(handle, Handle):
+            raise TypeError(f"unregister takes what register gave, not {handle!r}")
+        delivery = handle._delivery  # noqa: SLF001  # the two are one thing
+        with self._lock:
+            if delivery not in self._deliveries:
+                return
+            self._deliveries = tuple(each for each in self._deliveries if each is not delivery)
+            self._past.append(delivery)
+            self._rewire()
+        end_all([delivery], seconds=timeout_seconds, reason="unregistered")
+        with self._lock:
+            if delivery in self._past:
+                self._past.remove(delivery)
+                self._add_delivery(delivery, self._delivered, self._dropped)
+
+    def has(self, delivery: Delivery) -> bool:
+        """Whether it is told of events."""
+        return delivery in self._deliveries
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait until every handler has taken what was logged before.
+
+        Returns:
+            Whether all of them have within the time.
+        """
+        deadline = monotonic() + timeout_seconds
+        arrived = [delivery.drain(deadline - monotonic()) for delivery in self._deliveries]
+        return all(arrived)
+
+    def close(self, timeout_seconds: float = END_SECONDS) -> None:
+        """End all deliveries: what an exiting process does, giving its handlers a bounded time."""
+        with self._lock:
+            ended, self._deliveries = self._deliveries, ()
+            self._past += ended
+            self._rewire()
+        end_all(ended, seconds=timeout_seconds, reason="exit")
+
+    # Rules -----------------------------------------------------------------------------------------------
+
+    def limit(self, match: str = "*", **rule: object) -> None:
+        """Say what becomes of the events whose types match a shell pattern; the later call wins.
+
+        What is given replaces what was said of the same pattern before; nothing given forgets it.
+
+        Args:
+            match: The pattern.
+            rule: Any of `enabled` (bool), `severity` (the least that is recorded), `sample` (the share that
+                handlers are told, 0 to 1) and `per_second` (how many of a kind they are told each second; None for
+                any number). Sampled and limited events still count.
+
+        Raises:
+            TypeError: A value is of the wrong type.
+            ValueError: A value is out of range, or there is no such rule.
+        """
+        checked = check_rule({"match": match, **rule})
+        with self._lock:
+            self._rules.pop(match, None)
+            if rule:
+                self._rules[match] = checked
+            self._obey()
+
+    def override(self, rules: Iterable[Rule]) -> list[str]:
+        """Put the configuration's rules in force; the code's own come after them.
+
+        Returns:
+            What is wrong with the rules that were left out.
+        """
+        good: list[Rule] = []
+        wrong: list[str] = []
+        for number, rule in enumerate(rules, 1):
+            try:
+                good.append(check_rule(rule))
+            except (TypeError, ValueError) as error:  # noqa: PERF203  # each rule stands for itself
+                wrong.append(f"events rule {number}: {error}")
+        with self._lock:
+            self._outer_rules = tuple(good)
+            self._obey()
+        return wrong
+
+    def count_types(self, allowed: Iterable[str] | None = None, *, most: int = MOST_TYPES) -> None:
+        """Say which types are counted apart; the rest is `other`. Counts so far stay where they are.
+
+        Args:
+            allowed: These types only; None for the first that come.
+            most: So many of them.
+
+        Raises:
+            TypeError: A type is no text.
+            ValueError: `most` is not from 0 to 1000.
+        """
+        types = None if allowed is None else frozenset(map(check_type, allowed))
+        if not 0 <= most <= MOST_KINDS:
+            raise ValueError(f"most must be 0 to {MOST_KINDS}, not {most}")
+        with self._lock:
+            self._allowed, self._most_types = types, most
+            self._labels.clear()
+            for kind in self._every_kind():
+                _add_suppressed(kind, self._suppressed)
+                kind.restart(self._counted_as(OTHER if kind.type is None else kind.type, kind.severity))
+
+    # What the process's root and the recording thread call -----------------------------------------------
+
+    def on_first(self, start: Callable[[], None]) -> None:
+        """Say what is to be called when there is something to record; it must be cheap and never raise."""
+        self._wake = start
+
+    def in_use(self) -> bool:
+        """Whether anything was logged or registered."""
+        return bool(self._kinds or self._deliveries)
+
+    def reading(self) -> EventsReading:
+        """Tell all; the same object as long as nothing has changed. By one thread at a time."""
+        with self._lock:
+            occurrences = list(self._occurrences.values())
+            suppressed = dict(self._suppressed)
+            for kind in self._every_kind():
+                _add_suppressed(kind, suppressed)
+            delivered, dropped = dict(self._delivered), dict(self._dropped)
+            for delivery in [*self._past, *self._deliveries]:
+                self._add_delivery(delivery, delivered, dropped)
+        counts = {each.labels: number for each in occurrences if (number := each.counter.read())}
+        last = {each.labels: when for each in occurrences if (when := _when(each.last)) is not None}
+        reading = EventsReading(
+            counts, last, suppressed or NO_PAIRS, delivered or NOTHING, dropped or NO_PAIRS
+        )
+        if reading != self._published:
+            self._published = reading
+        return self._published
+
+    def reset(self) -> None:
+        """Count from zero: what was recorded so far belongs to another identity."""
+        with self._lock:
+            self._begin()
+            for delivery in self._deliveries:
+                # The delivery's thread counts on; what it had counted is taken off.
+                self._delivered[delivery.name] = self._delivered.get(delivery.name, 0) - delivery.delivered
+                for reason, lost in delivery.lost().items():
+                    pair = delivery.name, reason
+                    self._dropped[pair] = self._dropped.get(pair, 0) - lost
+
+    def renew(self) -> None:
+        """Ask anew who this process is."""
+        self._who = None
+
+    def after_fork(self) -> None:
+        """In a forked child: forget what the parent recorded and what waits for its handlers."""
+        self._begin()
+        for delivery in self._deliveries:
+            delivery.after_fork()
+
+    def kind(self, type: str, severity: str) -> Kind:
+        """Find or make what is decided about a type and a severity.
+
+        Raises:
+            TypeError: The type is no text.
+            ValueError: The type is empty, or there is no such severity.
+        """
+        own = check_type(type), check_severity(severity)
+        with self._lock:
+            kind = self._kinds.get(own)
+            if kind is not None:
+                return kind
+            if len(self._kinds) < MOST_KINDS:
+                kind = self._kinds[own] = Kind(*own, self._counted_as(*own))
+            elif own[1] in self._crowd:
+                return self._crowd[own[1]]
+            else:
+                kind = self._crowd[own[1]] = Kind(None, own[1], self._counted_as(OTHER, own[1]))
+            self._wire(kind)
+        if self.recording:
+            self._wake()
+        return kind
+
+    def tell(self, kind: Kind, raw: RawEvent, origin: object) -> None:
+        """Hand an event on that was counted already; what the faces use."""
+        event = self._event(raw)
+        self._recent.append(event)
+        for delivery in self._routes(kind, raw[0]):
+            delivery.put(event, origin)
+
+    # Inside ----------------------------------------------------------------------------------------------
+
+    def _tell(self, kind: Kind, raw: RawEvent, payload: Callable[[], Mapping[str, Datum]] | None) -> None:
+        routes = self._routes(kind, raw[0])
+        if payload is not None and routes:
+            try:
+                more = check_data(payload())
+            except Exception as error:  # noqa: BLE001  # the user's code, which must not fail for being watched
+                kind.suppressed["payload"].bump()
+                tell_once(
+                    f"payload {raw[0]}", f"the payload of the event {raw[0]!r} could not be made: {error!r}"
+                )
+            else:
+                raw = (*raw[:3], {**more, **raw[3]}, *raw[4:])
+        event = self._event(raw)
+        self._recent.append(event)
+        for delivery in routes:
+            delivery.put(event)
+
+    def _routes(self, kind: Kind, type: str) -> tuple[Delivery, ...]:
+        if kind.routes is not None:
+            return kind.routes
+        return tuple([each for each in self._deliveries if each.wants(type, kind.severity)])
+
+    def _event(self, raw: RawEvent) -> Event:
+        who = self._who
+        if who is None:
+            who = self._who = self.identify()
+        try:
+            identity = self._ids.popleft()
+        except IndexError:
+            digits = os.urandom(8 * _IDS_AT_ONCE).hex()
+            self._ids.extend([digits[start : start + 16] for start in range(16, len(digits), 16)])
+            identity = digits[:16]
+        return Event(*raw[:7], identity, *raw[7:], who[1], who[0])
+
+    def _allows(self, type: str, severity: str) -> bool:
+        if not self.recording:
+            return False
+        kind = self._kinds.get((type, severity))
+        if kind is not None:
+            return kind.enabled
+        found = combined(type, [*self._outer_rules, *self._rules.values()])
+        least = LEVELS[str(found.get("severity", "debug"))]
+        return bool(found.get("enabled", True)) and LEVELS[check_severity(severity)] >= least
+
+    def _obey(self) -> None:
+        rules = [*self._outer_rules, *self._rules.values()]
+        self._open = self._recording and not any("enabled" in rule or "severity" in rule for rule in rules)
+        for kind in self._every_kind():
+            kind.obey(rules)
+            kind.enabled = kind.enabled and self._recording
+
+    def _wire(self, kind: Kind) -> None:
+        kind.obey([*self._outer_rules, *self._rules.values()])
+        kind.enabled = kind.enabled and self._recording
+        if kind.type is None:
+            kind.routes = None if self._deliveries else ()
+        else:
+            kind.routes = tuple([each for each in self._deliveries if each.wants(kind.type, kind.severity)])
+
+    def _rewire(self) -> None:
+        for kind in self._every_kind():
+            self._wire(kind)
+
+    def _counted_as(self, type: str, severity: str) -> Occurrences:
+        label = clean_text(type)[:LONGEST_LABEL]
+        if label not in self._labels:
+            room = len(self._labels) < self._most_types
+            fits = type in self._allowed if self._allowed is not None else room
+            if not fits or not room:
+                label = OTHER
+            else:
+                self._labels.add(label)
+        pair = label, severity
+        if pair not in self._occurrences:
+            self._occurrences[pair] = Occurrences(*pair)
+        return self._occurrences[pair]
+
+    def _every_kind(self) -> list[Kind]:
+        return [*self._kinds.values(), *self._crowd.values()]
+
+    def _add_delivery(self, delivery: Delivery, delivered: dict[str, int], dropped: dict[Pair, int]) -> None:
+        name = delivery.name
+        if name not in self._names:
+            name = OTHER if len(self._names) >= MOST_HANDLER_NAMES else name
+            self._names.add(name)
+        delivered[name] = delivered.get(name, 0) + delivery.delivered
+        for reason, lost in delivery.lost().items():
+            dropped[name, reason] = dropped.get((name, reason), 0) + lost
+
+
+def _add_suppressed(kind: Kind, into: dict[Pair, int]) -> None:
+    for reason, counter in kind.suppressed.items():
+        number = counter.read()
+        if number:
+            pair = kind.occurrences.labels[0], reason
+            into[pair] = into.get(pair, 0) + number
+
+
+def _when(last: float | Callable[[], float] | None) -> float | None:
+    return last() if callable(last) else last
+
+
+def _check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(parent_ids, str):
+        raise TypeError("parent_ids must be a collection of ids, not one str")
+    parents = tuple(parent_ids)
+    for parent in parents:
+        if not isinstance(parent, str):
+            raise TypeError(f"parent_ids must be str, not {type(parent).__name__}")
+    return parents
+
+
+EVENTS = EventLog()
+"""The events of this process."""
+
+log = EVENTS.log
+enabled = EVENTS.enabled
+register = EVENTS.register
+unregister = EVENTS.unregister
+limit = EVENTS.limit
+count_types = EVENTS.count_types
+recent = EVENTS.recent
+
+__all__ = [
+    "EVENTS",
+    "Event",
+    "EventLog",
+    "Handle",
+    "Severity",
+    "count_types",
+    "enabled",
+    "limit",
+    "log",
+    "recent",
+    "register",
+    "unregister",
+]
