@@ -32,6 +32,7 @@ from exporter.feed.layout import (
 )
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import (
+    KINDS,
     NOTHING,
     Aggregation,
     Recording,
@@ -196,7 +197,12 @@ def _definition(found: object) -> StatDefinition:
         labels=labels,
         buckets=buckets,
         stale_seconds=_positive(body.get("stale_seconds", 300.0)),
+        kind=KINDS[KINDS.index(body.get("kind", "stat"))],
     )
+    if (Aggregation.HISTOGRAM in aggregations) != (
+        definition.kind == "histogram"
+    ) and definition.kind != "stat":
+        _refuse("a plain family with aggregations that are another kind's")
     if definition.window_seconds is None and definition.window_samples is None:
         _refuse("a Stat without a window")
     return definition
@@ -261,6 +267,7 @@ def _reading(definition: StatDefinition, window: WindowReading | None, found: ob
         last_sample=_optional(total.get("last_sample"), _number),
         rejected=_counts(total["rejected"]) if "rejected" in total else NOTHING,
         overflows=_whole(total.get("overflows", 0)),
+        value=_optional(total.get("value"), _number),
     )
 
 

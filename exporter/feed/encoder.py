@@ -130,12 +130,14 @@ def _process(process: ProcessIdentity) -> str:
 def _definition(definition: StatDefinition) -> str:
     aggregations = ",".join(sorted([f'"{each.value}"' for each in definition.aggregations]))
     unit = "null" if definition.unit is None else _text(definition.unit)
+    kind = "" if definition.kind == "stat" else f',"kind":{_text(definition.kind)}'
     return (
         f'{{"name":{_text(definition.name)},"aggregations":[{aggregations}],'
         f'"window_seconds":{_optional(definition.window_seconds)},'
         f'"window_samples":{_whole(definition.window_samples)},"unit":{unit},"help":{_text(definition.help)},'
         f'"labels":{_pairs(definition.labels)},"buckets":[{",".join(map(_number, definition.buckets))}],'
-        f'"stale_seconds":{_number(definition.stale_seconds)}}}'
+        f'"stale_seconds":{_number(definition.stale_seconds)}'
+        f"{kind}}}"
     )
 
 
@@ -160,6 +162,8 @@ def _total(stat: StatReading) -> str:
         row += f',"rejected":{_counts(stat.rejected)}'
     if stat.overflows:
         row += f',"overflows":{stat.overflows:d}'
+    if stat.value is not None:
+        row += f',"value":{_number(stat.value)}'
     return row + "}"
 
 

@@ -6,7 +6,7 @@ type, one unit and one set of buckets.
 
 The rule, for every name a Stat's families and samples would take:
 
-- Names of the exporter's own families are refused, whoever asks.
+- Names of the exporter's own families are refused, except to a Stat that is just that family (`own_families`).
 - A family belongs to the living processes that have it. The first (by the order given, in which processes
   that already hold the family come before new ones) decides type, unit and buckets; a Stat that differs in
   one of them, or whose other families collide with a held name, is refused while a holder lives.
@@ -20,18 +20,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from exporter.ledger.identity_labels import IDENTITY_LABELS
+from exporter.ledger.own_families import OWN, fits
 from exporter.recording.naming import StatFamilies, families_of
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.values import Aggregation, StatDefinition
 
-IDENTITY_LABELS = ("run", "rank", "worker", "role")
-"""The labels that the ledger puts on every series of a process, in the order of the samples."""
-
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 """What a Stat is under, over restarts and versions of the code: its main family and its labels."""
 
-Shape = tuple[bool, str | None, tuple[float, ...]]
-"""Histogram or not, unit, bounds of the buckets."""
+Shape = tuple[bool, str | None, tuple[float, ...], str]
+"""Histogram or not, unit, bounds of the buckets, kind."""
 
 _MOST_PLANS = 100_000
 _MOST_LABELS = 64
@@ -58,7 +57,8 @@ class Plan:
 
 def shape_of(definition: StatDefinition) -> Shape:
     """Tell what must be the same for numbers to be added up."""
-    return Aggregation.HISTOGRAM in definition.aggregations, definition.unit, definition.buckets
+    histogram = Aggregation.HISTOGRAM in definition.aggregations
+    return histogram, definition.unit, definition.buckets, definition.kind
 
 
 @dataclass(slots=True, eq=False)
@@ -173,8 +173,12 @@ class Admission:
     def _made(self, definition: StatDefinition) -> Plan | None:
         families = families_of(definition)
         names = families.names()
-        own = any(name in self._reserved or name.startswith(RESERVED_PREFIXES) for name in names)
-        if own or any(name in IDENTITY_LABELS for name, _ in definition.labels):
+        own = OWN.get(families.main)
+        if own is not None:
+            refused = not fits(definition, own)
+        else:
+            refused = any(name in self._reserved or name.startswith(RESERVED_PREFIXES) for name in names)
+        if refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
             return None
         return Plan(definition, families, names, (families.main, definition.labels), shape_of(definition))
 
@@ -195,6 +199,8 @@ class Admission:
         for name in plan.names:
             self._names[name] = claim
         families = plan.families
-        claim.families.update({families.main: None, families.last_sample: None, families.samples: None})
+        claim.families[families.main] = None
+        if families.samples:
+            claim.families.update({families.last_sample: None, families.samples: None})
         claim.families.update({name: aggregation for aggregation, name in families.windows})
         return True

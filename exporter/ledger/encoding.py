@@ -9,7 +9,7 @@ them. Numbers survive exactly: JSON's floats are written with all their digits.
                 "records": [{"process": [id, pid, started, …], "written": …, "totals": …}, …]}, …]}
 
     totals = {"messages": 17, "dropped": {…}, "refused": 0, "departed": null,
-              "stats":  [[name, unit, help, labels, histogram, buckets], …],
+              "stats":  [[name, unit, help, labels, histogram, buckets(, kind)], …],
               "values": [[count, sum, bucket counts, last sample, rejected, overflows], …]}
 
 Most of it does not change from one second to the next: what the dead brought, and what the living's Stats
@@ -29,7 +29,7 @@ from exporter.ledger.admission import SeriesKey
 from exporter.ledger.seats import Part, Record, Seat
 from exporter.ledger.totals import RankTotals
 from exporter.recording.naming import families_of
-from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading
+from exporter.recording.values import KINDS, NOTHING, Aggregation, StatDefinition, StatReading
 
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -114,6 +114,7 @@ def _what(definition: StatDefinition) -> tuple[object, ...]:
         definition.labels,
         Aggregation.HISTOGRAM in definition.aggregations,
         definition.buckets,
+        *(() if definition.kind == "stat" else (definition.kind,)),
     )
 
 
@@ -155,7 +156,7 @@ def _read_part(body: Mapping[str, Any], part: Part) -> None:
 
 
 def _read_reading(what: Any, numbers: Any) -> tuple[SeriesKey, StatReading]:
-    name, unit, text, labels, histogram, buckets = what
+    name, unit, text, labels, histogram, buckets, *kind = what
     count, total, counts, last_sample, rejected, overflows = numbers
     definition = StatDefinition(
         _text(name),
@@ -164,6 +165,7 @@ def _read_reading(what: Any, numbers: Any) -> tuple[SeriesKey, StatReading]:
         help=_text(text),
         labels=_labels(labels),
         buckets=tuple(_number(bound) for bound in buckets),
+        kind=KINDS[KINDS.index(kind[0])] if kind else "stat",
     )
     if len(counts) != len(buckets) or any(low >= high for low, high in pairwise(definition.buckets)):
         raise ValueError(f"{len(counts)} counts of {len(buckets)} ascending buckets")

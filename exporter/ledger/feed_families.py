@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from exporter.collectors.family import Family, FamilySpec, Sample
-from exporter.ledger.admission import IDENTITY_LABELS
+from exporter.ledger.identity_labels import IDENTITY_LABELS
 from exporter.ledger.seats import Seat
 from exporter.ledger.views import SeatView
 from exporter.recording.values import StatReading

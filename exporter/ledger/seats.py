@@ -254,6 +254,7 @@ def added(before: StatReading | None, after: StatReading) -> StatReading:
         last_sample=before.last_sample if after.last_sample is None else after.last_sample,
         rejected=added_counts(before.rejected, after.rejected),
         overflows=before.overflows + after.overflows,
+        value=after.value,
     )
 
 
@@ -270,6 +271,7 @@ def _unchanged(old: StatReading, new: StatReading) -> bool:
         old.count == new.count
         and old.last_sample == new.last_sample
         and old.sum == new.sum
+        and old.value == new.value
         and old.overflows == new.overflows
         and old.rejected == new.rejected
         and old.definition is new.definition

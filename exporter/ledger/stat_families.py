@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from exporter.collectors.family import Distribution, Family, FamilySpec, Sample
-from exporter.ledger.admission import IDENTITY_LABELS, Admission, Claim, Plan, SeriesKey
+from exporter.collectors.family import Distribution, Family, FamilySpec, FamilyType, Sample
+from exporter.ledger.admission import Admission, Claim, Plan, SeriesKey
+from exporter.ledger.identity_labels import IDENTITY_LABELS
+from exporter.ledger.own_families import OWN
 from exporter.ledger.seats import Moment, Seat, added
 from exporter.ledger.views import SeatView
 from exporter.recording.values import Aggregation, StatReading, WindowReading
@@ -29,14 +31,12 @@ _WORDS = {
 }
 
 
-_NOTHING = Distribution(0, 0.0)
-
-
 class _Series:
     """The series of one Stat in one seat, kept from pass to pass."""
 
     __slots__ = (
         "key",
+        "kind",
         "labels",
         "last",
         "length",
@@ -57,16 +57,23 @@ class _Series:
         self.names = plan.families
         self.reading: StatReading | None = None
         self.settled: object = None
-        self.main = Sample(self.labels, _NOTHING)
+        self.kind = plan.definition.kind
+        self.main: Sample | None = None
         self.last: Sample | None = None
         self.window: WindowReading | None = None
         self.over = False
-        self.windows: list[tuple[str, Sample]] = [(self.names.samples, Sample(self.labels, 0))]
+        self.windows: list[tuple[str, Sample]] = []
+        if self.names.samples:
+            self.windows.append((self.names.samples, Sample(self.labels, 0)))
 
     def count(self, total: StatReading) -> None:
-        buckets = tuple(zip(total.definition.buckets, total.bucket_counts, strict=True))
-        self.main = Sample(self.labels, Distribution(total.count, total.sum, buckets))
-        last = total.last_sample
+        if self.kind in {"counter", "gauge"}:
+            value = total.sum if self.kind == "counter" else total.value
+            self.main = None if value is None else Sample(self.labels, value)
+        else:
+            buckets = tuple(zip(total.definition.buckets, total.bucket_counts, strict=True))
+            self.main = Sample(self.labels, Distribution(total.count, total.sum, buckets))
+        last = total.last_sample if self.names.last_sample else None
         if last is not None and (self.last is None or self.last.value != last):
             self.last = Sample(self.labels, last)
 
@@ -155,7 +162,9 @@ class StatBlock:
                 else:
                     series.count(view.seat.total(series.key) or reading)
             names = series.names
-            if view.counted:
+            # A gauge tells of now, and is no total that a restart could take back.
+            shown = view.fresh if series.kind == "gauge" else view.counted
+            if shown and series.main is not None:
                 out[names.main].append(series.main)
             if series.last is not None:
                 out[names.last_sample].append(series.last)
@@ -169,7 +178,7 @@ class StatBlock:
             known, snapshot = self._seats[view.seat], view.record.snapshot
             changed, known.renewed = changed or known.renewed, False
             for series, reading in zip(known.rows, snapshot.recording.stats if snapshot else (), strict=True):
-                if series is None:
+                if series is None or not series.names.samples:
                     continue
                 window = reading.window
                 over = (
@@ -201,7 +210,7 @@ class StatBlock:
                 series = known[key] = made
                 series.settled = settled
                 series.count(total)
-            if view.counted:
+            if view.counted and series.main is not None and series.kind != "gauge":
                 out[plan.families.main].append(series.main)
             if series.last is not None:
                 out[plan.families.last_sample].append(series.last)
@@ -218,10 +227,15 @@ class StatBlock:
 
 def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> FamilySpec:
     first, unit = claim.first, claim.first.unit or ""
+    if name in OWN:
+        return OWN[name]
     labels = IDENTITY_LABELS + claim.label_names
     if name == claim.main:
         text = first.help or f"Stat {first.name}."
-        return FamilySpec(name, "histogram" if claim.shape[0] else "summary", text, labels, unit)
+        kind: FamilyType = "histogram" if claim.shape[0] else "summary"
+        if first.kind in {"counter", "gauge"}:
+            kind = "counter" if first.kind == "counter" else "gauge"
+        return FamilySpec(name, kind, text, labels, unit)
     if aggregation is not None:
         text = (
             f"{_WORDS[aggregation]} of the last closed window of {first.name}; absent when the window was"

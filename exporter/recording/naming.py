@@ -34,8 +34,8 @@ class StatFamilies(Value):
     Attributes:
         main: The histogram or summary: `training_batch_latency_seconds`.
         windows: A gauge for each windowed aggregation: `training_batch_latency_window_mean_seconds`.
-        samples: Gauge, samples of the last closed window.
-        last_sample: Gauge, Unix time of the latest sample.
+        samples: Gauge, samples of the last closed window; "" for a plain family, which has no windows.
+        last_sample: Gauge, Unix time of the latest sample; "" likewise.
     """
 
     __slots__ = ("last_sample", "main", "samples", "windows")
@@ -57,7 +57,11 @@ class StatFamilies(Value):
             f"{self.main}_count",
             f"{self.main}_created",
         }
-        return frozenset(main | {name for _, name in self.windows} | {self.samples, self.last_sample})
+        names = main | {name for _, name in self.windows} | {self.samples, self.last_sample}
+        if self.main.endswith("_total"):
+            base = self.main.removesuffix("_total")
+            names |= {base, f"{base}_created"}
+        return frozenset(names - {""})
 
 
 def families_of(definition: StatDefinition) -> StatFamilies:
@@ -69,6 +73,9 @@ def families_of(definition: StatDefinition) -> StatFamilies:
     suffix = f"_{unit}" if unit else ""
     if suffix and base.endswith(suffix):
         base = base.removesuffix(suffix)
+    if definition.kind != "stat":
+        total = "_total" if definition.kind == "counter" else ""
+        return StatFamilies(main=base + suffix + total, windows=(), samples="", last_sample="")
     windowed = sorted(
         definition.aggregations & WINDOW_PARTS.keys(), key=lambda aggregation: aggregation.value
     )

@@ -62,7 +62,7 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
         if matches(definition.name, str(rule["match"])):
             changes.update({key: value for key, value in rule.items() if key in _CHECKS})
             enabled = bool(rule.get("enabled", enabled))
-    if not changes:
+    if not changes or definition.kind != "stat":
         return definition, enabled
     changed = definition.replace(**changes)
     if changed.window_seconds is None and changed.window_samples is None:

@@ -52,6 +52,7 @@ class Tally:
         "_rejected",
         "_sum",
         "_summable",
+        "_value",
         "_window",
         "_window_started",
         "buffer",
@@ -85,6 +86,7 @@ class Tally:
         self._last_sample: float | None = None
         self._rejected: dict[str, int] = {}
         self._overflows = 0
+        self._value: float | None = None
         self._reading: StatReading | None = None
         self._begin_window(wall)
         self._closed = WindowReading(wall, wall, 0)
@@ -171,10 +173,11 @@ class Tally:
                 tuple(self._bucket_counts)
                 if self._bucket_counts and self.effective.buckets
                 else _zeros(self.effective),
-                self._closed,
+                self._closed if self.effective.kind == "stat" else None,
                 self._last_sample,
                 dict(self._rejected),
                 self._overflows,
+                self._value if self.effective.kind == "gauge" else None,
             )
         return self._reading
 
@@ -204,6 +207,7 @@ class Tally:
     def _absorb(self, samples: list[float], wall: float) -> None:
         self._reading = None
         self._last_sample = wall
+        self._value = samples[-1]
         self._count += len(samples)
         self._sum.add(samples)
         if self._bucket_counts is None:

@@ -1,0 +1,45 @@
+"""Families of torch's wait counters: how long the distributed runtime waited, and for what.
+
+Filled by Stats of the same name that `exporter.bridges.wait_counters` makes in each process of the job.
+"""
+
+from __future__ import annotations
+
+from exporter.collectors.family import FamilySpec
+from exporter.ledger.identity_labels import IDENTITY_LABELS
+
+_ABSENT = "; absent where the bridge is not installed or torch has not waited yet."
+_LABELS = (*IDENTITY_LABELS, "key")
+
+CALLS = FamilySpec(
+    "training_torch_wait_calls_total",
+    "counter",
+    "Waits that have begun" + _ABSENT,
+    _LABELS,
+    source="wait_counter_values of torch's control plane: total_calls",
+)
+SECONDS = FamilySpec(
+    "training_torch_wait_seconds_total",
+    "counter",
+    "Time of the waits that have ended" + _ABSENT,
+    _LABELS,
+    "seconds",
+    "wait_counter_values: total_time_us",
+)
+ACTIVE = FamilySpec(
+    "training_torch_waits",
+    "gauge",
+    "Waits under way" + _ABSENT,
+    _LABELS,
+    source="wait_counter_values: active_count",
+)
+LONGEST = FamilySpec(
+    "training_torch_wait_longest_seconds",
+    "gauge",
+    "The longest wait of this process so far" + _ABSENT,
+    _LABELS,
+    "seconds",
+    "wait_counter_values: max_time_us",
+)
+
+SPECS = (CALLS, SECONDS, ACTIVE, LONGEST)

@@ -1,0 +1,47 @@
+"""Plain families: counters, gauges, histograms and summaries without windows, under a name of the exporter's own.
+
+Used in the training process by the exporter's own faces and bridges. What is recorded goes the way of every Stat; the
+family it becomes is declared in the sidecar (`exporter.ledger.own_families`), which admits nothing else to its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from exporter.recording.definition import check_definition
+from exporter.recording.stat import REGISTRY
+from exporter.recording.values import Aggregation
+
+
+def plain(
+    kind: str,
+    name: str,
+    *,
+    unit: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    buckets: Iterable[float] | None = None,
+    start: float | None = None,
+) -> Callable[[float], None]:
+    """Make a plain family, or one more series of it.
+
+    Args:
+        kind: `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`.
+        name: With dots: `training.elastic.restarts` is `training_elastic_restarts_total`.
+        unit: A base unit.
+        labels: Of this series; the names are the same for every series of a family.
+        buckets: Of a histogram; None for a choice that suits the unit.
+        start: A sample to begin with: 0 for a counter of which the first increase is to be seen.
+
+    Returns:
+        `add`, which takes any int or float, never raises and never waits.
+
+    Raises:
+        DefinitionError: It cannot be, or is another family already.
+    """
+    aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
+    definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
+    tally = REGISTRY.obtain(definition.replace(kind=kind), own=True)
+    add: Callable[[float], None] = tally.buffer.append
+    if start is not None:
+        add(start)
+    return add
