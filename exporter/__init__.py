@@ -11,13 +11,13 @@ from exporter.errors import DefinitionError, EventsLostError, ExporterError
 from exporter.process import RECORDER, configure, flush, shutdown
 from exporter.recording import events
 from exporter.recording.events import EVENTS, Event, Severity, log
-from exporter.recording.stat import REGISTRY, Stat
+from exporter.recording.stat import REGISTRY, Stat, Stats
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 from exporter.sidecar import Sidecar, start_sidecar
 from exporter.version import __version__
 
-registry = REGISTRY
-"""The Stats of this process: `registry.names("train.*")`, `registry.find(name)`, `registry.switch(pattern, …)`."""
+registry = Stats(REGISTRY)
+"""The Stats of this process: `registry.matching("train.*")`, `registry.find(name)`, `registry.switch(pattern, …)`."""
 
 REGISTRY.on_first(RECORDER.start)
 EVENTS.on_first(RECORDER.start)

@@ -139,8 +139,9 @@ def test_stats_are_listed_looked_up_and_switched_off_by_pattern() -> None:
     later = Stat(f"{name}.two")
 
     assert registry.names(f"{name}.*") == [f"{name}.one", f"{name}.two"]
-    assert registry.find(f"{name}.one", {"split": "dev"}) is not None
+    assert registry.find(f"{name}.one", {"split": "dev"}) is stat
     assert registry.find(f"{name}.one") is None
+    assert registry.matching(f"{name}.*") == [stat, later]
     assert [each.enabled for each in (stat, later)] == [False, False]
     registry.switch(f"{name}.*", enabled=True)
     assert [each.enabled for each in (stat, later, Stat(fresh()))] == [True, True, True]

@@ -349,8 +349,9 @@ def test_a_feed_directory_that_cannot_be_used_is_told_once_and_harms_nothing(
 
 def test_a_runaway_label_neither_raises_nor_fills_the_memory(feed: Path) -> None:
     program = """
-        from exporter import Stat, registry
+        from exporter import Stat
         from exporter.recording import registry as module
+        from exporter.recording.stat import REGISTRY as registry
         module.MOST_STATS = 100
         for number in range(1000):
             Stat("train.layer", ["mean"], labels={"layer": str(number)}).add(1.0)
@@ -420,4 +421,125 @@ def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path)
     """
     run(feed, program)
 
-    assert {reading.definition.name for reading in snapshots(feed)[0].recording.stats} == {"train.loss", "train.other"}
+    assert {reading.definition.name for reading in snapshots(feed)[0].recording.stats} == {
+        "train.loss",
+        "train.other",
+    }
+
+
+def test_a_signal_handler_and_a_finalizer_may_ask_for_a_stat_while_the_job_makes_one(feed: Path) -> None:
+    program = """
+        import gc, os, signal, threading, time
+        from exporter import Stat
+        def handler(*_):
+            Stat("sig.usr1", ["mean"]).add(1.0)
+            Stat(f"sig.fresh{len(made)}", ["mean"]).add(1.0)
+        signal.signal(signal.SIGUSR1, handler)
+        class Freed:
+            def __init__(self):
+                self.me = self
+            def __del__(self):
+                Stat("batch.freed", ["mean"]).add(1.0)
+        gc.set_threshold(50)
+        def shoot():
+            for _ in range(300):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                time.sleep(0.003)
+        made = []
+        shooter = threading.Thread(target=shoot)
+        shooter.start()
+        while shooter.is_alive():
+            made.append(len(made))
+            Freed()
+            Stat("train.step", ["mean"], unit="seconds").add(1.0)
+            if len(made) < 2000:
+                Stat(f"train.s{len(made)}", ["mean"]).add(1.0)
+    """
+    run(feed, program)
+
+    assert only(feed, "sig.usr1").count > 50
+    assert only(feed, "batch.freed").count > 50
+    assert only(feed, "train.step").count > 1000
+
+
+def test_a_normal_exit_leaves_no_thread_of_ours_to_die_in_the_interpreters_end(feed: Path) -> None:
+    program = """
+        import atexit, threading, time
+        import exporter
+        def left():
+            print(sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("exporter")))
+        atexit.unregister(exporter.process.RECORDER.shutdown)
+        atexit.register(left)
+        atexit.register(exporter.process.RECORDER.shutdown)
+        exporter.Stat("train.loss", ["mean"]).add(1.0)
+        exporter.Stat.passive("train.good", lambda: 3.0)
+        exporter.Stat.passive("train.bad", lambda: 1 / 0)
+        time.sleep(0.7)
+    """
+    done = run(feed, program)
+
+    assert done.stdout == "[]\n"
+
+
+def test_a_callback_that_ends_its_thread_costs_only_itself(feed: Path) -> None:
+    program = """
+        import sys, time
+        from exporter import Stat
+        Stat.passive("train.bad", lambda: sys.exit(1))
+        Stat.passive("train.good", lambda: 3.0)
+        time.sleep(1.5)
+    """
+    run(feed, program)
+
+    assert only(feed, "train.good").count >= 3
+    assert only(feed, "train.bad").rejected["error"] >= 3
+
+
+def test_another_identity_is_taken_though_the_feed_hangs_and_nobody_waits_for_it(feed: Path) -> None:
+    program = """
+        import threading, time
+        import exporter
+        from exporter.feed.writer import FeedWriter
+        hang, publish = threading.Event(), FeedWriter.publish
+        def slow(self, recording):
+            hang.wait()
+            return publish(self, recording)
+        loss = exporter.Stat("train.loss", ["mean"])
+        loss.add(1.0)
+        exporter.flush()
+        FeedWriter.publish = slow
+        time.sleep(0.5)
+        began = time.monotonic()
+        exporter.configure(run="second")
+        assert time.monotonic() - began < 1.5
+        hang.set()
+        time.sleep(1.0)
+        loss.add(1.0)
+        loss.add(1.0)
+    """
+    run(feed, program)
+    first, second = snapshots(feed)
+
+    assert (first.process.run, first.recording.stats[0].count) == ("default", 1)
+    assert (second.process.run, second.recording.stats[0].count) == ("second", 2)
+
+
+def test_a_child_that_is_ended_by_a_signal_soon_after_its_work_has_flushed(feed: Path) -> None:
+    program = """
+        import multiprocessing, time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        def work():
+            for _ in range(100):
+                loss.add(1.0)
+            time.sleep(60)
+        if __name__ == "__main__":
+            child = multiprocessing.get_context("fork").Process(target=work)
+            child.start()
+            time.sleep(2.0)
+            child.terminate()
+            child.join()
+    """
+    run(feed, program, EXPORTER_FLUSH_SECONDS="30")
+
+    assert sum(snapshot.recording.stats[0].count for snapshot in snapshots(feed)) == 100

@@ -9,8 +9,11 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import suppress
+from time import monotonic
 
 _TOLD: set[str] = set()
+_THREADS: list[threading.Thread] = []
+EXIT_SECONDS = 0.5
 MOST_NOTICES = 100
 """Different notices per process; what is counted stays counted beyond it."""
 
@@ -26,7 +29,16 @@ def tell_once(key: str, message: str) -> None:
         return
     _TOLD.add(key)
     with suppress(RuntimeError):  # no thread can be started any more: the interpreter is ending
-        threading.Thread(target=_tell, args=(message,), name="exporter-notice", daemon=True).start()
+        thread = threading.Thread(target=_tell, args=(message,), name="exporter-notice", daemon=True)
+        thread.start()
+        _THREADS.append(thread)
+
+
+def end_notices() -> None:
+    """At exit, give what is being told a moment to be told."""
+    until = monotonic() + EXIT_SECONDS
+    for thread in _THREADS:
+        thread.join(max(until - monotonic(), 0.0))
 
 
 def _tell(message: str) -> None:

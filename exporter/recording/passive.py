@@ -13,6 +13,7 @@ from time import time
 from exporter.recording.notices import tell_once
 from exporter.recording.registry import Registry
 
+EXIT_SECONDS = 0.2
 STUCK_SECONDS = 5.0
 """A callback that runs for longer is shown as stuck."""
 
@@ -31,6 +32,8 @@ class PassiveMeasurer:
         self._asked = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
+        self._in_round = False
+        self._ending = False
 
     @property
     def stuck_since(self) -> float | None:
@@ -40,32 +43,42 @@ class PassiveMeasurer:
 
     def measure_soon(self) -> None:
         """Have every callback called once; returns at once, and does nothing while the last round goes on."""
-        if self._busy_since is not None or not any(tally.measure for tally in self._registry.tallies()):
+        if self._in_round or not any(tally.measure for tally in self._registry.tallies()):
             return
+        self._in_round = True
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="exporter-passive", daemon=True)
             self._thread.start()
         self._asked.release()
 
+    def end(self) -> None:
+        """At exit: let the thread end, unless a callback keeps it."""
+        self._ending = True
+        self._asked.release()
+        if self._thread is not None:
+            self._thread.join(EXIT_SECONDS)
+
     def after_fork(self) -> None:
         """In a forked child: the thread is gone."""
+        self._in_round = self._ending = False
         self._asked = threading.Semaphore(0)
         self._thread = None
         self._busy_since = None
 
     def _run(self) -> None:
         asked = self._asked
-        while True:
-            asked.acquire()
+        while asked.acquire() and not self._ending:
             for tally in self._registry.tallies():
                 if tally.measure is not None and tally.enabled:
                     self._busy_since = self._clock()
                     try:
                         tally.buffer.append(tally.measure())
-                    except Exception as error:  # noqa: BLE001  # the user's code: counted, told once, never the end
+                    except BaseException as error:  # noqa: BLE001  # the user's code, SystemExit too: counted, told once
                         tally.refusals.append("error")
                         name = tally.definition.name
                         tell_once(
                             f"passive {name}", f"the passive Stat {name!r} could not be measured: {error!r}"
                         )
-            self._busy_since = None
+                    finally:
+                        self._busy_since = None
+            self._in_round = False

@@ -1,8 +1,8 @@
 """The recorder: one daemon thread that drains buffers, closes windows by the clock and feeds a sink.
 
-Runs in the training process; started by the first Stat, event or handler. It runs no user code, and between two pieces of at
-most a few tenths of a millisecond it gives the interpreter lock away, so that the job's threads do not wait
-for it. The sink (the feed's writer) is the only thing here that touches a file. When the sidecar dies nothing
+Runs in the training process; started by the first Stat, event or handler. It runs no user code, and between
+two pieces of at most a few tenths of a millisecond it gives the interpreter lock away, so that the job's threads
+do not wait for it. The sink (the feed's writer) is the only thing here that touches a file. When the sidecar dies nothing
 changes here; when this process dies, at most one flush interval of samples is lost.
 
 After a fork the child's buffers are empty, its totals zero and its sink a new one; `os._exit` and SIGKILL lose
@@ -167,6 +167,13 @@ class Recorder:
         with suppress(RuntimeError):  # it is awake
             self._alarm.release()
         self._events.close()
+        self._passive.end()
+        # A thread that wants the interpreter lock while it is being torn down is ended by the C library, which may
+        # abort the process: so none of ours is left running, if it can be helped.
+        until = self._clock() + EXIT_SECONDS
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(EXIT_SECONDS)
 
         def step() -> bool:
             if self._registry.tallies() or self._events.in_use():
@@ -177,7 +184,7 @@ class Recorder:
             return True
 
         # Where the recording thread hangs in the sink the last recording is lost, and the process ends all the same.
-        self._guarded(step, EXIT_SECONDS)
+        self._guarded(step, max(until - self._clock(), 0.1))
         end_notices()
 
     def renew(self) -> None:

@@ -1,4 +1,4 @@
-"""Registry: every Stat of a process, to be listed, looked up and switched off by pattern.
+"""Registry: the tally of every Stat of a process, made once, switched on and off by pattern.
 
 Used in the training process, by any thread. Making a Stat takes a lock; nothing that happens per sample does.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import time
 
 from exporter.errors import DefinitionError
 from exporter.recording.naming import families_of
-from exporter.recording.overrides import Rule, apply_rules, check_rules, matches
+from exporter.recording.overrides import Rule, apply_rules, check_rules
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.tally import BUFFER_SAMPLES, Tally
 from exporter.recording.values import Aggregation, StatDefinition
@@ -33,10 +33,11 @@ class Registry:
 
     def __init__(self, *, clock: Callable[[], float] = time) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tallies: dict[Identity, Tally] = {}
-        self._order: tuple[Tally, ...] = ()
+        self._order: tuple[Tally, ...] | None = ()
         self._owners: dict[str, str] = {}
+        self._firsts: dict[str, StatDefinition] = {}
         self._rules: list[Rule] = []
         self._switched: list[Rule] = []
         self._wake: Callable[[], None] = lambda: None
@@ -48,43 +49,48 @@ class Registry:
         """Say what is to be called whenever a Stat was made; it must be cheap and never raise."""
         self._wake = start
 
-    def obtain(self, definition: StatDefinition) -> Tally:
+    def obtain(self, definition: StatDefinition, *, own: bool = False) -> Tally:
         """Give the tally of a definition, made now or earlier.
+
+        Args:
+            definition: Checked.
+            own: Whether it is one of the exporter's own families, whose names are refused to everybody else.
 
         Raises:
             DefinitionError: The same name and labels have another definition, or the names of its families
                 are taken.
         """
         identity = (definition.name, definition.labels)
-        with self._lock:
-            known = self._tallies.get(identity)
-            if known is not None:
-                if known.definition != definition:
-                    self._differs(identity, known.definition, definition)
-                return known
-            self._claim_names(definition)
+        # Without the lock: a signal handler or a finalizer may ask for a Stat while this thread is making one.
+        known = self._tallies.get(identity)
+        if known is None:
             if len(self._tallies) >= MOST_STATS or not self.recording:
                 self.refused += self.recording
                 return Tally(definition, wall=self._clock(), samples=0)
+            known = self._make(identity, definition, own=own)
+            self._wake()
+        if known.definition != definition:
+            self._differs(identity, known.definition, definition)
+        return known
+
+    def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> Tally:
+        with self._lock:
+            self._claim_names(definition, own=own)
             tally = Tally(definition, wall=self._clock(), samples=BUFFER_SAMPLES)
             self._apply(tally)
-            self._tallies[identity] = tally
-            self.origins[identity] = _origin()
-            self._order = tuple(self._tallies.values())
-        self._wake()
-        return tally
+            # Another thread, or a handler that interrupted this one, may have been first.
+            kept = self._tallies.setdefault(identity, tally)
+            if kept is tally:
+                self.origins[identity] = _origin()
+                self._order = None
+            return kept
 
     def tallies(self) -> tuple[Tally, ...]:
         """Every tally, in order of construction; a snapshot that later Stats do not change."""
-        return self._order
-
-    def names(self, pattern: str = "*") -> list[str]:
-        """List the names of the Stats that match a shell pattern, each once, in order of construction."""
-        return list(dict.fromkeys(name for name, _ in list(self._tallies) if matches(name, pattern)))
-
-    def find(self, name: str, labels: Mapping[str, str] | None = None) -> Tally | None:
-        """Look one up by its identity."""
-        return self._tallies.get((name, tuple(sorted((labels or {}).items()))))
+        order = self._order
+        if order is None:
+            order = self._order = tuple(self._tallies.values())
+        return order
 
     def switch(self, pattern: str, *, enabled: bool) -> None:
         """Switch the Stats whose names match a shell pattern on or off, those still to be made included.
@@ -94,7 +100,7 @@ class Registry:
         with self._lock:
             self._switched = [rule for rule in self._switched if rule["match"] != pattern]
             self._switched.append({"match": pattern, "enabled": enabled})
-            for tally in self._order:
+            for tally in self.tallies():
                 self._apply(tally)
 
     def override(self, rules: Sequence[Rule]) -> list[str]:
@@ -107,15 +113,15 @@ class Registry:
         with self._lock:
             if good != self._rules:
                 self._rules = good
-                for tally in self._order:
+                for tally in self.tallies():
                     self._apply(tally)
         return wrong
 
     def after_fork(self) -> None:
         """In a forked child: forget what the parent recorded, keep the Stats."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         now = self._clock()
-        for tally in self._order:
+        for tally in self.tallies():
             tally.reset(wall=now)
 
     def _apply(self, tally: Tally) -> None:
@@ -123,12 +129,17 @@ class Registry:
         if definition != tally.effective or enabled is not tally.enabled:
             tally.override(definition, enabled=enabled)
 
-    def _claim_names(self, definition: StatDefinition) -> None:
+    def _claim_names(self, definition: StatDefinition, *, own: bool) -> None:
+        first = self._firsts.get(definition.name)
+        if first is not None:
+            if _shape(first) != _shape(definition):
+                self._differs((first.name, first.labels), first, definition)
+            return
         # All that it could publish, since an override may ask for other aggregations later.
         names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
         for name in sorted(names):
             owner = self._owners.get(name)
-            reserved = name in RESERVED or name.startswith(RESERVED_PREFIXES)
+            reserved = not own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
             if reserved or (owner is not None and owner != definition.name):
                 whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
                 raise DefinitionError(
@@ -137,10 +148,8 @@ class Registry:
                     found=definition.name,
                     allowed="a name whose families are free",
                 )
-        for (name, _), sibling in self._tallies.items():
-            if name == definition.name and _shape(sibling.definition) != _shape(definition):
-                self._differs((name, sibling.definition.labels), sibling.definition, definition)
         self._owners.update(dict.fromkeys(names, definition.name))
+        self._firsts[definition.name] = definition
 
     def _differs(self, identity: Identity, first: StatDefinition, second: StatDefinition) -> None:
         fields = [
@@ -162,7 +171,12 @@ class Registry:
 
 def _shape(definition: StatDefinition) -> tuple[object, ...]:
     """What the Stats of one name must share, since they share their main family."""
-    return definition.unit, definition.buckets, Aggregation.HISTOGRAM in definition.aggregations
+    return (
+        definition.kind,
+        definition.unit,
+        definition.buckets,
+        Aggregation.HISTOGRAM in definition.aggregations,
+    )
 
 
 def _origin() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from exporter.errors import DefinitionError
 from exporter.recording.definition import check_definition
+from exporter.recording.overrides import matches
 from exporter.recording.registry import Registry
 from exporter.recording.tally import Tally
 from exporter.recording.tensors import TensorReader
@@ -84,13 +85,22 @@ class Stat:
             buckets=buckets,
             stale_seconds=stale_seconds,
         )
-        stat = super().__new__(cls)
-        stat._tally = REGISTRY.obtain(definition)
-        stat.add = stat._tally.buffer.append
-        stat._tensors = None
-        if not stat._tally.buffer.maxlen:
-            return stat  # beyond the registry's bound, or recording is disabled: nothing is kept
-        return _FACES.setdefault((cls, stat._tally), stat)  # type: ignore[return-value]  # keyed by cls
+        return cls._of(REGISTRY.obtain(definition))
+
+    @classmethod
+    def _of(cls, tally: Tally) -> Self:
+        """Give the Stat of a tally, always the same object."""
+        known = _FACES.get((cls, tally))
+        if known is None:
+            known = stat = super().__new__(cls)
+            stat._tally = tally
+            stat.add = tally.buffer.append
+            stat._tensors = None
+            if (
+                tally.buffer.maxlen
+            ):  # else beyond the registry's bound, or recording is disabled: nothing is kept
+                known = _FACES.setdefault((cls, tally), stat)
+        return known  # type: ignore[return-value]  # keyed by cls
 
     @classmethod
     def passive(
@@ -200,3 +210,40 @@ class Stat:
 
 _FACES: dict[tuple[type[Stat], Tally], Stat] = {}
 """So that the same definition is the same object; as many as the registry keeps."""
+
+
+class Stats:
+    """The Stats of a process, to be listed, looked up and switched.
+
+    Args:
+        registry: Where they are kept.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def find(self, name: str, labels: Mapping[str, str] | None = None) -> Stat | None:
+        """Look one up by its identity."""
+        wanted = (name, tuple(sorted((labels or {}).items())))
+        return next(
+            (stat for stat in self.matching(name) if (stat.name, stat.definition.labels) == wanted), None
+        )
+
+    def matching(self, pattern: str = "*") -> list[Stat]:
+        """List those whose names match a pattern (`*`: any characters, `?`: one), in order of construction."""
+        return [
+            Stat._of(tally)  # noqa: SLF001  # its own file
+            for tally in self._registry.tallies()
+            if matches(tally.definition.name, pattern)
+        ]
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """List their names, each once; one name may stand for Stats of several label sets."""
+        return list(dict.fromkeys(stat.name for stat in self.matching(pattern)))
+
+    def switch(self, pattern: str, *, enabled: bool) -> None:
+        """Switch those whose names match on or off, those still to be made included.
+
+        What was counted stays counted; samples added while a Stat is off are dropped.
+        """
+        self._registry.switch(pattern, enabled=enabled)
