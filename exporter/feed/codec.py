@@ -45,6 +45,11 @@ last closed window, and lost one snapshot to a full disk. Its second snapshot ha
     "last_sample":1700000061.25}]}
 
 (in the file the JSON has no line ends). A total may also have "bucket_counts", "rejected" and "overflows".
+Section 3 of a process that has logged events also has, before "stats",
+
+    "events":{"counts":[[type, severity, events, time of the latest or null], ...],
+    "suppressed":[[type, reason, events], ...],"delivered":[[handler, events], ...],
+    "dropped":[[handler, reason, events], ...]}
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from exporter.feed.layout import (
     MAGIC,
     MAX_BYTES,
     MAX_COUNT,
+    MAX_EVENT_ROWS,
     MAX_IDENTITY_TEXT,
     MAX_STATS,
     VERSION,
@@ -33,8 +34,10 @@ from exporter.feed.layout import (
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import (
     KINDS,
+    NO_EVENTS,
     NOTHING,
     Aggregation,
+    EventsReading,
     Recording,
     StatDefinition,
     StatReading,
@@ -245,6 +248,7 @@ def _snapshot(
             final=final,
             drain_delay_seconds=_at_least_zero(body.get("drain_delay_seconds", 0.0)),
             passive_stuck_since=_optional(body.get("passive_stuck_since"), _number),
+            events=_events(body["events"]) if "events" in body else NO_EVENTS,
         ),
         dropped=_counts(body.get("dropped", {})),
     )
@@ -269,6 +273,50 @@ def _reading(definition: StatDefinition, window: WindowReading | None, found: ob
         overflows=_whole(total.get("overflows", 0)),
         value=_optional(total.get("value"), _number),
     )
+
+
+def _events(found: object) -> EventsReading:
+    body = _object(found)
+    counts: dict[tuple[str, str], int] = {}
+    last: dict[tuple[str, str], float] = {}
+    for row in _list(body["counts"], MAX_EVENT_ROWS):
+        type_, severity, count, when = _row(row, 4)
+        pair = _event_label(type_), _matching(severity, SLUG)
+        if pair in counts:
+            _refuse("the same events counted twice")
+        counts[pair] = _whole(count, at_least=1)
+        if when is not None:
+            last[pair] = _number(when)
+    delivered: dict[str, int] = {}
+    for row in _list(body.get("delivered", []), MAX_EVENT_ROWS):
+        name, count = _row(row, 2)
+        if name in delivered:
+            _refuse("the same handler twice")
+        delivered[_event_label(name)] = _whole(count)
+    suppressed, dropped = _triples(body.get("suppressed", [])), _triples(body.get("dropped", []))
+    return EventsReading(counts, last, suppressed, delivered, dropped)
+
+
+def _triples(found: object) -> dict[tuple[str, str], int]:
+    triples: dict[tuple[str, str], int] = {}
+    for row in _list(found, MAX_EVENT_ROWS):
+        first, reason, count = _row(row, 3)
+        pair = _event_label(first), _matching(reason, SLUG)
+        if pair in triples:
+            _refuse("the same reason twice")
+        triples[pair] = _whole(count, at_least=1)
+    return triples
+
+
+def _row(found: object, length: int) -> list[Any]:
+    row = _list(found, length)
+    return row if len(row) == length else _refuse(f"a row of {len(row)} where {length} belong")
+
+
+def _event_label(found: object) -> str:
+    """A type or a handler's name, which nobody chose to be a label: any printable text."""
+    text = _text(found, MAX_NAME)
+    return text if text and text.isprintable() else _refuse(f"{text[:80]!a} is no type and no handler")
 
 
 def _counts(found: object) -> Mapping[str, int]:

@@ -19,7 +19,7 @@ from zlib import crc32
 from exporter.errors import FeedFormatError
 from exporter.feed.layout import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, VERSION
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.recording.values import StatDefinition, StatReading, WindowReading
+from exporter.recording.values import NO_EVENTS, EventsReading, StatDefinition, StatReading, WindowReading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,11 +36,13 @@ _NOTHING = object()
 class Encoder:
     """Encodes the successive snapshots of one process."""
 
-    __slots__ = ("_definitions", "_identity", "_process", "_totals", "_windows")
+    __slots__ = ("_definitions", "_events", "_events_text", "_identity", "_process", "_totals", "_windows")
 
     def __init__(self) -> None:
         self._identity: ProcessIdentity | None = None
         self._process = b""
+        self._events = NO_EVENTS
+        self._events_text = b""
         self._definitions = _Column(_definition)
         self._windows = _Column(_window)
         self._totals = _Column(_total)
@@ -75,10 +77,13 @@ class Encoder:
         definitions = self._definitions.render([stat.definition for stat in stats])
         windows = self._windows.render([stat.window for stat in stats])
         totals = self._totals.render(stats)
+        if snapshot.recording.events is not self._events:
+            self._events_text = _events(snapshot.recording.events).encode()
+            self._events = snapshot.recording.events
         return (
             b'{"process":%b,"stats":[%b]}' % (self._process, definitions),
             b'{"windows":[%b]}' % windows,
-            b'{%b,"stats":[%b]}' % (_flush(snapshot).encode(), totals),
+            b'{%b%b,"stats":[%b]}' % (_flush(snapshot).encode(), self._events_text, totals),
         )
 
 
@@ -149,6 +154,27 @@ def _flush(snapshot: Snapshot) -> str:
         f'"passive_stuck_since":{_optional(recording.passive_stuck_since)},'
         f'"dropped":{_counts(snapshot.dropped)}'
     )
+
+
+def _events(events: EventsReading) -> str:
+    if not events:
+        return ""
+    # The latest of a pair that has no count yet (it is being logged right now) comes with the next snapshot.
+    counts = ",".join(
+        [
+            f"[{_text(pair[0])},{_text(pair[1])},{count:d},{_optional(events.last.get(pair))}]"
+            for pair, count in events.counts.items()
+        ]
+    )
+    delivered = ",".join([f"[{_text(name)},{count:d}]" for name, count in events.delivered.items()])
+    return (
+        f',"events":{{"counts":[{counts}],"suppressed":[{_triples(events.suppressed)}],'
+        f'"delivered":[{delivered}],"dropped":[{_triples(events.dropped)}]}}'
+    )
+
+
+def _triples(counts: Mapping[tuple[str, str], int]) -> str:
+    return ",".join([f"[{_text(first)},{_text(second)},{count:d}]" for (first, second), count in counts.items()])
 
 
 def _total(stat: StatReading) -> str:

@@ -21,6 +21,8 @@ CHECKSUM_OFFSET = 12
 MAX_BYTES = 16 << 20
 """A larger snapshot is neither written nor read."""
 MAX_STATS = 65_536
+MAX_EVENT_ROWS = 4096
+"""Rows of each list about events: many times what a writer makes."""
 MAX_COUNT = (1 << 63) - 1
 MAX_IDENTITY_TEXT = 1024
 """Characters of the run's name, the node's, the role's and of descriptive labels."""

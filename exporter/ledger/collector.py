@@ -35,6 +35,8 @@ from exporter.collectors.job import JobProcess
 from exporter.errors import CollectError, FeedError
 from exporter.ledger.admission import Admission
 from exporter.ledger.counting import Counting
+from exporter.ledger.event_families import SPECS as EVENT_SPECS
+from exporter.ledger.event_families import EventBlock
 from exporter.ledger.feed_families import SPECS, FeedBlock, SelfCounts, sample_names, self_families
 from exporter.ledger.ranks import Ranks
 from exporter.ledger.seats import Moment
@@ -127,9 +129,10 @@ class JobCollector:
         self._rules = GapRules(stale_after_seconds, linger_seconds)
         self._clock = clock
         self._monotonic = monotonic
-        self._admission = Admission(reserved=sample_names(SPECS) | frozenset(reserved))
+        self._admission = Admission(reserved=sample_names(self.specs) | frozenset(reserved))
         self._stats = StatBlock(self._admission, stale_after_seconds=stale_after_seconds)
         self._processes = FeedBlock()
+        self._events = EventBlock()
         self._ranks = Ranks(state, stale_after_seconds=stale_after_seconds, linger_seconds=linger_seconds)
         self._counting = Counting(self._admission, self._rules)
         self._refused: frozenset[tuple[str, str]] = frozenset()
@@ -141,7 +144,7 @@ class JobCollector:
     @property
     def specs(self) -> Sequence[FamilySpec]:
         """Every family with a fixed name; those of Stats are named by the job."""
-        return SPECS
+        return (*SPECS, *EVENT_SPECS)
 
     def collect(self) -> Collected:
         """Make one pass.
@@ -223,7 +226,12 @@ class JobCollector:
             last_write=state.last_write,
             state_bytes=state.total_bytes,
         )
-        return [*self._stats.families(views, now), *self._processes.families(views), *self_families(counts)]
+        return [
+            *self._stats.families(views, now),
+            *self._processes.families(views),
+            *self._events.families(views),
+            *self_families(counts),
+        ]
 
     def _job_processes(self, views: Sequence[SeatView], entries: Mapping[str, Entry]) -> Iterator[JobProcess]:
         """Every process that lives, and of each seat that is shown the last ones that did."""

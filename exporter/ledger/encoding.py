@@ -12,6 +12,9 @@ them. Numbers survive exactly: JSON's floats are written with all their digits.
               "stats":  [[name, unit, help, labels, histogram, buckets(, kind)], …],
               "values": [[count, sum, bucket counts, last sample, rejected, overflows], …]}
 
+The totals of a process that has logged events also have "events": [counts, suppressed, delivered, dropped], each
+a list of rows as in the feed.
+
 Most of it does not change from one second to the next: what the dead brought, and what the living's Stats
 are. Both are kept as text, so that a save renders the living's numbers only.
 """
@@ -29,7 +32,7 @@ from exporter.ledger.admission import SeriesKey
 from exporter.ledger.seats import Part, Record, Seat
 from exporter.ledger.totals import RankTotals
 from exporter.recording.naming import families_of
-from exporter.recording.values import KINDS, NOTHING, Aggregation, StatDefinition, StatReading
+from exporter.recording.values import KINDS, NOTHING, Aggregation, EventsReading, StatDefinition, StatReading
 
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -92,9 +95,18 @@ def _part(part: Part) -> str:
         values = ",".join(texts)
         part.totals_text = (
             f'\n{{"messages":{part.messages:d},"dropped":{_dumps(part.dropped)},"refused":{part.refused:d},'
-            f'"departed":{_dumps(part.departed)},\n"stats":{part.stats_text},\n"values":[{values}]}}'
+            f'"departed":{_dumps(part.departed)},{_events(part.events)}\n"stats":{part.stats_text},\n"values":[{values}]}}'
         )
     return part.totals_text
+
+
+def _events(events: EventsReading) -> str:
+    if not events:
+        return ""
+    counts = [(*pair, count, events.last.get(pair)) for pair, count in events.counts.items()]
+    suppressed = [(*pair, count) for pair, count in events.suppressed.items()]
+    dropped = [(*pair, count) for pair, count in events.dropped.items()]
+    return f'\n"events":{_dumps([counts, suppressed, list(events.delivered.items()), dropped])},'
 
 
 def _row(reading: StatReading) -> str:
@@ -147,12 +159,28 @@ def _read_part(body: Mapping[str, Any], part: Part) -> None:
     part.messages, part.refused = _whole(body["messages"]), _whole(body["refused"])
     part.dropped = _counts(body["dropped"])
     part.departed = None if body["departed"] is None else _number(body["departed"])
+    if "events" in body:
+        part.events = _read_events(*body["events"])
     stats, values = body["stats"], body["values"]
     if len(stats) != len(values):
         raise ValueError(f"{len(values)} values of {len(stats)} Stats")
     for what, numbers in zip(stats, values, strict=True):
         key, reading = _read_reading(what, numbers)
         part.readings[key] = reading
+
+
+def _read_events(counts: Any, suppressed: Any, delivered: Any, dropped: Any) -> EventsReading:
+    return EventsReading(
+        {(_text(type_), _text(severity)): _whole(count) for type_, severity, count, _ in counts},
+        {
+            (_text(type_), _text(severity)): _number(when)
+            for type_, severity, _, when in counts
+            if when is not None
+        },
+        {(_text(type_), _text(reason)): _whole(count) for type_, reason, count in suppressed},
+        {_text(name): _whole(count) for name, count in delivered},
+        {(_text(name), _text(reason)): _whole(count) for name, reason, count in dropped},
+    )
 
 
 def _read_reading(what: Any, numbers: Any) -> tuple[SeriesKey, StatReading]:

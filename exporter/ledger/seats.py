@@ -16,7 +16,8 @@ from operator import lt
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.admission import Plan, SeriesKey, shape_of
-from exporter.recording.values import StatDefinition, StatReading
+from exporter.ledger.event_totals import added_events, continued
+from exporter.recording.values import NO_EVENTS, EventsReading, StatDefinition, StatReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Part:
         readings: Last reading of each Stat; of a base, the sum.
         messages: Snapshots written.
         dropped: What writers lost, by reason.
+        events: What has become of the events.
         refused: Readings of Stats that were kept out since their definition did not fit.
         departed: Unix time of the end; None while alive.
         departed_monotonic: The same, for this life of the sidecar.
@@ -52,6 +54,7 @@ class Part:
     readings: dict[SeriesKey, StatReading] = field(default_factory=dict)
     messages: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    events: EventsReading = NO_EVENTS
     refused: int = 0
     departed: float | None = None
     departed_monotonic: float = 0.0
@@ -73,6 +76,7 @@ class Part:
             self.readings[key] = added(self.readings.get(key), reading)
         self.messages += later.messages
         self.refused += later.refused
+        self.events = added_events(self.events, later.events)
         if later.dropped:
             self.dropped = added_counts(self.dropped, later.dropped)
         self.departed, self.departed_monotonic = later.departed, later.departed_monotonic
@@ -137,6 +141,7 @@ class Record(Part):
                 old = readings[plan.key] = reading
             self.current.append(old)
         self.taken = snapshot
+        self.events = continued(self.events, snapshot.recording.events)
         self.messages = max(self.messages, snapshot.sequence)
         self.written = snapshot.written
         if snapshot.dropped:

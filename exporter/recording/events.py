@@ -395,7 +395,11 @@ class EventLog:
             for delivery in [*self._past, *self._deliveries]:
                 self._add_delivery(delivery, delivered, dropped)
         counts = {each.labels: number for each in occurrences if (number := each.counter.read())}
-        last = {each.labels: when for each in occurrences if (when := _when(each.last)) is not None}
+        last = {
+            each.labels: when
+            for each in occurrences
+            if each.labels in counts and (when := _when(each.last)) is not None
+        }
         reading = EventsReading(
             counts, last, suppressed or NO_PAIRS, delivered or NOTHING, dropped or NO_PAIRS
         )

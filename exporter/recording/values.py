@@ -220,7 +220,7 @@ class EventsReading(Value):
 
     Attributes:
         counts: Events by (type, severity); those whose type is not counted apart are `other`.
-        last: Unix time at which the latest of each of them happened.
+        last: Unix time at which the one of them that was logged last happened; no others.
         suppressed: Events that were counted but kept from the handlers, by (type, reason): `sampled`,
             `rate_limit`; `payload` for those whose payload could not be made.
         delivered: Events that a handler took, by its name.
