@@ -268,7 +268,7 @@ def test_the_text_has_a_line_for_each_finding_and_the_remedy_below(tmp_path: Pat
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
     shown = ended.stdout.splitlines()
-    assert "ok   configuration: valid; from --web.listen_address, --feed.dir" in shown
+    assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in shown
     assert shown[shown.index("warn sidecar: no exporter serves the feed directory") + 1].startswith(
         "     -> "
     )

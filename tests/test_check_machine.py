@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.cli import probes
 from exporter.cli.configuration import Configuration
 from exporter.cli.finding import Surroundings, bytes_text
 from exporter.cli.machine_probes import cgroup, nvidia, rapl, shared_memory
@@ -80,3 +81,14 @@ def test_shared_memory_of_a_container_without_a_setting_is_small(tmp_path: Path)
 )
 def test_sizes_are_written_for_people(count: int, text: str) -> None:
     assert bytes_text(count) == text
+
+
+def test_a_default_directory_that_nobody_can_make_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "default_directory", lambda uid: tmp_path / f"missing/exporter-{uid}")
+    monkeypatch.setattr(probes, "is_trusted", lambda path, uid: False)
+
+    (finding,) = probes.feed_directory(Configuration(), around(tmp_path))
+
+    assert (finding.status, "cannot be created" in finding.found) == ("FAIL", True)

@@ -135,7 +135,9 @@ def _configuration(
     sources += [f"${FEED_DIRECTORY_VARIABLE}"] if environ.get(FEED_DIRECTORY_VARIABLE) else []
     ours = ("check.", "config.")
     sources += [
-        f"--{name}" for name, value in vars(given).items() if value is not None and not name.startswith(ours)
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(given).items()
+        if value is not None and not name.startswith(ours)
     ]
     yield Finding(
         "ok", "configuration", f"valid; from {', '.join(sources) if sources else 'the defaults alone'}"

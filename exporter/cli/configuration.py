@@ -214,11 +214,32 @@ UNCHANGED: Any = _Unchanged.UNCHANGED
 """What a rule does not mention; the value None means *without* (a time limit, say)."""
 
 
+_STAT_PATTERN = r"[A-Za-z0-9_.*?]+"
+
+
+def _parse_stat_pattern(text: str) -> str:
+    if re.fullmatch(_STAT_PATTERN, text) is None:
+        raise ValueError(text)
+    return text
+
+
+StatPattern = Annotated[
+    str,
+    Notation(
+        "a pattern of a Stat's name: letters, digits, _ and ., with * and ? for any",
+        _STAT_PATTERN,
+        _parse_stat_pattern,
+        str,
+    ),
+]
+"""What `exporter.recording.overrides.matches` understands; anything else could never match."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Other settings for the Stats of a pattern; what it does not mention stays as the code says."""
 
-    match: Glob = field(
+    match: StatPattern = field(
         metadata={
             "help": "Names of Stats; * and ? stand for any characters. A later rule wins over an earlier one.",
             "example": "training.batch.*",

@@ -99,6 +99,11 @@ class Plan:
     scenario: Scenario
 
 
+_PREFIX = "exporter-demo-"
+ABANDONED_SECONDS = 86_400.0
+"""A demo's directory that is older and has no run was left by a demo that was killed."""
+
+
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Show the demo.
 
@@ -116,7 +121,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     plan = make_plan(arguments, environ)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with _private_directory() as work:
+    try:
+        private = _make_private_directory()
+    except OSError as error:
+        say(f"no demo without a directory of its own: {error}; set TMPDIR to one that can be written")
+        return REFUSED
+    with _removed_at_the_end(private) as work:
         feed_directory = plan.feed_directory or work
         try:
             check_directory(feed_directory, trusted=True, uid=own_uid())
@@ -186,10 +196,19 @@ def _try_out(address: Address, *, tls: bool) -> Listening:
         return Listening(f"{host}:{listener.getsockname()[1]}", url(listener, tls=tls))
 
 
+def _make_private_directory() -> Path:
+    """Make a directory of this demo alone, in shared memory where there is some; clear those of demos that were killed."""
+    within = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
+    for old in Path(within).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            idle = time.time() - old.stat(follow_symlinks=False).st_mtime > ABANDONED_SECONDS
+            if idle and old.stat().st_uid == os.getuid() and not runs.any_active(old):
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=within))
+
+
 @contextlib.contextmanager
-def _private_directory() -> Iterator[Path]:
-    within = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-    directory = Path(tempfile.mkdtemp(prefix="exporter-demo-", dir=within))
+def _removed_at_the_end(directory: Path) -> Iterator[Path]:
     try:
         yield directory
     finally:

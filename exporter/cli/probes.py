@@ -58,6 +58,10 @@ def feed_directory(configuration: Configuration, around: Surroundings) -> Iterat
     subject = "feed directory"
     trusted = is_trusted(path, uid)
     if not trusted and not os.path.lexists(path):
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            remedy = "make that directory writable, or choose another with --feed.dir and EXPORTER_FEED_DIR"
+            yield Finding("FAIL", subject, f"{path} cannot be created: {path.parent} is not writable", remedy)
+            return
         yield Finding(
             "warn", subject, f"{path} does not exist yet", "it is made by the exporter or the first job"
         )

@@ -227,7 +227,7 @@ class Sidecar:
         return self._reader.acquire_ownership() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
-        """Bind the addresses, then begin to collect.
+        """Prepare the feed directory and bind the addresses, then begin to collect.
 
         Raises:
             ConfigurationError: As `serve`.
@@ -241,8 +241,8 @@ class Sidecar:
         self._page.watch("exporter.page", self._page.families)
         self._page.watch("exporter.web", self._server.families)
         self._check_directories()
-        self._server.start()
         self._prepare_feed()
+        self._server.start()
         configuration = self._reloader.current
         self._reader.acquire_ownership()
         self._hand_over_rules()

@@ -81,7 +81,11 @@ def prepare_directory(path: str | os.PathLike[str], *, trusted: bool, uid: int) 
         except FileExistsError:
             pass
         except OSError as error:
-            raise _refusal(f"cannot create the feed directory ({error.strerror})", name) from error
+            raise FeedDirectoryError(
+                f"cannot create the feed directory ({error.strerror})",
+                path=name,
+                remedy="choose another with --feed.dir and EXPORTER_FEED_DIR",
+            ) from error
     check_directory(name, trusted=trusted, uid=uid)
 
 
