@@ -15,13 +15,11 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import queue
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from exporter.cli.attachment import Attachment
 from exporter.cli.configuration import CollectorSettings, Configuration
@@ -30,6 +28,7 @@ from exporter.cli.landing import Landing, ranks_of, render_landing, series_of
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.reload import Reloader
 from exporter.cli.rendering import render
+from exporter.cli.signals import ENDING, Signals
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.family import Family
 from exporter.collectors.scheduler import Scheduler
@@ -52,8 +51,6 @@ FEED = "feed"
 """The collector that reads the feed; not in the catalogue, since it is made here and cannot be switched off."""
 
 FEED_DEADLINE_SECONDS = 10.0
-
-_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +111,7 @@ def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment
     while True:
         timeout = None if attachment is None else attachment.wait_seconds()
         number = signals.wait(timeout)
-        if number in _ENDING:
+        if number in ENDING:
             _log.info("ending", extra={"signal": signal.Signals(number).name})
             return
         if number == signal.SIGHUP:
@@ -122,34 +119,6 @@ def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment
         if attachment is not None and attachment.is_over():
             _log.info("ending, as no run is left")
             return
-
-
-class Signals:
-    """SIGTERM, SIGINT and SIGHUP as values on the main thread; a second SIGTERM or SIGINT ends the process.
-
-    Attributes:
-        ending: Whether the end has begun, so that the next signal is the second one.
-    """
-
-    def __init__(self) -> None:
-        self.ending = False
-        # SimpleQueue.put may interrupt any code, its own get included.
-        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in (*_ENDING, signal.SIGHUP):
-            signal.signal(number, self._take)
-
-    def wait(self, timeout_seconds: float | None) -> int | None:
-        """The next signal, None when none came in time."""
-        try:
-            return self._came.get(timeout=timeout_seconds)
-        except queue.Empty:
-            return None
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if self.ending and number in _ENDING:
-            os._exit(128 + number)
-        self._came.put(number)
 
 
 class Sidecar:

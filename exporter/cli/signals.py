@@ -1,0 +1,55 @@
+"""Signals as values: SIGTERM, SIGINT and SIGHUP, for a main thread that waits for them.
+
+Used in the sidecar, on its main thread. Python runs a handler on the main thread, when that comes back to Python;
+a signal that comes after the last look and before the system call in which it waits would lie there unseen, for
+ever (one SIGTERM in thirty, right after the start). So the wait is for a byte that the system's own handler writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import socket
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGHUP as values on the main thread; a second SIGTERM or SIGINT ends the process.
+
+    Attributes:
+        ending: Whether the end has begun, so that the next signal is the second one.
+    """
+
+    def __init__(self) -> None:
+        self.ending = False
+        # SimpleQueue.put may interrupt any code, its own get included.
+        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._bell, ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        ringer.setblocking(False)
+        self._ringer = ringer  # kept, since only its number is handed over
+        signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
+        for number in (*ENDING, signal.SIGHUP):
+            signal.signal(number, self._take)
+
+    def wait(self, timeout_seconds: float | None) -> int | None:
+        """The next signal, None when none came in time; or earlier, so that it has to be asked again."""
+        with contextlib.suppress(queue.Empty):
+            return self._came.get_nowait()
+        select.select([self._bell], [], [], timeout_seconds)
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(4096)
+        with contextlib.suppress(queue.Empty):  # handlers have run by now
+            return self._came.get_nowait()
+        return None
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.ending and number in ENDING:
+            os._exit(128 + number)
+        self._came.put(number)
