@@ -25,7 +25,7 @@ from exporter.recording.overrides import Rule
 from exporter.recording.passive import PassiveMeasurer
 from exporter.recording.registry import Registry
 from exporter.recording.tally import BUFFER_SAMPLES, Tally
-from exporter.recording.values import Recording
+from exporter.recording.values import Recording, StatReading
 from exporter.recording.windows import WindowClock
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ TICK_SECONDS = 0.1
 """How often buffers are looked at between flushes: a million adds a second fill a buffer in 0.26 s."""
 HIGH_WATER = BUFFER_SAMPLES // 16
 """A buffer with more samples than this is drained at once, not at the next flush."""
-SLICE_SECONDS = 0.0003
+SLICE_SECONDS = 0.0002
 """Work between two chances for the job's threads to take the interpreter lock."""
 RENEW_SECONDS = 0.1
 """The longest that `configure` waits for the recording thread to finish what it is at."""
@@ -123,6 +123,7 @@ class Recorder:
         self._clocks: dict[float, WindowClock] = {}
         self._clocked: tuple[Tally, ...] = ()
         self._delay_seconds = 0.0
+        self._slice_began = 0.0
 
     def start(self) -> None:
         """Start the thread unless it runs; cheap to call again, never raises."""
@@ -250,6 +251,7 @@ class Recorder:
                 [next_flush, now + TICK_SECONDS, *(clock.due for clock in list(self._clocks.values()))]
             )
             self._alarm.acquire(timeout=max(until - now, 0.0))
+            self._slice_began = perf_counter()
         return not self._stopping
 
     def _guarded(self, step: Callable[[], bool], timeout_seconds: float = -1) -> bool:
@@ -301,6 +303,7 @@ class Recorder:
                 self._drain(tally)
             started, ended = clock.advance(wall=wall, monotonic=now)
             for tally in mine:
+                self._give_way()
                 tally.close_window(started, ended, late_windows=late >= seconds, wall=wall)
 
     def _publish(self, *, final: bool) -> bool:
@@ -310,9 +313,8 @@ class Recorder:
             if tally.buffer:
                 self._drain(tally)
             tally.expire(wall=wall)
-        sleep(0)
         recording = Recording(
-            tuple([tally.reading() for tally in tallies if tally.enabled]),
+            tuple([self._reading(tally) for tally in tallies if tally.enabled]),
             final,
             self._delay_seconds,
             self._passive.stuck_since,
@@ -336,14 +338,22 @@ class Recorder:
         return arrived
 
     def _drain(self, tally: Tally) -> None:
-        """Empty a buffer, giving way to the job's threads between slices; at most what it held at the start."""
-        began = perf_counter()
+        """Empty a buffer; at most what it held at the start, whatever is added meanwhile."""
         for _ in range(len(tally.buffer) // 1024 + 1):
+            self._give_way()
             if not tally.drain(wall=self._wall()):
                 return
-            if perf_counter() - began > SLICE_SECONDS:
-                sleep(0)
-                began = perf_counter()
+
+    def _reading(self, tally: Tally) -> StatReading:
+        self._give_way()
+        return tally.reading()
+
+    def _give_way(self) -> None:
+        """Let the job's threads have the interpreter lock, if this one has worked for a while."""
+        now = perf_counter()
+        if now - self._slice_began > SLICE_SECONDS:
+            sleep(0)
+            self._slice_began = perf_counter()
 
     def _read_rules(self) -> bool:
         rules = self._changed_rules()
