@@ -44,6 +44,15 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+def nvml_children() -> list[int]:
+    """The NVML children of this process that live."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for task in tasks for pid in task.read_text().split()]
+    return [
+        pid for pid in pids if is_alive(pid) and b"nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
 @pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
 def test_without_the_library_everything_else_goes_on() -> None:
     collector = GpuCollector(timings=QUICK)
@@ -123,19 +132,35 @@ def test_a_child_that_is_stopped_hangs_and_gets_one_replacement(tmp_path: Path) 
 
 
 def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp_path: Path) -> None:
-    hang = '\ntimeline:\n  - {at: 1s, until: 9s, gpus: [1], hang: ["*"]}\n'
-    with watching(described(tmp_path, hang), options=GpuOptions(period=0.1, retry=0.3)) as collector:
-        collector._supervisor._timings = type(QUICK)(
-            deadline=3.5, patience=0.2, first_backoff=0.2, most_backoff=1, start_deadline=10
-        )
-        wait_until(lambda: nvml_up(collector))
+    hang = '\ntimeline:\n  - {at: 1s, until: 6s, gpus: [1], hang: ["*"]}\n'
+    with watching(described(tmp_path, hang)) as collector:
         wait_until(lambda: reason(collector) == "hung")
-        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0} and nvml_up(collector))
+        about = collector.collect().problems[0][1]
+        wait_until(lambda: nvml_up(collector) and gpus_up(collector) == {"0": 1, "1": 0})
         left_out = collector.collect().families
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
+    assert "on GPU 1 does not return" in about
     assert {labels[0]: labels[2] for labels in values(left_out, "gpu_error_info")} == {"1": "hung"}
     assert {labels[0] for labels in values(left_out, "gpu_power_watts")} == {"0"}
+
+
+def test_a_card_that_hangs_again_stays_out_until_nvml_is_taken_anew(tmp_path: Path) -> None:
+    hangs = """
+timeline:
+  - {at: 1s, until: 4s, gpus: [1], hang: ["*"]}
+  - {at: 5s, until: 8s, gpus: [1], hang: ["*"]}
+"""
+    with watching(described(tmp_path, hangs)) as collector:
+        wait_until(lambda: value(collector, RESTARTS, "hung") == 2 and nvml_up(collector))
+        wait_until(lambda: len(nvml_children()) == 1)  # the second call has returned as well
+        time.sleep(0.5)
+        assert gpus_up(collector) == {"0": 1, "1": 0}
+
+        collector.release()
+        wait_until(lambda: collector.released)
+        collector.resume()
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
@@ -143,14 +168,13 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
     quick = type(QUICK)(deadline=0.5, start_deadline=0.5, patience=0.1, first_backoff=0.1, most_backoff=0.1)
     with watching(described(tmp_path, hang), timings=quick) as collector:
         wait_until(lambda: reason(collector) == "hung")
-        pids = set()
-        end = time.monotonic() + 4
+        end, most = time.monotonic() + 3, 0
         while time.monotonic() < end:
-            pids.add(collector.child_pid)
+            most = max(most, len(nvml_children()))
             time.sleep(0.05)
 
         assert value(collector, RESTARTS, "hung") == 1
-        assert len(pids - {None}) <= 2
+        assert most == 2
         began = time.monotonic()
     assert time.monotonic() - began < 5
 
@@ -275,6 +299,21 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
     parent.stdout.close()
 
     wait_until(lambda: not is_alive(pid), seconds=5)
+
+
+def test_a_child_that_hangs_ends_when_its_pipe_does() -> None:
+    hanging = small('\ntimeline:\n  - {at: 1s, hang: ["*"]}\n').plain()
+    child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert child.stdin is not None
+    first = {"kind": "start", "parent": os.getpid(), "replay": hanging, "period_seconds": 0.1}
+    child.stdin.write(encode(first))
+    child.stdin.flush()
+    time.sleep(2)
+    assert child.poll() is None
+
+    child.stdin.close()
+
+    assert child.wait(5) == 0
 
 
 def test_a_child_that_cannot_be_started_is_a_state_and_no_exception(tmp_path: Path) -> None:

@@ -396,6 +396,18 @@ def test_processes_are_values_and_no_labels() -> None:
     assert not any("7300" in labels for family in played.families() for labels in [family.spec.labels])
 
 
+def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
+    idle_now = SMALL.replace(
+        "    values:",
+        "    load: {steps: [{seconds: 30s, level: 1}, {seconds: 20s, level: 0}]}\n    values:",
+    ).replace("gpus:", "    processes: [{pid: 5, memory: 100, sm: 90}]\ngpus:")
+
+    played = replay(machine(idle_now), 1, origin=-40.0)
+
+    # It worked until ten seconds ago; what is asked for is the last five.
+    assert played.fleet.processes()[0].sm_ratio == 0.0
+
+
 @pytest.mark.parametrize("answer", ["SUCCESS", "NOT_FOUND"])
 def test_no_new_samples_of_processes_are_no_error(answer: str) -> None:
     described = SMALL.replace("gpus:", "    processes: [{pid: 5, memory: 100, sm: 90}]\ngpus:")
@@ -433,7 +445,7 @@ def test_a_sum_over_links_does_not_fall_when_one_goes_down() -> None:
     played = replay(machine(down), 130)
     after = values(played.families(), "gpu_nvlink_errors_total")
 
-    assert before
+    assert next(number for labels, number in before.items() if labels[3] == "replay") == 3 * 2
     assert all(after[labels] >= number for labels, number in before.items())
 
 

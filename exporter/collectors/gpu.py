@@ -27,6 +27,7 @@ from exporter.collectors.gpu_state import Fleet, GpuEnergy, GpuProcess, GpuTotal
 from exporter.collectors.gpu_supervisor import DEFAULT_TIMINGS, STARTING, Supervisor, Timings
 from exporter.collectors.nvml.description import Machine, load_machine
 from exporter.collectors.nvml.visible import expected_devices
+from exporter.errors import CollectError
 
 LOG = logging.getLogger("exporter.collectors.gpu")
 
@@ -81,6 +82,7 @@ class GpuCollector:
         self._machine: Machine | None = None if options.replay is None else load_machine(options.replay)
         self._kernel_log = KernelLog() if kernel_log is None else kernel_log
         self._command = tuple(command)
+        self._timings = timings
         self.on_change = on_change
         self._log = log
         self._monotonic = monotonic
@@ -104,20 +106,27 @@ class GpuCollector:
 
     def start(self) -> None:
         """Begin to watch; nothing is known before the first pass of the child, a moment later."""
-        self._started = True
         self._origin = self._monotonic()
         if self._machine is None:
             self._kernel_log.open()
         self._supervisor.start()
+        self._started = True
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """End the child and stop watching."""
         if self._started:
+            self._started = False
             self._supervisor.stop(timeout_seconds)
         self._kernel_log.close()
 
     def collect(self) -> Collected:
-        """Make families of what is known."""
+        """Make families of what is known.
+
+        Raises:
+            CollectError: The supervisor has ended by a fault of its own; what is known gets no newer.
+        """
+        if self._started and not self._supervisor.alive:
+            raise CollectError("the thread that listens to the NVML child has ended", reason=_DOWN)
         with self._lock:
             reason, message = self._reason, self._message
             families = gpu_families(
@@ -189,6 +198,8 @@ class GpuCollector:
     def _start_child(self, skip: tuple[int, ...], now: float) -> NvmlChild:
         origin = now if self._origin is None else self._origin
         first = self._options.child_message(self._machine, visible=self._visible, skip=skip, origin=origin)
+        # In time to know the GPU when the deadline is over.
+        first["slow_call_seconds"] = 0.4 * self._timings.deadline
         return NvmlChild(first, now=now, command=self._command)
 
     def _take(self, message: Mapping[str, Any], child: int) -> None:

@@ -87,9 +87,9 @@ class NvmlChild:
         """The descriptor to wait on until the rest can be written; None where there is none."""
         return self._stdin.fileno() if self._outgoing else None
 
-    def tell(self, kind: str) -> None:
+    def tell(self, kind: str, **more: int) -> None:
         """Send a command."""
-        self._outgoing += encode({"kind": kind})
+        self._outgoing += encode({"kind": kind, **more})
         self.write()
 
     def write(self) -> None:

@@ -131,7 +131,7 @@ def gpu_families(
                     _count_samples(samples, gpu, rows, now=fleet.time, per_link=per_link)
         block.add_samples(spec, samples)
     for gpu in up:
-        energy = energy_of(gpu)
+        energy = energy_of(gpu, at=fleet.time)
         if gpu.values.get(gpu_power.ENERGY_READING) is not None or energy.source == gpu_power.INTEGRAL_SOURCE:
             for source, joules in sorted(energy.joules.items()):
                 block.add(gpu_power.ENERGY, joules, *gpu.labels, source)

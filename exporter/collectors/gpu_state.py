@@ -85,6 +85,8 @@ class GpuEnergy:
         joules: By source, since the exporter began; the sum is the energy.
         integral_joules: Power integrated over time, whatever counts: for comparison.
         resets: By reason, how often the hardware's counter did not go on where it was.
+        watts: Power at the moment; None while it is not known.
+        at: Monotonic time of the last pass over the GPUs.
     """
 
     gpu: str
@@ -94,6 +96,8 @@ class GpuEnergy:
     joules: Mapping[str, float]
     integral_joules: float
     resets: Mapping[str, int]
+    watts: float | None = None
+    at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -241,7 +245,7 @@ class Fleet:
 
     def energies(self) -> tuple[GpuEnergy, ...]:
         """The energy of each GPU so far."""
-        return tuple(energy_of(gpu) for gpu in self.gpus.values())
+        return tuple(energy_of(gpu, at=self.time) for gpu in self.gpus.values())
 
     def totals(self) -> GpuTotals:
         """The counters, to be kept over a restart of the sidecar."""
@@ -381,7 +385,7 @@ class Fleet:
 _FALLBACK = "fallback_joules|"
 
 
-def energy_of(gpu: GpuState) -> GpuEnergy:
+def energy_of(gpu: GpuState, *, at: float) -> GpuEnergy:
     """The energy of a GPU so far."""
     number, uuid = gpu.labels
     joules = {}
@@ -399,6 +403,8 @@ def energy_of(gpu: GpuState) -> GpuEnergy:
         joules,
         0.0 if integral is None else integral.total,
         {} if counter is None else dict(counter.resets),
+        watts=gpu.values.get("power"),
+        at=at,
     )
 
 

@@ -12,6 +12,8 @@ Its rules:
   in a driver's hands can do harm: it is left alone, and told to end when its call returns. After some
   patience there is one replacement, without the GPU that the call was for; while the first one hangs,
   there is no second. If the replacement hangs as well, everything waits until one of them returns.
+- A GPU that was left out is taken again when the call on it has returned, unless it hung before: then it stays
+  out until NVML is released and taken again, so that one bad card does not cost the others their readings over and over.
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ class Supervisor:
         self._active: NvmlChild | None = None
         self._stuck: NvmlChild | None = None
         self._killed: list[NvmlChild] = []  # until the kernel has let them go
-        self._skip: tuple[int, ...] = ()
+        self._skip: frozenset[int] = frozenset()
+        self._hangs: dict[int, int] = {}
         self._number = 0
         self._due: float | None = 0.0  # when to start the next; None: not at all
         self._failures = 0
@@ -136,6 +139,11 @@ class Supervisor:
         self._command(released=False)
 
     @property
+    def alive(self) -> bool:
+        """Whether its thread runs; it must, between `start` and `stop`."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
     def pid(self) -> int | None:
         """The process id of the child; None while there is none."""
         active = self._active
@@ -165,14 +173,15 @@ class Supervisor:
         """Do what it is time for."""
         if self._stuck is not None and self._stuck.reap():
             self._stuck.close()
-            self._stuck, self._skip = None, ()
-            if self._active is not None:
-                self._active.tell("admit")
+            self._stuck = None
+            self._admit()
         self._killed = [child for child in self._killed if not child.reap()]
         if released:
             self._let_go()
         elif self._reason == RELEASED:
             self._set(STARTING, "NVML is taken again")
+            self._skip = frozenset()
+            self._hangs.clear()
             if self._active is None:
                 self._due = now
         if self._active is None and self._due is not None and now >= self._due:
@@ -181,6 +190,16 @@ class Supervisor:
             self._look_at_deadline(self._active, now)
         if self._reason == "" and now >= self._sampled_at + self._timings.deadline:
             self._set(STARTING, "the process that calls NVML is being replaced")
+
+    def _admit(self) -> None:
+        """The call that hung has returned: its GPU gets a second chance, but no third."""
+        again = {gpu for gpu in self._skip if self._hangs.get(gpu, 0) <= 1}
+        if not again:
+            return
+        self._skip -= again
+        if self._active is not None:
+            for gpu in sorted(again):
+                self._active.tell("admit", gpu=gpu)
 
     def _let_go(self) -> None:
         self._due = None
@@ -194,7 +213,7 @@ class Supervisor:
     def _launch(self, now: float) -> None:
         self._due = None
         try:
-            self._active = self._start(self._skip, now)
+            self._active = self._start(tuple(sorted(self._skip)), now)
         except OSError as error:
             self._failures += 1
             self._due = now + self._backoff()
@@ -217,7 +236,9 @@ class Supervisor:
             child.tell("release")  # for when its call returns
             self._stuck, self._active = child, None
             if child.slow is not None and child.slow[0] is not None:
-                self._skip = (child.slow[0],)
+                gpu = child.slow[0]
+                self._hangs[gpu] = self._hangs.get(gpu, 0) + 1
+                self._skip |= {gpu}
             self._hung_since = None
             self._forgive(child, now)
             self._restart(HUNG, now)

@@ -13,6 +13,7 @@ What holds when this process dies: the sidecar goes on, and starts another one b
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -74,14 +75,15 @@ class Watch:
         self._output = output
         self._decoder = decoder
         self._slow_call_seconds = slow_call_seconds
-        self._commands: deque[str] = deque()
+        self._look_seconds = min(_WATCH_SECONDS, slow_call_seconds / 2)
+        self._commands: deque[dict[str, Any]] = deque()
         self._came = threading.Event()
 
     def start(self) -> None:
         """Begin."""
         threading.Thread(target=self._run, name="nvml-watch", daemon=True).start()
 
-    def wait(self, seconds: float) -> list[str]:
+    def wait(self, seconds: float) -> list[dict[str, Any]]:
         """Wait, at most until the next command; give those that came."""
         if self._came.wait(max(0.0, seconds)):
             self._came.clear()
@@ -90,7 +92,7 @@ class Watch:
     def _run(self) -> None:
         told: tuple[str, int | None, float] | None = None
         while True:
-            ready, _, _ = select.select([0], [], [], _WATCH_SECONDS)
+            ready, _, _ = select.select([0], [], [], self._look_seconds)
             if ready:
                 self._read()
             call = self._library.current
@@ -107,7 +109,7 @@ class Watch:
         if not data:
             os._exit(0)  # the sidecar is gone; the main thread may be in a call that never returns
         try:
-            self._commands.extend(message["kind"] for message in self._decoder.feed(data))
+            self._commands.extend(self._decoder.feed(data))
         except ProtocolError:
             os._exit(1)
         self._came.set()
@@ -132,6 +134,7 @@ def main() -> int:
         output.send({"kind": "bye", "reason": "binding_not_found", "message": str(error)[:200]})
         return 0
     _silence()
+    _give_memory_back()
     clock = RealClock() if options.virtual_seconds is None else VirtualClock()
     if options.replay is not None:
         from exporter.collectors.nvml.replay_library import (  # noqa: PLC0415 - a megabyte that only a replay needs
@@ -207,11 +210,11 @@ def _sample(
                 return
             continue
         while (rest := due - clock.now()) > 0:
-            commands = watch.wait(rest)
-            if "release" in commands:
-                return
-            if "admit" in commands:
-                sampler.admit(clock.now())
+            for command in watch.wait(rest):
+                if command["kind"] == "release":
+                    return
+                if command["kind"] == "admit":
+                    sampler.admit(command["gpu"], clock.now())
 
 
 def _take_output() -> int:
@@ -245,6 +248,12 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent and os.getppid() != parent:  # it was gone before we asked
         os._exit(0)
+
+
+def _give_memory_back() -> None:
+    """Return what compiling pynvml took, 11 MiB where its compiled form could not be kept."""
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _install(binding: Any, library: Any) -> None:

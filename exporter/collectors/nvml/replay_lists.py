@@ -62,10 +62,16 @@ _PROCESS_RING = 72
 
 
 def process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> int:
-    """`nvmlDeviceGetProcessUtilization`: the first call must say that the array is too small."""
+    """`nvmlDeviceGetProcessUtilization`: the first call must say that the array is too small.
+
+    For the time 0 the driver gives one sample a process, of some time in the past.
+    """
+    times = _times(asked.wall, number(since), _PROCESS_SAMPLE_SECONDS, _PROCESS_RING)
+    if number(since) == 0:
+        times = times[:1]
     found = [
         (time, process)
-        for time in _times(asked.wall, number(since), _PROCESS_SAMPLE_SECONDS, _PROCESS_RING)
+        for time in times
         for process in asked.gpu.description["processes"]
         if process["sm"] is not None
     ]

@@ -206,11 +206,11 @@ class Sampler:
             self._look_for_change()
         return message
 
-    def admit(self, now: float) -> None:
-        """Try the GPUs that were left out; whatever hung on them has returned."""
-        self._skip.clear()
+    def admit(self, index: int, now: float) -> None:
+        """Try a GPU that was left out; whatever hung on it has returned."""
+        self._skip.discard(index)
         for device in self._devices:
-            if device.down == "hung":
+            if device.index == index and device.down == "hung":
                 device.retry_at = now
 
     def stop(self) -> None:
