@@ -12,6 +12,7 @@ from math import isfinite
 from time import monotonic
 
 from exporter.errors import DefinitionError, FeedError
+from exporter.recording.agent import AGENT
 from exporter.recording.definition import check_label
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import Identity, clean_text, identity_from
@@ -46,7 +47,7 @@ def _flush_seconds(environment: Mapping[str, str]) -> float:
 
 
 def _identity() -> Identity:
-    found = identity_from(os.environ)
+    found = identity_from(os.environ, agent=AGENT.is_agent, run_id=AGENT.run_id if AGENT.is_agent else "")
     return found.replace(
         run=found.run if _Settings.run is None else _Settings.run,
         rank=found.rank if _Settings.rank is None else _Settings.rank,
@@ -121,6 +122,14 @@ RECORDER = Recorder(
 )
 REGISTRY.recording = EVENTS.recording = os.environ.get("EXPORTER_DISABLED") != "1"
 EVENTS.identify = _who
+
+
+def _begin_anew() -> None:
+    EVENTS.renew()
+    RECORDER.renew()
+
+
+AGENT.on_change(_identity, _begin_anew)
 
 
 def configure(

@@ -50,14 +50,15 @@ class Identity(Value):
         self.labels: Final = labels
 
 
-def identity_from(environment: Mapping[str, str], *, agent: bool = False) -> Identity:
+def identity_from(environment: Mapping[str, str], *, agent: bool = False, run_id: str = "") -> Identity:
     """Read the identity of this process; a variable that makes no sense is passed over.
 
     Args:
         environment: Usually `os.environ`.
         agent: Whether this process is torchrun's agent, which has no rank.
+        run_id: The run's id as torchelastic's agent knows it; its workers have it in their environment.
     """
-    elastic_run = environment.get("TORCHELASTIC_RUN_ID", "")
+    elastic_run = run_id or environment.get("TORCHELASTIC_RUN_ID", "")
     run = (
         environment.get("EXPORTER_RUN")
         or environment.get("SLURM_JOB_ID")

@@ -20,9 +20,8 @@ def plain(
     unit: str | None = None,
     labels: Mapping[str, str] | None = None,
     buckets: Iterable[float] | None = None,
-    start: float | None = None,
 ) -> Callable[[float], None]:
-    """Make a plain family, or one more series of it.
+    """Make a plain family, or one more series of it; a counter is 0 from then on, so that its first rise is seen.
 
     Args:
         kind: `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`.
@@ -30,7 +29,6 @@ def plain(
         unit: A base unit.
         labels: Of this series; the names are the same for every series of a family.
         buckets: Of a histogram; None for a choice that suits the unit.
-        start: A sample to begin with: 0 for a counter of which the first increase is to be seen.
 
     Returns:
         `add`, which takes any int or float, never raises and never waits.
@@ -41,7 +39,4 @@ def plain(
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
     tally = REGISTRY.obtain(definition.replace(kind=kind), own=True)
-    add: Callable[[float], None] = tally.buffer.append
-    if start is not None:
-        add(start)
-    return add
+    return tally.buffer.append

@@ -1,0 +1,63 @@
+"""torchelastic's metrics, name for name: `import exporter.elastic.metrics as metrics`.
+
+Used in the training process and in torchrun's agent. Every value goes to Prometheus as the family `<group>_<name>`, with
+its unit where Prometheus wants it (`my_app` and `step_ms` become `my_app_step_seconds`), and to the handlers that are
+configured for its group:
+
+    metrics.configure(metrics.ConsoleMetricHandler(), group="my_app")
+    metrics.getStream(group="my_app").add_value("calculate_latency", 12)
+    metrics.put_metric("step_ms", 12.5, "my_app")
+
+    @metrics.prof(group="my_app")
+    def evaluate(): ...
+
+The group `torchelastic` is torchelastic's own, and the one of whatever names no group.
+"""
+
+from __future__ import annotations
+
+from exporter.elastic.metrics.api import (
+    ConsoleMetricHandler,
+    MetricData,
+    MetricHandler,
+    MetricsConfig,
+    MetricStream,
+    NullMetricHandler,
+    PrometheusMetricHandler,
+    add_handler,
+    configure,
+    get_elapsed_time_ms,
+    getStream,
+    prof,
+    profile,
+    publish_metric,
+    put_metric,
+    record_to_prometheus,
+    unconfigure,
+)
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """Do nothing, as in torch, where launchers call it and packages replace it."""
+
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricStream",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "PrometheusMetricHandler",
+    "add_handler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "initialize_metrics",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+    "record_to_prometheus",
+    "unconfigure",
+]
