@@ -138,7 +138,7 @@ CHILD_CPU = FamilySpec(
     source="times(2)",
 )
 RESETS = FamilySpec(
-    "exporter_nvml_counter_resets_total",
+    "exporter_nvml_resets_total",
     "counter",
     "How often a counter of a GPU did not go on where it was, and was corrected: a register that wrapped, a driver that was loaded anew (reset), a step back, a jump, a single wrong number (glitch).",
     ("reason",),
