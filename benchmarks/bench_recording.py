@@ -161,6 +161,8 @@ def longest_slices() -> dict[str, object]:
 
     def offer(_seconds: float) -> None:
         nonlocal began
+        if threading.current_thread() is not threading.main_thread():
+            return  # the recording thread itself, which ticks on
         slices.append(time.thread_time() - began)
         began = time.thread_time()
 

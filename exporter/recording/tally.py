@@ -14,8 +14,8 @@ from math import isfinite
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import ExactSum, Window
 
-BUFFER_SAMPLES = 1 << 18
-"""Bound of a Stat's buffer: a million samples a second for a quarter of a second, at most 8 MiB."""
+BUFFER_SAMPLES = 1 << 19
+"""Bound of a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""
 CHUNK_SAMPLES = 4096
 """Samples drained at once: well under a millisecond of work, so that the job's threads never wait longer."""
 
