@@ -16,6 +16,8 @@ from exporter.recording.overrides import matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from exporter.recording.delivery import Delivery
 
 DEFAULT_PER_SECOND = 1000.0
@@ -52,7 +54,7 @@ class Occurrences:
     Attributes:
         labels: Type and severity as label values.
         counter: How many.
-        last: When the latest happened: Unix time, or a callable that gives it, None before the first.
+        last: When the latest happened, Unix time or a datetime; None before the first.
     """
 
     __slots__ = ("counter", "labels", "last")
@@ -60,7 +62,7 @@ class Occurrences:
     def __init__(self, type: str, severity: str) -> None:
         self.labels = (type, severity)
         self.counter = Counter()
-        self.last: float | Callable[[], float] | None = None
+        self.last: float | datetime | None = None
 
 
 class Kind:

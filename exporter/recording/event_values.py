@@ -16,7 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    Datum = str | float | int | bool
+Datum = str | float | int | bool
+"""What an event may carry."""
 
 LONGEST_TEXT = 32_768
 """Characters of a message or of a datum; what is longer is cut, since a queue of events must stay small."""

@@ -32,10 +32,34 @@ from exporter.recording.values import NO_EVENTS, NO_PAIRS, NOTHING, EventsReadin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from datetime import datetime
+    from typing import Any, Protocol
 
     from exporter.recording.delivery import Adapt, EventHandler
     from exporter.recording.event_values import Datum
+
+    class Companion(Protocol):
+        """What a face lets happen at the times that only the recording knows."""
+
+        def tick(self) -> None:
+            """A few times a second, on the recording thread; must be short, and run no user code."""
+            ...
+
+        def close(self) -> None:
+            """The process ends; handlers are still told."""
+            ...
+
+        def after_fork(self) -> None:
+            """This is the child: what the parent has recorded is not its own."""
+            ...
+
+    class LateEvent(Protocol):
+        """An event of a face that was not made into an `Event` yet."""
+
+        def raw(self) -> RawEvent:
+            """Give what an `Event` is made of."""
+            ...
+
 
 MOST_TYPES = 100
 """Types that are counted apart; the rest is `other`."""
@@ -88,6 +112,7 @@ class EventLog:
 
     Attributes:
         identify: Gives the run and the rank of this process.
+        latest: What `recent` makes events of; whoever counts an event adds it here.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time) -> None:
@@ -100,6 +125,7 @@ class EventLog:
         self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
         self._crowd: dict[str, Kind] = {}
         self._deliveries: tuple[Delivery, ...] = ()
+        self._companions: tuple[Companion, ...] = ()
         self._open = True
         self._recording = True
         self.identify: Callable[[], tuple[str, int | None]] = lambda: ("default", 0)
@@ -116,7 +142,7 @@ class EventLog:
         self._delivered: dict[str, int] = {}
         self._dropped: dict[Pair, int] = {}
         self._ids: deque[str] = deque()
-        self._recent: deque[RawEvent | Event] = deque(maxlen=RECENT_EVENTS)
+        self.latest: deque[RawEvent | LateEvent | Event] = deque(maxlen=RECENT_EVENTS)
         self._who: tuple[str, int | None] | None = None
         self._published = NO_EVENTS
         for kind in self._every_kind():
@@ -186,7 +212,7 @@ class EventLog:
         if kind.routes != () and kind.admits(number):
             self._tell(kind, raw, payload)
         else:
-            self._recent.append(raw)
+            self.latest.append(raw)
 
     def enabled(self, type: str, severity: str = "info") -> bool:
         """Whether such an event would be recorded; cheap enough to ask before making its data."""
@@ -195,11 +221,11 @@ class EventLog:
     def recent(self) -> list[Event]:
         """Give the latest events, the oldest first; at most `RECENT_EVENTS`."""
         with self._lock:
-            kept = self._recent
+            kept = self.latest
             for position in range(len(kept)):
                 entry = kept[position]
                 if not isinstance(entry, Event):
-                    kept[position] = self._event(entry)
+                    kept[position] = self._event(entry if isinstance(entry, tuple) else entry.raw())
             return [entry for entry in list(kept) if isinstance(entry, Event)]
 
     # Handlers --------------------------------------------------------------------------------------------
@@ -234,7 +260,9 @@ class EventLog:
         """
         if (
             handler is None
-            or isinstance(handler, type)
+            or (
+                isinstance(handler, type) and hasattr(handler, "handle")
+            )  # the class instead of an object of it
             or not (callable(handler) or callable(getattr(handler, "handle", None)))
         ):
             raise TypeError(
@@ -305,6 +333,8 @@ class EventLog:
 
     def close(self, timeout_seconds: float = END_SECONDS) -> None:
         """End all deliveries: what an exiting process does, giving its handlers a bounded time."""
+        for companion in self._companions:
+            companion.close()
         with self._lock:
             ended, self._deliveries = self._deliveries, ()
             self._past += ended
@@ -380,6 +410,15 @@ class EventLog:
         """Say what is to be called when there is something to record; it must be cheap and never raise."""
         self._wake = start
 
+    def attach(self, companion: Companion) -> None:
+        """Let a face know of the recording's own times."""
+        self._companions = (*self._companions, companion)
+
+    def tick(self) -> None:
+        """Let the faces do what is due."""
+        for companion in self._companions:
+            companion.tick()
+
     def in_use(self) -> bool:
         """Whether anything was logged or registered."""
         return bool(self._kinds or self._deliveries)
@@ -427,6 +466,8 @@ class EventLog:
         self._begin()
         for delivery in self._deliveries:
             delivery.after_fork()
+        for companion in self._companions:
+            companion.after_fork()
 
     def kind(self, type: str, severity: str) -> Kind:
         """Find or make what is decided about a type and a severity.
@@ -454,7 +495,7 @@ class EventLog:
     def tell(self, kind: Kind, raw: RawEvent, origin: object) -> None:
         """Hand an event on that was counted already; what the faces use."""
         event = self._event(raw)
-        self._recent.append(event)
+        self.latest.append(event)
         for delivery in self._routes(kind, raw[0]):
             delivery.put(event, origin)
 
@@ -473,7 +514,7 @@ class EventLog:
             else:
                 raw = (*raw[:3], {**more, **raw[3]}, *raw[4:])
         event = self._event(raw)
-        self._recent.append(event)
+        self.latest.append(event)
         for delivery in routes:
             delivery.put(event)
 
@@ -558,8 +599,13 @@ def _add_suppressed(kind: Kind, into: dict[Pair, int]) -> None:
             into[pair] = into.get(pair, 0) + number
 
 
-def _when(last: float | Callable[[], float] | None) -> float | None:
-    return last() if callable(last) else last
+def _when(last: float | datetime | None) -> float | None:
+    if last is None or isinstance(last, float):
+        return last
+    try:
+        return last.timestamp()
+    except (OverflowError, ValueError, OSError):
+        return None  # a year that Unix time does not reach here
 
 
 def _check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:

@@ -209,6 +209,8 @@ class Recorder:
                 now = self._wall()
                 for tally in self._registry.tallies():
                     tally.reset(wall=now)
+                self._events.reset()
+            self._events.renew()
             self._sink = None
             self._began = self._wall()
         return True
@@ -275,11 +277,13 @@ class Recorder:
         self._passive.measure_soon()
         self._read_rules()
         self._clocked = ()  # an override may have changed a window's length
+        self._events.tick()
         self._close_windows()
         return self._publish(final=False)
 
     def _tick_cycle(self) -> bool:
         self._renew()
+        self._events.tick()
         self._close_windows()
         full = [tally for tally in self._registry.tallies() if len(tally.buffer) > HIGH_WATER]
         for tally in full:

@@ -1,0 +1,88 @@
+"""Logging both ways: log records that become events, and events that become log records.
+
+Used in the training process. `EventsFromLogs` is a `logging.Handler` and runs where the job logs; `LogRecords` is
+a handler of events and runs on its delivery's thread. Both may be in use at once: what came from the one side is
+not sent back to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from exporter.recording.event_values import LEVELS, Datum, Event
+from exporter.recording.events import log
+from exporter.recording.handlers.text import summary_of
+
+FROM_LOGS = "log.logger"
+"""The datum that an event has when it was made of a log record: the logger's name."""
+_MARK = "exporter_event"
+
+
+class EventsFromLogs(logging.Handler):
+    """Logs an event for each log record that reaches it: `logging.getLogger().addHandler(EventsFromLogs())`.
+
+    The event's type is the same for all, since a logger's name in a label would be one series for each; the
+    name, the place and what was raised are data. Records of our own threads are passed over, so that a handler of
+    events may log.
+
+    Args:
+        level: The least level of a record that becomes an event.
+        type: The type of the events.
+    """
+
+    def __init__(
+        self, level: int = logging.WARNING, *, type: str = "log", log: Callable[..., None] = log
+    ) -> None:
+        super().__init__(level)
+        self._type = type
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the event; never raises but where `logging.raiseExceptions` says so."""
+        if hasattr(record, _MARK) or threading.current_thread().name.startswith("exporter-"):
+            return
+        try:
+            data: dict[str, Datum] = {
+                FROM_LOGS: record.name,
+                "log.file": record.pathname,
+                "log.line": record.lineno,
+                "log.function": str(record.funcName),
+            }
+            if record.exc_info and record.exc_info[0] is not None:
+                data["log.exception"] = record.exc_info[0].__name__
+                data["log.traceback"] = logging.Formatter().formatException(record.exc_info)
+            self._log(
+                self._type,
+                record.getMessage(),
+                severity=severity_of(record.levelno),
+                timestamp=record.created,
+                **data,
+            )
+        except Exception:  # noqa: BLE001  # a message that cannot be formatted; logging's own rule for handlers
+            self.handleError(record)
+
+
+class LogRecords:
+    """Logs a record for each event.
+
+    Args:
+        logger: The logger, or its name.
+    """
+
+    def __init__(self, logger: logging.Logger | str = "exporter.events") -> None:
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+
+    def handle(self, event: Event) -> None:
+        """Log one record, unless the event was made of one; the record has the event as `exporter_event`."""
+        if FROM_LOGS in event.data:
+            return
+        level = LEVELS[event.severity]
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", summary_of(event), extra={_MARK: event})
+
+
+def severity_of(level: int) -> str:
+    """Name the severity of a level of `logging`."""
+    return next((name for name, least in reversed(list(LEVELS.items())) if level >= least), "debug")
