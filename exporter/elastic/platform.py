@@ -21,7 +21,7 @@ from exporter.recording.plain import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import TypeGuard
+    from typing import TypeGuard
 
 Record = Callable[[object], None]
 

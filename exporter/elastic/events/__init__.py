@@ -1,0 +1,161 @@
+"""torchelastic's events, name for name: `import exporter.elastic.events as events`.
+
+Used in the training process and in torchrun's agent. Every event counts in `training_events_total`, is given to the
+handlers of `exporter.events` and to those of `configure`, and is written to the destination that it is recorded to.
+Unlike torch's, an event without a timestamp has that of its recording, `LOGLEVEL` silences the console only, and metadata
+that are no JSON are written as text.
+
+    class MyEventHandler(events.EventHandler):
+        def record(self, event: events.Event): ...
+
+    events.configure(MyEventHandler())
+    events.record(events.Event("checkpoint.saved", events.EventSource.WORKER, metadata={"step": 100}))
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import traceback
+from copy import copy
+from time import time
+
+from exporter.elastic import telling
+from exporter.elastic.events.api import (
+    Event,
+    EventMetadataValue,
+    EventSource,
+    NodeState,
+    RdzvEvent,
+    fields_of,
+)
+from exporter.elastic.events.handlers import (
+    EventHandler,
+    NullEventHandler,
+    add_handler,
+    configure,
+    get_logging_handler,
+    unconfigure,
+)
+
+__all__ = [
+    "Event",
+    "EventHandler",
+    "EventMetadataValue",
+    "EventSource",
+    "NodeState",
+    "NullEventHandler",
+    "RdzvEvent",
+    "add_handler",
+    "configure",
+    "construct_and_record_rdzv_event",
+    "get_logging_handler",
+    "record",
+    "record_rdzv_event",
+    "unconfigure",
+]
+
+RECORDED = "exporter_recorded"
+"""Attribute of log records that stand for events which are recorded already, for the bridge to pass over."""
+
+_events_loggers: dict[str, logging.Logger] = {}
+
+
+def _get_or_create_logger(destination: str = "null") -> logging.Logger:
+    """Give the logger of a destination; torch's name for it, which others know.
+
+    Raises:
+        KeyError: There is no such destination.
+    """
+    logger = _events_loggers.get(destination)
+    if logger is None:
+        handler = get_logging_handler(destination)
+        logger = logging.getLogger(f"torchelastic-events-{destination}")
+        try:
+            logger.setLevel(os.environ.get("LOGLEVEL", "INFO"))
+        except ValueError:
+            logger.setLevel(logging.INFO)
+        logger.propagate = False
+        if handler not in logger.handlers:
+            logger.addHandler(handler)
+        _events_loggers[destination] = logger
+    return logger
+
+
+def record(event: Event, destination: str = "null") -> None:
+    """Record an event.
+
+    Args:
+        event: It is not changed.
+        destination: `null`, `console` (standard error) or one that was added to `handlers._log_handlers`.
+
+    Raises:
+        KeyError: There is no such destination.
+    """
+    logger = _get_or_create_logger(destination)
+    now = time()
+    told = event
+    if not event.timestamp:
+        told = copy(event)
+        told.timestamp = int(now * 1000)
+    source = getattr(event.source, "value", event.source)
+    telling.tell(event.name, source, event.metadata, event.timestamp or now * 1000, told)
+    _write(logger, told)
+
+
+def record_rdzv_event(event: RdzvEvent) -> None:
+    """Record an event of a rendezvous, to the destination `dynamic_rendezvous`."""
+    telling.tell_rendezvous(fields_of(event), event)
+    _write(_get_or_create_logger("dynamic_rendezvous"), event)
+
+
+def _write(logger: logging.Logger, event: Event | RdzvEvent) -> None:
+    # Serializing costs more than all the rest, and mostly nobody reads it.
+    if not all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+        logger.info(event.serialize(), extra={RECORDED: True})
+
+
+def construct_and_record_rdzv_event(
+    run_id: str,
+    message: str,
+    node_state: NodeState,
+    name: str = "",
+    hostname: str = "",
+    pid: int | None = None,
+    master_endpoint: str = "",
+    local_id: int | None = None,
+    rank: int | None = None,
+) -> None:
+    """Make an event of a rendezvous and record it, unless nobody wants it: then nothing is done.
+
+    Somebody wants it when the handler of the destination `dynamic_rendezvous` is no NullHandler.
+
+    Args:
+        run_id: The run.
+        message: For people.
+        node_state: The node's state; with FAILED, the exception that is being handled is told too.
+        name: What is done; the calling function's name by default. The calling file's name is put in front.
+        hostname: This host by default.
+        pid: This process by default.
+        master_endpoint: Of the rendezvous' store.
+        local_id: Of the node.
+        rank: Of the node.
+    """
+    if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
+        return
+    code = sys._getframe(1).f_code  # noqa: SLF001  # inspect.stack() reads the source of every frame
+    event = RdzvEvent(
+        name=f"{os.path.basename(code.co_filename)}:{name or code.co_name}",  # noqa: PTH119  # no pathlib for a name
+        run_id=run_id,
+        message=message,
+        hostname=hostname or socket.getfqdn(),
+        pid=pid or os.getpid(),
+        node_state=node_state,
+        master_endpoint=master_endpoint,
+        rank=rank,
+        local_id=local_id,
+        error_trace=traceback.format_exc() if node_state == NodeState.FAILED else "",
+    )
+    record_rdzv_event(event)

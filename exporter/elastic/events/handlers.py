@@ -1,0 +1,120 @@
+"""Destinations: the `logging` handlers that events are written to, and the handlers that are given events.
+
+Used in the training process and in torchrun's agent. `_log_handlers` is torch's registry of destinations, under torch's
+name: entries may be added. Whoever is configured with `configure` is given every event, on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+
+from exporter.elastic.events.api import Event, RdzvEvent
+from exporter.recording import events as recorded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class _Writing(logging.Handler):
+    """What torch's documentation promises of its handlers: `get_logging_handler("console").info(event)`."""
+
+    def info(self, event: Event | RdzvEvent) -> None:
+        """Write one event."""
+        self.handle(logging.LogRecord("torchelastic-events", logging.INFO, "", 0, str(event), None, None))
+
+
+class ConsoleHandler(_Writing, logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
+    """Writes events to standard error."""
+
+
+class NullHandler(_Writing, logging.NullHandler):
+    """Writes nothing."""
+
+
+_log_handlers: dict[str, logging.Handler] = {
+    "console": ConsoleHandler(),
+    "dynamic_rendezvous": NullHandler(),
+    "null": NullHandler(),
+}
+
+
+def get_logging_handler(destination: str = "null") -> logging.Handler:
+    """Give the handler of a destination.
+
+    Raises:
+        KeyError: There is no such destination.
+    """
+    try:
+        return _log_handlers[destination]
+    except KeyError:
+        known = ", ".join(_log_handlers)
+        raise KeyError(f"no events destination {destination!r}; known: {known}") from None
+
+
+class EventHandler(abc.ABC):
+    """Takes every event that is recorded; the interface that torch's customisation page promises."""
+
+    @abc.abstractmethod
+    def record(self, event: Event) -> None:
+        """Take one event. What this raises is counted; while it is busy, further events wait."""
+
+
+class NullEventHandler(EventHandler):
+    """Does nothing."""
+
+    def record(self, event: Event) -> None:
+        """Do nothing."""
+
+
+_registered: list[tuple[EventHandler, recorded.Handle]] = []
+
+
+def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
+    """Have events given to a handler, or to several; those of before are given no more.
+
+    Args:
+        handler: One, or a list; None for nobody. Prometheus counts events whoever is configured.
+
+    Raises:
+        TypeError: That is no handler: an object with `record(event)`.
+    """
+    handlers = list(handler) if isinstance(handler, list | tuple) else [] if handler is None else [handler]
+    for each in handlers:
+        _check(each)  # type: ignore[arg-type]  # that is what it finds out
+    unconfigure()
+    for each in handlers:
+        add_handler(each)  # type: ignore[arg-type]  # checked
+
+
+def add_handler(handler: EventHandler) -> None:
+    """Have events given to one more handler.
+
+    Raises:
+        TypeError: That is no handler: an object with `record(event)`.
+    """
+    _check(handler)
+
+    def take(event: object) -> None:
+        if event is not None:
+            handler.record(event)  # type: ignore[arg-type]  # the origin of our own events
+
+    def origin(event: recorded.Event, origin: object) -> object:  # noqa: ARG001  # the form of an Adapt
+        return origin if isinstance(origin, Event) else None
+
+    handle = recorded.register(take, name=type(handler).__name__, adapt=origin)
+    _registered.append((handler, handle))
+
+
+def unconfigure(handler: EventHandler | None = None) -> None:
+    """Give events no more to a handler, or to any; waits a moment until it has taken those of before."""
+    for pair in list(_registered):
+        if handler is None or pair[0] is handler:
+            _registered.remove(pair)
+            pair[1].unregister()
+
+
+def _check(handler: EventHandler) -> None:
+    if isinstance(handler, type) or not callable(getattr(handler, "record", None)):
+        raise TypeError(f"an events handler must be an object with record(event), not {handler!r}")
