@@ -174,7 +174,9 @@ def _events(events: EventsReading) -> str:
 
 
 def _triples(counts: Mapping[tuple[str, str], int]) -> str:
-    return ",".join([f"[{_text(first)},{_text(second)},{count:d}]" for (first, second), count in counts.items()])
+    return ",".join(
+        [f"[{_text(first)},{_text(second)},{count:d}]" for (first, second), count in counts.items()]
+    )
 
 
 def _total(stat: StatReading) -> str:
