@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": {"errors", "version", "recording", "feed"},
     "sidecar": {"errors", "recording.notices", "feed"},
     "": {"errors", "version", "process", "sidecar", "recording"},
+    "monitor": {"errors", "recording"},
     "options": set(),
     "yaml_nodes": {"errors", "options"},
     "yaml_loader": {"errors", "options", "yaml_nodes"},

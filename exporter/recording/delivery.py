@@ -35,11 +35,11 @@ if TYPE_CHECKING:
         `FLUSHED_TOGETHER` events: until then its events count as neither delivered nor dropped.
         """
 
-        def handle(self, event: Event) -> object:
-            """Take one event."""
+        def handle(self, event: Any) -> object:
+            """Take one `Event`, or what `adapt` has made of it."""
             ...
 
-    Adapt = Callable[[Event, object], object]
+    Adapt = Callable[[Event, object, object], object]
 
 FLUSHED_TOGETHER = 256
 END_SECONDS = 2.0
@@ -68,12 +68,14 @@ class Delivery:
         types: Shell patterns of the types that it wants; None for all.
         severity: The least severity that it wants.
         queue: Events that may wait.
-        adapt: Makes what the handler takes out of an event and the object it was logged as; on the handler's thread.
+        adapt: Makes what the handler takes out of an event, the object that was logged and what that was then; on
+            the handler's thread.
+        own: Instances of this class are handed on as they were logged where that is done at once.
 
     Attributes:
         name: As given.
-        lost: Events that were dropped, by reason.
-        delivered: Events that it took.
+        own: As given.
+        direct: Whether the handler is called at once, on the thread that logs.
     """
 
     def __init__(
@@ -85,9 +87,10 @@ class Delivery:
         severity: str,
         queue: int,
         adapt: Adapt | None = None,
+        own: type | None = None,
     ) -> None:
         self.name = name
-        self.handler = handler
+        self.own = own
         self._handle: Callable[[Any], object] = getattr(handler, "handle", None) or handler  # type: ignore[assignment]  # one of both
         self._flush: Callable[[], object] | None = (
             getattr(handler, "flush", None) if hasattr(handler, "handle") else None
@@ -96,12 +99,12 @@ class Delivery:
         self._level = LEVELS[severity]
         self._bound = queue
         self._adapt = adapt
-        self._direct = is_container_method(handler)
+        self.direct = is_container_method(handler)
         self.after_fork()
 
     def after_fork(self) -> None:
         """Begin anew: what waits belongs to the parent, and so does the thread."""
-        self._queue: SimpleQueue[tuple[Event, object] | _Marker] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Any, object, object] | _Marker] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._full = Counter()
@@ -129,16 +132,20 @@ class Delivery:
             return False
         return self._types is None or any(matches(type, pattern) for pattern in self._types)
 
-    def put(self, event: Event, origin: object = None) -> None:
-        """Hand over one event; never raises, never waits."""
-        if self._direct:
-            self._handle(event if self._adapt is None else self._adapt(event, origin))
-            self._taken.bump()
+    def take_at_once(self, item: object) -> None:
+        """Call the handler here and now; only for those that are `direct`."""
+        self._handle(item)
+        self._taken.bump()
+
+    def put(self, event: Any, origin: object = None, late: object = None) -> None:
+        """Hand over one event, or what else its registrar puts in the place of one; never raises, never waits."""
+        if self.direct:
+            self.take_at_once(event if self._adapt is None else self._adapt(event, origin, late))
             return
         if self._queue.qsize() >= self._bound:
             self._full.bump()
             return
-        self._queue.put((event, origin))
+        self._queue.put((event, origin, late))
         if self._thread is None:
             self._start()
 
@@ -209,9 +216,9 @@ class Delivery:
             if self._unflushed and (queue.empty() or self._unflushed >= FLUSHED_TOGETHER):
                 self._write_out()
 
-    def _take(self, event: Event, origin: object) -> None:
+    def _take(self, event: Any, origin: object, late: object) -> None:
         try:
-            self._handle(event if self._adapt is None else self._adapt(event, origin))
+            self._handle(event if self._adapt is None else self._adapt(event, origin, late))
         except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
             self._fail(error, 1)
         else:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from exporter.recording.delivery import Delivery
 
-DEFAULT_PER_SECOND = 1000.0
-"""Events of one kind that handlers are given each second unless a rule says otherwise."""
+DEFAULT_PER_SECOND = 10_000.0
+"""Events of one kind that handlers are given each second unless a rule says otherwise: more is a flood."""
 
 Rule = Mapping[str, object]
 """`match`, a shell pattern of types, and any of `enabled`, `severity`, `sample` and `per_second`."""

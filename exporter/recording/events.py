@@ -103,6 +103,15 @@ class Handle:
         """Tell it no more; see `EventLog.unregister`."""
         self._log.unregister(self)
 
+    def put(self, item: object) -> None:
+        """Hand it something else than an event, for faces; nothing once it is unregistered."""
+        if self.registered:
+            self._delivery.put(item)
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until it has taken what waits now; says whether it has within the time."""
+        return self._delivery.drain(timeout_seconds)
+
     def __repr__(self) -> str:
         return f"<Handle {self.name!r}: {'registered' if self.registered else 'unregistered'}>"
 
@@ -209,10 +218,10 @@ class EventLog:
         number = kind.count()
         kind.occurrences.last = happened
         raw = (type, message, kind.severity, plain, happened, now, monotonic_ns(), span_id, parents)
-        if kind.routes != () and kind.admits(number):
-            self._tell(kind, raw, payload)
-        else:
+        if kind.routes == ():
             self.latest.append(raw)
+        else:
+            self.tell(kind, number, raw, payload=payload)
 
     def enabled(self, type: str, severity: str = "info") -> bool:
         """Whether such an event would be recorded; cheap enough to ask before making its data."""
@@ -239,6 +248,7 @@ class EventLog:
         queue: int = 1000,
         name: str | None = None,
         adapt: Adapt | None = None,
+        own: type | None = None,
     ) -> Handle:
         """Have a handler told of events, on a thread of its own, in the order in which they were logged.
 
@@ -252,7 +262,8 @@ class EventLog:
             severity: The least severity that it wants; None for all.
             queue: Events that may wait for it, 1 to 1,000,000.
             name: The label value under which it is counted; None for its own name.
-            adapt: Makes what it takes out of an `Event` and the object that was logged, for faces.
+            adapt: For faces: makes what it takes out of an `Event`, the object that was logged and what that was then.
+            own: For faces: the class of the objects that it takes as they were logged.
 
         Raises:
             TypeError: The handler can take no events, or another argument is of the wrong type.
@@ -285,6 +296,7 @@ class EventLog:
             severity="debug" if severity is None else check_severity(severity),
             queue=queue,
             adapt=adapt,
+            own=own,
         )
         if self.recording:
             with self._lock:
@@ -492,36 +504,66 @@ class EventLog:
             self._wake()
         return kind
 
-    def tell(self, kind: Kind, raw: RawEvent, origin: object) -> None:
-        """Hand an event on that was counted already; what the faces use."""
-        event = self._event(raw)
-        self.latest.append(event)
-        for delivery in self._routes(kind, raw[0]):
-            delivery.put(event, origin)
+    def record(
+        self,
+        kind: Kind,
+        type: str,
+        message: str | None,
+        data: Mapping[str, Datum],
+        happened: float | None,
+        origin: object,
+    ) -> None:
+        """Count an event and hand it on; what the faces use, which have checked it."""
+        if not kind.enabled:
+            return
+        now = self._clock()
+        number = kind.count()
+        kind.occurrences.last = when = now if happened is None else happened
+        raw = (type, message, kind.severity, data, when, now, monotonic_ns(), None, ())
+        self.tell(kind, number, raw, origin)
+
+    def tell(
+        self,
+        kind: Kind,
+        number: int,
+        late: RawEvent | LateEvent,
+        origin: object = None,
+        payload: Callable[[], Mapping[str, Datum]] | None = None,
+    ) -> None:
+        """Hand on an event that was counted.
+
+        Args:
+            kind: Of the event.
+            number: What `kind.count` gave.
+            late: What the event is made of, if anybody wants it.
+            origin: The object that was logged, for handlers of a face.
+            payload: Gives further data.
+        """
+        event: Event | None = None
+        admitted: bool | None = None
+        for delivery in self._routes(kind, late):
+            if delivery.direct:
+                if delivery.own is not None and isinstance(origin, delivery.own):
+                    delivery.take_at_once(origin)
+                    continue
+            else:
+                if admitted is None:
+                    admitted = kind.admits(number)
+                if not admitted:
+                    continue
+            if event is None:
+                raw = late if isinstance(late, tuple) else late.raw()
+                event = self._event(raw if payload is None else _with_payload(kind, raw, payload))
+            delivery.put(event, origin, late)
+        self.latest.append(late if event is None else event)
 
     # Inside ----------------------------------------------------------------------------------------------
 
-    def _tell(self, kind: Kind, raw: RawEvent, payload: Callable[[], Mapping[str, Datum]] | None) -> None:
-        routes = self._routes(kind, raw[0])
-        if payload is not None and routes:
-            try:
-                more = check_data(payload())
-            except Exception as error:  # noqa: BLE001  # the user's code, which must not fail for being watched
-                kind.suppressed["payload"].bump()
-                tell_once(
-                    f"payload {raw[0]}", f"the payload of the event {raw[0]!r} could not be made: {error!r}"
-                )
-            else:
-                raw = (*raw[:3], {**more, **raw[3]}, *raw[4:])
-        event = self._event(raw)
-        self.latest.append(event)
-        for delivery in routes:
-            delivery.put(event)
-
-    def _routes(self, kind: Kind, type: str) -> tuple[Delivery, ...]:
+    def _routes(self, kind: Kind, late: RawEvent | LateEvent) -> tuple[Delivery, ...]:
         if kind.routes is not None:
             return kind.routes
-        return tuple([each for each in self._deliveries if each.wants(type, kind.severity)])
+        type_ = (late if isinstance(late, tuple) else late.raw())[0]
+        return tuple([each for each in self._deliveries if each.wants(type_, kind.severity)])
 
     def _event(self, raw: RawEvent) -> Event:
         who = self._who
@@ -589,6 +631,16 @@ class EventLog:
         delivered[name] = delivered.get(name, 0) + delivery.delivered
         for reason, lost in delivery.lost().items():
             dropped[name, reason] = dropped.get((name, reason), 0) + lost
+
+
+def _with_payload(kind: Kind, raw: RawEvent, payload: Callable[[], Mapping[str, Datum]]) -> RawEvent:
+    try:
+        more = check_data(payload())
+    except Exception as error:  # noqa: BLE001  # the user's code, which must not fail for being watched
+        kind.suppressed["payload"].bump()
+        tell_once(f"payload {raw[0]}", f"the payload of the event {raw[0]!r} could not be made: {error!r}")
+        return raw
+    return (*raw[:3], {**more, **raw[3]}, *raw[4:])
 
 
 def _add_suppressed(kind: Kind, into: dict[Pair, int]) -> None:

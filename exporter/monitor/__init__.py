@@ -1,0 +1,48 @@
+"""torch.monitor's module, name for name: `from exporter.monitor import Stat, log_event` instead of torch's.
+
+Used in the training process; standard library only, no torch. What is recorded here works as it does there, and
+becomes families of Prometheus too: a Stat those of an `exporter.Stat` of its name, an event one more in
+`training_events_total`. Where torch 2.13 hangs, crashes or lies, this does not; where that changes what code
+could observe, the docstring of the name says so, and docs/torch-monitor.md lists it.
+
+The spelling of the RFC from which torch.monitor came is in `exporter.monitor.rfc`.
+"""
+
+from __future__ import annotations
+
+from exporter.monitor.aggregation import Aggregation
+from exporter.monitor.event import Event, data_value_t, log_event
+from exporter.monitor.handlers import (
+    EventHandlerHandle,
+    TensorboardEventHandler,
+    register_event_handler,
+    unregister_event_handler,
+)
+from exporter.monitor.stat import STAT_EVENT, Stat
+
+# As torch exports the values of its enumeration.
+VALUE = Aggregation.VALUE
+MEAN = Aggregation.MEAN
+COUNT = Aggregation.COUNT
+SUM = Aggregation.SUM
+MAX = Aggregation.MAX
+MIN = Aggregation.MIN
+
+__all__ = [
+    "COUNT",
+    "MAX",
+    "MEAN",
+    "MIN",
+    "STAT_EVENT",
+    "SUM",
+    "VALUE",
+    "Aggregation",
+    "Event",
+    "EventHandlerHandle",
+    "Stat",
+    "TensorboardEventHandler",
+    "data_value_t",
+    "log_event",
+    "register_event_handler",
+    "unregister_event_handler",
+]

@@ -1,0 +1,184 @@
+"""Event and log_event: torch.monitor's, without its lock.
+
+Used in the training process, on the threads that log. An event is counted at once; handlers are told by their own
+threads, of the object that was logged.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from time import monotonic_ns, time
+
+from exporter.recording.event_kinds import Kind
+from exporter.recording.event_values import Datum, check_data
+from exporter.recording.events import EVENTS, RawEvent
+
+data_value_t = str | float | int | bool
+"""What the data of an event may be."""
+
+UNNAMED = "unnamed"
+"""The type under which an event of no name is counted."""
+
+
+class _State:
+    """What an Event is at one moment; a change of the Event makes another, so what was logged stays as it was."""
+
+    __slots__ = ("data", "kind", "name", "timestamp")
+
+    def __init__(self, name: str, timestamp: dt.datetime, data: Mapping[str, Datum], kind: Kind) -> None:
+        self.name = name
+        self.timestamp = timestamp
+        self.data = data
+        self.kind = kind
+
+    def raw(self) -> RawEvent:
+        """Give what the rest of the package makes an event of."""
+        now = time()
+        try:
+            happened = self.timestamp.timestamp()
+        except (OverflowError, ValueError, OSError):
+            happened = now  # a year that Unix time does not reach here
+        return (
+            self.kind.type or self.name or UNNAMED,
+            None,
+            "info",
+            self.data,
+            happened,
+            now,
+            monotonic_ns(),
+            None,
+            (),
+        )
+
+
+class Event:
+    """Event represents a specific typed event to be logged.
+
+    Differs from torch 2.13: a bool stays a bool and is not made 1.0; an aware timestamp keeps its time zone; a
+    change of the event after it was logged is not seen by a handler that is told later; it has a repr, can be
+    pickled and copied, and `asdict` gives its fields. As there, two events are equal only when they are the same.
+
+    Args:
+        name: What happened; the label `type` of `training_events_total`, so there should be few of them.
+        timestamp: When it happened; a naive datetime is local time.
+        data: str, float, int of at most 64 bits, or bool; bytes become str.
+
+    Raises:
+        TypeError: An argument or a datum is of the wrong type.
+        ValueError: An int needs more than 64 bits.
+    """
+
+    __slots__ = ("_state",)
+
+    def __init__(self, name: str, timestamp: dt.datetime, data: Mapping[str, Datum]) -> None:
+        name = _check_name(name)
+        self._state = _State(name, _check_timestamp(timestamp), _check_data(data), _kind(name))
+
+    @property
+    def name(self) -> str:
+        """The name of the event."""
+        return self._state.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        name = _check_name(name)
+        self._state = _State(name, self._state.timestamp, self._state.data, _kind(name))
+
+    @property
+    def timestamp(self) -> dt.datetime:
+        """When it happened."""
+        return self._state.timestamp
+
+    @timestamp.setter
+    def timestamp(self, timestamp: dt.datetime) -> None:
+        state = self._state
+        self._state = _State(state.name, _check_timestamp(timestamp), state.data, state.kind)
+
+    @property
+    def data(self) -> dict[str, Datum]:
+        """A copy of the data; assign another dict to change them."""
+        return dict(self._state.data)
+
+    @data.setter
+    def data(self, data: Mapping[str, Datum]) -> None:
+        state = self._state
+        self._state = _State(state.name, state.timestamp, _check_data(data), state.kind)
+
+    def asdict(self) -> dict[str, object]:
+        """Give the fields in a dict of their own."""
+        return {"name": self.name, "timestamp": self.timestamp, "data": self.data}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.timestamp, self.data)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r}, timestamp={self.timestamp!r}, data={self.data!r})"
+
+
+def log_event(event: Event) -> None:
+    """Log an event to all registered handlers, and count it.
+
+    Differs from torch 2.13: handlers run on threads of their own, so that what one raises, or how long it takes,
+    does not matter here, and any number of threads may log. The bound `append` or `put` of a list, deque or
+    SimpleQueue is called before this returns, as there.
+
+    Raises:
+        TypeError: That is no event.
+    """
+    try:
+        state = event._state  # noqa: SLF001  # of the class above
+    except AttributeError:
+        raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}") from None
+    kind = state.kind
+    if kind.enabled:
+        number = kind.count()
+        kind.occurrences.last = state.timestamp
+        if kind.routes == ():
+            EVENTS.latest.append(state)
+        else:
+            EVENTS.tell(kind, number, state, event)
+
+
+def as_logged(event: Event, late: object) -> Event:
+    """Give the object that was logged, or, where it has been changed since, one that is as it was."""
+    if event._state is late or not isinstance(late, _State):  # noqa: SLF001  # of the class above
+        return event
+    return Event(late.name, late.timestamp, late.data)
+
+
+def _kind(name: str) -> Kind:
+    return EVENTS.kind(name or UNNAMED, "info")
+
+
+def _check_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an event must be str, not {type(name).__name__}")
+    return name
+
+
+def _check_timestamp(timestamp: object) -> dt.datetime:
+    if isinstance(timestamp, dt.datetime):
+        return timestamp
+    if isinstance(timestamp, dt.date):
+        return dt.datetime(timestamp.year, timestamp.month, timestamp.day)  # noqa: DTZ001  # local, as in torch
+    raise TypeError(f"the timestamp of an event must be a datetime, not {type(timestamp).__name__}")
+
+
+def _check_data(data: object) -> Mapping[str, Datum]:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
+    plain = {name: value if type(value) in _PLAIN else _converted(value) for name, value in data.items()}
+    return check_data(plain)
+
+
+_PLAIN = frozenset({str, float, int, bool})
+
+
+def _converted(value: object) -> Datum:
+    """Take what torch takes besides: bytes, and the scalars of numpy, which know their plain value."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if type(value).__module__ == "numpy" and not getattr(value, "shape", (1,)):
+        value = value.item()  # type: ignore[attr-defined]  # a numpy scalar
+    return value  # type: ignore[return-value]  # check_data looks at it

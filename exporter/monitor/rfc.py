@@ -1,0 +1,272 @@
+"""The spelling of RFC-0018, from which torch.monitor came, with what its reviewers asked for.
+
+Used in the training process; standard library only. Events, handlers and Stats here are those of the rest of the
+package under the RFC's names, so they reach Prometheus and every handler.
+
+    from exporter.monitor.rfc import AggregatingStatCollector, Event, Stat, StatType, log, register_stat_collector
+
+    BATCH_LATENCY = Stat("training.batch.latency", {StatType.MEAN, StatType.P95})
+    collector = AggregatingStatCollector()
+    register_stat_collector(collector)
+    ...
+    BATCH_LATENCY.add(0.12)
+    collector.report()                 # {"training.batch.latency.mean": 0.12, …}
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from exporter.recording.event_values import (
+    Datum,
+    check_data,
+    check_severity,
+    check_text,
+    check_timestamp,
+    check_type,
+)
+from exporter.recording.event_values import Event as RecordedEvent
+from exporter.recording.events import EVENTS, Handle, enabled
+from exporter.recording.stat import Stat as RecordedStat
+from exporter.recording.timing import Timer
+from exporter.recording.values import Aggregation
+from exporter.recording.windows import Window
+
+__all__ = [
+    "AggregatingStatCollector",
+    "Event",
+    "EventHandler",
+    "Stat",
+    "StatCollector",
+    "StatType",
+    "enabled",
+    "log",
+    "log_event",
+    "register",
+    "register_event_handler",
+    "register_stat_collector",
+    "unregister",
+]
+
+StatType = Aggregation
+"""VALUE, MEAN, COUNT, SUM, MAX, MIN; HISTOGRAM, STDDEV and P50 to P99, which the RFC left to a later version."""
+
+QUEUED_SAMPLES = 100_000
+"""Samples that may wait for one collector; more are dropped and counted."""
+REPORT_SECONDS = 2.0
+_QUANTILES = {Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99}
+
+
+@dataclass
+class Event:
+    """Something that happened. Subclass it for a type of event of your own.
+
+    Attributes:
+        type: A globally unique type name: `torch.elastic.RdzvEvent`.
+        message: High level message, for people.
+        timestamp: When it happened, Unix time in seconds; None for when it is logged.
+        metadata: What is to be aggregated or filtered on.
+        severity: A name of `exporter.Severity`.
+    """
+
+    type: str
+    message: str | None = None
+    timestamp: float | None = None
+    metadata: dict[str, Datum] = field(default_factory=dict)
+    severity: str = "info"
+
+    def asdict(self) -> dict[str, Any]:
+        """Give the fields, those of a subclass that is a dataclass included, in a dict of their own."""
+        return asdict(self)
+
+
+class EventHandler(ABC):
+    """Is told of events."""
+
+    @abstractmethod
+    def handle(self, event: Event) -> None:
+        """Take one event; may ignore it."""
+
+
+def log(event: Event | str, message: str | None = None, /, **metadata: Datum) -> None:
+    """Log an event to all registered handlers, on their own threads, and count it.
+
+    Args:
+        event: The event, or its type: then one is made of it, the message and the metadata.
+        message: For people; only with a type.
+        metadata: Only with a type.
+
+    Raises:
+        TypeError: The event, or something in it, is of the wrong type.
+        ValueError: Its type is empty, its severity unknown, or an int needs more than 64 bits.
+    """
+    if isinstance(event, str):
+        event = Event(event, message, metadata=metadata)
+    elif not isinstance(event, Event) or message is not None or metadata:
+        raise TypeError(f"log takes an Event alone, or a type with a message and metadata, not {event!r}")
+    type_, severity = check_type(event.type), check_severity(event.severity)
+    text, data = check_text("message", event.message), check_data(dict(event.metadata))
+    happened = None if event.timestamp is None else check_timestamp(event.timestamp)
+    EVENTS.record(EVENTS.kind(type_, severity), type_, text, data, happened, event)
+
+
+log_event = log
+
+
+def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
+    """Have a handler told of all events, in order, on a thread of its own; what it raises is counted.
+
+    It is given the very object that was logged; events that are logged elsewhere come as an `Event`.
+
+    Raises:
+        TypeError: It is neither callable nor has it `handle`.
+    """
+    return EVENTS.register(handler, adapt=_adapted, own=Event)
+
+
+register_event_handler = register
+
+
+def unregister(handle: Handle) -> None:
+    """Tell a handler, or a collector, no more; again is harmless.
+
+    Raises:
+        TypeError: That is no handle.
+    """
+    EVENTS.unregister(handle)
+
+
+class StatCollector(ABC):
+    """Is given every sample of every Stat of this module, on a thread of its own."""
+
+    @abstractmethod
+    def handle(self, stat: Stat, v: float) -> None:
+        """Take one sample."""
+
+
+class Stat:
+    """A named statistic.
+
+    The same key and aggregations again are the same statistic; other aggregations for a key that is taken are an
+    error that says where it was first made.
+
+    Args:
+        key: Globally unique name: `training.batch.latency`.
+        aggregations: What collectors report, and what becomes families.
+        options: Any of those of `exporter.Stat`: `unit`, `help`, `window_seconds`, `window_samples`, `labels` …
+
+    Raises:
+        DefinitionError: The name, an aggregation or an option is wrong, or the key has another definition.
+    """
+
+    __slots__ = ("_add", "aggregations", "key", "recorded")
+
+    def __init__(self, key: str, aggregations: Iterable[StatType | str], **options: Any) -> None:
+        self.recorded = RecordedStat(key, aggregations, **options)
+        self.key = key
+        self.aggregations = self.recorded.definition.aggregations
+        self._add = self.recorded.add
+
+    def add(self, v: float) -> None:
+        """Record one number; never waits for a collector."""
+        self._add(v)
+        for handle in _collectors:
+            handle.put((self, v))
+
+    def add_time(self) -> Timer:
+        """Time a `with` block or each call of a decorated function, in seconds."""
+        return Timer(self.add)
+
+    def __repr__(self) -> str:
+        return f"Stat({self.key!r}, {sorted(each.value for each in self.aggregations)})"
+
+
+def register_stat_collector(collector: StatCollector) -> Handle:
+    """Give a collector every sample that is added from now on; `unregister` ends it.
+
+    Raises:
+        TypeError: It has no `handle(stat, v)`.
+    """
+    global _collectors  # noqa: PLW0603  # a tuple that `add` may read while another is put in its place
+    if isinstance(collector, type) or not callable(getattr(collector, "handle", None)):
+        raise TypeError(f"a collector must be an object with handle(stat, v), not {collector!r}")
+
+    def give(sample: tuple[Stat, float]) -> None:
+        collector.handle(*sample)
+
+    handle = EVENTS.register(give, types=(), queue=QUEUED_SAMPLES, name=type(collector).__qualname__)
+    with _registering:
+        if isinstance(collector, AggregatingStatCollector):
+            collector.registered(handle)
+        _collectors = (*[each for each in _collectors if each.registered], handle)
+    return handle
+
+
+_collectors: tuple[Handle, ...] = ()
+_registering = threading.Lock()
+
+
+class AggregatingStatCollector(StatCollector):
+    """Aggregates all samples since the last `reset`.
+
+    For a loop of your own (`report`, `reset`, sleep); Prometheus needs none: a scrape is a report.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._windows: dict[str, Window] = {}
+        self._stats: dict[str, frozenset[StatType]] = {}
+        self._handle: Handle | None = None
+
+    def registered(self, handle: Handle) -> None:
+        """Note the way by which samples come."""
+        self._handle = handle
+
+    def handle(self, stat: Stat, v: float) -> None:
+        """Take one sample; what is no finite number is left out."""
+        try:
+            value = float(v)
+        except (TypeError, ValueError, OverflowError):
+            return
+        if value - value != 0.0:  # not finite
+            return
+        with self._lock:
+            window = self._windows.get(stat.key)
+            if window is None:
+                wanted = stat.aggregations | (
+                    _QUANTILES if StatType.HISTOGRAM in stat.aggregations else set()
+                )
+                window = self._windows[stat.key] = Window(frozenset(wanted))
+                self._stats[stat.key] = frozenset(wanted)
+            window.add([value], [value])
+
+    def report(self) -> dict[str, float]:
+        """Give `{"key.mean": …}` of all samples so far; a HISTOGRAM as its quantiles p50, p90, p95 and p99.
+
+        A Stat without samples is absent, but for its count, which is 0 once there was one.
+        """
+        if self._handle is not None:
+            self._handle.drain(REPORT_SECONDS)
+        with self._lock:
+            found: dict[str, float] = {}
+            for key, window in self._windows.items():
+                if StatType.COUNT in self._stats[key]:
+                    found[f"{key}.count"] = float(window.samples)
+                found.update({f"{key}.{each.value}": value for each, value in window.values().items()})
+            return found
+
+    def reset(self) -> None:
+        """Begin anew."""
+        with self._lock:
+            self._windows = {key: Window(wanted) for key, wanted in self._stats.items()}
+
+
+def _adapted(event: RecordedEvent, origin: object, _late: object) -> Event:
+    if isinstance(origin, Event):
+        return origin
+    data: Mapping[str, Datum] = event.data
+    return Event(event.type, event.message, event.timestamp, dict(data), event.severity)

@@ -1,0 +1,360 @@
+"""Stat: torch.monitor's, whose windows close by the clock and whose samples reach Prometheus too.
+
+Used in the training process. `add` is a look at the clock and two appends, without a lock; every few thousand
+samples, and whenever a window closes, the thread that adds puts them together. No thread ever waits for another
+here: where one is putting together already, the other leaves its sample to it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from math import floor, isfinite
+from time import monotonic
+
+from exporter.errors import DefinitionError
+from exporter.monitor.aggregation import RECORDED, Aggregation, check_aggregations
+from exporter.monitor.event import Event, log_event
+from exporter.monitor.names import stat_name
+from exporter.recording.definition import SHORTEST_WINDOW_SECONDS
+from exporter.recording.events import EVENTS
+from exporter.recording.notices import tell_once
+from exporter.recording.stat import REGISTRY, Stats
+from exporter.recording.stat import Stat as RecordedStat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn, SupportsFloat, SupportsIndex
+
+STAT_EVENT = "torch.monitor.Stat"
+"""The name of the event that a closed window is logged as."""
+
+CHUNK_SAMPLES = 4096
+"""Samples that wait to be put together."""
+_MOST_SAMPLES = 2**63 - 1
+
+
+class Stat:
+    """Stat computes summary statistics over fixed intervals, and logs them as an event when one closes.
+
+    The windows are torch's: aligned to multiples of their length on the machine's monotonic clock, in
+    milliseconds; the first is shorter. With `max_samples` a window closes inside the `add` that fills it, what is
+    added later in the same window is discarded, and the next window's first `add` first closes an empty one.
+
+    Besides, samples that count in a window are recorded as those of the `exporter.Stat` of this name (characters
+    that a name cannot have become `_`); Stats of one name share it.
+
+    Differs from torch 2.13: a window also closes when its time is over and nothing is added (`count` and `get`
+    show it, and its event is logged within a second), so that `count` never shows samples of a window that is
+    over; a window that is not positive or shorter than a millisecond is a ValueError and no crash of the process;
+    VALUE is the last sample; what is discarded is counted in `discarded`; at the end of the process the open
+    window is logged like that of a Stat that is deleted; after a fork it stays with the parent; `add` never
+    raises what a handler raises. It cannot be copied or pickled, as there.
+
+    Args:
+        name: Free text.
+        aggregations: Members of Aggregation.
+        window_size: A timedelta, or seconds as a float.
+        max_samples: Samples that close a window.
+
+    Raises:
+        TypeError: An argument is of the wrong type (an int is no window_size: torch refuses it, too).
+        ValueError: The window is not finite, or shorter than a millisecond.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_aggregations",
+        "_append",
+        "_closed",
+        "_count",
+        "_ends",
+        "_full",
+        "_high",
+        "_last",
+        "_lock",
+        "_low",
+        "_max_samples",
+        "_name",
+        "_record",
+        "_room",
+        "_sum",
+        "_values",
+        "_window_ms",
+        "discarded",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        aggregations: Iterable[Aggregation],
+        window_size: dt.timedelta | float,
+        max_samples: int = _MOST_SAMPLES,
+    ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a Stat must be str, not {type(name).__name__}")
+        self._aggregations = check_aggregations(aggregations)
+        self._window_ms = _milliseconds(window_size)
+        self._max_samples = _whole(max_samples)
+        self._name = name
+        self._lock = threading.Lock()
+        self._values: list[float] = []
+        self._append = self._values.append  # for life: a sample that comes late is part of the next window
+        self.discarded = 0
+        self._closed: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
+        self._empty()
+        self._full = False
+        self._begin(monotonic())
+        self._record = _recorded(name, self._aggregations, self._window_ms)
+        EVENTS.kind(STAT_EVENT, "info")
+        _live[id(self)] = weakref.ref(self)
+
+    @property
+    def name(self) -> str:
+        """The name of the stat that was set during construction."""
+        return self._name
+
+    @property
+    def count(self) -> int:
+        """Number of samples in the open window; 0 when its time is over, or `max_samples` closed it."""
+        self._settle()
+        return 0 if self._full else self._count + len(self._values)
+
+    def get(self) -> dict[Aggregation, float]:
+        """Give the values of the last closed window, 0.0 each before the first."""
+        self._settle()
+        return dict(self._closed)
+
+    def add(self, v: SupportsFloat | SupportsIndex) -> None:
+        """Add a value: a float, int or bool, a scalar of numpy, or a tensor of one element (which is waited for).
+
+        Raises:
+            TypeError: It is none of these, or beyond the range of a float.
+        """
+        if type(v) is not float:
+            v = _number(v)
+        if monotonic() >= self._ends or len(self._values) >= self._room:
+            self._add_slowly(v)
+        else:
+            self._append(v)
+            self._record(v)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Stat cannot be copied or pickled: its samples belong to this process")
+
+    def __repr__(self) -> str:
+        return f"<exporter.monitor.Stat {self._name!r}: {self.count} samples in the open window>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_record", None) is None:
+            return  # its construction failed
+        _live.pop(id(self), None)
+        self._flush()
+
+    # Inside ----------------------------------------------------------------------------------------------
+
+    def _add_slowly(self, v: float) -> None:
+        if not self._lock.acquire(blocking=False):
+            # Somebody is closing this window: another thread, or this one, which a signal handler interrupted.
+            self._append(v)
+            self._record(v)
+            return
+        closed = None
+        try:
+            now = monotonic()
+            if now >= self._ends:
+                closed = self._roll(now, empty=self._full)
+            if self._full:
+                self.discarded += 1
+                return
+            self._append(v)
+            self._record(v)
+            self._put_together()
+            if self._count >= self._max_samples:
+                closed = self._close() or closed
+                self._full = True
+                self._room = -1
+            else:
+                self._make_room()
+        finally:
+            self._lock.release()
+            if closed is not None:
+                self._log(closed)
+
+    def _settle(self) -> None:
+        """Close the window if its time is over, so that what is shown is true."""
+        if monotonic() < self._ends or not (self._values or self._count):
+            return
+        if self._lock.acquire(blocking=False):
+            closed = None
+            try:
+                now = monotonic()
+                if now >= self._ends and not self._full:
+                    closed = self._roll(now, empty=False)
+            finally:
+                self._lock.release()
+            if closed is not None:
+                self._log(closed)
+
+    def _flush(self) -> None:
+        """Log the open window, whatever the time: the Stat, or the process, is at its end."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._put_together()
+                closed = None if self._full or not self._count else self._close()
+            finally:
+                self._lock.release()
+            if closed is not None:
+                self._log(closed)
+
+    def _forget(self) -> None:
+        """In a forked child: the open window is the parent's."""
+        self._lock = threading.Lock()
+        self._values.clear()
+        self._empty()
+        if not self._full:
+            self._make_room()
+
+    def _roll(self, now: float, *, empty: bool) -> dict[str, float] | None:
+        """Begin the window of now; gives what is to be logged of the one before."""
+        self._put_together()
+        closed = self._close() if self._count or empty else None
+        self._full = False
+        self._begin(now)
+        return closed
+
+    def _begin(self, now: float) -> None:
+        window = floor(now * 1000.0 / self._window_ms) + 1
+        self._ends = window * self._window_ms / 1000.0
+        self._make_room()
+
+    def _make_room(self) -> None:
+        # The sample that fills the window takes the slow way.
+        self._room = min(CHUNK_SAMPLES, max(self._max_samples - self._count, 1)) - 1
+
+    def _empty(self) -> None:
+        self._count = 0
+        self._sum = self._low = self._high = self._last = 0.0
+
+    def _put_together(self) -> None:
+        """Aggregate what waits; in a window that is full it is discarded."""
+        batch = self._values[: len(self._values)]
+        del self._values[: len(batch)]
+        if self._full:
+            self.discarded += len(batch)
+        elif batch:
+            # In order, as torch does, so that NaN spoils what it spoils there: the first one of a window min and max.
+            self._low = min([self._low, *batch]) if self._count else min(batch)
+            self._high = max([self._high, *batch]) if self._count else max(batch)
+            self._sum = sum(batch, self._sum)
+            self._last = batch[-1]
+            self._count += len(batch)
+
+    def _close(self) -> dict[str, float] | None:
+        """Make the open window the last closed one; gives what is to be logged, None of an empty one."""
+        count = self._count
+        values = {
+            Aggregation.VALUE: self._last,
+            Aggregation.MEAN: self._sum / count if count else 0.0,
+            Aggregation.COUNT: float(count),
+            Aggregation.SUM: self._sum,
+            Aggregation.MAX: self._high,
+            Aggregation.MIN: self._low,
+        }
+        self._closed = {each: values[each] for each in self._aggregations}
+        self._empty()
+        if not count:
+            return None
+        return {f"{self._name}.{each.name.lower()}": value for each, value in self._closed.items()}
+
+    def _log(self, data: dict[str, float]) -> None:
+        log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as torch's own
+
+
+_live: dict[int, weakref.ref[Stat]] = {}
+
+
+class _Clockwork:
+    """Closes windows at the times that the recording tells."""
+
+    def tick(self) -> None:
+        for stat in self._stats():
+            stat._settle()  # noqa: SLF001  # of this file
+
+    def close(self) -> None:
+        for stat in self._stats():
+            stat._flush()  # noqa: SLF001  # of this file
+
+    def after_fork(self) -> None:
+        for stat in self._stats():
+            stat._forget()  # noqa: SLF001  # of this file
+
+    def _stats(self) -> list[Stat]:
+        return [stat for reference in list(_live.values()) if (stat := reference()) is not None]
+
+
+EVENTS.attach(_Clockwork())
+
+
+def _number(v: object) -> float:
+    kind = type(v)
+    if not isinstance(v, str | bytes) and (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
+        try:
+            return float(v)  # type: ignore[arg-type]  # one of both was found
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise TypeError(f"a Stat takes one number at a time, not {kind.__name__}: {error}") from error
+    raise TypeError(f"a Stat takes numbers, not {kind.__name__}")
+
+
+def _milliseconds(window_size: object) -> int:
+    if isinstance(window_size, dt.timedelta):
+        whole = window_size // dt.timedelta(milliseconds=1)
+    elif isinstance(window_size, float):
+        if not isfinite(window_size):
+            raise ValueError(f"window_size must be finite, not {window_size}")
+        whole = int(window_size * 1000.0)
+    else:
+        raise TypeError(
+            f"window_size must be a timedelta, or seconds as a float, not {type(window_size).__name__}"
+        )
+    if whole < 1:
+        raise ValueError(f"window_size must be at least a millisecond, not {window_size!r}")
+    return min(whole, _MOST_SAMPLES)
+
+
+def _whole(max_samples: object) -> int:
+    try:
+        number = operator.index(max_samples)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise TypeError(f"max_samples must be a whole number, not {type(max_samples).__name__}") from None
+    if not -_MOST_SAMPLES - 1 <= number <= _MOST_SAMPLES:
+        raise TypeError("max_samples must fit into 64 bits")
+    return number
+
+
+def _recorded(name: str, aggregations: Iterable[Aggregation], window_ms: int) -> Recording:
+    """Find where Prometheus' share of the samples goes; nowhere where no family can have this name."""
+    own = stat_name(name)
+    try:
+        return RecordedStat(
+            own,
+            [RECORDED[each] for each in aggregations],
+            window_seconds=min(max(window_ms / 1000.0, SHORTEST_WINDOW_SECONDS), 86_400.0),
+            help=f"torch.monitor Stat {own}.",
+        ).add
+    except DefinitionError as error:
+        known = Stats(REGISTRY).find(own)
+        if known is not None:
+            return known.add  # another definition of the same name was first; they share its families
+        tell_once(f"monitor {own}", f"the torch.monitor Stat {name!r} is not published: {error}")
+        return deque[float](maxlen=0).append
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Recording = Callable[[float], None]
