@@ -24,7 +24,7 @@ from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.definition import check_definition, check_label
 from exporter.recording.values import Aggregation, Recording, StatDefinition, StatReading, WindowReading
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 at_least_zero = st.floats(min_value=0, allow_infinity=False)

@@ -351,6 +351,8 @@ def _list(found: object, at_most: int) -> list[Any]:
 def _text(found: object, at_most: int) -> str:
     if type(found) is not str or len(found) > at_most:
         _refuse(f"not a text of at most {at_most} characters")
+    if "\0" in found:  # legal in an exposition, but tools take a page with it for a binary file
+        _refuse("a NUL character")
     found.encode()  # half of a surrogate pair raises
     return found
 

@@ -313,9 +313,9 @@ def check_label(name: str, value: str) -> None:
             found=name,
             allowed=f"not one of {taken}",
         )
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_LABEL_VALUE or _has_surrogate(value):
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_LABEL_VALUE or not value.isprintable():
         raise DefinitionError(
-            f"the value of label {name} must be text of 1 to {LONGEST_LABEL_VALUE} characters, not {_shown(value)}",
+            f"the value of label {name} must be printable text of 1 to {LONGEST_LABEL_VALUE} characters, not {_shown(value)}",
             field="labels",
             found=value,
             allowed=f"text of 1 to {LONGEST_LABEL_VALUE} characters",
@@ -336,10 +336,6 @@ def _check_number(field: str, value: float, *, at_least: float) -> float:
         found=value,
         allowed=f"at least {at_least:g}",
     )
-
-
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _near(value: object, allowed: Iterable[str]) -> str:
