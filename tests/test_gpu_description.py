@@ -78,7 +78,9 @@ def test_several_mistakes_are_told_at_once() -> None:
 
 
 def test_a_machine_that_is_not_there_is_said_so() -> None:
-    with pytest.raises(ConfigurationError, match='no machine "h1000" to replay, did you mean "h100"'):
+    with pytest.raises(
+        ConfigurationError, match=r'no machine "h1000" to replay: give a file, or one of a100-mig, .*h100'
+    ):
         load_machine("h1000")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_machine("./nowhere.yaml")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from exporter.cli.energy_settings import Energy
+from exporter.cli.gpu_settings import Gpu
 from exporter.cli.logs import Form, Level
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.errors import DefinitionError
@@ -307,6 +308,7 @@ class Configuration:
     collectors: Annotated[Mapping[str, CollectorSettings], Keys(DEFAULT_COLLECTORS, COLLECTORS_HELP)] = field(
         default_factory=lambda: DEFAULT_COLLECTORS, metadata={"help": "What is collected in the background."}
     )
+    gpu: Gpu = field(default=Gpu(), metadata={"help": "Which GPUs are watched, and how closely."})
     energy: Energy = field(
         default=Energy(), metadata={"help": "What energy is, and what it costs: carbon, water, money."}
     )

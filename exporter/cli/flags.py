@@ -2,7 +2,8 @@
 
 Used by every subcommand that takes the sidecar's flags. A command line and an environment come in; a
 `Configuration` goes out, or one `ConfigurationError` with all problems of all of them. Reads the configuration
-file, and nothing else; called again at every reload, so that a flag still wins over the file then.
+file, a machine to replay, and nothing else; called again at every reload, so that a flag still wins over the file
+then.
 
 A flag wins over the environment, that over the file, and that over the default. Of the environment only
 `EXPORTER_FEED_DIR` is read, which the training processes know too. A relative path in a file is relative to
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exporter.cli.configuration import Address, Configuration, UrlPath
+from exporter.cli.gpu_settings import Gpu
 from exporter.cli.logs import Form, Level
+from exporter.collectors.nvml.description import load_machine
 from exporter.errors import ConfigurationError, Problem
 from exporter.options import Duration
 from exporter.yaml_loader import load_file, parse, suggest
@@ -31,6 +34,7 @@ _SCALARS: Mapping[str, tuple[str, str, Any]] = {
     "--web.telemetry-path": ("web", "telemetry_path", UrlPath),
     "--feed.dir": ("feed", "dir", Path),
     "--state.dir": ("state", "dir", Path),
+    "--gpu.replay": ("gpu", "replay", str),
     "--log.level": ("log", "level", Level),
     "--log.format": ("log", "format", Form),
 }
@@ -138,6 +142,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action=_Once,
         help="where totals outlive restarts (default the feed directory)",
     )
+    gpu = parser.add_argument_group("GPUs")
+    gpu.add_argument(
+        "--gpu.replay",
+        metavar="NAME|FILE",
+        action=_Once,
+        help="play a described machine in place of NVIDIA's library (h100, t4, ...; docs/replay.md); empty for none",
+    )
     log = parser.add_argument_group("logs")
     log.add_argument(
         "--log.level", metavar="LEVEL", action=_Once, help="debug, info, warn or error (default info)"
@@ -185,6 +196,8 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
         changes["web"]["listen_address"] = tuple(addresses)
     if given["web.enable_lifecycle"] is not None:
         changes["web"]["enable_lifecycle"] = given["web.enable_lifecycle"]
+    if changes["gpu"].get("replay") == "":
+        changes["gpu"]["replay"] = None
     made = {
         section: dataclasses.replace(getattr(configuration, section), **keys)
         for section, keys in changes.items()
@@ -194,6 +207,12 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
         problems.extend(
             Problem("--web.listen-address", None, None, text) for _, text in made["web"].problems()
         )
+    gpu: Gpu = made.get("gpu", configuration.gpu)
+    if gpu.enabled and gpu.replay is not None:
+        try:
+            load_machine(gpu.replay)
+        except ConfigurationError as error:
+            problems.extend(error.problems)
     if problems:
         raise ConfigurationError(problems)
     return dataclasses.replace(configuration, **made)
@@ -220,4 +239,5 @@ def _relative_to(directory: Path, configuration: Configuration) -> Configuration
         web=dataclasses.replace(configuration.web, config_file=at(configuration.web.config_file)),
         feed=dataclasses.replace(configuration.feed, dir=at(configuration.feed.dir)),
         state=dataclasses.replace(configuration.state, dir=at(configuration.state.dir)),
+        gpu=configuration.gpu.relative_to(directory),
     )

@@ -8,21 +8,23 @@ source that knows nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.energy_settings import Energy
+from exporter.cli.gpu_settings import Gpu
+from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.catalogue import CollectorEntry
 from exporter.collectors.family import Collector
-from exporter.collectors.gpu import GpuCollector
+from exporter.collectors.gpu import GpuCollector, visible_devices
 from exporter.collectors.gpu_seams import gpu_readings, gpu_uses
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.process_memory import ProcessMemoryCollector
 from exporter.collectors.process_tree import Member
 from exporter.collectors.processes import ProcessCollector
-from exporter.collectors.rapl import RaplCollector
+from exporter.collectors.rapl import RaplCollector, always
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy import EnergyCollector, Sources
 from exporter.ledger.node_lock import NodeLock
@@ -53,7 +55,7 @@ class Wiring:
     """
 
     def __init__(self, configuration: Configuration, *, jobs: JobCollector, state: StateStore) -> None:
-        self.gpu: GpuCollector | None = None
+        self.gpu: KeptGpus | None = None
         self._jobs = jobs
         self._pages = Pages(state)
         self._linger_seconds = configuration.feed.linger
@@ -97,6 +99,31 @@ class Wiring:
             return self._rapl
         return entry.factory(**options)
 
+    def make_gpus(self, settings: Gpu, *, on_change: Callable[[], None]) -> KeptGpus:
+        """Make a collector of the GPUs, which touches nothing before its first pass.
+
+        Args:
+            settings: Which, and how closely.
+            on_change: Called when NVML, or a GPU, goes or returns.
+
+        Raises:
+            ConfigurationError: The machine to replay cannot be read any more.
+        """
+        options, visible = settings.options(), visible_devices()
+        return KeptGpus(
+            lambda: GpuCollector(options, visible=visible, on_change=on_change),
+            self._pages,
+            # What is described is no other exporter's.
+            counts=self._lock.acquire if options.replay is None else always,
+            released=self.gpu is not None and self.gpu.released,
+        )
+
+    def replace_gpus(self, made: KeptGpus | None) -> None:
+        """Ask other GPUs, or none, from now on; those of before are let go of."""
+        before, self.gpu = self.gpu, made
+        if before is not None:
+            before.close()
+
     def forget(self, name: str) -> None:
         """Ask a collector nothing any more, since it was switched off or made anew."""
         if name == PROCESSES:
@@ -114,7 +141,8 @@ class Wiring:
         self.energy.configure(settings.tariffs(), whole_machine=settings.whole_machine)
 
     def close(self) -> None:
-        """Let another exporter of this machine count its energy."""
+        """Let go of the GPUs, and let another exporter of this machine count its energy."""
+        self.replace_gpus(None)
         self._lock.release()
 
     # What they ask each other ---------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 
 from exporter.cli.attachment import Attachment
 from exporter.cli.configuration import CollectorSettings, Configuration
+from exporter.cli.gpu_settings import Gpu
+from exporter.cli.gpu_wiring import KeptGpus
 from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, PROCESS_MEMORY, PROCESSES, Wiring
 from exporter.cli.landing import Landing, ranks_of, render_landing, series_of
 from exporter.cli.logs import Logs, stderr_descriptor
@@ -116,6 +118,8 @@ def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment
             return
         if number == signal.SIGHUP:
             sidecar.reload_soon()
+        if number == signal.SIGUSR1:
+            sidecar.toggle_gpus()
         if attachment is not None and attachment.is_over():
             _log.info("ending, as no run is left")
             return
@@ -158,6 +162,7 @@ class Sidecar:
         self._server = Server(
             self,
             prepared=self._prepared_metrics,
+            lacks=self._gpus_lacking,
             listen=configuration.web.listen_address,
             web_config=configuration.web.config_file,
             enable_lifecycle=configuration.web.enable_lifecycle,
@@ -219,6 +224,8 @@ class Sidecar:
         for entry in CATALOGUE:
             if configuration.collectors[entry.name].enabled:
                 self._schedule(entry, configuration.collectors[entry.name])
+        if configuration.gpu.enabled:
+            self._schedule_gpus(configuration.gpu)
         if configuration.energy.enabled:
             self._schedule_energy(configuration)
         self._scheduler.start()
@@ -259,6 +266,7 @@ class Sidecar:
             )
         for entry in CATALOGUE:
             self._apply_collector(entry, old.collectors[entry.name], new.collectors[entry.name])
+        self._apply_gpus(old.gpu, new.gpu)
         if new.energy != old.energy:
             self._wiring.configure(new.energy)
             self._scheduler.remove(ENERGY)
@@ -282,6 +290,35 @@ class Sidecar:
         self._wiring.forget(entry.name)
         if new.enabled:
             self._schedule(entry, new)
+
+    def _apply_gpus(self, old: Gpu, new: Gpu) -> None:
+        if old == new:
+            return
+        if old.enabled and new.enabled and old.options() == new.options():
+            self._scheduler.reschedule(
+                KeptGpus.name, interval_seconds=new.interval, deadline_seconds=new.deadline
+            )
+            return
+        self._scheduler.remove(KeptGpus.name)
+        if new.enabled:
+            self._schedule_gpus(new)
+        else:
+            self._wiring.replace_gpus(None)
+
+    def _schedule_gpus(self, settings: Gpu) -> None:
+        made = self._wiring.make_gpus(settings, on_change=lambda: self._scheduler.run_soon(KeptGpus.name))
+        self._wiring.replace_gpus(made)
+        self._scheduler.add(made, interval_seconds=settings.interval, deadline_seconds=settings.deadline)
+
+    def toggle_gpus(self) -> None:
+        """Let go of NVML for a signal, so that a driver can be unloaded or a GPU be reset; or take it again."""
+        gpus = self._wiring.gpu
+        if gpus is None:
+            _log.warning("no GPUs are watched: nothing to let go of", extra={"signal": "SIGUSR1"})
+        elif gpus.toggle():
+            _log.info("NVML is let go of; send the signal again to take it back", extra={"signal": "SIGUSR1"})
+        else:
+            _log.info("NVML is taken again", extra={"signal": "SIGUSR1"})
 
     def _schedule(self, entry: CollectorEntry, settings: CollectorSettings) -> None:
         self._scheduler.add(
@@ -371,6 +408,11 @@ class Sidecar:
     def not_ready(self) -> str | None:
         """Why a scrape would be wrong now: totals without their past would step back."""
         return None if self._jobs.loaded else "the state of earlier processes is still being read"
+
+    def _gpus_lacking(self) -> str | None:
+        """What is required and not there; a scrape is right all the same, and says so."""
+        gpus = self._wiring.gpu
+        return None if gpus is None else gpus.not_ready()
 
     def landing(self) -> bytes:
         """The page for people."""

@@ -1,4 +1,4 @@
-"""Signals as values: SIGTERM, SIGINT and SIGHUP, for a main thread that waits for them.
+"""Signals as values: SIGTERM, SIGINT, SIGHUP and SIGUSR1, for a main thread that waits for them.
 
 Used in the sidecar, on its main thread. Python runs a handler on the main thread, when that comes back to Python;
 a signal that comes after the last look and before the system call in which it waits would lie there unseen, for
@@ -19,7 +19,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP as values on the main thread; a second SIGTERM or SIGINT ends the process.
+    """SIGTERM, SIGINT, SIGHUP and SIGUSR1 as values on the main thread; a second SIGTERM or SIGINT ends the process.
 
     Attributes:
         ending: Whether the end has begun, so that the next signal is the second one.
@@ -34,7 +34,7 @@ class Signals:
         ringer.setblocking(False)
         self._ringer = ringer  # kept, since only its number is handed over
         signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
-        for number in (*ENDING, signal.SIGHUP):
+        for number in (*ENDING, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._take)
 
     def wait(self, timeout_seconds: float | None) -> int | None:

@@ -20,7 +20,8 @@ from typing import Any
 
 from exporter.collectors.family import Collected
 from exporter.collectors.gpu_child import COMMAND, NvmlChild
-from exporter.collectors.gpu_families import SPECS, NvmlStatus, gpu_families
+from exporter.collectors.gpu_counters import CounterTotal
+from exporter.collectors.gpu_families import SPECS, NvmlStatus, XidCount, gpu_families
 from exporter.collectors.gpu_kernel_log import KernelLog
 from exporter.collectors.gpu_options import DEFAULT_OPTIONS, GpuOptions
 from exporter.collectors.gpu_state import Fleet, GpuEnergy, GpuProcess, GpuTotals
@@ -32,6 +33,7 @@ from exporter.errors import CollectError
 LOG = logging.getLogger("exporter.collectors.gpu")
 
 _DOWN = "nvml_down"
+_KERNEL_LOG = "kernel log "
 
 _REMEDIES = {
     "library_not_found": "libnvidia-ml.so.1 is not there: install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
@@ -182,14 +184,34 @@ class GpuCollector:
             return self._fleet.energies()
 
     def totals(self) -> GpuTotals:
-        """The counters, as plain values that can be kept over a restart of the sidecar."""
+        """The counters, as plain values that can be kept over a restart of the sidecar.
+
+        What the kernel's log has said is under the GPU's PCI address in place of its UUID.
+        """
         with self._lock:
-            return self._fleet.totals()
+            logged = {
+                _KERNEL_LOG + address: {
+                    xid: CounterTotal(count.count, count.last, 0.0) for xid, count in xids.items()
+                }
+                for address, xids in self._kernel_log.counts.items()
+            }
+            return {**self._fleet.totals(), **logged}
 
     def restore(self, totals: GpuTotals) -> None:
         """Go on from counters that were kept; to be called before `start`."""
         with self._lock:
-            self._fleet.restore(totals)
+            self._fleet.restore(
+                {uuid: kept for uuid, kept in totals.items() if not uuid.startswith(_KERNEL_LOG)}
+            )
+            self._kernel_log.restore(
+                {
+                    name.removeprefix(_KERNEL_LOG): {
+                        xid: XidCount(int(each.total), each.raw) for xid, each in kept.items()
+                    }
+                    for name, kept in totals.items()
+                    if name.startswith(_KERNEL_LOG)
+                }
+            )
 
     def _expected(self) -> bool:
         """Whether GPUs should be there, so that their absence is a failure."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter.collectors.gpu_families import XidCount
+from exporter.collectors.gpu_families import KernelXids, XidCount
 
 _XID = re.compile(
     r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): ([0-9]{1,6})\b"
@@ -55,6 +55,15 @@ class KernelLog:
             os.lseek(self._descriptor, 0, os.SEEK_END)
         except OSError:
             self.close()
+
+    @property
+    def counts(self) -> KernelXids:
+        """What was counted up to the last `read`."""
+        return self._counts
+
+    def restore(self, counts: KernelXids) -> None:
+        """Go on from counts that were kept; to be called before `open`."""
+        self._counts = {address: dict(xids) for address, xids in counts.items()}
 
     def close(self) -> None:
         """Stop reading; the counts stay."""

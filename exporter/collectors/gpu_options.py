@@ -21,11 +21,10 @@ def _help(text: str) -> dict[str, str]:
 class GpuOptions:
     """Which GPUs are watched, and how closely."""
 
-    mode: Literal["auto", "required", "off"] = field(
+    mode: Literal["auto", "required"] = field(
         default="auto",
         metadata=_help(
-            "auto: watch what there is. required: the exporter is not ready while NVML does not answer. off: "
-            "never start the process that loads NVIDIA's library."
+            "auto: watch what there is. required: the exporter is not ready while NVML does not answer."
         ),
     )
     replay: str | None = field(

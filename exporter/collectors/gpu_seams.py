@@ -5,8 +5,7 @@ Used in the sidecar by the composition root. Values only.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from exporter.collectors.gpu_power import COUNTER_SOURCE
 from exporter.collectors.gpu_state import GpuEnergy, GpuProcess
@@ -28,11 +27,8 @@ def gpu_uses(processes: Iterable[GpuProcess]) -> Sequence[GpuProcessUse]:
     return uses
 
 
-def gpu_readings(
-    energies: Iterable[GpuEnergy], *, monotonic: Callable[[], float] = time.monotonic
-) -> Sequence[EnergyReading]:
+def gpu_readings(energies: Iterable[GpuEnergy]) -> Sequence[EnergyReading]:
     """Tell what each GPU has used; one that does not answer has no reading."""
-    now = monotonic()
     return [
         EnergyReading(
             component="gpu",
@@ -40,8 +36,9 @@ def gpu_readings(
             source=each.source,
             measured=True,
             joules=sum(each.joules.values()) if each.up and each.joules else None,
-            watts=None,
-            at=now,
+            watts=each.watts,
+            at=each.at,
+            name=each.name,
             index=each.gpu,
             # Without a counter the integral is what counts already.
             power_joules=each.integral_joules if each.source == COUNTER_SOURCE else None,

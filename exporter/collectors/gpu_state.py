@@ -87,6 +87,7 @@ class GpuEnergy:
         resets: By reason, how often the hardware's counter did not go on where it was.
         watts: Power at the moment; None while it is not known.
         at: Monotonic time of the last pass over the GPUs.
+        name: The model.
     """
 
     gpu: str
@@ -98,6 +99,7 @@ class GpuEnergy:
     resets: Mapping[str, int]
     watts: float | None = None
     at: float = 0.0
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -405,6 +407,7 @@ def energy_of(gpu: GpuState, *, at: float) -> GpuEnergy:
         {} if counter is None else dict(counter.resets),
         watts=gpu.values.get("power"),
         at=at,
+        name=str(gpu.identity.get("name", "")),
     )
 
 

@@ -61,6 +61,7 @@ class Routes:
     Args:
         application: What they are made from.
         prepared: Gives metrics that are ready already; None when nothing does.
+        lacks: What the exporter is still without, though a scrape is right; asked for `/-/ready` on the loop.
         protection: The settings in force.
         counts: Where renders are counted.
         limits: How long an answer may take.
@@ -77,6 +78,7 @@ class Routes:
         application: Application,
         *,
         prepared: Prepared | None,
+        lacks: Callable[[], str | None],
         protection: Protection,
         counts: Counts,
         limits: Limits,
@@ -86,6 +88,7 @@ class Routes:
     ) -> None:
         self._application = application
         self._prepared = prepared
+        self._lacks = lacks
         self._protection = protection
         self._counts = counts
         self._limits = limits
@@ -224,7 +227,7 @@ class Routes:
 
     async def _ready(self, request: Request, deadline: float) -> Answer:
         del request, deadline
-        reason = self._application.not_ready()
+        reason = self._application.not_ready() or self._lacks()
         return _text(200, "ready") if reason is None else _text(503, reason, _LATER)
 
     async def _reload(self, request: Request, deadline: float) -> Answer:

@@ -16,7 +16,7 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exporter.collectors.family import Family, Sample
@@ -44,6 +44,8 @@ class Server:
         application: What is served.
         prepared: Gives metrics that are ready already, so that no worker thread is asked; None when there is
             no such thing.
+        lacks: What the exporter is still without, though a scrape is right: `/-/ready` says so. Called on the
+            server's loop.
         listen: Addresses as on the command line.
         web_config: `web.config.yml`; None serves plain HTTP to everybody.
         enable_lifecycle: Whether `/-/reload` may be used.
@@ -57,6 +59,7 @@ class Server:
         application: Application,
         *,
         prepared: Prepared | None = None,
+        lacks: Callable[[], str | None] = lambda: None,
         listen: Sequence[str],
         web_config: Path | None,
         enable_lifecycle: bool = False,
@@ -66,6 +69,7 @@ class Server:
     ) -> None:
         self._application = application
         self._prepared = prepared
+        self._lacks = lacks
         self._listen = tuple(listen)
         self._web_config = web_config
         self._enable_lifecycle = enable_lifecycle
@@ -107,6 +111,7 @@ class Server:
         routes = Routes(
             self._application,
             prepared=self._prepared,
+            lacks=self._lacks,
             protection=protection,
             counts=self._counts,
             limits=self._limits,

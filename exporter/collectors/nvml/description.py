@@ -343,12 +343,25 @@ def load_machine(name_or_file: str) -> Machine:
     Raises:
         ConfigurationError: There is no such machine, or the description has mistakes.
     """
-    if "/" not in name_or_file and not name_or_file.endswith((".yaml", ".yml")):
-        if name_or_file not in machine_names():
-            message = f'no machine "{name_or_file}" to replay, {suggest(name_or_file, machine_names())}; or give a file'
-            raise ConfigurationError([Problem("--gpu.replay", None, None, message)])
-        return load_file(MACHINES / f"{name_or_file}.yaml", Machine)
-    return load_file(name_or_file, Machine)
+    if is_machine_file(name_or_file):
+        return load_file(name_or_file, Machine)
+    problem = unknown_machine(name_or_file)
+    if problem:
+        raise ConfigurationError([Problem("--gpu.replay", None, None, problem)])
+    return load_file(MACHINES / f"{name_or_file}.yaml", Machine)
+
+
+def is_machine_file(name_or_file: str) -> bool:
+    """Whether a machine is named by its file."""
+    return "/" in name_or_file or name_or_file.endswith((".yaml", ".yml"))
+
+
+def unknown_machine(name: str) -> str:
+    """What is wrong with a machine's name; "" where it is known."""
+    names = machine_names()
+    return (
+        "" if name in names else f'no machine "{name}" to replay: give a file, or one of {", ".join(names)}'
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,198 @@
+"""KeptGpus: the GPU collector, with counters that outlive the sidecar.
+
+Used in the sidecar by `job_wiring`. `collect` is called from one thread at a time, anything else may come from any.
+Its counters are kept in a page of the ledger's state: learnt before the first GPU is looked at, and saved before
+they are published, so that none of them ever steps back for a reader. While they cannot be saved or learnt they
+are withheld; gauges are not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from exporter.collectors import gpu_status
+from exporter.collectors.family import Collected
+from exporter.collectors.gpu import GpuCollector
+from exporter.collectors.gpu_counters import CounterTotal
+from exporter.collectors.gpu_power import ENERGY
+from exporter.collectors.gpu_state import GpuEnergy, GpuProcess, GpuTotals
+from exporter.collectors.keeping import Keeper, Rows
+from exporter.errors import CollectError
+
+FORGET_SECONDS = 30 * 86_400.0
+"""A GPU that was not seen for so long does not come back."""
+
+# Those about NVML and its process begin anew with the sidecar, as the sidecar's own do.
+_KEPT = frozenset(
+    spec.name for spec in GpuCollector.specs if spec.type == "counter" and spec not in gpu_status.SPECS
+)
+
+
+class KeptGpus:
+    """Watches the GPUs and keeps what it counts.
+
+    Args:
+        make: Makes the collector of the GPUs, and does not start it.
+        keeper: Where the counters are kept.
+        counts: Whether this exporter is the one that counts the energy of these GPUs.
+        released: Whether to begin without NVML.
+        clock: Unix time, by which the age of a counter is known after a restart.
+
+    Raises:
+        ConfigurationError: As `make` does.
+    """
+
+    name = GpuCollector.name
+    specs = GpuCollector.specs
+    reasons = (*GpuCollector.reasons, "state")
+
+    def __init__(
+        self,
+        make: Callable[[], GpuCollector],
+        keeper: Keeper,
+        *,
+        counts: Callable[[], bool],
+        released: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._make = make
+        self._gpus = make()
+        self._page = keeper.page(self.name)
+        self._counts = counts
+        self._released = released
+        self._clock = clock
+        self._rows: Rows | None = None  # as last saved; None while it is not known what was kept
+        self._begun = False
+        self._closed = False
+        self._passing = threading.Lock()  # held in a pass, so that none goes on after `close`
+
+    def collect(self) -> Collected:
+        """Make families of what is known, after its counters are saved.
+
+        Raises:
+            CollectError: As the collector of the GPUs.
+        """
+        with self._passing:
+            if self._closed:
+                return Collected(())
+            problems: list[tuple[str, str]] = []
+            unsupported: list[str] = []
+            self._open(problems, unsupported)
+            collected = self._gpus.collect()
+            # Asked for after the families were made: what is saved is never less than what is shown.
+            saved = self._save(self._gpus.totals(), problems)
+            withheld = frozenset() if saved else _KEPT
+            families = [family for family in collected.families if family.spec.name not in withheld]
+            if any(family.spec is ENERGY for family in families) and not self._counts():
+                families = [family for family in families if family.spec is not ENERGY]
+                unsupported.append("another exporter on this machine counts its energy: absent here")
+            return Collected(
+                families, (*collected.problems, *problems), (*collected.unsupported, *unsupported)
+            )
+
+    def close(self, timeout_seconds: float = 2.0) -> None:
+        """End the NVML child, and let another sidecar keep the counters."""
+        self._closed = True
+        entered = self._passing.acquire(timeout=timeout_seconds)  # a pass may hang in a file system
+        try:
+            self._gpus.stop()
+            self._page.close()
+        finally:
+            if entered:
+                self._passing.release()
+
+    def toggle(self) -> bool:
+        """Let go of NVML, or take it again; tells whether it is let go of now."""
+        self._released = not self._released
+        if self._released:
+            self._gpus.release()
+        else:
+            self._gpus.resume()
+        return self._released
+
+    @property
+    def released(self) -> bool:
+        """Whether NVML was let go of, on request."""
+        return self._released
+
+    def not_ready(self) -> str | None:
+        """Why the exporter is not ready; None when it is, or when GPUs are not required."""
+        return self._gpus.not_ready()
+
+    def processes(self) -> tuple[GpuProcess, ...]:
+        """The processes that hold GPUs."""
+        return self._gpus.processes()
+
+    def energies(self) -> tuple[GpuEnergy, ...]:
+        """The energy of each GPU so far."""
+        return self._gpus.energies()
+
+    def _open(self, problems: list[tuple[str, str]], unsupported: list[str]) -> None:
+        """Learn what was kept, and begin; without that knowledge begin all the same, for the gauges' sake."""
+        if self._rows is None:
+            try:
+                self._rows = self._page.load()
+                if self._rows is None:
+                    unsupported.append("another sidecar keeps the counters of these GPUs: absent here")
+            except CollectError as error:
+                problems.append((error.reason, str(error)))
+            if self._rows is not None:
+                if self._begun:
+                    # It has counted from nothing: one that continues takes its place.
+                    self._gpus.stop()
+                    self._gpus, self._begun = self._make(), False
+                self._gpus.restore(totals_of(self._rows, self._clock()))
+        if not self._begun:
+            self._begun = True
+            if self._released:
+                self._gpus.release()
+            self._gpus.start()
+
+    def _save(self, totals: GpuTotals, problems: list[tuple[str, str]]) -> bool:
+        if self._rows is None:
+            return False
+        rows = rows_of(totals, self._clock(), kept=self._rows)
+        try:
+            if rows != self._rows:
+                self._page.save(rows)
+        except CollectError as error:
+            problems.append((error.reason, str(error)))
+            return False
+        self._rows = rows
+        return True
+
+
+def rows_of(
+    totals: GpuTotals, now: float, *, kept: Mapping[tuple[str, ...], tuple[float | None, ...]]
+) -> Rows:
+    """Write counters; those of GPUs that were not seen in this life stay as they were kept.
+
+    A row is the total, the last raw number, and when that was read, Unix time.
+    """
+    rows: Rows = {
+        name: values
+        for name, values in kept.items()
+        if name[0] not in totals and now - (values[2] or 0.0) < FORGET_SECONDS
+    }
+    for uuid, counters in totals.items():
+        for name, each in counters.items():
+            rows[uuid, name] = each.total, each.raw, round(now - each.age_seconds, 3)
+    return rows
+
+
+def totals_of(rows: Rows, now: float) -> GpuTotals:
+    """Read them back."""
+    totals: dict[str, dict[str, CounterTotal]] = {}
+    for (uuid, name), (total, raw, at) in _complete(rows):
+        totals.setdefault(uuid, {})[name] = CounterTotal(total, raw, max(0.0, now - at))
+    return totals
+
+
+def _complete(rows: Rows) -> Iterable[tuple[tuple[str, str], tuple[float, float, float]]]:
+    for name, values in rows.items():
+        if len(name) == 2 and len(values) >= 3:
+            total, raw, at = values[:3]
+            if total is not None and raw is not None and at is not None:
+                yield (name[0], name[1]), (total, raw, at)
