@@ -51,6 +51,10 @@ class _State:
             (),
         )
 
+    def logged(self, origin: object) -> Logged:
+        """Keep it together with the object that was logged."""
+        return Logged(origin, self)
+
 
 class Event:
     """Event represents a specific typed event to be logged.
@@ -137,14 +141,24 @@ def log_event(event: Event) -> None:
         if kind.routes == ():
             EVENTS.latest.append(state)
         else:
-            EVENTS.tell(kind, number, state, event)
+            EVENTS.hand_on(kind, number, state, event)
 
 
-def as_logged(event: Event, late: object) -> Event:
-    """Give the object that was logged, or, where it has been changed since, one that is as it was."""
-    if event._state is late or not isinstance(late, _State):  # noqa: SLF001  # of the class above
-        return event
-    return Event(late.name, late.timestamp, late.data)
+class Logged:
+    """An event that waits for its handlers, and what it was when it was logged."""
+
+    __slots__ = ("_event", "_state")
+
+    def __init__(self, event: object, state: _State) -> None:
+        self._event = event
+        self._state = state
+
+    def as_logged(self) -> Event:
+        """Give the object itself, or, where it has been changed since, one that is as it was."""
+        event, state = self._event, self._state
+        if isinstance(event, Event) and event._state is state:  # noqa: SLF001  # of this file
+            return event
+        return Event(state.name, state.timestamp, state.data)
 
 
 def _kind(name: str) -> Kind:

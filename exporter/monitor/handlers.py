@@ -9,7 +9,7 @@ import datetime as dt
 import threading
 from collections.abc import Callable
 
-from exporter.monitor.event import Event, as_logged
+from exporter.monitor.event import Event, Logged
 from exporter.recording.delivery import is_container_method
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.events import Handle, register, unregister
@@ -110,9 +110,9 @@ class TensorboardEventHandler:
                 self._writer.add_scalar(key, value, walltime=event.timestamp.timestamp())  # type: ignore[arg-type]  # numbers
 
 
-def _adapted(event: RecordedEvent, origin: object, late: object) -> Event:
-    if isinstance(origin, Event):
-        return as_logged(origin, late)
+def _adapted(event: RecordedEvent, origin: object) -> Event:
+    if isinstance(origin, Logged):
+        return origin.as_logged()
     message = {} if event.message is None else {"message": event.message}
     when = dt.datetime.fromtimestamp(event.timestamp)  # noqa: DTZ006  # local and naive, as torch's own
     return Event(event.type, when, {**message, **event.data})

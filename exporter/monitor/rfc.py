@@ -265,7 +265,7 @@ class AggregatingStatCollector(StatCollector):
             self._windows = {key: Window(wanted) for key, wanted in self._stats.items()}
 
 
-def _adapted(event: RecordedEvent, origin: object, _late: object) -> Event:
+def _adapted(event: RecordedEvent, origin: object) -> Event:
     if isinstance(origin, Event):
         return origin
     data: Mapping[str, Datum] = event.data

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
             """Take one `Event`, or what `adapt` has made of it."""
             ...
 
-    Adapt = Callable[[Event, object, object], object]
+    Adapt = Callable[[Event, object], object]
 
 FLUSHED_TOGETHER = 256
 END_SECONDS = 2.0
@@ -68,8 +68,7 @@ class Delivery:
         types: Shell patterns of the types that it wants; None for all.
         severity: The least severity that it wants.
         queue: Events that may wait.
-        adapt: Makes what the handler takes out of an event, the object that was logged and what that was then; on
-            the handler's thread.
+        adapt: Makes what the handler takes out of an event and the object that was logged; on the handler's thread.
         own: Instances of this class are handed on as they were logged where that is done at once.
 
     Attributes:
@@ -104,7 +103,7 @@ class Delivery:
 
     def after_fork(self) -> None:
         """Begin anew: what waits belongs to the parent, and so does the thread."""
-        self._queue: SimpleQueue[tuple[Any, object, object] | _Marker] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Any, object] | _Marker] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._full = Counter()
@@ -137,15 +136,15 @@ class Delivery:
         self._handle(item)
         self._taken.bump()
 
-    def put(self, event: Any, origin: object = None, late: object = None) -> None:
+    def put(self, event: Any, origin: object = None) -> None:
         """Hand over one event, or what else its registrar puts in the place of one; never raises, never waits."""
         if self.direct:
-            self.take_at_once(event if self._adapt is None else self._adapt(event, origin, late))
+            self.take_at_once(event if self._adapt is None else self._adapt(event, origin))
             return
         if self._queue.qsize() >= self._bound:
             self._full.bump()
             return
-        self._queue.put((event, origin, late))
+        self._queue.put((event, origin))
         if self._thread is None:
             self._start()
 
@@ -216,9 +215,9 @@ class Delivery:
             if self._unflushed and (queue.empty() or self._unflushed >= FLUSHED_TOGETHER):
                 self._write_out()
 
-    def _take(self, event: Any, origin: object, late: object) -> None:
+    def _take(self, event: Any, origin: object) -> None:
         try:
-            self._handle(event if self._adapt is None else self._adapt(event, origin, late))
+            self._handle(event if self._adapt is None else self._adapt(event, origin))
         except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
             self._fail(error, 1)
         else:

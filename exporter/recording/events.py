@@ -60,6 +60,10 @@ if TYPE_CHECKING:
             """Give what an `Event` is made of."""
             ...
 
+        def logged(self, origin: object) -> object:
+            """Give the object that was logged together with what it was then, for `adapt`."""
+            ...
+
 
 MOST_TYPES = 100
 """Types that are counted apart; the rest is `other`."""
@@ -221,7 +225,7 @@ class EventLog:
         if kind.routes == ():
             self.latest.append(raw)
         else:
-            self.tell(kind, number, raw, payload=payload)
+            self.hand_on(kind, number, raw, payload=payload)
 
     def enabled(self, type: str, severity: str = "info") -> bool:
         """Whether such an event would be recorded; cheap enough to ask before making its data."""
@@ -262,7 +266,7 @@ class EventLog:
             severity: The least severity that it wants; None for all.
             queue: Events that may wait for it, 1 to 1,000,000.
             name: The label value under which it is counted; None for its own name.
-            adapt: For faces: makes what it takes out of an `Event`, the object that was logged and what that was then.
+            adapt: For faces: makes what it takes out of an `Event` and the object that was logged.
             own: For faces: the class of the objects that it takes as they were logged.
 
         Raises:
@@ -520,9 +524,16 @@ class EventLog:
         number = kind.count()
         kind.occurrences.last = when = now if happened is None else happened
         raw = (type, message, kind.severity, data, when, now, monotonic_ns(), None, ())
-        self.tell(kind, number, raw, origin)
+        self.hand_on(kind, number, raw, origin)
 
-    def tell(
+    def tell(self, kind: Kind, raw: RawEvent, origin: object = None) -> None:
+        """Hand on an event that was counted and that `kind.admits`; what faces use that count themselves."""
+        event = self._event(raw)
+        self.latest.append(event)
+        for delivery in self._routes(kind, raw):
+            delivery.put(event, origin)
+
+    def hand_on(
         self,
         kind: Kind,
         number: int,
@@ -554,7 +565,7 @@ class EventLog:
             if event is None:
                 raw = late if isinstance(late, tuple) else late.raw()
                 event = self._event(raw if payload is None else _with_payload(kind, raw, payload))
-            delivery.put(event, origin, late)
+            delivery.put(event, origin if isinstance(late, tuple) else late.logged(origin))
         self.latest.append(late if event is None else event)
 
     # Inside ----------------------------------------------------------------------------------------------
