@@ -93,8 +93,11 @@ class Platform:
     def _of_function(self, function: str, what: str) -> Record | None:
         if what == "duration.ms":
             if function.endswith("._rendezvous"):
-                return _milliseconds(_histogram("training.elastic.rendezvous", {}))
-            return _milliseconds(_histogram("training.elastic.function", {"function": function}))
+                return _milliseconds(
+                    plain("histogram", "training.elastic.rendezvous", unit="seconds", buckets=_SECONDS)
+                )
+            labels = {"function": function}
+            return _milliseconds(plain("summary", "training.elastic.function", unit="seconds", labels=labels))
         if what not in {"success", "failure"}:
             return None
         calls = {
@@ -136,10 +139,6 @@ class Platform:
 
 def _run_counter(label: str, outcome: str) -> Callable[[float], None]:
     return plain("counter", "training.elastic.runs", labels={"outcome": outcome, "worker_role": label})
-
-
-def _histogram(name: str, labels: dict[str, str]) -> Callable[[float], None]:
-    return plain("histogram", name, unit="seconds", labels=labels, buckets=_SECONDS)
 
 
 def _milliseconds(add: Callable[[float], None]) -> Record:

@@ -20,7 +20,7 @@ FUNCTION_CALLS = FamilySpec(
 )
 FUNCTION_SECONDS = FamilySpec(
     "training_elastic_function_seconds",
-    "histogram",
+    "summary",
     "How long they took, in whole milliseconds" + _LINGERS,
     (*IDENTITY_LABELS, "function"),
     "seconds",

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exporter.collectors.family import FamilySpec
-from exporter.ledger import elastic_families, wait_families
+from exporter.ledger import elastic_families, monitor_families, wait_families
 from exporter.ledger.identity_labels import IDENTITY_LABELS
 from exporter.recording.values import StatDefinition
 
-OWN: Mapping[str, FamilySpec] = {spec.name: spec for spec in (*elastic_families.SPECS, *wait_families.SPECS)}
+OWN: Mapping[str, FamilySpec] = {
+    spec.name: spec for spec in (*elastic_families.SPECS, *monitor_families.SPECS, *wait_families.SPECS)
+}
 
 
 def fits(definition: StatDefinition, spec: FamilySpec) -> bool:

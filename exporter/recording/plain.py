@@ -20,6 +20,7 @@ def plain(
     unit: str | None = None,
     labels: Mapping[str, str] | None = None,
     buckets: Iterable[float] | None = None,
+    own: bool = True,
 ) -> Callable[[float], None]:
     """Make a plain family, or one more series of it; a counter is 0 from then on, so that its first rise is seen.
 
@@ -29,6 +30,7 @@ def plain(
         unit: A base unit.
         labels: Of this series; the names are the same for every series of a family.
         buckets: Of a histogram; None for a choice that suits the unit.
+        own: Whether the name is one of the exporter's own; False for one that the job has chosen.
 
     Returns:
         `add`, which takes any int or float, never raises and never waits.
@@ -38,5 +40,5 @@ def plain(
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
-    tally = REGISTRY.obtain(definition.replace(kind=kind), own=True)
+    tally = REGISTRY.obtain(definition.replace(kind=kind), own=own)
     return tally.buffer.append

@@ -32,8 +32,10 @@ from exporter.elastic.events.api import (
     fields_of,
 )
 from exporter.elastic.events.handlers import (
+    RECORDED,
     EventHandler,
     NullEventHandler,
+    PrometheusEventHandler,
     add_handler,
     configure,
     get_logging_handler,
@@ -47,6 +49,7 @@ __all__ = [
     "EventSource",
     "NodeState",
     "NullEventHandler",
+    "PrometheusEventHandler",
     "RdzvEvent",
     "add_handler",
     "configure",
@@ -56,9 +59,6 @@ __all__ = [
     "record_rdzv_event",
     "unconfigure",
 ]
-
-RECORDED = "exporter_recorded"
-"""Attribute of log records that stand for events which are recorded already, for the bridge to pass over."""
 
 _events_loggers: dict[str, logging.Logger] = {}
 

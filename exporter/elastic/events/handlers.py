@@ -7,14 +7,21 @@ name: entries may be added. Whoever is configured with `configure` is given ever
 from __future__ import annotations
 
 import abc
+import json
 import logging
+from time import time
 
-from exporter.elastic.events.api import Event, RdzvEvent
+from exporter.elastic import telling
+from exporter.elastic.events.api import Event, EventMetadataValue, EventSource, RdzvEvent
 from exporter.recording import events as recorded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+RECORDED = "exporter_recorded"
+"""Attribute of log records that stand for events which are recorded already."""
 
 
 class _Writing(logging.Handler):
@@ -51,6 +58,46 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
     except KeyError:
         known = ", ".join(_log_handlers)
         raise KeyError(f"no events destination {destination!r}; known: {known}") from None
+
+
+class PrometheusEventHandler(logging.Handler):
+    """Records the events that torch's own module logs as lines of JSON; takes no lock and never raises.
+
+    For `logging.getLogger("torchelastic-events-null").addHandler(...)`, or under a name in torch's registry of
+    destinations for `torchrun --event-log-handler NAME`. The bridge does this by itself.
+    """
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Take one record, without the lock that handlers otherwise hold."""
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Record one event, once however many of these take it; what is no event is passed over."""
+        if getattr(record, RECORDED, False):
+            return
+        try:
+            fields = json.loads(record.msg)
+        except (TypeError, ValueError, RecursionError):
+            return
+        if not isinstance(fields, dict):
+            return
+        setattr(record, RECORDED, True)
+        if "node_state" in fields:
+            telling.tell_rendezvous(fields)
+        elif "source" in fields and isinstance(fields.get("metadata"), dict):
+            stamp = fields.get("timestamp")
+            at = stamp if isinstance(stamp, int | float) and stamp > 0 else time() * 1000
+            name, source = str(fields.get("name")), str(fields["source"])
+            telling.tell(
+                name, source, fields["metadata"], at, _as_event(name, source, at, fields["metadata"])
+            )
+
+
+def _as_event(name: str, source: str, at: float, metadata: dict[str, EventMetadataValue]) -> Event | None:
+    if not _registered or source not in EventSource.__members__:
+        return None
+    return Event(name, EventSource[source], int(at), metadata)
 
 
 class EventHandler(abc.ABC):
@@ -100,7 +147,7 @@ def add_handler(handler: EventHandler) -> None:
         if event is not None:
             handler.record(event)  # type: ignore[arg-type]  # the origin of our own events
 
-    def origin(event: recorded.Event, origin: object) -> object:  # noqa: ARG001  # the form of an Adapt
+    def origin(event: recorded.Event, origin: object, *more: object) -> object:  # noqa: ARG001  # the form of an Adapt
         return origin if isinstance(origin, Event) else None
 
     handle = recorded.register(take, name=type(handler).__name__, adapt=origin)

@@ -1,0 +1,53 @@
+"""Bridges: what other libraries in the job tell, recorded without any change to the job.
+
+Used in the training process and in torchrun's agent. `exporter.bridges.install()` installs them, and so does
+`EXPORTER_AUTO=1` at `import torch` (see `exporter_auto`). A bridge costs nothing before its library is loaded, never
+raises, takes no lock on the job's path and writes nothing to its output. When a library is not there, or is of a version
+that has become different, its bridge is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from exporter.bridges import elastic, monitor, wait_counters
+from exporter.recording.notices import tell_once
+
+BRIDGES: dict[str, Callable[[], None]] = {
+    "elastic": elastic.install,
+    "monitor": monitor.install,
+    "wait_counters": wait_counters.install,
+}
+"""Every bridge by name."""
+
+_installed: set[str] = set()
+
+
+def install(*names: str) -> tuple[str, ...]:
+    """Install bridges; again is harmless.
+
+    Args:
+        names: Which; all when none is named.
+
+    Returns:
+        The names of those that are installed now.
+
+    Raises:
+        ValueError: There is no such bridge.
+    """
+    unknown = [name for name in names if name not in BRIDGES]
+    if unknown:
+        raise ValueError(f"no bridge {unknown[0]!r}; known: {', '.join(BRIDGES)}")
+    if os.environ.get("EXPORTER_DISABLED") == "1":
+        return ()
+    for name in names or BRIDGES:
+        if name in _installed:
+            continue
+        _installed.add(name)
+        try:
+            BRIDGES[name]()
+        except Exception as error:  # noqa: BLE001  # the job must not fail for being watched
+            _installed.discard(name)
+            tell_once(f"bridge {name}", f"the bridge {name} could not be installed: {error!r}")
+    return tuple([name for name in BRIDGES if name in _installed])

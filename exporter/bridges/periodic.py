@@ -1,0 +1,85 @@
+"""A daemon thread that does one thing again and again, until the process ends and once more then.
+
+Used in the training process by bridges that have to look, since what they watch does not call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+
+from exporter.recording.notices import tell_once
+
+EXIT_SECONDS = 1.0
+"""The longest that an exiting process waits for a step under way."""
+
+
+class Periodic:
+    """Calls a step, from one thread at a time; what it raises is told once and changes nothing.
+
+    Args:
+        name: Of the thread.
+        step: What is done.
+        seconds: Between two steps.
+        after_fork: Called in a forked child before its first step.
+        at_exit: Called at exit, before the last step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], None],
+        *,
+        seconds: float,
+        after_fork: Callable[[], None] = lambda: None,
+        at_exit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._step = step
+        self._seconds = seconds
+        self._forked = after_fork
+        self._at_exit = at_exit
+        self._start()
+        # After the recorder's, hence called before it: what the last step records is published.
+        atexit.register(self.stop)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _start(self) -> None:
+        self._ended = threading.Event()
+        self._working = threading.Lock()
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            tell_once(self._name, f"{self._name} does not run: {error}")
+
+    def stop(self) -> None:
+        """End the thread and do the last step; again is harmless."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._guarded(self._at_exit)
+        if self._working.acquire(timeout=EXIT_SECONDS):
+            try:
+                self._guarded(self._step)
+            finally:
+                self._working.release()
+
+    def _after_fork(self) -> None:
+        if not self._ended.is_set():
+            self._guarded(self._forked)
+            self._start()
+
+    def _run(self) -> None:
+        ended, working = self._ended, self._working
+        while not ended.wait(self._seconds):
+            with working:
+                self._guarded(self._step)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  # a library's inside, which may be different in another version
+            tell_once(f"{self._name} {type(error)}", f"{self._name}: {error!r}")
