@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from exporter.cli import probes
 from exporter.cli.configuration import Configuration
 from exporter.cli.finding import Surroundings, bytes_text
+from exporter.cli.gpu_settings import Gpu
 from exporter.cli.machine_probes import cgroup, nvidia, rapl, shared_memory
 
 
@@ -92,3 +94,11 @@ def test_a_default_directory_that_nobody_can_make_is_a_failure(
     (finding,) = probes.feed_directory(Configuration(), around(tmp_path))
 
     assert (finding.status, "cannot be created" in finding.found) == ("FAIL", True)
+
+
+def test_a_machine_that_is_played_is_told(tmp_path: Path) -> None:
+    played = dataclasses.replace(Configuration(), gpu=Gpu(replay="h100"))
+    (finding,) = nvidia(played, around(tmp_path))
+
+    assert finding.status == "ok"
+    assert "the described machine h100 is played" in finding.found

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from run_support import environment, free_port, processes_naming, scrape, started, wait_until
 
+from exporter.cli.demo import make_plan
 from exporter.cli.simulated_job import Scenario
 
 STEPS = re.compile(r'^demo_step_duration_seconds_count\{(?:.*,)?rank="(\d)".*\} (\S+)$', re.MULTILINE)
@@ -60,6 +61,25 @@ def test_the_printed_address_serves_both_ranks_at_once(tmp_path: Path) -> None:
 
         assert "demo_loss_window_mean" in page(port)
         assert "demo_memory_resident_bytes" in page(port)
+
+
+def test_it_shows_the_eight_gpus_of_a_described_machine(tmp_path: Path) -> None:
+    with demo(tmp_path) as (process, port):
+        wait_until(lambda: page(port).count("\ngpu_up{") == 8)
+        process.send_signal(signal.SIGINT)
+        said = process.stdout.read() if process.stdout else ""
+
+    assert f"curl -s http://127.0.0.1:{port}/metrics | grep '^gpu_'" in said
+    assert "described machine h100" in said
+
+
+def test_another_machine_can_be_asked_for_or_none(tmp_path: Path) -> None:
+    with demo(tmp_path, "--gpu.replay=t4") as (_, port):
+        wait_until(lambda: page(port).count("\ngpu_up{") == 1)
+
+    own = make_plan(["--web.listen-address=127.0.0.1:0", "--gpu.replay="], {})
+    assert own.replay is None
+    assert not any(argument.startswith("--gpu.replay=h") for argument in own.sidecar)
 
 
 def test_a_cycle_shows_a_gap_and_a_restart_over_which_the_totals_continue(tmp_path: Path) -> None:

@@ -43,11 +43,14 @@ from exporter.web.listen import Address, bind, parse_addresses, url
 from exporter.web.webconfig import load_web_config
 
 DESCRIPTION = """\
-Serves the metrics of a small simulated training job: no GPU, no torch, nothing to install.
+Serves the metrics of a small simulated training job on a described machine with GPUs: no GPU, no torch, nothing
+to install.
 
     python -m exporter demo
+    python -m exporter demo --gpu.replay=h100-lost
 """
 RUN_NAME = "demo"
+REPLAY_FLAG, REPLAYED = "--gpu.replay", "h100"
 ADDRESS_FLAG = "--web.listen-address"
 FEED_FLAG = "--feed.dir"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a private directory is made in it
@@ -86,6 +89,7 @@ class Plan:
         sidecar: The sidecar's command line, without the feed directory.
         listening: The first address.
         telemetry_path: Of the metrics.
+        replay: The machine whose GPUs are shown; None for this one's.
         feed_directory: Absolute; None for a private temporary one.
         duration_seconds: 0 to go on until Ctrl-C.
         scenario: What happens.
@@ -94,6 +98,7 @@ class Plan:
     sidecar: tuple[str, ...]
     listening: Listening
     telemetry_path: str
+    replay: str | None
     feed_directory: Path | None
     duration_seconds: float
     scenario: Scenario
@@ -176,12 +181,17 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     addresses = [_try_out(address, tls=tls) for address in parse_addresses(configuration.web.listen_address)]
     flags = without(arguments, {ADDRESS_FLAG, FEED_FLAG})
     flags.extend(f"{ADDRESS_FLAG}={address.text}" for address in addresses)
+    replay = configuration.gpu.replay
+    if replay is None and given["gpu.replay"] is None and configuration.gpu.enabled:
+        replay = REPLAYED
+        flags.append(f"{REPLAY_FLAG}={replay}")
     if given["log.level"] is None and given["config.file"] is None:
         flags.append("--log.level=warn")  # what the demo itself says stays readable
     return Plan(
         sidecar=sidecar_command(flags, linger_seconds=0.0),
         listening=addresses[0],
         telemetry_path=configuration.web.telemetry_path,
+        replay=replay if configuration.gpu.enabled else None,
         # $EXPORTER_FEED_DIR is the user's own and stays free of made-up metrics.
         feed_directory=None if given["feed.dir"] is None else Path(given["feed.dir"]).absolute(),
         duration_seconds=duration_seconds,
@@ -375,7 +385,9 @@ class Demo:
         step = 0.2 / scenario.speed
         pause = scenario.pause_seconds / scenario.speed
         metrics = f"{self._plan.listening.url}{self._plan.telemetry_path}"
-        insecure = "k" if metrics.startswith("https") else ""
+        curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
+        replay = self._plan.replay
+        gpus = f"\n  {curl} | grep '^gpu_'   # GPUs of the described machine {replay}" if replay else ""
         with contextlib.suppress(OSError):  # nobody reads it
             print(
                 f"""
@@ -383,7 +395,7 @@ A simulated job of {scenario.ranks} ranks; its metrics are at
 
   {metrics}
 
-  curl -s{insecure} {metrics} | grep '^demo_'
+  {curl} | grep '^demo_'{gpus}
 
 About {scenario.pause_step * step:.0f} s after the start all ranks wait {pause:.0f} s for data: window gauges vanish, totals stay.
 About {scenario.crash_step * step + pause:.0f} s after the start rank {scenario.crash_rank} is killed and started again: its totals continue.

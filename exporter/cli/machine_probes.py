@@ -68,8 +68,16 @@ def rapl(configuration: Configuration, around: Surroundings) -> Iterator[Finding
 
 
 def nvidia(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
-    """Whether there are a driver and its Python binding; the driver itself is not touched."""
-    del configuration
+    """Whether there are a driver and its Python binding, and whether they are used; the driver is not touched."""
+    if not configuration.gpu.enabled:
+        yield Finding("ok", "nvidia", "gpu.enabled is false; GPU families are absent")
+        return
+    if configuration.gpu.replay is not None:
+        replayed = (
+            f"the described machine {configuration.gpu.replay} is played (gpu.replay): not this one's GPUs"
+        )
+        yield Finding("ok", "nvidia", replayed)
+        return
     has_binding = importlib.util.find_spec("pynvml") is not None
     try:
         lines = (around.proc / "driver/nvidia/version").read_text().splitlines()
