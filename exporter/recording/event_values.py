@@ -155,7 +155,7 @@ def check_key(name: str) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a datum must be str, not {type(name).__name__}: {name!r}")
-    return name
+    return str.__str__(name)
 
 
 def check_datum(name: str, value: Datum) -> Datum:

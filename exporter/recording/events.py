@@ -437,7 +437,7 @@ class EventLog:
 
     def in_use(self) -> bool:
         """Whether anything was logged or registered."""
-        return bool(self._kinds or self._deliveries)
+        return self._recording and bool(self._kinds or self._deliveries)
 
     def reading(self) -> EventsReading:
         """Tell all; the same object as long as nothing has changed. By one thread at a time."""

@@ -25,8 +25,8 @@ def summary_of(event: Event) -> str:
 
 def time_of(seconds: float) -> str:
     """Render Unix time in UTC, to the millisecond; as a number where no calendar reaches."""
-    milliseconds = round(seconds * 1000)
     try:
+        milliseconds = round(seconds * 1000)
         return f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(milliseconds // 1000))}.{milliseconds % 1000:03d}Z"
     except (OverflowError, ValueError, OSError):
         return repr(seconds)

@@ -1,0 +1,583 @@
+"""Events in one process: what is counted, who is told, what a bad argument says."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from feed_support import wait_until
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.errors import EventsLostError
+from exporter.recording.delivery import name_of
+from exporter.recording.event_kinds import Counter
+from exporter.recording.event_values import Event, Severity, check_data
+from exporter.recording.events import MOST_KINDS, EventLog, Handle
+
+
+@pytest.fixture
+def events() -> Iterator[EventLog]:
+    log = EventLog()
+    yield log
+    log.close(timeout_seconds=0.2)
+
+
+def test_an_event_has_all_that_was_said_of_it_and_when(events: EventLog) -> None:
+    told: list[Event] = []
+    events.identify = lambda: ("night-run", 3)
+    events.register(told.append)
+    before = time.time()
+    events.log(
+        "checkpoint.saved",
+        "step 100",
+        severity="warning",
+        span_id="s1",
+        parent_ids=["a", "b"],
+        step=100,
+        path="/x",
+        ok=True,
+        seconds=1.5,
+    )
+
+    (event,) = told
+    assert (event.type, event.message, event.severity) == ("checkpoint.saved", "step 100", "warning")
+    assert event.data == {"step": 100, "path": "/x", "ok": True, "seconds": 1.5}
+    assert event.data["ok"] is True
+    assert before <= event.timestamp == event.logged_at <= time.time()
+    assert abs(event.monotonic_ns - time.monotonic_ns()) < 5e9
+    assert (event.span_id, event.parent_ids, event.run, event.rank) == ("s1", ("a", "b"), "night-run", 3)
+    assert len(event.id) == 16
+    int(event.id, 16)
+
+
+def test_an_event_may_have_happened_before_it_is_logged(events: EventLog) -> None:
+    berlin = dt.timezone(dt.timedelta(hours=1))
+    for when in (1.5, 3, dt.datetime(1970, 1, 1, 1, 0, 9, tzinfo=berlin)):
+        events.log("gpu.done", timestamp=when)  # type: ignore[arg-type]  # a datetime will do
+
+    assert [event.timestamp for event in events.recent()] == [1.5, 3.0, 9.0]
+    assert all(event.logged_at > 1e9 for event in events.recent())
+    assert events.reading().last == {("gpu.done", "info"): 9.0}
+
+
+def test_ids_are_all_different_over_threads(events: EventLog) -> None:
+    told: deque[Event] = deque()
+    events.register(told.append)
+
+    def work() -> None:
+        for _ in range(2000):
+            events.log("a")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({event.id for event in told}) == 8000
+
+
+def test_counts_are_exact_over_threads(events: EventLog) -> None:
+    def work() -> None:
+        for number in range(20_000):
+            events.log("even" if number % 2 else "odd", severity="debug")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        events.reading()
+    for thread in threads:
+        thread.join()
+
+    assert events.reading().counts == {("even", "debug"): 40_000, ("odd", "debug"): 40_000}
+
+
+@given(st.lists(st.integers(0, 5), max_size=10))
+def test_looking_at_a_counter_counts_nothing(bumps: list[int]) -> None:
+    counter, total = Counter(), 0
+    for number in bumps:
+        for _ in range(number):
+            counter.bump()
+        total += number
+
+        assert counter.read() == total
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+plain_data = st.dictionaries(
+    st.text(max_size=10),
+    st.text() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.booleans(),
+    max_size=5,
+)
+
+
+@given(plain_data)
+def test_plain_data_are_kept_as_they_are(data: dict[str, Any]) -> None:
+    assert check_data(data) is data
+
+
+def test_subclasses_become_what_they_are_at_heart_and_long_texts_are_cut() -> None:
+    found = check_data({Text("a"): Text("x"), "b": Color.RED, "c": "y" * 40_000})
+
+    assert [type(value) for value in found.values()] == [str, int, str]
+    assert len(str(found["c"])) == 32_768
+    assert type(next(iter(found))) is str
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"type": 3}, TypeError, "type of an event must be str, not int"),
+        ({"type": ["a"]}, TypeError, "type of an event must be str, not list"),
+        ({"type": None}, TypeError, "must be str"),
+        ({"type": ""}, ValueError, "must not be empty"),
+        ({"type": "a", "severity": "fatal"}, ValueError, "debug, info, warning, error, critical"),
+        ({"type": "a", "severity": 20}, ValueError, "severity"),
+        ({"type": "a", "severity": ["info"]}, ValueError, "severity"),
+        ({"type": "a", "message": b"x"}, TypeError, "message must be str or None, not bytes"),
+        ({"type": "a", "timestamp": "now"}, TypeError, "timestamp must be"),
+        ({"type": "a", "timestamp": True}, TypeError, "timestamp must be"),
+        ({"type": "a", "timestamp": float("nan")}, ValueError, "finite"),
+        ({"type": "a", "span_id": 7}, TypeError, "span_id"),
+        ({"type": "a", "parent_ids": "ab"}, TypeError, "not one str"),
+        ({"type": "a", "parent_ids": [1]}, TypeError, "parent_ids must be str"),
+        ({"type": "a", "payload": {}}, TypeError, "callable"),
+        ({"type": "a", "payload": 3}, TypeError, "callable"),
+        ({"type": "a", "x": None}, TypeError, "'x' must be str, float, int or bool, not NoneType"),
+        ({"type": "a", "x": [1]}, TypeError, "not list"),
+        ({"type": "a", "x": {"y": 1}}, TypeError, "not dict"),
+        ({"type": "a", "x": 2**63}, ValueError, "64 bits"),
+        ({"type": "a", **{f"x{n}": n for n in range(257)}}, ValueError, "at most 256"),
+    ],
+)
+def test_a_bad_argument_is_a_clear_exception_and_counts_nothing(
+    events: EventLog, arguments: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        events.log(**arguments)
+
+    assert not events.reading()
+
+
+def test_a_severity_is_its_name(events: EventLog) -> None:
+    events.log("a", severity=Severity.ERROR)
+    events.log("a", severity="error")
+
+    assert events.reading().counts == {("a", "error"): 2}
+    assert [event.severity for event in events.recent()] == ["error", "error"]
+    assert (Severity.ERROR.level, Severity("critical").level) == (40, 50)
+
+
+def test_types_beyond_the_first_hundred_are_other(events: EventLog) -> None:
+    for number in range(MOST_KINDS + 500):
+        events.log(f"runaway.{number}")
+    counts = events.reading().counts
+
+    assert len(counts) == 101
+    assert counts["other", "info"] == MOST_KINDS + 400
+    assert len(events._kinds) == MOST_KINDS
+
+
+def test_an_event_of_a_type_without_memory_still_reaches_who_wants_it(events: EventLog) -> None:
+    told: list[Event] = []
+    events.register(told.append, types="last.*")
+    for number in range(MOST_KINDS):
+        events.log(f"runaway.{number}")
+    events.log("last.one")
+    events.log("late.one")
+
+    assert [event.type for event in told] == ["last.one"]
+
+
+def test_an_allow_list_says_which_types_are_counted_apart(events: EventLog) -> None:
+    events.log("before")
+    events.count_types(["a", "b"])
+    for type_ in ("a", "b", "c", "before"):
+        events.log(type_)
+
+    assert events.reading().counts == {
+        ("before", "info"): 1,
+        ("a", "info"): 1,
+        ("b", "info"): 1,
+        ("other", "info"): 2,
+    }
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_any_text_is_a_type_and_its_label_can_be_printed(text: str) -> None:
+    events = EventLog()
+    events.log(text)
+    ((label, _),) = events.reading().counts
+
+    assert label.isprintable()
+    assert 0 < len(label) <= 200
+
+
+# Rules -------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_enabled_until_a_rule_says_otherwise(events: EventLog) -> None:
+    assert events.enabled("train.step")
+    events.limit("train.*", severity="warning")
+    events.limit("train.step", enabled=True)
+    events.limit("noise", enabled=False)
+
+    assert not events.enabled("noise", "critical")
+    assert not events.enabled("train.step")
+    assert events.enabled("train.step", "error")
+    for severity in ("debug", "error"):
+        events.log("train.step", severity=severity)
+        events.log("noise", severity=severity)
+    assert events.reading().counts == {("train.step", "error"): 1}
+    events.limit("noise")
+    assert events.enabled("noise")
+
+
+def test_rules_of_the_configuration_give_way_to_those_of_the_code(events: EventLog) -> None:
+    told: list[Event] = []
+    events.log("a")
+    wrong = events.override(
+        [
+            {"match": "a", "enabled": False},
+            {"match": "b", "enabled": "no"},
+            {"sample": 1},
+            {"match": "c", "x": 1},
+        ]
+    )
+    events.register(told.append)
+
+    assert not events.enabled("a")
+    assert events.enabled("b")
+    assert len(wrong) == 3
+    events.limit("a", enabled=True)
+    events.log("a")
+    assert len(told) == 1
+    assert events.override([]) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ({"sample": 1.5}, ValueError),
+        ({"sample": float("nan")}, ValueError),
+        ({"sample": "half"}, TypeError),
+        ({"per_second": -1}, ValueError),
+        ({"per_second": True}, TypeError),
+        ({"enabled": 1}, TypeError),
+        ({"severity": "bad"}, ValueError),
+        ({"sampel": 0.5}, ValueError),
+        ({"match": 3}, TypeError),
+    ],
+)
+def test_a_bad_rule_is_a_clear_exception(
+    events: EventLog, rule: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        events.limit(**rule)
+
+
+def test_sampling_takes_every_nth_beginning_with_the_first_and_is_counted(events: EventLog) -> None:
+    told: queue.Queue[Event] = queue.Queue()
+    events.register(told.put)
+    events.limit("step", sample=0.1)
+    for number in range(100):
+        events.log("step", number=number)
+    assert events.flush(5.0)
+
+    assert [told.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
+    assert told.empty()
+    reading = events.reading()
+    assert reading.counts["step", "info"] == 100
+    assert reading.suppressed == {("step", "sampled"): 90}
+
+
+def test_a_rate_limit_holds_back_a_flood_and_is_seen(events: EventLog) -> None:
+    told: list[str] = []
+    events.register(lambda event: told.append(event.type))
+    events.limit("flood", per_second=5)
+    for _ in range(1000):
+        events.log("flood")
+    assert events.flush(5.0)
+
+    assert 5 <= len(told) <= 15
+    reading = events.reading()
+    assert reading.counts["flood", "info"] == 1000
+    assert reading.suppressed["flood", "rate_limit"] == 1000 - len(told)
+
+
+def test_a_payload_is_made_only_when_somebody_is_told(events: EventLog) -> None:
+    made: list[int] = []
+
+    def payload() -> dict[str, int]:
+        made.append(1)
+        return {"answer": 42}
+
+    events.log("quiet", payload=payload)
+    told: list[Event] = []
+    events.register(told.append, types="loud")
+    events.log("quiet", payload=payload)
+    events.log("loud", payload=payload, step=1)
+
+    assert made == [1]
+    assert told[0].data == {"answer": 42, "step": 1}
+
+
+def test_a_payload_that_cannot_be_made_costs_itself(events: EventLog) -> None:
+    told: list[Event] = []
+    events.register(told.append)
+    events.log("a", payload=lambda: {"x": 1 // 0}, y=2)
+
+    assert told[0].data == {"y": 2}
+    assert events.reading().suppressed == {("a", "payload"): 1}
+
+
+# Handlers ----------------------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """A handler that is an object."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.threads: set[str] = set()
+
+    def handle(self, event: Event) -> None:
+        self.events.append(event)
+        self.threads.add(threading.current_thread().name)
+
+
+def test_a_handler_is_told_in_order_on_a_thread_of_its_own(events: EventLog) -> None:
+    keeper = Keeper()
+    events.register(keeper, queue=10_000)
+    for number in range(5000):
+        events.log("a", number=number)
+    assert events.flush(5.0)
+
+    assert [event.data["number"] for event in keeper.events] == list(range(5000))
+    assert keeper.threads == {"exporter-events-Keeper"}
+    assert events.reading().delivered == {"Keeper": 5000}
+
+
+def test_a_handler_is_told_what_it_asked_for(events: EventLog) -> None:
+    told: list[Event] = []
+    events.register(told.append, types=["ckpt.*", "eval"], severity="warning")
+    for type_ in ("ckpt.saved", "eval", "other"):
+        for severity in ("info", "warning", "critical"):
+            events.log(type_, severity=severity)
+
+    assert [(event.type, event.severity) for event in told] == [
+        ("ckpt.saved", "warning"),
+        ("ckpt.saved", "critical"),
+        ("eval", "warning"),
+        ("eval", "critical"),
+    ]
+
+
+@pytest.mark.parametrize("container", [[], deque(), queue.SimpleQueue()])
+def test_a_containers_own_method_is_called_before_log_returns(events: EventLog, container: Any) -> None:
+    put = container.put if hasattr(container, "put") else container.append
+    handle = events.register(put)
+    events.log("a")
+
+    kept = container.get_nowait() if hasattr(container, "get_nowait") else container[0]
+    assert kept.type == "a"
+    assert events._deliveries[0]._thread is None
+    handle.unregister()
+    assert list(events.reading().delivered.values()) == [1]
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3), KeyboardInterrupt()])
+def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error: BaseException) -> None:
+    def broken(_event: Event) -> None:
+        raise error
+
+    keeper = Keeper()
+    events.register(broken)
+    events.register(keeper)
+    for _ in range(10):
+        events.log("a")
+    assert events.flush(5.0)
+
+    assert len(keeper.events) == 10
+    reading = events.reading()
+    assert reading.dropped[name_of(broken), "error"] == 10
+    assert reading.delivered[name_of(broken)] == 0
+
+
+def test_a_handler_that_hangs_costs_its_own_events_and_no_time(events: EventLog) -> None:
+    release = threading.Event()
+    keeper = Keeper()
+    events.register(lambda _event: release.wait(30), queue=5, name="hanging")
+    events.register(keeper, queue=10_000)
+    events.log("a")
+    wait_until(events._deliveries[0]._queue.empty)
+    began = time.monotonic()
+    for _ in range(1000):
+        events.log("a")
+    took = time.monotonic() - began
+    events._deliveries[1].drain(5.0)
+
+    assert took < 5
+    assert len(keeper.events) == 1001
+    assert events.reading().dropped == {("hanging", "queue_full"): 995}
+    events.close(timeout_seconds=0.2)
+    assert events.reading().dropped == {("hanging", "queue_full"): 995, ("hanging", "exit"): 6}
+    release.set()
+
+
+def test_a_handler_may_log_and_register_and_unregister_itself(events: EventLog) -> None:
+    seen: list[str] = []
+    handles: list[Handle] = []
+
+    def handler(event: Event) -> None:
+        seen.append(event.type)
+        if event.type == "first":
+            events.log("second")
+            handles.append(events.register(lambda _event: None))
+            handles[0].unregister()
+
+    handles.append(events.register(handler))
+    events.log("first")
+    wait_until(lambda: len(seen) == 2)
+    events.log("third")
+    events.flush(2.0)
+
+    assert seen == ["first", "second"]
+    assert not handles[0].registered
+
+
+def test_unregistering_waits_for_what_was_logged_and_is_idempotent(events: EventLog) -> None:
+    keeper = Keeper()
+    handle = events.register(keeper)
+    for _ in range(500):
+        events.log("a")
+    events.unregister(handle)
+    events.unregister(handle)
+    handle.unregister()
+    events.log("a")
+
+    assert len(keeper.events) == 500
+    assert (handle.registered, repr(handle)) == (False, "<Handle 'Keeper': unregistered>")
+    assert events.reading().delivered == {"Keeper": 500}
+
+
+def test_unregistering_a_handler_that_hangs_gives_up_and_counts(events: EventLog) -> None:
+    release = threading.Event()
+    handle = events.register(lambda _event: release.wait(30), name="hanging")
+    for _ in range(3):
+        events.log("a")
+    events.unregister(handle, timeout_seconds=0.1)
+    release.set()
+
+    assert events.reading().dropped == {("hanging", "unregistered"): 3}
+
+
+def test_counts_of_a_handler_go_on_when_it_comes_back(events: EventLog) -> None:
+    for round_ in range(1, 4):
+        handle = events.register(Keeper())
+        events.log("a")
+        handle.unregister()
+
+        assert events.reading().delivered == {"Keeper": round_}
+
+
+def test_a_handler_with_flush_is_flushed_when_none_waits_and_its_losses_are_counted(events: EventLog) -> None:
+    class Batcher:
+        def __init__(self) -> None:
+            self.waiting = 0
+
+        def handle(self, _event: Event) -> None:
+            self.waiting += 1
+
+        def flush(self) -> None:
+            taken, self.waiting = self.waiting, 0
+            if taken > 1:
+                raise EventsLostError("full", lost=1, reason="write")
+
+    batcher = Batcher()
+    events.register(batcher, name="Batcher")
+    events.log("a")
+    assert events.flush(5.0)
+    assert events.reading().delivered == {"Batcher": 1}
+    for _ in range(100):
+        events.log("a")
+    assert events.flush(5.0)
+
+    reading = events.reading()
+    assert batcher.waiting == 0
+    assert reading.delivered["Batcher"] + reading.dropped.get(("Batcher", "write"), 0) == 101
+
+
+@pytest.mark.parametrize("handler", [None, 3, "print", Keeper, object()])
+def test_what_cannot_be_told_is_refused(events: EventLog, handler: Any) -> None:
+    with pytest.raises(TypeError, match="a handler must be"):
+        events.register(handler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"queue": 0}, ValueError),
+        ({"queue": 10**7}, ValueError),
+        ({"queue": 1.5}, TypeError),
+        ({"queue": True}, TypeError),
+        ({"severity": "bad"}, ValueError),
+        ({"types": [3]}, TypeError),
+        ({"name": 3}, TypeError),
+    ],
+)
+def test_bad_arguments_of_register_are_refused(
+    events: EventLog, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        events.register([].append, **arguments)
+    with pytest.raises(TypeError, match="what register gave"):
+        events.unregister(3)  # type: ignore[arg-type]  # what is tested
+
+
+def test_the_latest_events_are_kept_and_keep_their_ids(events: EventLog) -> None:
+    for number in range(300):
+        events.log("a", number=number)
+    first, second = events.recent(), events.recent()
+
+    assert [event.data["number"] for event in first] == list(range(44, 300))
+    assert [event.id for event in first] == [event.id for event in second]
+
+
+def test_nothing_is_recorded_while_recording_is_off(events: EventLog) -> None:
+    told: list[Event] = []
+    events.recording = False
+    events.register(told.append)
+    events.log("a")
+
+    assert not events.enabled("a")
+    assert (told, bool(events.reading()), events.recent()) == ([], False, [])
+    with pytest.raises(TypeError):
+        events.log("a", x=None)  # type: ignore[arg-type]  # what is tested
+
+
+def test_an_event_compares_prints_and_pickles_by_its_fields() -> None:
+    import pickle
+
+    event = Event("a", "m", data={"x": 1.5}, id="00" * 8)
+
+    assert pickle.loads(pickle.dumps(event)) == event
+    assert repr(event).startswith("Event(type='a', message='m', severity='info', data={'x': 1.5}")
+    assert event.as_dict()["data"] == {"x": 1.5}
+    assert {event: 1}[Event("a", "m", data={"x": 1.5}, id="00" * 8)] == 1

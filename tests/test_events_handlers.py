@@ -1,0 +1,371 @@
+"""The handlers that come with the package: real files, streams, loggers."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feed_support import mounted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.recording.event_values import Event
+from exporter.recording.events import EventLog
+from exporter.recording.handlers.console import ConsoleHandler
+from exporter.recording.handlers.json_lines import JsonLinesHandler, line_of, read_lines
+from exporter.recording.handlers.logs import EventsFromLogs, LogRecords, severity_of
+from exporter.recording.handlers.tensorboard import TensorBoardHandler
+from exporter.recording.handlers.text import line_of as text_of
+
+
+@pytest.fixture
+def events() -> Iterator[EventLog]:
+    log = EventLog()
+    yield log
+    log.close(timeout_seconds=1.0)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [dict(line) for line in read_lines(path)]
+
+
+# Console -----------------------------------------------------------------------------------------------------
+
+
+def test_the_console_shows_an_event_as_one_line() -> None:
+    stream = io.StringIO()
+    event = Event("ckpt.failed", 'no "space"\nleft', "error", {"step": 3, "path": "/a b"}, 1e9, rank=2)
+    ConsoleHandler(stream).handle(event)
+
+    assert stream.getvalue() == (
+        '2001-09-09T01:46:40.000Z ERROR rank=2 ckpt.failed "no \\"space\\"\\nleft" step=3 path="/a b"\n'
+    )
+
+
+@given(st.text(), st.text(), st.dictionaries(st.text(), st.text() | st.floats()), st.floats(allow_nan=False))
+def test_whatever_an_event_holds_it_is_one_printable_line(
+    type_: str, message: str, data: dict[str, Any], when: float
+) -> None:
+    line = text_of(Event(type_, message, "info", data, when if math.isfinite(when) else 0.0))
+
+    assert line.isprintable()
+
+
+def test_the_console_writes_what_its_encoding_cannot_as_escapes_and_a_closed_stream_is_counted(
+    events: EventLog,
+) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    events.register(ConsoleHandler(stream))
+    events.log("ä", "\ud800")
+    assert events.flush(5.0)
+    assert b"\\xe4" in raw.getvalue()
+    stream.close()
+    events.log("b")
+    assert events.flush(5.0)
+
+    assert events.reading().dropped == {("ConsoleHandler", "error"): 1}
+
+
+# JSON lines --------------------------------------------------------------------------------------------------
+
+
+def test_every_event_is_a_line_of_json_with_all_its_fields(events: EventLog, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "events-{run}-{rank}.jsonl"
+    events.identify = lambda: ("a/b", 7)
+    events.register(JsonLinesHandler(path))
+    events.log("a", "m", step=1, ok=True, loss=math.nan)
+    events.log("b", severity="error", span_id="s", parent_ids=["p"])
+    assert events.flush(5.0)
+    first, second = lines(tmp_path / "deep" / "events-a_b-7.jsonl")
+
+    assert first["data"] == {"step": 1, "ok": True, "loss": "nan"}
+    assert (first["type"], first["message"], first["run"], first["rank"]) == ("a", "m", "a/b", 7)
+    assert (second["severity"], second["span_id"], second["parent_ids"]) == ("error", "s", ["p"])
+    assert set(first) == set(Event.__slots__)
+    assert first["id"] != second["id"]
+
+
+values = st.text() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.booleans()
+
+
+@given(st.text(min_size=1), st.none() | st.text(), st.dictionaries(st.text(), values))
+def test_whatever_an_event_holds_it_is_one_line_of_json(
+    type_: str, message: str | None, data: dict[str, Any]
+) -> None:
+    line = line_of(Event(type_, message, data=data))
+
+    assert line.count(b"\n") == 1
+    read = json.loads(line, parse_constant=pytest.fail)
+    assert (read["type"], read["message"]) == (type_, message)
+    assert read["data"].keys() == data.keys()
+
+
+def test_a_file_is_rotated_by_size_and_only_so_many_are_kept(events: EventLog, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events.register(JsonLinesHandler(path, max_bytes=4096, backups=2), queue=10_000)
+    for number in range(200):
+        events.log("a", number=number)
+    assert events.flush(5.0)
+    kept = [tmp_path / "events.jsonl.2", tmp_path / "events.jsonl.1", path]
+
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert all(0 < file.stat().st_size <= 4096 for file in kept)
+    numbers = [line["data"]["number"] for file in kept for line in lines(file)]
+    assert numbers == list(range(numbers[0], 200))
+
+
+def test_no_backup_means_one_file(events: EventLog, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events.register(JsonLinesHandler(path, max_bytes=1024, backups=0), queue=10_000)
+    for number in range(50):
+        events.log("a", number=number)
+    assert events.flush(5.0)
+
+    assert list(tmp_path.iterdir()) == [path]
+    assert lines(path)[-1]["data"] == {"number": 49}
+
+
+def test_a_line_longer_than_the_limit_is_written_all_the_same(events: EventLog, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events.register(JsonLinesHandler(path, max_bytes=1024, backups=3))
+    for number in range(3):
+        events.log("a", "x" * 5000, number=number)
+    assert events.flush(5.0)
+
+    assert [line["data"]["number"] for line in lines(path)] == [2]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_line_that_was_cut_short_does_not_spoil_the_next(events: EventLog, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"type": "cut off by SIGK')
+    events.register(JsonLinesHandler(path))
+    events.log("a")
+    assert events.flush(5.0)
+
+    assert [line["type"] for line in lines(path)] == ["a"]
+
+
+def test_a_file_that_is_moved_away_is_made_anew(events: EventLog, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events.register(JsonLinesHandler(path))
+    events.log("a")
+    assert events.flush(5.0)
+    path.rename(tmp_path / "elsewhere")
+    events.log("b")
+    assert events.flush(5.0)
+
+    assert [line["type"] for line in lines(path)] == ["b"]
+
+
+def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(events: EventLog, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mounted(disk, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
+        path = disk / "events.jsonl"
+        events.register(JsonLinesHandler(path), name="file", queue=10_000)
+        for number in range(1000):
+            events.log("a", "x" * 200, number=number)
+        assert events.flush(5.0)
+        reading = events.reading()
+        written = len(lines(path))
+        path.unlink()
+        events.log("later")
+        assert events.flush(5.0)
+
+        assert 0 < written < 1000
+        assert reading.delivered["file"] == written
+        assert reading.dropped == {("file", "write"): 1000 - written}
+        assert [line["type"] for line in lines(path)] == ["later"]
+
+
+def test_a_directory_that_cannot_be_made_costs_lines(events: EventLog, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    events.register(JsonLinesHandler(tmp_path / "file" / "events.jsonl"), name="file")
+    events.log("a")
+    assert events.flush(5.0)
+
+    assert events.reading().dropped == {("file", "write"): 1}
+
+
+def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    program = f"""
+import os, signal, exporter
+from exporter.recording.handlers.json_lines import JsonLinesHandler
+exporter.events.register(JsonLinesHandler({str(path)!r}))
+for number in range(500):
+    exporter.log("a", number=number)
+exporter.events.EVENTS.flush(5.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+
+    assert done.returncode == -9
+    assert [line["data"]["number"] for line in lines(path)] == list(range(500))
+
+
+def test_several_processes_may_write_to_one_file_that_rotates(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    program = f"""
+import sys, exporter
+from exporter.recording.handlers.json_lines import JsonLinesHandler
+exporter.events.register(JsonLinesHandler({str(path)!r}, max_bytes=20_000, backups=100))
+for number in range(300):
+    exporter.log(sys.argv[1], number=number)
+    if number % 10 == 0:
+        exporter.events.EVENTS.flush(5.0)
+"""
+    children = [subprocess.Popen([sys.executable, "-c", program, f"p{number}"]) for number in range(3)]
+    for child in children:
+        assert child.wait() == 0
+    found = [line for file in tmp_path.iterdir() for line in lines(file)]
+
+    assert len(found) == 900
+    assert len({(line["type"], line["data"]["number"]) for line in found}) == 900
+    assert len(list(tmp_path.iterdir())) > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"max_bytes": 10}, ValueError),
+        ({"max_bytes": 1e6}, TypeError),
+        ({"backups": -1}, ValueError),
+        ({"backups": True}, TypeError),
+    ],
+)
+def test_bad_arguments_of_the_file_are_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        JsonLinesHandler("x", **arguments)
+
+
+# Logging -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("tests.events")
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    yield logger
+    logger.handlers.clear()
+
+
+class Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def test_a_log_record_becomes_an_event(events: EventLog, logger: logging.Logger) -> None:
+    logger.addHandler(EventsFromLogs(log=events.log))
+    logger.info("below the level")
+    try:
+        {}["lost"]
+    except KeyError:
+        logger.exception("%s failed", "saving")
+
+    (event,) = events.recent()
+    assert (event.type, event.message, event.severity) == ("log", "saving failed", "error")
+    assert event.data["log.logger"] == "tests.events"
+    assert event.data["log.exception"] == "KeyError"
+    assert "KeyError: 'lost'" in str(event.data["log.traceback"])
+    assert event.timestamp <= event.logged_at
+
+
+def test_an_event_becomes_a_log_record(events: EventLog, logger: logging.Logger) -> None:
+    records = Records()
+    logger.addHandler(records)
+    logger.setLevel(logging.INFO)
+    events.register(LogRecords(logger))
+    events.log("quiet", severity="debug")
+    events.log("ckpt.saved", "100%", severity="critical", step=3)
+    assert events.flush(5.0)
+
+    (record,) = records.records
+    assert (record.levelno, record.getMessage()) == (logging.CRITICAL, 'ckpt.saved "100%" step=3')
+    assert vars(record)["exporter_event"].type == "ckpt.saved"
+
+
+def test_both_ways_at_once_come_to_rest(events: EventLog, logger: logging.Logger) -> None:
+    records = Records()
+    logger.addHandler(records)
+    logger.addHandler(EventsFromLogs(logging.DEBUG, log=events.log))
+    events.register(LogRecords(logger))
+    events.register(lambda event: logger.error("told of %s", event.type), name="noisy")
+    events.log("a")
+    logger.error("b")
+    assert events.flush(5.0)
+    assert events.flush(5.0)
+
+    assert events.reading().counts == {("a", "info"): 1, ("log", "error"): 1}
+    assert [record.getMessage() for record in records.records].count("a") == 1
+
+
+def test_a_message_that_cannot_be_formatted_is_loggings_own_affair(
+    events: EventLog, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "%d", ("no number",), None)
+    EventsFromLogs(log=events.log).handle(record)
+
+    assert not events.reading()
+    assert "--- Logging error ---" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("level", "severity"),
+    [(0, "debug"), (15, "debug"), (20, "info"), (25, "info"), (45, "error"), (99, "critical")],
+)
+def test_levels_between_the_named_ones_are_rounded_down(level: int, severity: str) -> None:
+    assert severity_of(level) == severity
+
+
+# TensorBoard -------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Has what is needed of a SummaryWriter."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, *, global_step: int | None, walltime: float) -> None:
+        self.calls.append((tag, scalar_value, global_step, walltime))
+
+    def add_text(self, tag: str, text_string: str, *, global_step: int | None, walltime: float) -> None:
+        self.calls.append((tag, text_string, global_step, walltime))
+
+
+def test_the_numbers_of_an_event_become_scalars_and_its_message_a_text() -> None:
+    writer = Writer()
+    TensorBoardHandler(writer).handle(
+        Event("eval", "done", data={"step": 7, "loss": 0.5, "ok": True, "split": "dev"}, timestamp=9.0)
+    )
+
+    assert writer.calls == [
+        ("eval/loss", 0.5, 7, 9.0),
+        ("eval/ok", 1.0, 7, 9.0),
+        ("eval/message", "done", 7, 9.0),
+    ]
+
+
+def test_the_real_summary_writer_takes_it(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        TensorBoardHandler(writer).handle(Event("eval", "done", data={"loss": 0.5}, timestamp=9.0))
+
+    (file,) = tmp_path.iterdir()
+    assert b"eval/loss" in file.read_bytes()

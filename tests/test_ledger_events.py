@@ -1,0 +1,156 @@
+"""Events over restarts: totals go on, never fall, and stay bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from ledger_support import Sidecar, a_process, a_snapshot
+
+from exporter.feed.snapshot import ProcessIdentity
+from exporter.ledger.encoding import decode, encode
+from exporter.ledger.event_totals import MOST_KEYS, added_events, continued
+from exporter.ledger.seats import Part, Seat
+from exporter.ledger.totals import RankTotals
+from exporter.recording.values import NO_EVENTS, EventsReading, Recording
+
+WHO = {"run": "r", "rank": "0"}
+
+
+def put(sidecar: Sidecar, process: ProcessIdentity, sequence: int, events: EventsReading) -> None:
+    snapshot = a_snapshot(process, sequence=sequence)
+    sidecar.feed.put(snapshot.replace(recording=Recording((), events=events)))
+
+
+def saved(count: int, when: float = 5.0) -> EventsReading:
+    return EventsReading({("ckpt", "info"): count}, {("ckpt", "info"): when})
+
+
+def test_events_become_families_with_their_labels(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    events = EventsReading(
+        {("ckpt", "info"): 3, ("oom", "error"): 1},
+        {("ckpt", "info"): 5.5},
+        {("ckpt", "rate_limit"): 2},
+        {"file": 4},
+        {("file", "write"): 7},
+    )
+    put(sidecar, a_process(), 1, events)
+    page = sidecar.collect()
+
+    assert page.get("training_events_total", type="ckpt", severity="info", **WHO) == 3
+    assert page.get("training_events_total", type="oom", severity="error", **WHO) == 1
+    last = "training_event_last_timestamp_seconds"
+    assert page.get(last, type="ckpt", severity="info", **WHO) == 5.5
+    assert page.get(last, type="oom", severity="error", **WHO) is None
+    suppressed = "training_events_suppressed_total"
+    assert page.get(suppressed, type="ckpt", reason="rate_limit", **WHO) == 2
+    assert page.get("training_event_handler_events_total", handler="file", **WHO) == 4
+    dropped = "training_event_handler_dropped_total"
+    assert page.get(dropped, handler="file", reason="write", **WHO) == 7
+    assert page.get(dropped, handler="file", reason="queue_full", **WHO) == 0
+
+
+def test_totals_go_on_over_a_restart_of_the_rank_and_of_the_sidecar(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first, second = a_process(), a_process()
+    put(sidecar, first, 1, saved(3))
+    sidecar.collect()
+    sidecar.feed.kill(first)
+    sidecar.after(1)
+    put(sidecar, second, 1, saved(2, when=9.0))
+    sidecar.after(1)
+    sidecar.restart()
+    page = sidecar.after(1)
+
+    assert page.get("training_events_total", type="ckpt", severity="info", **WHO) == 5
+    assert page.get("training_event_last_timestamp_seconds", type="ckpt", severity="info", **WHO) == 9.0
+
+
+def test_a_count_that_falls_is_not_believed(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    process = a_process()
+    put(sidecar, process, 1, saved(5))
+    sidecar.collect()
+    put(sidecar, process, 2, saved(2))
+    page = sidecar.after(1)
+
+    assert page.get("training_events_total", type="ckpt", severity="info", **WHO) == 5
+
+
+def test_totals_end_with_the_lingering_and_a_rank_without_events_has_no_families(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    process = a_process()
+    put(sidecar, process, 1, NO_EVENTS)
+    assert not any("event" in name for name in sidecar.collect().families)
+    put(sidecar, process, 2, saved(1))
+    assert "training_events_total" in sidecar.after(1).families
+    sidecar.feed.kill(process)
+    assert "training_events_total" in sidecar.after(1).families
+
+    assert "training_events_total" not in sidecar.after(1000).families
+
+
+def test_totals_are_withheld_while_the_state_cannot_be_written(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    (tmp_path / "ledger").write_text("a file where a directory belongs")
+    put(sidecar, a_process(), 1, saved(1))
+    page = sidecar.collect()
+
+    assert "training_events_total" not in page.families
+    assert page.get("training_event_last_timestamp_seconds", type="ckpt", severity="info", **WHO) == 5.0
+
+
+def test_types_of_many_processes_are_bounded(tmp_path: Path) -> None:
+    total = NO_EVENTS
+    for number in range(MOST_KEYS + 50):
+        pair = (f"type.{number}", "info")
+        total = added_events(total, EventsReading({pair: 1}, {pair: float(number)}))
+
+    assert len(total.counts) <= MOST_KEYS + 1
+    assert sum(total.counts.values()) == MOST_KEYS + 50
+    assert total.counts["other", "info"] == 50
+    assert total.last["other", "info"] == MOST_KEYS + 49
+
+
+pairs = st.tuples(st.sampled_from("abc"), st.sampled_from(["info", "error"]))
+triples = st.dictionaries(pairs, st.integers(1, 9))
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> EventsReading:
+    counts = draw(triples)
+    last = {pair: draw(st.floats(0, 9)) for pair in counts}
+    delivered = draw(st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9)))
+    return EventsReading(counts, last, draw(triples), delivered, draw(triples))
+
+
+@given(st.lists(readings(), min_size=1, max_size=5))
+def test_what_one_process_says_never_falls(several: list[EventsReading]) -> None:
+    known = NO_EVENTS
+    for reading in several:
+        later = continued(known, reading)
+
+        for name in ("counts", "suppressed", "delivered", "dropped"):
+            before, after = getattr(known, name), getattr(later, name)
+            assert all(after[key] >= number for key, number in before.items())
+            assert all(after[key] >= number for key, number in getattr(reading, name).items())
+        known = later
+
+
+@given(readings(), readings(), readings())
+def test_adding_is_associative_and_adds_up(a: EventsReading, b: EventsReading, c: EventsReading) -> None:
+    total = added_events(added_events(a, b), c)
+
+    assert total == added_events(a, added_events(b, c))
+    for name in ("counts", "suppressed", "delivered", "dropped"):
+        parts = [sum(getattr(part, name).values()) for part in (a, b, c)]
+        assert sum(getattr(total, name).values()) == sum(parts)
+
+
+@given(readings())
+def test_the_state_file_keeps_them_exactly(events: EventsReading) -> None:
+    read = decode(encode(RankTotals({0: Seat(0, Part(events=events))})))
+
+    assert read.seats[0].base.events == events
