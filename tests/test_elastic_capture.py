@@ -1,0 +1,148 @@
+"""A captured torchrun job, replayed: every metric and every event of it is accounted for on the page."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_support import child, labelled, page_of, series
+
+CAPTURE = Path(__file__).parent / "data" / "torchelastic-capture.json"
+
+# One process of the job: its metrics and events in their order, through the modules that record.
+REPLAY = """
+import json, sys
+from exporter.elastic import events, metrics
+from exporter.elastic.events import handlers
+process = next(each for each in json.load(open(sys.argv[1]))["processes"] if each["id"] == sys.argv[2])
+handlers._log_handlers["dynamic_rendezvous"] = handlers.PrometheusEventHandler()
+waiting = list(process["events"])
+def record_until(count):
+    while waiting and waiting[0]["after_metrics"] <= count:
+        found = waiting.pop(0)
+        fields = found["event"]
+        if found["destination"] == "dynamic_rendezvous":
+            fields["message"] = "x" * fields.pop("message_chars")
+            events.record_rdzv_event(events.RdzvEvent.deserialize(json.dumps(fields)))
+        else:
+            events.record(events.Event.deserialize(json.dumps(fields)))
+for count, (t, group, name, value) in enumerate(process["metrics"]):
+    record_until(count)
+    metrics.put_metric(name, value, group)
+record_until(len(process["metrics"]))
+assert not waiting
+"""
+
+
+@pytest.fixture(scope="module")
+def job() -> Any:
+    return json.loads(CAPTURE.read_text())
+
+
+@pytest.fixture(scope="module")
+def page(job: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    feed = tmp_path_factory.mktemp("capture") / "feed"
+    for process in job["processes"]:
+        program = f"import sys; sys.argv[1:] = [{str(CAPTURE)!r}, {process['id']!r}]\n{REPLAY}"
+        if process["kind"] == "worker":
+            child(feed, program, RANK=str(process["rank"]), TORCHELASTIC_RUN_ID="run0")
+        else:
+            child(feed, program)
+    return page_of(feed)
+
+
+def emitted(job: Any, kind: str) -> dict[tuple[str, str], list[float]]:
+    """The values of each pair, from the agent or from all workers."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for process in job["processes"]:
+        for _, group, name, value in process["metrics"] if process["kind"] == kind else ():
+            found.setdefault((group, name), []).append(value)
+    return found
+
+
+def test_every_metric_of_the_agent_is_accounted_for(job: Any, page: str) -> None:
+    checked = 0
+    for (group, name), values in emitted(job, "agent").items():
+        assert group == "torchelastic"
+        count, total = len(values), sum(values)
+        checked += count
+        if name.startswith("workers."):
+            what = name.removeprefix("workers.default.")
+            if what == "remaining_restarts":
+                assert labelled(page, "training_elastic_failure_restarts_total") == 1  # from 1 to 0
+            elif what == "flakiness":
+                assert labelled(page, "training_elastic_flakiness_ratio_count") == count
+                assert labelled(page, "training_elastic_flakiness_ratio_sum") == total / 100
+            elif what == "run_total":
+                assert labelled(page, "training_elastic_runs_total") == total
+            elif what.startswith("run_"):
+                outcome = what.removeprefix("run_")
+                assert labelled(page, "training_elastic_runs_total", outcome=outcome) == total
+            else:
+                assert labelled(page, "training_elastic_worker_state_checks_total", state=what) == count
+            continue
+        function, _, what = name.removesuffix(".ms").rpartition(".")
+        if what in {"success", "failure"}:
+            calls = "training_elastic_function_calls_total"
+            assert labelled(page, calls, function=function, outcome=what) == count
+        elif function.endswith("_rendezvous"):
+            assert labelled(page, "training_elastic_rendezvous_seconds_count") == count
+            assert labelled(page, "training_elastic_rendezvous_seconds_sum") == pytest.approx(total / 1000)
+        else:
+            seconds = "training_elastic_function_seconds"
+            assert labelled(page, f"{seconds}_count", function=function) == count
+            assert labelled(page, f"{seconds}_sum", function=function) == pytest.approx(total / 1000)
+    assert checked == 288
+    assert labelled(page, "training_elastic_restarts_total") == 1
+
+
+def test_every_metric_of_the_workers_is_accounted_for(job: Any, page: str) -> None:
+    families = {
+        ("torchelastic", "train.step_ms"): ("torchelastic_train_step_seconds", 1000),
+        ("my_app", "train.loss"): ("my_app_train_loss", 1),
+        ("torchelastic", "__main__.step.success"): ("torchelastic___main___step_success", 1),
+        ("torchelastic", "__main__.step.duration.ms"): ("torchelastic___main___step_duration_seconds", 1000),
+        ("my_app", "__main__.step2.success"): ("my_app___main___step2_success", 1),
+        ("my_app", "__main__.step2.duration.ms"): ("my_app___main___step2_duration_seconds", 1000),
+    }
+    found = emitted(job, "worker")
+
+    assert found.keys() == families.keys()
+    for pair, (family, per) in families.items():
+        assert labelled(page, f"{family}_count", rank="0") == 2
+        assert labelled(page, f"{family}_count", rank="1") == 2
+        assert labelled(page, f"{family}_sum") == pytest.approx(sum(found[pair]) / per)
+
+
+def test_every_event_is_accounted_for(job: Any, page: str) -> None:
+    types: Counter[str] = Counter()
+    for process in job["processes"]:
+        for each in process["events"]:
+            event = each["event"]
+            if each["destination"] == "dynamic_rendezvous":
+                types[f"torchelastic.rendezvous.{event['node_state']}"] += 1
+            elif event["source"] == "AGENT":
+                types[event["name"].replace("worker", "agent", 1)] += 1
+            else:
+                types[event["name"]] += 1
+
+    assert sum(types.values()) == 33
+    assert labelled(page, "training_events_total") == 33
+    for type_, count in types.items():
+        assert labelled(page, "training_events_total", type=type_) == count
+    assert labelled(page, "training_elastic_worker_starts_total") == 4
+    assert labelled(page, "training_elastic_worker_results_total", result="succeeded", exit_code="0") == 2
+
+
+def test_agent_and_ranks_are_told_apart_and_nothing_was_refused(page: str) -> None:
+    who = sorted(series(page, "training_rank_info"))
+
+    assert len(who) == 3
+    assert 'role="agent",run="run0"' in "".join(who)
+    assert 'rank="0"' in "".join(who)
+    assert 'rank="1"' in "".join(who)
+    assert series(page, "training_elastic_refused_total") == {}
+    assert labelled(page, "training_feed_dropped_total") == 0

@@ -1,0 +1,380 @@
+"""torchelastic's events: the same calls on torch's module and ours, and what ours mends and keeps of its promises."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from elastic_support import child, labelled, page_of, series
+
+import exporter
+from exporter.elastic import events
+from exporter.recording.events import EVENTS
+
+TORCH = "torch.distributed.elastic.events"
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers() -> Iterator[None]:
+    yield
+    events.unconfigure()
+
+
+@pytest.fixture(params=["torch", "exporter"])
+def module(request: pytest.FixtureRequest) -> ModuleType:
+    """torch's module and ours, one after the other."""
+    if request.param == "exporter":
+        return events
+    pytest.importorskip("torch", reason="torch is not installed")
+    return importlib.import_module(TORCH)
+
+
+class Writing(logging.Handler):
+    """Keeps the lines that it is to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def destination(
+    module: ModuleType, handler: logging.Handler, monkeypatch: pytest.MonkeyPatch, name: str
+) -> str:
+    """A destination of a name that no logger has yet, in torch's registry or ours."""
+    registry = importlib.import_module(f"{module.__name__}.handlers")
+    unused = f"{name}-{id(handler)}"
+    monkeypatch.setitem(registry._log_handlers, unused, handler)
+    return unused
+
+
+def counted(type_: str, severity: str = "info") -> int:
+    exporter.flush()
+    return EVENTS._published.counts.get((type_, severity), 0)  # reading anew is the recording thread's
+
+
+# The same on both ---------------------------------------------------------------------------------------------
+
+
+def test_every_public_name_of_torchs_module_is_here() -> None:
+    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
+    imported = {"inspect", "logging", "os", "socket", "traceback", "Optional"}
+
+    assert {name for name in dir(theirs) if not name.startswith("_")} - imported <= set(dir(events))
+
+
+def test_an_event_survives_serializing(module: ModuleType) -> None:
+    event = module.Event(
+        "test", module.EventSource.WORKER, 12, {"text": "a", "whole": 1, "real": 0.5, "no": None, "yes": True}
+    )
+
+    again = module.Event.deserialize(event.serialize())
+
+    assert again == event
+    assert str(event) == event.serialize()
+    assert module.Event.deserialize(event) is event
+
+
+def test_a_rendezvous_event_keeps_its_ten_fields(module: ModuleType) -> None:
+    values = {
+        "name": "n",
+        "run_id": "r",
+        "message": "m",
+        "hostname": "h",
+        "pid": 1,
+        "node_state": module.NodeState.INIT,
+        "master_endpoint": "e",
+        "rank": 0,
+        "local_id": 4,
+        "error_trace": "t",
+    }
+
+    event = module.RdzvEvent(**values)
+
+    assert vars(event) == values
+    assert module.RdzvEvent.deserialize(event.serialize()) == event
+
+
+def test_the_logger_of_a_destination_has_its_one_handler(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = Writing()
+    logger = module._get_or_create_logger(destination(module, handler, monkeypatch, "one"))
+
+    assert logger.handlers == [handler]
+    assert not logger.propagate
+
+
+def test_an_event_is_written_to_its_destination(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = Writing()
+    name = destination(module, handler, monkeypatch, "lines")
+
+    module.record(module.Event("test", module.EventSource.AGENT, 5, {"a": 1}), name)
+
+    (line,) = handler.lines
+    assert json.loads(line) == {"name": "test", "source": "AGENT", "timestamp": 5, "metadata": {"a": 1}}
+
+
+def test_an_unknown_destination_is_a_key_error(module: ModuleType) -> None:
+    with pytest.raises(KeyError):
+        module.record(module.Event("test", module.EventSource.AGENT), "nowhere")
+    with pytest.raises(KeyError):
+        module.get_logging_handler("nowhere")
+
+
+def rendezvous(module: ModuleType) -> None:
+    module.construct_and_record_rdzv_event(run_id="r", message="m", node_state=module.NodeState.RUNNING)
+
+
+def test_nobody_wants_rendezvous_events_by_default(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[object] = []
+    monkeypatch.setattr(module, "record_rdzv_event", recorded.append)
+    before = counted("torchelastic.rendezvous.RUNNING")
+
+    rendezvous(module)
+
+    assert recorded == []
+    assert counted("torchelastic.rendezvous.RUNNING") == before
+
+
+def test_a_rendezvous_event_tells_who_reported_it(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[Any] = []
+    monkeypatch.setattr(module, "record_rdzv_event", recorded.append)
+    registry = importlib.import_module(f"{module.__name__}.handlers")
+    monkeypatch.setitem(registry._log_handlers, "dynamic_rendezvous", Writing())
+
+    rendezvous(module)
+    try:
+        math.sqrt(-1)
+    except ValueError:
+        module.construct_and_record_rdzv_event(
+            "r", "m", module.NodeState.FAILED, name="mine", pid=3, hostname="h"
+        )
+
+    assert recorded[0].name == "test_elastic_events.py:rendezvous"
+    assert (recorded[1].name, recorded[1].pid, recorded[1].hostname) == (
+        "test_elastic_events.py:mine",
+        3,
+        "h",
+    )
+    assert "ValueError: math domain error" in recorded[1].error_trace
+
+
+# What the documentation promises ------------------------------------------------------------------------------
+
+
+def test_the_customisation_pages_events_handler_runs_as_printed() -> None:
+    page = """
+import exporter.elastic.events as events
+
+class MyEventHandler(events.EventHandler):
+    def record(self, event: events.Event):
+        # process event
+        processed.append(event)
+
+def main():
+    events.configure(MyEventHandler())
+
+main()
+"""
+    processed: list[events.Event] = []
+    exec(compile(page, "page", "exec"), {"processed": processed})
+    events.record(events.Event("promised", events.EventSource.WORKER, metadata={"step": 3}))
+    exporter.log("not.of.torchelastic")
+    exporter.flush()
+
+    (event,) = processed
+    assert (event.name, event.metadata) == ("promised", {"step": 3})
+
+
+def test_the_documented_way_to_write_to_the_console_works(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = events.get_logging_handler(destination="console")
+    handler.setStream(__import__("sys").stderr)  # type: ignore[attr-defined]
+
+    handler.info(events.Event("documented", events.EventSource.WORKER))  # type: ignore[attr-defined]
+
+    assert json.loads(capsys.readouterr().err)["name"] == "documented"
+
+
+def test_configure_replaces_and_add_handler_adds() -> None:
+    class Keeping(events.EventHandler):
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def record(self, event: events.Event) -> None:
+            self.names.append(event.name)
+
+    first, second, third = Keeping(), Keeping(), Keeping()
+    events.configure(first)
+    events.configure([second, events.NullEventHandler()])
+    events.add_handler(third)
+    events.record(events.Event("one", events.EventSource.WORKER))
+    events.unconfigure(second)
+    events.record(events.Event("two", events.EventSource.WORKER))
+    exporter.flush()
+    events.configure(None)
+
+    assert (first.names, second.names, third.names) == ([], ["one"], ["one", "two"])
+
+
+@pytest.mark.parametrize("wrong", [5, object(), events.NullEventHandler, [events.NullEventHandler(), "x"]])
+def test_what_is_no_handler_is_refused_at_the_call(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="record"):
+        events.configure(wrong)
+
+
+# What is mended -----------------------------------------------------------------------------------------------
+
+
+def test_an_event_without_a_timestamp_has_that_of_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = Writing()
+    event = events.Event("stamped", events.EventSource.WORKER)
+
+    events.record(event, destination(events, handler, monkeypatch, "stamped"))
+
+    assert json.loads(handler.lines[0])["timestamp"] > 1_600_000_000_000
+    assert event.timestamp == 0
+
+
+@pytest.mark.parametrize(
+    "strange", [math.nan, math.inf, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 80, "\ud800"]
+)
+def test_metadata_that_are_no_json_are_recorded_and_written_as_json(
+    strange: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, before = Writing(), counted("strange")
+
+    events.record(
+        events.Event("strange", events.EventSource.WORKER, metadata={"a": strange}),
+        destination(events, handler, monkeypatch, "strange"),
+    )
+
+    json.loads(handler.lines[0], parse_constant=pytest.fail)
+    assert counted("strange") == before + 1
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (5, TypeError),
+        (None, TypeError),
+        ("{", ValueError),
+        ("[]", ValueError),
+        ('{"name": "x", "source": "MOON"}', ValueError),
+        ('{"name": "x", "source": "AGENT", "more": 1}', ValueError),
+        ('{"source": "AGENT"}', ValueError),
+    ],
+)
+def test_what_is_no_event_is_told_so(data: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        events.Event.deserialize(data)
+
+
+def test_every_event_counts_by_its_name_and_failures_are_errors() -> None:
+    events.record(events.Event("counted.event", events.EventSource.WORKER))
+    events.record(events.Event("counted.event", events.EventSource.AGENT))
+
+    assert counted("counted.event") == 2
+
+
+def test_a_level_silences_the_console_and_nothing_else(tmp_path: Any) -> None:
+    program = """
+        from exporter.elastic import events
+        events.record(events.Event("quiet", events.EventSource.WORKER), "console")
+    """
+    feeds = {level: tmp_path / level for level in ("WARNING", "INFO", "nonsense")}
+    written = {level: child(feed, program, LOGLEVEL=level).stderr for level, feed in feeds.items()}
+
+    assert '"quiet"' not in written["WARNING"]
+    assert '"quiet"' in written["INFO"]
+    assert '"quiet"' in written["nonsense"]
+    for feed in feeds.values():
+        assert labelled(page_of(feed), "training_events_total", type="quiet") == 1
+
+
+STATUS = """
+    import json
+    from exporter.elastic import events
+    def status(state, source, code=None, **more):
+        inner = json.dumps({"exit_code": [code], "worker_pid": [None]})
+        data = {"run_id": "run7", "role": "my.role", "state": state, "metadata": inner, "raw_error": None, **more}
+        events.record(events.Event("torchelastic.worker.status." + state, events.EventSource[source], metadata=data))
+"""
+
+
+def test_what_becomes_of_workers_is_told_by_their_events_and_not_by_the_agents(tmp_path: Any) -> None:
+    child(
+        tmp_path / "feed",
+        STATUS
+        + """
+    status("START", "WORKER"); status("START", "WORKER")
+    status("FAILED", "WORKER", -11, raw_error="x" * 100_000)
+    status("FAILED", "WORKER", "nonsense")
+    status("SUCCEEDED", "WORKER")
+    status("SUCCEEDED", "AGENT")
+    """,
+    )
+    page = page_of(tmp_path / "feed")
+
+    assert 'role="agent",run="run7"' in page
+    assert labelled(page, "training_elastic_worker_starts_total", worker_role="my.role") == 2
+    results = "training_elastic_worker_results_total"
+    assert labelled(page, results, result="failed", exit_code="-11") == 1
+    assert labelled(page, results, result="failed", exit_code="unknown") == 1
+    assert labelled(page, results, result="succeeded", exit_code="0") == 1
+    assert labelled(page, "training_events_total", type="torchelastic.agent.status.SUCCEEDED") == 1
+    assert (
+        labelled(page, "training_events_total", type="torchelastic.worker.status.FAILED", severity="error")
+        == 2
+    )
+
+
+def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Any) -> None:
+    child(
+        tmp_path / "feed",
+        STATUS + '    status("START", "AGENT")',
+        RANK="3",
+        TORCHELASTIC_RUN_ID="run7",
+    )
+
+    (labels,) = series(page_of(tmp_path / "feed"), "training_rank_info")
+    assert 'rank="3"' in labels
+    assert 'role="trainer"' in labels
+
+
+def test_a_long_error_is_cut_to_its_end() -> None:
+    events.record(
+        events.Event("cut", events.EventSource.WORKER, metadata={"raw_error": "a" * 10_000 + "the cause"})
+    )
+
+    (event,) = [each for each in EVENTS.recent() if each.type == "cut"]
+    assert str(event.data["raw_error"]).endswith("the cause")
+    assert len(str(event.data["raw_error"])) == 2000
+
+
+def test_roles_beyond_the_bound_have_no_series_of_their_own(tmp_path: Any) -> None:
+    child(
+        tmp_path / "feed",
+        STATUS
+        + """
+    for number in range(100):
+        status("START", "WORKER", role=f"r{number}")
+    """,
+    )
+    page = page_of(tmp_path / "feed")
+
+    assert len(series(page, "training_elastic_worker_starts_total")) == 32
+    assert labelled(page, "training_events_total", type="torchelastic.worker.status.START") == 100

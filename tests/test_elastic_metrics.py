@@ -1,0 +1,604 @@
+"""torchelastic's metrics: the same calls on torch's module and ours, and what ours mends."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import itertools
+import threading
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from elastic_support import tally, total
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.elastic import metrics
+from exporter.elastic.metrics import naming, prometheus
+from exporter.recording.definition import check_definition
+from exporter.recording.stat import REGISTRY
+
+TORCH = "torch.distributed.elastic.metrics"
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers() -> Iterator[None]:
+    yield
+    metrics.unconfigure()
+    for group in ("torchelastic", "my_app", "g"):
+        metrics.unconfigure(group)
+        metrics.record_to_prometheus(True, group)
+    metrics.record_to_prometheus(True)
+
+
+@pytest.fixture(params=["torch", "exporter"])
+def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """torch's module and ours, one after the other."""
+    if request.param == "exporter":
+        yield metrics
+        return
+    pytest.importorskip("torch", reason="torch is not installed")
+    theirs = importlib.import_module(TORCH)
+    yield theirs
+    api: Any = theirs.api
+    api._metrics_map.clear()
+    api._default_metrics_handler = theirs.NullMetricHandler()
+
+
+class Keeping(metrics.MetricHandler):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.data: list[Any] = []
+
+    def emit(self, metric_data: Any) -> None:
+        self.data.append(metric_data)
+
+    def last(self, name: str) -> Any:
+        return [each for each in self.data if each.name == name][-1]
+
+    def names(self) -> list[str]:
+        return [each.name for each in self.data]
+
+
+def fresh(word: str = "value") -> str:
+    return f"{word}{next(_numbers)}"
+
+
+# The same on both ---------------------------------------------------------------------------------------------
+
+
+class Base:
+    def func(self) -> None:
+        raise NotImplementedError
+
+    def call(self) -> None:
+        self.func()
+
+
+def test_every_public_name_of_torchs_module_is_here() -> None:
+    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
+
+    public = {name for name in dir(theirs) if not name.startswith("_") and name != "Optional"}
+    api = set(importlib.import_module(f"{TORCH}.api").__all__)
+
+    assert public <= set(dir(metrics)) | {"api", "static_init"}
+    assert api <= set(dir(importlib.import_module("exporter.elastic.metrics.api")))
+
+
+def test_signatures_name_the_same_arguments_in_the_same_order() -> None:
+    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
+
+    for name in ("configure", "getStream", "put_metric", "publish_metric", "prof", "get_elapsed_time_ms"):
+        mine, torchs = (list(inspect.signature(getattr(each, name)).parameters) for each in (metrics, theirs))
+        assert mine == torchs, name
+
+
+def test_prof_tells_success_and_duration_of_a_method_that_returns(module: ModuleType) -> None:
+    class Api:
+        @module.prof  # type: ignore[untyped-decorator]  # either module's
+        def method(self) -> str:
+            return "result"
+
+    handler = Keeping()
+    module.configure(handler)
+
+    assert Api().method() == "result"
+    prefix = f"{Api.__qualname__}.method"
+    assert handler.last(f"{prefix}.success").value == 1
+    assert handler.last(f"{prefix}.duration.ms").value >= 0
+    assert handler.last(f"{prefix}.success").group_name == "torchelastic"
+    assert f"{prefix}.failure" not in handler.names()
+
+
+def test_prof_tells_failure_and_raises_on(module: ModuleType) -> None:
+    @module.prof(group="g")  # type: ignore[untyped-decorator]  # either module's
+    def broken() -> None:
+        raise ValueError("mine")
+
+    handler = Keeping()
+    module.configure(handler, "g")
+
+    with pytest.raises(ValueError, match="mine"):
+        broken()
+    name = broken.__qualname__
+    assert handler.names() == [f"{name}.failure", f"{name}.duration.ms"]
+    assert handler.data[0].group_name == "g"
+
+
+def test_prof_names_an_override_by_the_class_it_stands_in(module: ModuleType) -> None:
+    class Child(Base):
+        @module.prof  # type: ignore[untyped-decorator]  # either module's
+        def func(self) -> None:
+            pass
+
+    handler = Keeping()
+    module.configure(handler)
+    Child().call()
+
+    assert handler.names() == [f"{Child.__qualname__}.func.success", f"{Child.__qualname__}.func.duration.ms"]
+
+
+def test_prof_names_a_function_of_a_module_by_the_last_part_of_its_name(module: ModuleType) -> None:
+    handler = Keeping()
+    module.configure(handler)
+
+    module.prof(free_function)()
+
+    assert handler.names()[0] == "test_elastic_metrics.free_function.success"
+
+
+def free_function() -> None: ...
+
+
+def test_put_metric_hands_on_group_name_value_and_time(module: ModuleType) -> None:
+    handler = Keeping()
+    module.configure(handler, "g")
+    module.put_metric("a.b", 7, "g")
+    module.put_metric("elsewhere", 7, "other")
+
+    (data,) = handler.data
+    assert (data.group_name, data.name, data.value) == ("g", "a.b", 7)
+    assert data.timestamp > 1_600_000_000
+
+
+def test_a_stream_that_stands_for_get_stream_is_used(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = Keeping()
+    stream = module.api.MetricStream("torchelastic", handler)
+    monkeypatch.setattr(module.api, "getStream", lambda group: stream)
+
+    module.prof(free_function)()
+
+    assert handler.last("test_elastic_metrics.free_function.success").value == 1
+
+
+def test_the_handler_of_the_group_goes_before_the_default_and_a_second_replaces_the_first(
+    module: ModuleType,
+) -> None:
+    default, first, second = Keeping(), Keeping(), Keeping()
+    module.configure(default)
+    module.configure(first, "g")
+    module.configure(second, "g")
+    module.put_metric("x", 1, "g")
+
+    assert (default.data, first.data, second.names()) == ([], [], ["x"])
+
+
+def test_the_console_handler_prints_one_line(module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    module.configure(module.ConsoleMetricHandler(), group="my_app")
+    module.getStream(group="my_app").add_value("x", 3)
+
+    assert capsys.readouterr().out.strip().endswith("][my_app]: x=3")
+
+
+def test_deprecated_names_warn_and_work(module: ModuleType) -> None:
+    handler = Keeping()
+    module.configure(handler, "g")
+    with pytest.warns(FutureWarning):
+        module.publish_metric("g", "x", 3)
+    with pytest.warns(FutureWarning):
+        module.profile("g")(free_function)()
+
+    assert handler.names() == ["x", "free_function.success", "free_function.duration.ms"]
+
+
+def test_hooks_and_small_things_are_as_in_torch(module: ModuleType) -> None:
+    assert module.initialize_metrics() is None
+    assert module.initialize_metrics(module.MetricsConfig()) is None
+    assert module.MetricsConfig().params == {}
+    assert module.MetricsConfig({"a": "b"}).params == {"a": "b"}
+    assert isinstance(module.get_elapsed_time_ms(0.0), int)
+    with pytest.raises(TypeError):
+        module.MetricHandler()
+
+
+# The seed's pages, with another import line -------------------------------------------------------------------
+
+
+def test_the_metrics_pages_examples_run_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = """
+import time
+import exporter.elastic.metrics as metrics
+def my_method():
+    ms = metrics.getStream(group="my_app")
+    start = time.time()
+    calculate()
+    end = time.time()
+    ms.add_value("calculate_latency", int(end - start))
+
+import exporter.elastic.metrics as metrics
+metrics.configure(metrics.ConsoleMetricHandler(), group = "torchelastic")
+metrics.configure(metrics.ConsoleMetricHandler(), group = "my_app")
+my_method()
+
+import exporter.elastic.metrics as metrics
+class StdoutMetricHandler(metrics.MetricHandler):
+    def emit(self, metric_data):
+        print(
+            f"[{metric_data.timestamp}][{metric_data.group_name}]: {metric_data.name}={metric_data.value}"
+        )
+metrics.configure(StdoutMetricHandler(), group="my_app")
+my_method()
+"""
+    exec(compile(page, "page", "exec"), {"calculate": lambda: None})
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith("][my_app]: calculate_latency=0") for line in lines)
+    assert tally("my_app.calculate_latency").count == 2
+
+
+def test_the_customisation_pages_metric_handler_runs_as_printed() -> None:
+    page = """
+import exporter.elastic.metrics as metrics
+
+class MyMetricHandler(metrics.MetricHandler):
+    def emit(self, metric_data: metrics.MetricData):
+        # push metric_data to your metric sink
+        sink.append(metric_data)
+
+def main():
+    metrics.configure(MyMetricHandler())
+
+main()
+"""
+    sink: list[Any] = []
+    exec(compile(page, "page", "exec"), {"sink": sink})
+    metrics.put_metric("pushed", 5)
+
+    assert [(each.name, each.value) for each in sink] == [("pushed", 5)]
+
+
+# What becomes of a value in Prometheus ------------------------------------------------------------------------
+
+
+def test_a_metric_is_a_stat_of_its_group_and_name() -> None:
+    name = fresh("loss")
+    metrics.put_metric(name, 0.5, "my_app")
+    metrics.put_metric(name, 1, "my_app")
+
+    found = tally(f"my_app.{name}")
+    assert (found.count, found.sum) == (2, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "stat", "unit", "recorded"),
+    [
+        ("step_ms", 12, "step", "seconds", 0.012),
+        ("step.duration.ms", 1500, "step.duration", "seconds", 1.5),
+        ("lag_us", 3, "lag", "seconds", 3e-6),
+        ("wait.s", 2, "wait", "seconds", 2.0),
+        ("memory_mib", 3, "memory", "bytes", 3.0 * (1 << 20)),
+        ("memory_mb", 3, "memory_mb", None, 3.0),
+        ("busy_percent", 50, "busy", "ratio", 0.5),
+        ("ms", 4, "", "seconds", 0.004),
+        ("min", 4, "min", None, 4.0),
+    ],
+)
+def test_units_are_moved_into_the_name_and_milliseconds_become_seconds(
+    name: str, value: float, stat: str, unit: str | None, recorded: float
+) -> None:
+    group = fresh("units")
+    metrics.put_metric(name, value, group)
+
+    found = tally(f"{group}.{stat}".rstrip("."))
+    assert found.definition.unit == unit
+    assert found.sum == pytest.approx(recorded, rel=1e-12)
+
+
+def test_of_two_pairs_with_one_family_the_second_is_refused_and_counted() -> None:
+    name = fresh("twin")
+    before = total("training.elastic.refused", reason="collision")
+    metrics.put_metric(f"{name}.x", 1, "a")
+    metrics.put_metric("x", 10, f"a.{name}")
+    metrics.put_metric("x", 10, f"a.{name}")
+
+    assert tally(f"a.{name}.x").sum == 1
+    assert total("training.elastic.refused", reason="collision") == before + 2
+
+
+def test_a_name_of_the_exporters_own_is_refused_and_counted() -> None:
+    before = total("training.elastic.refused", reason="definition")
+    metrics.put_metric("utilization", 1, "gpu")
+
+    assert total("training.elastic.refused", reason="definition") == before + 1
+
+
+def test_names_beyond_the_bound_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = prometheus.MetricStats()
+    monkeypatch.setattr(prometheus, "MOST_NAMES", 10)
+    monkeypatch.setattr(prometheus, "MOST_REFUSED", 5)
+    before = total("training.elastic.refused", reason="too_many")
+    group = fresh("runaway")
+    for number in range(100):
+        stats.record(group, f"n{number}", 1)
+
+    made = [each for each in REGISTRY.tallies() if each.definition.name.startswith(f"{group}.")]
+    assert len(made) == 10
+    assert len(stats._refused) == 5
+    assert total("training.elastic.refused", reason="too_many") == before + 90
+
+
+ANYTHING = (
+    st.text(max_size=200)
+    | st.none()
+    | st.integers()
+    | st.floats()
+    | st.binary(max_size=20)
+    | st.lists(st.integers())
+)
+
+
+@given(name=ANYTHING, group=ANYTHING, value=ANYTHING)
+def test_no_name_group_or_value_raises(name: Any, group: Any, value: Any) -> None:
+    metrics.put_metric(name, value, group)
+    metrics.getStream(group).add_value(name, value)
+    metrics.PrometheusMetricHandler().emit((1, group, name, value))  # type: ignore[arg-type]
+
+
+@given(group=ANYTHING, name=ANYTHING)
+def test_every_name_that_is_given_is_fit_for_a_stat(group: Any, name: Any) -> None:
+    named = naming.metric_name(group, name)
+
+    if named is not None:
+        definition = check_definition(named.stat, unit=named.unit)
+        assert definition.name == named.stat
+
+
+@pytest.mark.parametrize(
+    "value", ["12", None, [1], float("nan"), float("inf"), 10**400, object(), b"x", 1 + 2j]
+)
+@pytest.mark.parametrize("name", ["plain", "scaled_ms"])
+def test_what_is_no_number_is_counted_and_kept_out(value: Any, name: str) -> None:
+    group = fresh("strange")
+    metrics.put_metric(name, value, group)
+    metrics.put_metric(name, 1000, group)
+
+    found = tally(f"{group}.{name.removesuffix('_ms')}")
+    assert (found.count, sum(found.reading().rejected.values())) == (1, 1)
+
+
+def test_a_tensor_is_read_when_it_is_recorded() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    group, loss = fresh("tensors"), torch.tensor(0.5)
+    metrics.put_metric("loss", loss, group)
+    metrics.put_metric("loss_ms", loss * 4, group + "x")
+    loss += 1
+
+    assert tally(f"{group}.loss").sum == 0.5
+    assert tally(f"{group}x.loss").sum == pytest.approx(0.002)
+
+
+# What is mended -----------------------------------------------------------------------------------------------
+
+
+def test_a_group_may_have_several_handlers_in_order_and_they_are_taken_away_one_by_one() -> None:
+    first, second, third = Keeping(), Keeping(), Keeping()
+    metrics.configure([first, second], "g")
+    metrics.add_handler(third, "g")
+    metrics.put_metric("one", 1, "g")
+    metrics.unconfigure("g", second)
+    metrics.put_metric("two", 1, "g")
+    metrics.unconfigure("g")
+    metrics.unconfigure("g")
+    metrics.put_metric("three", 1, "g")
+
+    assert (first.names(), second.names(), third.names()) == (["one", "two"], ["one"], ["one", "two"])
+
+
+def test_a_stream_uses_the_handlers_that_are_configured_now() -> None:
+    stream, handler = metrics.getStream("g"), Keeping()
+    stream.add_value("before", 1)
+    metrics.configure(handler, "g")
+    stream.add_value("meanwhile", 1)
+    stream.add_value("before", 2)
+    metrics.configure(None, "g")
+    stream.add_value("after", 1)
+
+    assert handler.names() == ["meanwhile", "before"]
+
+
+@pytest.mark.parametrize("wrong", [5, "console", object(), Keeping, [Keeping(), 5]])
+def test_what_is_no_handler_is_refused_at_the_call(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="emit"):
+        metrics.configure(wrong)
+
+
+def test_a_handler_that_raises_reaches_neither_the_caller_nor_the_next_handler() -> None:
+    class Raising(metrics.MetricHandler):
+        def emit(self, metric_data: Any) -> None:
+            raise RuntimeError("broken sink")
+
+    last, before = Keeping(), total("training.elastic.refused", reason="handler")
+    metrics.configure([Raising(), last], "g")
+
+    @metrics.prof(group="g")
+    def function() -> str:
+        return "kept"
+
+    assert function() == "kept"
+    assert [name.rpartition(".")[2] for name in last.names()] == ["success", "ms"]
+    assert total("training.elastic.refused", reason="handler") == before + 2
+
+
+def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:
+    class Counting(Keeping):
+        def emit(self, metric_data: Any) -> None:
+            super().emit(metric_data)
+            metrics.put_metric("emitted", len(self.data), "g")
+
+    handler = Counting()
+    metrics.configure([handler, Counting()], "g")
+    metrics.put_metric("x", 1, "g")
+
+    assert handler.names() == ["x", "emitted"]
+
+
+def test_prometheus_is_beside_every_handler_unless_it_is_switched_off() -> None:
+    name = fresh("switch")
+    metrics.put_metric(name, 1, "g")
+    metrics.configure(metrics.NullMetricHandler(), "g")
+    metrics.put_metric(name, 1, "g")
+    metrics.record_to_prometheus(False, "g")
+    metrics.put_metric(name, 1, "g")
+    metrics.unconfigure("g")
+    metrics.put_metric(name, 1, "g")
+    metrics.record_to_prometheus(True, "g")
+    metrics.put_metric(name, 1, "g")
+
+    assert tally(f"g.{name}").count == 3
+
+
+def test_the_prometheus_handler_counts_once_where_it_is_configured_too() -> None:
+    name = fresh("once")
+    metrics.configure(metrics.PrometheusMetricHandler(), "g")
+    metrics.put_metric(name, 1, "g")
+
+    assert tally(f"g.{name}").count == 1
+
+
+def test_the_prometheus_handler_works_in_torchs_own_module() -> None:
+    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
+    name = fresh("theirs")
+    theirs.configure(metrics.PrometheusMetricHandler(), "g")
+    theirs.put_metric(name, 3, "g")
+    del theirs.api._metrics_map["g"]
+
+    assert tally(f"g.{name}").sum == 3
+
+
+def outcomes(handler: Keeping) -> list[str]:
+    return [name.rpartition(".")[2] for name in handler.names() if not name.endswith(".ms")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_is_no_exception_but_ends_the_call_is_a_failure(error: type[BaseException]) -> None:
+    handler = Keeping()
+    metrics.configure(handler, "g")
+
+    @metrics.prof(group="g")
+    def ended() -> None:
+        raise error
+
+    with pytest.raises(error):
+        ended()
+    assert outcomes(handler) == ["failure"]
+
+
+def test_a_coroutine_is_measured_to_its_end_and_its_cancellation_is_a_failure() -> None:
+    handler = Keeping()
+    metrics.configure(handler, "g")
+
+    @metrics.prof(group="g")
+    async def sleeping(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "awake"
+
+    async def both() -> str:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(sleeping(60), 0.01)
+        return await sleeping(0.02)
+
+    assert asyncio.run(both()) == "awake"
+    assert outcomes(handler) == ["failure", "success"]
+    assert handler.data[-1].value >= 20
+
+
+def test_a_generator_is_measured_from_its_first_step_and_may_be_left_early() -> None:
+    handler = Keeping()
+    metrics.configure(handler, "g")
+
+    @metrics.prof(group="g")
+    def counting() -> Iterator[int]:
+        yield from (1, 2, 3)
+
+    generator = counting()
+    assert handler.data == []
+    assert list(generator) == [1, 2, 3]
+    early = counting()
+    next(early)
+    early.close()  # type: ignore[attr-defined]
+
+    assert outcomes(handler) == ["success", "success"]
+
+
+def test_an_asynchronous_generator_is_given_what_is_sent_and_thrown() -> None:
+    handler = Keeping()
+    metrics.configure(handler, "g")
+    heard: list[object] = []
+
+    @metrics.prof(group="g")
+    async def echoing() -> AsyncIterator[int]:
+        try:
+            heard.append((yield 1))
+        except ValueError as error:
+            heard.append(str(error))
+        yield 2
+
+    async def talk() -> None:
+        generator: Any = echoing()
+        assert await generator.__anext__() == 1
+        assert await generator.asend("sent") == 2
+        with pytest.raises(StopAsyncIteration):
+            await generator.__anext__()
+        generator = echoing()
+        await generator.__anext__()
+        assert await generator.athrow(ValueError("thrown")) == 2
+        await generator.aclose()
+
+    asyncio.run(talk())
+    assert heard == ["sent", "thrown"]
+    assert outcomes(handler) == ["success", "success"]
+
+
+def test_durations_below_a_millisecond_are_not_zero() -> None:
+    handler = Keeping()
+    metrics.configure(handler, "g")
+    metrics.prof(group="g")(lambda: sum(range(2000)))()
+
+    assert 0 < handler.data[-1].value < 1000
+
+
+def test_threads_that_put_lose_nothing_while_handlers_change() -> None:
+    name = fresh("threads")
+
+    def put() -> None:
+        for _ in range(2000):
+            metrics.put_metric(name, 1, "g")
+
+    threads = [threading.Thread(target=put) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        metrics.configure(Keeping(), "g")
+        metrics.unconfigure("g")
+    for thread in threads:
+        thread.join()
+
+    assert tally(f"g.{name}").count == 8000
