@@ -16,7 +16,7 @@ from exporter.collectors import gpu_status
 from exporter.collectors.family import Collected
 from exporter.collectors.gpu import GpuCollector
 from exporter.collectors.gpu_counters import CounterTotal
-from exporter.collectors.gpu_power import ENERGY
+from exporter.collectors.gpu_power import ENERGY, ENERGY_READING
 from exporter.collectors.gpu_state import GpuEnergy, GpuProcess, GpuTotals
 from exporter.collectors.keeping import Keeper, Rows
 from exporter.errors import CollectError
@@ -24,6 +24,8 @@ from exporter.errors import CollectError
 FORGET_SECONDS = 30 * 86_400.0
 """A GPU that was not seen for so long does not come back."""
 
+# The total of energy begins at 0 whatever the raw number is; those of families add up several counters.
+_ALWAYS = (ENERGY_READING, "gpu_")
 # Those about NVML and its process begin anew with the sidecar, as the sidecar's own do.
 _KEPT = frozenset(
     spec.name for spec in GpuCollector.specs if spec.type == "counter" and spec not in gpu_status.SPECS
@@ -169,7 +171,8 @@ def rows_of(
 ) -> Rows:
     """Write counters; those of GPUs that were not seen in this life stay as they were kept.
 
-    A row is the total, the last raw number, and when that was read, Unix time.
+    A row is the total, the last raw number, and when that was read, Unix time. Counters that never counted are
+    left out: hundreds of errors of NVLinks that never were. They begin the same way without.
     """
     rows: Rows = {
         name: values
@@ -178,7 +181,8 @@ def rows_of(
     }
     for uuid, counters in totals.items():
         for name, each in counters.items():
-            rows[uuid, name] = each.total, each.raw, round(now - each.age_seconds, 3)
+            if each.total or each.raw or name.startswith(_ALWAYS):
+                rows[uuid, name] = each.total, each.raw, round(now - each.age_seconds, 3)
     return rows
 
 

@@ -11,6 +11,7 @@ say so.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
@@ -98,7 +99,8 @@ class GpuCollector:
             start=self._start_child,
             take=self._take,
             change=self._change,
-            timings=timings,
+            # Nothing is said between two passes.
+            timings=dataclasses.replace(timings, deadline=timings.deadline + max(0.0, options.period - 1.0)),
             monotonic=monotonic,
         )
         self._started = False

@@ -8,12 +8,14 @@ Its rules:
 - A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again after
   5 s, then ever more seldom, up to 5 min. So is one that crashed.
 - A child that asks to be replaced (memory, another driver, other devices) is, at once.
+- A child whose call on one GPU takes long is replaced before the others' readings are too old, by one without
+  that GPU: only its series end.
 - A child that says nothing for the deadline hangs in a call. It may not even be possible to kill it, and killing it
   in a driver's hands can do harm: it is left alone, and told to end when its call returns. After some
   patience there is one replacement, without the GPU that the call was for; while the first one hangs,
   there is no second. If the replacement hangs as well, everything waits until one of them returns.
-- A GPU that was left out is taken again when the call on it has returned, unless it hung before: then it stays
-  out until NVML is released and taken again, so that one bad card does not cost the others their readings over and over.
+- A GPU that was left out is taken again when the call on it has returned, unless it hung before (was not merely
+  slow): then it stays out until NVML is released and taken again, so that one bad card does not cost the others their readings over and over.
 """
 
 from __future__ import annotations
@@ -172,9 +174,9 @@ class Supervisor:
     def _keep(self, now: float, *, released: bool) -> None:
         """Do what it is time for."""
         if self._stuck is not None and self._stuck.reap():
-            self._stuck.close()
-            self._stuck = None
-            self._admit()
+            stuck, self._stuck = self._stuck, None
+            stuck.close()
+            self._admit(stuck, now)
         self._killed = [child for child in self._killed if not child.reap()]
         if released:
             self._let_go()
@@ -191,15 +193,18 @@ class Supervisor:
         if self._reason == "" and now >= self._sampled_at + self._timings.deadline:
             self._set(STARTING, "the process that calls NVML is being replaced")
 
-    def _admit(self) -> None:
+    def _admit(self, stuck: NvmlChild, now: float) -> None:
         """The call that hung has returned: its GPU gets a second chance, but no third."""
-        again = {gpu for gpu in self._skip if self._hangs.get(gpu, 0) <= 1}
+        gpu = _culprit(stuck)
+        if gpu is not None and now - stuck.heard_at < self._deadline(stuck) + self._timings.patience:
+            self._hangs[gpu] -= 1  # it was slow
+        again = {each for each in self._skip if self._hangs.get(each, 0) <= 1}
         if not again:
             return
         self._skip -= again
         if self._active is not None:
-            for gpu in sorted(again):
-                self._active.tell("admit", gpu=gpu)
+            for each in sorted(again):
+                self._active.tell("admit", gpu=each)
 
     def _let_go(self) -> None:
         self._due = None
@@ -225,6 +230,9 @@ class Supervisor:
     def _look_at_deadline(self, child: NvmlChild, now: float) -> None:
         timings = self._timings
         deadline = self._deadline(child)
+        if self._reason == "" and self._stuck is None and _culprit(child) is not None:
+            self._replace(child, now)
+            return
         if now - child.heard_at < deadline:
             return
         if self._hung_since is None:
@@ -233,15 +241,19 @@ class Supervisor:
             if self._reason != RELEASED:
                 self._set(HUNG, f"no answer from NVML for {deadline:g} s: {about} does not return")
         if now - self._hung_since >= timings.patience and self._stuck is None and self._reason != RELEASED:
-            child.tell("release")  # for when its call returns
-            self._stuck, self._active = child, None
-            if child.slow is not None and child.slow[0] is not None:
-                gpu = child.slow[0]
-                self._hangs[gpu] = self._hangs.get(gpu, 0) + 1
-                self._skip |= {gpu}
-            self._hung_since = None
-            self._forgive(child, now)
-            self._restart(HUNG, now)
+            self._replace(child, now)
+
+    def _replace(self, child: NvmlChild, now: float) -> None:
+        """Leave a child alone in its call, and start another one without the GPU that the call is for."""
+        child.tell("release")  # for when its call returns
+        self._stuck, self._active = child, None
+        gpu = _culprit(child)
+        if gpu is not None:
+            self._hangs[gpu] = self._hangs.get(gpu, 0) + 1
+            self._skip |= {gpu}
+        self._hung_since = None
+        self._forgive(child, now)
+        self._restart(HUNG, now)
 
     def _listen(self, child: NvmlChild) -> None:
         now = self._monotonic()
@@ -397,6 +409,11 @@ class Supervisor:
             self._closed = True
             os.close(self._woken)
             os.close(self._wake)
+
+
+def _culprit(child: NvmlChild) -> int | None:
+    """The GPU that a call of a child takes long on."""
+    return None if child.slow is None else child.slow[0]
 
 
 def _subject(gpu: int | None) -> str:
