@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from exporter.monitor.profiling import ProfiledTimer
 from exporter.recording.event_values import (
     Datum,
     check_data,
@@ -177,9 +178,13 @@ class Stat:
         for handle in _collectors:
             handle.put((self, v))
 
-    def add_time(self) -> Timer:
-        """Time a `with` block or each call of a decorated function, in seconds."""
-        return Timer(self.add)
+    def add_time(self, *, profile: bool = False) -> Timer | ProfiledTimer:
+        """Time a `with` block or each call of a decorated function, in seconds.
+
+        Args:
+            profile: Whether it is a range of torch.profiler, too.
+        """
+        return ProfiledTimer(self.key, self.add) if profile else Timer(self.add)
 
     def __repr__(self) -> str:
         return f"Stat({self.key!r}, {sorted(each.value for each in self.aggregations)})"

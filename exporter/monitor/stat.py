@@ -163,11 +163,11 @@ class Stat:
             self._append(v)
             self._record(v)
             return
-        closed = None
+        closed = []
         try:
             now = monotonic()
             if now >= self._ends:
-                closed = self._roll(now, empty=self._full)
+                closed.append(self._roll(now, empty=self._full))
             if self._full:
                 self.discarded += 1
                 return
@@ -175,15 +175,16 @@ class Stat:
             self._record(v)
             self._put_together()
             if self._count >= self._max_samples:
-                closed = self._close() or closed
+                closed.append(self._close())
                 self._full = True
                 self._room = -1
             else:
                 self._make_room()
         finally:
             self._lock.release()
-            if closed is not None:
-                self._log(closed)
+            for data in closed:
+                if data is not None:
+                    self._log(data)
 
     def _settle(self) -> None:
         """Close the window if its time is over, so that what is shown is true."""

@@ -1,0 +1,427 @@
+"""torch.monitor's behaviour: the same bodies on torch's module, where it is installed, and on ours."""
+# ruff: noqa: DTZ001, DTZ005 - torch's events have naive datetimes
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import importlib
+import math
+import pickle
+import time
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+HOUR = dt.timedelta(hours=1)
+LONG = dt.timedelta(seconds=100)
+
+
+def module_of(name: str) -> ModuleType:
+    if name.startswith("torch"):
+        pytest.importorskip("torch")
+    return importlib.import_module(name)
+
+
+@pytest.fixture(params=["exporter.monitor", "torch.monitor"])
+def monitor(request: pytest.FixtureRequest) -> Any:
+    return module_of(request.param)
+
+
+@pytest.fixture
+def ours() -> Any:
+    return module_of("exporter.monitor")
+
+
+@pytest.fixture
+def events(monitor: Any) -> Iterator[list[Any]]:
+    """What a handler in C is given."""
+    told: list[Any] = []
+    handle = monitor.register_event_handler(told.append)
+    yield told
+    monitor.unregister_event_handler(handle)
+
+
+def of(told: list[Any], name: str) -> list[Any]:
+    """The events of one Stat."""
+    return [event for event in told if any(key.startswith(f"{name}.") for key in event.data)]
+
+
+# What upstream's tests fix (B1 to B8) ------------------------------------------------------------------------
+
+
+def test_b1_a_window_closes_when_it_has_its_samples(monitor: Any) -> None:
+    stat = monitor.Stat("b1", [monitor.Aggregation.MEAN, monitor.Aggregation.COUNT], LONG, 2)
+    stat.add(5)
+    assert stat.count == 1
+    stat.add(6)
+
+    assert stat.count == 0
+    assert stat.get() == {monitor.Aggregation.MEAN: 5.5, monitor.Aggregation.COUNT: 2}
+
+
+def test_b2_count_is_that_of_the_open_window(monitor: Any) -> None:
+    stat = monitor.Stat("b2", [monitor.Aggregation.COUNT], LONG, 2)
+    counts = [stat.count]
+    for value in (1, 2):
+        stat.add(value)
+        counts.append(stat.count)
+
+    assert counts == [0, 1, 0]
+    assert stat.get() == {monitor.Aggregation.COUNT: 2}
+
+
+def test_b3_least_and_greatest_are_zero_before_the_first_window_closes(monitor: Any) -> None:
+    high, low = monitor.Aggregation.MAX, monitor.Aggregation.MIN
+    stat = monitor.Stat("b3", [low, high], LONG, 6)
+    assert stat.get() == {high: 0.0, low: 0.0}
+    for value in (0, 5, -5, -6, 9, 2):
+        stat.add(value)
+
+    assert stat.get() == {high: 9.0, low: -6.0}
+
+
+def test_b4_what_comes_after_max_samples_is_discarded_until_the_window_is_over(monitor: Any) -> None:
+    stat = monitor.Stat("b4", [monitor.Aggregation.COUNT, monitor.Aggregation.SUM], LONG, 3)
+    stat.add(1)
+    stat.add(2)
+    assert stat.count == 2
+    stat.add(3)
+    assert stat.count == 0
+    stat.add(4)
+
+    assert stat.count == 0
+    assert stat.get() == {monitor.Aggregation.COUNT: 3, monitor.Aggregation.SUM: 6}
+
+
+def test_b5_a_window_that_is_over_is_an_event(monitor: Any, events: list[Any]) -> None:
+    stat = monitor.Stat(
+        "b5", (monitor.Aggregation.SUM, monitor.Aggregation.COUNT), dt.timedelta(milliseconds=1)
+    )
+    assert of(events, "b5") == []
+    stat.add(1)
+    time.sleep(0.002)
+    stat.add(2)
+
+    assert len(of(events, "b5")) in {1, 2}
+    assert stat.count <= 1
+
+
+def test_b6_the_end_of_a_stat_is_the_end_of_its_window(monitor: Any, events: list[Any]) -> None:
+    stat = monitor.Stat("b6", (monitor.Aggregation.SUM, monitor.Aggregation.COUNT), 10 * HOUR)
+    stat.add(1)
+    assert of(events, "b6") == []
+    del stat
+
+    (event,) = of(events, "b6")
+    assert event.name == monitor.STAT_EVENT == "torch.monitor.Stat"
+    assert event.timestamp.timestamp() > 0
+    assert event.data == {"b6.sum": 1.0, "b6.count": 1.0}
+
+
+def test_b7_the_last_window_stays(monitor: Any) -> None:
+    stat = monitor.Stat("asdf", (monitor.Aggregation.SUM, monitor.Aggregation.COUNT), 100 * HOUR, 3)
+    stat.add(1)
+    stat.add(2)
+    assert (stat.name, stat.count) == ("asdf", 2)
+    stat.add(3)
+
+    assert stat.count == 0
+    assert stat.get() == {monitor.Aggregation.SUM: 6.0, monitor.Aggregation.COUNT: 3}
+
+
+def test_b8_an_event_is_what_it_was_made_of_and_needs_no_handler(monitor: Any) -> None:
+    when = dt.datetime(2026, 1, 2, 3, 4, 5, 678)
+    data = {"str": "a string", "float": 1234.0, "int": 1234}
+    event = monitor.Event(name="torch.monitor.TestEvent", timestamp=when, data=data)
+    monitor.log_event(event)
+
+    assert (event.name, event.timestamp, event.data) == ("torch.monitor.TestEvent", when, data)
+
+
+# Stat --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregations", [list, tuple, set, frozenset])
+def test_any_collection_of_aggregations_will_do_and_doubles_are_one(monitor: Any, aggregations: Any) -> None:
+    summed = monitor.Aggregation.SUM
+    stat = monitor.Stat("c", aggregations([summed, monitor.Aggregation.MAX, summed]), 5.0)
+
+    assert stat.get() == {summed: 0.0, monitor.Aggregation.MAX: 0.0}
+
+
+def test_no_aggregation_is_an_event_without_data(monitor: Any, events: list[Any]) -> None:
+    stat = monitor.Stat("c.none", [], HOUR, 1)
+    before = len(events)
+    stat.add(1.0)
+
+    assert stat.get() == {}
+    assert [event.data for event in events[before:]] == [{}]
+
+
+@pytest.mark.parametrize("most", [0, -1, 1])
+def test_no_room_for_samples_closes_after_the_first(monitor: Any, most: int) -> None:
+    stat = monitor.Stat("c.room", [monitor.Aggregation.SUM], HOUR, max_samples=most)
+    stat.add(1.5)
+    stat.add(2.5)
+
+    assert stat.count == 0
+    assert stat.get() == {monitor.Aggregation.SUM: 1.5}
+
+
+@pytest.mark.parametrize(
+    ("values", "high", "low"),
+    [
+        ([math.nan, 1.0, 2.0], None, None),
+        ([1.0, math.nan, 2.0], 2.0, 1.0),
+        ([math.inf, -math.inf, 0.0], math.inf, -math.inf),
+    ],
+)
+def test_what_is_not_finite_spoils_what_it_spoils_in_torch(
+    monitor: Any, values: list[float], high: float | None, low: float | None
+) -> None:
+    kinds = monitor.Aggregation
+    stat = monitor.Stat("c.nan", [kinds.MAX, kinds.MIN, kinds.SUM, kinds.MEAN, kinds.COUNT], HOUR, 3)
+    for value in values:
+        stat.add(value)
+    found = stat.get()
+
+    assert math.isnan(found[kinds.SUM])
+    assert math.isnan(found[kinds.MEAN])
+    assert found[kinds.COUNT] == 3.0
+    for kind, wanted in ((kinds.MAX, high), (kinds.MIN, low)):
+        assert math.isnan(found[kind]) if wanted is None else found[kind] == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "taken"), [(1, 1.0), (True, 1.0), (2**70, float(2**70)), (-0.0, 0.0), (2.5, 2.5)]
+)
+def test_plain_numbers_are_converted_when_they_are_added(monitor: Any, value: Any, taken: float) -> None:
+    stat = monitor.Stat("c.number", [monitor.Aggregation.SUM], HOUR, 1)
+    stat.add(v=value)
+
+    assert stat.get() == {monitor.Aggregation.SUM: taken}
+
+
+def test_a_tensor_of_one_element_is_read_when_it_is_added(monitor: Any) -> None:
+    torch = pytest.importorskip("torch")
+    stat = monitor.Stat("c.tensor", [monitor.Aggregation.SUM], HOUR, 2)
+    tensor = torch.tensor(1.5)
+    stat.add(tensor)
+    tensor.fill_(100.0)
+    stat.add(torch.tensor(1))
+
+    assert stat.get() == {monitor.Aggregation.SUM: 2.5}
+    with pytest.raises(TypeError):
+        stat.add(torch.tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("value", ["1", b"1", None, [1.0], 10**400, 1j, object()])
+def test_what_is_no_number_is_a_type_error(monitor: Any, value: object) -> None:
+    stat = monitor.Stat("c.bad", [monitor.Aggregation.SUM], HOUR)
+    with pytest.raises(TypeError):
+        stat.add(value)
+
+    assert stat.count == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("c", [1], 5.0),
+        ("c", ["sum"], 5.0),
+        ("c", "sum", 5.0),
+        ("c", [None], 5.0),
+        ("c", 3, 5.0),
+        ("c", [], 5),
+        ("c", [], "5"),
+        ("c", [], None),
+        ("c", [], 5.0, 2.0),
+        ("c", [], 5.0, None),
+        ("c", []),
+        (3, [], 5.0),
+        (None, [], 5.0),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_a_type_error(monitor: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        monitor.Stat(*arguments)
+
+
+def test_one_aggregation_without_a_collection_is_a_type_error(monitor: Any) -> None:
+    with pytest.raises(TypeError):
+        monitor.Stat("c", monitor.Aggregation.SUM, 5.0)
+
+
+def test_a_stat_takes_no_attributes_but_subclasses(monitor: Any) -> None:
+    stat = monitor.Stat("c.attributes", [], HOUR)
+    for name in ("name", "count", "extra"):
+        with pytest.raises(AttributeError):
+            setattr(stat, name, 1)
+
+    class Raw(monitor.Stat):  # type: ignore[misc]  # either module's
+        def add(self, v: float) -> None:
+            super().add(2 * v)
+
+    raw = Raw("c.raw", [monitor.Aggregation.SUM], HOUR, 1)
+    raw.add(2.0)
+    assert raw.get() == {monitor.Aggregation.SUM: 4.0}
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_stat_cannot_be_copied(monitor: Any, way: Any) -> None:
+    with pytest.raises(TypeError):
+        way(monitor.Stat("c.copy", [], HOUR))
+
+
+def test_names_are_free_text_and_may_be_used_twice(monitor: Any, events: list[Any]) -> None:
+    for name in ("", "tr\u00e4in loss/ms", "twice", "twice", "9 lives"):
+        stat = monitor.Stat(name, [monitor.Aggregation.SUM], HOUR, 1)
+        before = len(events)
+        stat.add(1.0)
+        assert [event.data for event in events[before:]] == [{f"{name}.sum": 1.0}]
+
+
+def test_the_window_after_a_full_one_begins_with_zeros(monitor: Any) -> None:
+    stat = monitor.Stat("c.zeros", [monitor.Aggregation.SUM], 0.1, 1)
+    stat.add(5.0)
+    full = stat.get()
+    time.sleep(0.11)
+    stat.add(7.0)
+    time.sleep(0.11)
+    stat.add(9.0)
+
+    assert full == {monitor.Aggregation.SUM: 5.0}
+    assert stat.get() in ({monitor.Aggregation.SUM: 9.0}, {monitor.Aggregation.SUM: 7.0})
+
+
+# Event -------------------------------------------------------------------------------------------------------
+
+
+def test_an_event_may_be_changed_as_a_whole_field(monitor: Any) -> None:
+    event = monitor.Event("a", dt.datetime(2026, 1, 1), {"x": 1})
+    event.data["x"] = 2
+    assert event.data == {"x": 1}
+    event.data = {"y": "z"}
+    event.name = "b"
+    event.timestamp = dt.date(2026, 2, 1)
+
+    assert (event.name, event.timestamp, event.data) == ("b", dt.datetime(2026, 2, 1), {"y": "z"})
+
+
+def test_two_events_are_equal_when_they_are_one(monitor: Any) -> None:
+    first, second = (monitor.Event("a", dt.datetime(2026, 1, 1), {"x": 1}) for _ in range(2))
+
+    assert first == first  # noqa: PLR0124  # that is what is tested
+    assert first != second
+
+
+def test_bytes_become_text_and_whole_numbers_keep_64_bits(monitor: Any) -> None:
+    event = monitor.Event(
+        "a", dt.datetime.now(), {"b": b"xy", "least": -(2**63), "most": 2**63 - 1, "nul": "a\0b"}
+    )
+
+    assert event.data == {"b": "xy", "least": -(2**63), "most": 2**63 - 1, "nul": "a\0b"}
+    with pytest.raises(ValueError):
+        monitor.Event("a", dt.datetime.now(), {"x": 2**63})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("a",),
+        ("a", None, {}),
+        ("a", 1.5, {}),
+        ("a", "now", {}),
+        (1, dt.datetime(2026, 1, 1), {}),
+        (None, dt.datetime(2026, 1, 1), {}),
+        ("a", dt.datetime(2026, 1, 1), None),
+        ("a", dt.datetime(2026, 1, 1), [("x", 1)]),
+        ("a", dt.datetime(2026, 1, 1), {"x": None}),
+        ("a", dt.datetime(2026, 1, 1), {"x": [1]}),
+        ("a", dt.datetime(2026, 1, 1), {"x": {"y": 1}}),
+        ("a", dt.datetime(2026, 1, 1), {1: 2}),
+    ],
+)
+def test_an_event_of_wrong_types_is_a_type_error(monitor: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        monitor.Event(*arguments)
+
+
+def test_wrong_changes_of_an_event_are_type_errors(monitor: Any) -> None:
+    event = monitor.Event("a", dt.datetime(2026, 1, 1), {"x": 1})
+    for name, value in (("name", 1), ("timestamp", 1.0), ("data", {"x": None})):
+        with pytest.raises(TypeError):
+            setattr(event, name, value)
+    with pytest.raises(AttributeError):
+        event.extra = 1
+
+    assert (event.name, event.data) == ("a", {"x": 1})
+
+
+@pytest.mark.parametrize("event", [None, 1, "a", {"name": "a"}])
+def test_only_events_are_logged(monitor: Any, event: object) -> None:
+    with pytest.raises(TypeError):
+        monitor.log_event(event)
+
+
+# Handlers ----------------------------------------------------------------------------------------------------
+
+
+def test_handlers_are_given_the_logged_object_until_they_are_unregistered(monitor: Any) -> None:
+    told: list[Any] = []
+    event = monitor.Event("h", dt.datetime.now(), {})
+    handle = monitor.register_event_handler(told.append)
+    monitor.log_event(event)
+    monitor.log_event(event)
+    monitor.unregister_event_handler(handle)
+    monitor.log_event(event)
+
+    assert len(told) == 2
+    assert all(each is event for each in told)
+
+
+def test_a_dropped_handle_keeps_its_handler(monitor: Any) -> None:
+    told: list[Any] = []
+    handles = [monitor.register_event_handler(told.append)]
+    kept = handles.pop()
+    monitor.log_event(monitor.Event("h", dt.datetime.now(), {}))
+    monitor.unregister_event_handler(kept)
+
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("handler", [1, "print", [], object()])
+def test_what_cannot_be_called_is_no_handler(monitor: Any, handler: object) -> None:
+    with pytest.raises(TypeError):
+        monitor.register_event_handler(handler)
+    with pytest.raises(TypeError):
+        monitor.unregister_event_handler(handler)
+
+
+def test_the_tensorboard_handler_writes_stats_and_ignores_the_rest(monitor: Any) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    class Writer:
+        def add_scalar(self, tag: str, value: float, *, walltime: float) -> None:
+            calls.append((tag, value, walltime))
+
+    handler = monitor.TensorboardEventHandler(Writer())
+    when = dt.datetime(2026, 1, 1)
+    handler(monitor.Event("torch.monitor.Stat", when, {"a.sum": 1.5}))
+    handler(monitor.Event("other", when, {"b": 1.5}))
+
+    assert calls == [("a.sum", 1.5, when.timestamp())]
+
+
+def test_the_module_has_torchs_names(ours: Any) -> None:
+    torch_monitor = module_of("torch.monitor")
+    theirs = {name for name in dir(torch_monitor) if not name.startswith("_")} - {"TYPE_CHECKING"}
+
+    assert theirs <= set(ours.__all__)
+    assert set(torch_monitor.Aggregation.__members__) == set(ours.Aggregation.__members__)
+    for name in ("MEAN", "COUNT", "SUM", "MAX", "MIN"):
+        assert int(getattr(ours, name)) == int(getattr(torch_monitor, name))
+    assert all(hasattr(ours, name) for name in ours.__all__)

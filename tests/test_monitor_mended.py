@@ -1,0 +1,405 @@
+"""What torch.monitor 2.13 does wrong, and this face does not: rows D1 to D22 that concern it.
+
+Where torch ends the process, a child process shows that it still does, so that the day it is mended there is seen.
+"""
+# ruff: noqa: DTZ001, DTZ005 - torch's events have naive datetimes
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.util
+import math
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feed_support import wait_until
+
+import exporter
+from exporter import monitor
+from exporter.monitor import Aggregation, Event, Stat, log_event
+from exporter.recording.events import EVENTS
+from exporter.recording.stat import REGISTRY, Stats
+
+HOUR = dt.timedelta(hours=1)
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+@pytest.fixture
+def told() -> Iterator[list[Event]]:
+    events: list[Event] = []
+    handle = monitor.register_event_handler(events.append)
+    yield events
+    monitor.unregister_event_handler(handle)
+
+
+def child(program: str, module: str, *, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    head = f"import datetime as dt, time, threading\nimport {module} as monitor\nA = monitor.Aggregation\n"
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", head + program],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+CRASHES = {
+    "D2": "monitor.register_event_handler(lambda event: None)",
+    "D12": "s = monitor.Stat('a', [A.SUM], 0.00001)\ns.add(1.0)",
+    "D13": "h = monitor.register_event_handler([].append)\nfor _ in range(2): monitor.unregister_event_handler(h)",
+    "D15": "def f(event): raise ValueError\nh = monitor.register_event_handler(f)\n"
+    "s = monitor.Stat('a', [A.SUM], 60.0)\ns.add(1.0)\ndel s\nmonitor.unregister_event_handler(h)",
+}
+
+
+@needs_torch
+@pytest.mark.parametrize("row", sorted(CRASHES))
+def test_torch_still_crashes(row: str) -> None:
+    assert child(CRASHES[row], "torch.monitor").returncode < 0
+
+
+@pytest.mark.parametrize("row", sorted(CRASHES))
+def test_the_same_is_no_crash_here(row: str) -> None:
+    done = child(CRASHES[row], "exporter.monitor")
+
+    assert done.returncode in {0, 1}
+    assert (done.returncode == 1) == (row in {"D12", "D13"})
+    assert "ValueError" in done.stderr or done.returncode == 0
+
+
+def test_d1_two_threads_log_and_add_while_a_handler_in_python_writes(tmp_path: Path) -> None:
+    program = f"""
+file = open({str(tmp_path / "lines")!r}, "w")
+def write(event):
+    file.write(event.name + "\\n")
+    file.flush()
+handle = monitor.register_event_handler(write)
+def work():
+    s = monitor.Stat("shared", [A.SUM], 0.001)
+    for n in range(3000):
+        monitor.log_event(monitor.Event("e", dt.datetime.now(), {{"n": n}}))
+        s.add(1.0)
+        if n % 300 == 0:
+            time.sleep(0.01)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for t in threads: t.start()
+for t in threads: t.join()
+import exporter
+monitor.unregister_event_handler(handle)
+reading = exporter.events.EVENTS.reading()
+told = reading.delivered["write"] + sum(n for (name, _), n in reading.dropped.items() if name == "write")
+assert reading.counts["e", "info"] == 6000
+assert told == sum(reading.counts.values()) - sum(reading.suppressed.values()), (told, reading)
+"""
+    done = child(program, "exporter.monitor")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "lines").read_text().count("e\n") > 0
+
+
+def test_d3_value_is_the_last_sample(told: list[Event]) -> None:
+    stat = Stat("d3", [Aggregation.VALUE], HOUR, 2)
+    stat.add(1.0)
+    stat.add(7.5)
+
+    assert stat.get() == {Aggregation.VALUE: 7.5}
+    assert told[-1].data == {"d3.value": 7.5}
+    assert Aggregation(1) is Aggregation.VALUE
+    with pytest.raises(ValueError):
+        Aggregation(99)
+
+
+@pytest.mark.parametrize("window", [0.0, 0.0009, -5.0, dt.timedelta(0), dt.timedelta(microseconds=999)])
+def test_d12_a_window_below_a_millisecond_is_refused(window: Any) -> None:
+    with pytest.raises(ValueError, match="at least a millisecond"):
+        Stat("d12", [], window)
+
+
+@pytest.mark.parametrize("window", [math.nan, math.inf, -math.inf])
+def test_d12_a_window_that_is_no_length_is_refused(window: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Stat("d12", [], window)
+
+
+def test_d13_unregistering_twice_and_registering_twice_are_clear_errors() -> None:
+    def handler(_event: Event) -> None: ...
+
+    handle = monitor.register_event_handler(handler)
+    with pytest.raises(ValueError, match="registered already"):
+        monitor.register_event_handler(handler)
+    monitor.unregister_event_handler(handle)
+    with pytest.raises(ValueError, match="unregistered before"):
+        monitor.unregister_event_handler(handle)
+    monitor.unregister_event_handler(monitor.register_event_handler(handler))
+
+
+def test_d13_methods_are_the_same_when_their_object_is() -> None:
+    class Box:
+        def take(self, event: Event) -> None: ...
+
+    first, second, one, other = Box(), Box(), [], []  # type: ignore[var-annotated]  # empty lists
+    handles = [
+        monitor.register_event_handler(each) for each in (first.take, second.take, one.append, other.append)
+    ]
+    for again in (first.take, one.append):
+        with pytest.raises(ValueError):
+            monitor.register_event_handler(again)
+    for handle in handles:
+        monitor.unregister_event_handler(handle)
+
+
+def test_d14_none_is_no_handler() -> None:
+    with pytest.raises(TypeError):
+        monitor.register_event_handler(None)  # type: ignore[arg-type]  # what is tested
+
+
+def test_d15_d22_what_a_handler_raises_reaches_nobody() -> None:
+    def broken(_event: Event) -> None:
+        raise SystemExit(3)
+
+    handle = monitor.register_event_handler(broken)
+    stat = Stat("d15", [Aggregation.SUM], HOUR, 1)
+    stat.add(1.0)
+    log_event(Event("d15", dt.datetime.now(), {}))
+    del stat
+    monitor.unregister_event_handler(handle)
+
+    lost = {pair: number for pair, number in EVENTS.reading().dropped.items() if "broken" in pair[0]}
+    assert [reason for _, reason in lost] == ["error"]
+
+
+def test_d16_a_handler_may_use_everything() -> None:
+    stat = Stat("d16", [Aggregation.COUNT], HOUR, 1)
+    seen: list[str] = []
+
+    def handler(event: Event) -> None:
+        seen.append(event.name)
+        if event.name == "d16.first":
+            stat.add(1.0)
+            seen.append(str(stat.get()[Aggregation.COUNT]))
+            log_event(Event("d16.second", dt.datetime.now(), {}))
+            monitor.unregister_event_handler(monitor.register_event_handler(lambda _event: None))
+
+    handle = monitor.register_event_handler(handler)
+    log_event(Event("d16.first", dt.datetime.now(), {}))
+    wait_until(lambda: "d16.second" in seen)
+    monitor.unregister_event_handler(handle)
+
+    assert seen[:2] == ["d16.first", "1.0"]
+
+
+def test_d17_what_is_discarded_is_counted() -> None:
+    stat = Stat("d17", [Aggregation.COUNT], HOUR, 3)
+    for _ in range(10):
+        stat.add(1.0)
+
+    assert (stat.get(), stat.discarded) == ({Aggregation.COUNT: 3.0}, 7)
+
+
+def test_d18_a_window_closes_when_its_time_is_over_and_nothing_is_added(told: list[Event]) -> None:
+    stat = Stat("d18", [Aggregation.SUM], 0.2)
+    stat.add(3.0)
+    wait_until(lambda: any("d18.sum" in event.data for event in told))
+
+    assert stat.count == 0
+    assert stat.get() == {Aggregation.SUM: 3.0}
+    assert [event.data for event in told if "d18.sum" in event.data] == [{"d18.sum": 3.0}]
+
+
+def test_d19_the_open_window_stays_with_the_parent() -> None:
+    program = """
+import os
+told = []
+monitor.register_event_handler(told.append)
+s = monitor.Stat("d19", [A.SUM, A.COUNT], 3600.0)
+s.add(1.0); s.add(2.0)
+if os.fork() == 0:
+    assert s.count == 0
+    s.add(10.0)
+    del s
+    os._exit(0 if told[-1].data == {"d19.sum": 10.0, "d19.count": 1.0} else 1)
+assert os.wait()[1] == 0
+del s
+assert [e.data for e in told] == [{"d19.sum": 3.0, "d19.count": 2.0}], told
+"""
+    done = child(program, "exporter.monitor")
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_d20_the_last_window_of_a_global_stat_is_told(tmp_path: Path) -> None:
+    program = f"""
+def write(event):
+    with open({str(tmp_path / "told")!r}, "a") as file:
+        file.write(repr(event.data))
+monitor.register_event_handler(write)
+STAT = monitor.Stat("d20", [A.SUM], 3600.0)
+STAT.add(1.5)
+"""
+    done = child(program, "exporter.monitor")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "told").read_text() == "{'d20.sum': 1.5}"
+
+
+# What else differs -------------------------------------------------------------------------------------------
+
+
+def test_a_bool_stays_one_and_a_time_zone_is_kept() -> None:
+    berlin = dt.timezone(dt.timedelta(hours=1))
+    when = dt.datetime(2026, 1, 1, tzinfo=berlin)
+    event = Event("a", when, {"ok": True})
+
+    assert event.data["ok"] is True
+    assert event.timestamp.utcoffset() == dt.timedelta(hours=1)
+
+
+def test_an_event_has_a_repr_a_pickle_and_its_fields() -> None:
+    event = Event("a", dt.datetime(2026, 1, 1), {"x": 1})
+    again = pickle.loads(pickle.dumps(event))
+
+    assert again.asdict() == event.asdict()
+    assert repr(event) == "Event(name='a', timestamp=datetime.datetime(2026, 1, 1, 0, 0), data={'x': 1})"
+
+
+def test_what_is_changed_after_it_was_logged_is_told_and_counted_as_it_was() -> None:
+    gate, seen = threading.Event(), []
+
+    def slow(event: Event) -> None:
+        gate.wait(10)
+        seen.append((event.name, event.data))
+
+    handle = monitor.register_event_handler(slow)
+    log_event(
+        Event("changing.first", dt.datetime.now(), {})
+    )  # the handler is at this one until the gate opens
+    event = Event("changing.one", dt.datetime.now(), {"x": 1})
+    log_event(event)
+    event.name, event.data = "changing.two", {"x": 2}
+    log_event(event)
+    gate.set()
+    monitor.unregister_event_handler(handle)
+
+    assert seen[1:] == [("changing.one", {"x": 1}), ("changing.two", {"x": 2})]
+    counts = EVENTS.reading().counts
+    assert (counts["changing.one", "info"], counts["changing.two", "info"]) == (1, 1)
+
+
+def test_events_of_the_rest_of_the_package_reach_handlers_of_this_face(told: list[Event]) -> None:
+    exporter.log("ckpt.saved", "step 7", step=7, timestamp=5.0)
+    event = told[-1]
+
+    assert (event.name, event.timestamp.timestamp()) == ("ckpt.saved", 5.0)
+    assert event.data == {"message": "step 7", "step": 7}
+
+
+def test_events_of_this_face_reach_handlers_of_the_rest() -> None:
+    events: list[exporter.Event] = []
+    handle = exporter.events.register(events.append, types="face.*")
+    when = dt.datetime(2026, 1, 1)
+    log_event(Event("face.event", when, {"x": 1}))
+    handle.unregister()
+
+    assert [(each.type, each.data, each.timestamp) for each in events] == [
+        ("face.event", {"x": 1}, when.timestamp())
+    ]
+
+
+def test_samples_reach_prometheus_under_the_name_of_the_stat() -> None:
+    for name, taken in (
+        ("face.loss", "face.loss"),
+        ("face lr/ms", "face_lr_ms"),
+        ("9 lives", "stat_9_lives"),
+    ):
+        stat = Stat(name, [Aggregation.MEAN], HOUR, 2)
+        for value in (1.0, 2.0, 30.0):
+            stat.add(value)
+        exporter.flush()
+        found = Stats(REGISTRY).find(taken)
+
+        assert found is not None
+        assert (found.count, found.sum) == (2, 3.0)
+
+
+def test_two_stats_of_one_name_share_their_families_whatever_they_aggregate() -> None:
+    first = Stat("face.shared", [Aggregation.MEAN], HOUR)
+    second = Stat("face.shared", [Aggregation.MAX], 60.0)
+    first.add(1.0)
+    second.add(5.0)
+    exporter.flush()
+    found = Stats(REGISTRY).find("face.shared")
+
+    assert found is not None
+    assert (found.count, found.sum) == (2, 6.0)
+    assert (first.count, second.count) == (1, 1)
+
+
+def test_a_name_that_is_the_exporters_own_works_without_families() -> None:
+    stat = Stat("training.events", [Aggregation.SUM], HOUR, 1)
+    stat.add(2.0)
+
+    assert stat.get() == {Aggregation.SUM: 2.0}
+
+
+def test_nothing_is_lost_between_threads() -> None:
+    stat = Stat("face.threads", [Aggregation.COUNT, Aggregation.SUM], 0.005)
+    told: list[Event] = []
+    handle = monitor.register_event_handler(told.append)
+
+    def work() -> None:
+        for _ in range(20_000):
+            stat.add(1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stat._flush()
+    monitor.unregister_event_handler(handle)
+    mine = [event.data for event in told if "face.threads.count" in event.data]
+
+    assert sum(float(data["face.threads.count"]) for data in mine) == 80_000
+    assert sum(float(data["face.threads.sum"]) for data in mine) == 80_000
+    assert len(mine) > 3
+
+
+def test_a_signal_handler_may_add_to_the_stat_that_it_interrupted() -> None:
+    program = """
+import signal
+s = monitor.Stat("signals", [A.COUNT], 3600.0, 200)
+signal.signal(signal.SIGALRM, lambda *_: s.add(1.0))
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+end = time.monotonic() + 1.0
+while time.monotonic() < end:
+    s.add(1.0)
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+    assert child(program, "exporter.monitor").returncode == 0
+
+
+def test_the_face_loads_neither_torch_nor_anything_of_others() -> None:
+    program = """
+import sys
+import exporter.monitor.rfc
+assert "torch" not in sys.modules
+assert threading.active_count() == 1, threading.enumerate()
+s = monitor.Stat("a", [A.SUM], 60.0)
+"""
+    done = child(program, "exporter.monitor")
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_clock_of_windows_is_aligned_as_torchs_is() -> None:
+    stat = Stat("face.aligned", [Aggregation.SUM], 0.05)
+
+    assert math.isclose(stat._ends / 0.05, round(stat._ends / 0.05), abs_tol=1e-6)
+    assert 0 < stat._ends - time.monotonic() <= 0.05
