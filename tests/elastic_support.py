@@ -61,6 +61,7 @@ def child(
             "OMP_NUM_THREADS": "1",
             **environment,
         },
+        cwd=feed.parent,  # `-c` looks for modules and distributions there first
         capture_output=True,
         text=True,
         timeout=timeout,

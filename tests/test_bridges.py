@@ -1,0 +1,373 @@
+"""Bridges: a job that is not changed is recorded, and does not notice."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from elastic_support import REPOSITORY, child, labelled, page_of, series, tally, total
+
+from exporter import bridges
+from exporter.bridges import imports
+from exporter.bridges.elastic import is_launcher
+from exporter.bridges.wait_counters import WaitCounters
+
+torch_wanted = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+# Being called when a module is imported -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = f"watched_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text("value = 5\nseen = __spec__.loader, __loader__\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    sys.modules.pop(name, None)
+    imports._FINDER.hooks.pop(name, None)
+
+
+def test_a_hook_is_called_once_after_the_import_and_leaves_nothing_behind(module_name: str) -> None:
+    found: list[ModuleType] = []
+    imports.when_imported(module_name, found.append)
+    assert importlib.util.find_spec(module_name) is not None  # looking is not importing
+    assert found == []
+
+    module = importlib.import_module(module_name)
+
+    assert found == [module]
+    assert module.value == 5
+    assert {type(loader).__name__ for loader in module.seen} == {"SourceFileLoader"}
+    assert imports._FINDER not in sys.meta_path
+
+
+def test_a_hook_for_a_module_that_is_there_is_called_at_once(module_name: str) -> None:
+    module, found = importlib.import_module(module_name), list[ModuleType]()
+
+    imports.when_imported(module_name, found.append)
+
+    assert found == [module]
+
+
+def test_a_hook_that_raises_does_not_harm_the_import_or_the_other_hooks(module_name: str) -> None:
+    found: list[ModuleType] = []
+    imports.when_imported(module_name, lambda module: module.missing)
+    imports.when_imported(module_name, found.append)
+
+    assert importlib.import_module(module_name).value == 5
+    assert len(found) == 1
+
+
+def test_a_module_that_cannot_be_imported_yet_is_waited_for(module_name: str, tmp_path: Path) -> None:
+    found: list[ModuleType] = []
+    source = tmp_path / f"{module_name}.py"
+    good = source.read_text()
+    source.write_text("raise ValueError('not yet')")
+    imports.when_imported(module_name, found.append)
+    with pytest.raises(ValueError, match="not yet"):
+        importlib.import_module(module_name)
+    source.write_text(good + "\n# another size\n")
+
+    importlib.invalidate_caches()
+    importlib.import_module(module_name)
+
+    assert len(found) == 1
+
+
+# Being installed ----------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_bridge_is_told_so() -> None:
+    with pytest.raises(ValueError, match="known: elastic, monitor, wait_counters"):
+        bridges.install("elastc")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="reads TOML")
+def test_the_distribution_has_the_module_and_its_entry_point() -> None:
+    project = importlib.import_module("tomllib").loads((REPOSITORY / "pyproject.toml").read_text())
+
+    assert project["project"]["entry-points"]["torch.backends"] == {
+        "training-exporter": "exporter_auto:start"
+    }
+    assert project["tool"]["setuptools"]["py-modules"] == ["exporter_auto"]
+
+
+def auto(program: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with nothing but a directory to import from."""
+    return subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        cwd=path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_entry_point_imports_nothing_unless_it_is_asked_to() -> None:
+    program = """
+import os, sys
+import exporter_auto
+before = set(sys.modules)
+exporter_auto.start()
+print(sorted(set(sys.modules) - before))
+"""
+    for environment in ({}, {"EXPORTER_AUTO": "0"}, {"EXPORTER_AUTO": ""}):
+        assert auto(program, REPOSITORY, **environment).stdout == "[]\n"
+
+
+def test_the_entry_point_never_raises(tmp_path: Path) -> None:
+    (tmp_path / "exporter").mkdir()
+    (tmp_path / "exporter/__init__.py").write_text("raise RuntimeError('a broken installation')")
+    (tmp_path / "exporter_auto.py").write_text((REPOSITORY / "exporter_auto.py").read_text())
+
+    done = auto("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_bridges_without_their_library_are_left_out_with_a_word(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+from exporter import bridges
+print(bridges.install())
+"""
+    done = child(tmp_path / "feed", program)
+
+    assert done.stdout == "('elastic',)\n"
+    assert "the bridge monitor could not be installed" in done.stderr
+
+
+def an_installed_distribution(directory: Path) -> Path:
+    """What pip leaves of a distribution for `importlib.metadata` to find."""
+    info = directory / "training_exporter-0.0.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: training-exporter\nVersion: 0.0.0\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\ntraining-exporter = exporter_auto:start\n")
+    return directory
+
+
+# An unchanged program that uses everything a bridge listens to.
+UNCHANGED = """
+import datetime, sys, threading
+import torch
+import torch.distributed.elastic.events as events
+import torch.distributed.elastic.metrics as metrics
+import torch.monitor as monitor
+
+class Sink(metrics.MetricHandler):
+    def emit(self, data):
+        print("sink", data.group_name, data.name, data.value)
+
+metrics.configure(Sink(), "my_app")
+metrics.put_metric("train.step_ms", 12)
+metrics.put_metric("loss", 0.5, "my_app")
+events.record(events.Event("my.event", events.EventSource.WORKER, metadata={"a": 1}))
+events.record(events.Event("on.console", events.EventSource.WORKER), "console")
+stat = monitor.Stat("train.batch_ms", [monitor.Aggregation.MEAN, monitor.Aggregation.COUNT], 3600.0, 2)
+stat.add(10.0)
+stat.add(20.0)
+monitor.log_event(monitor.Event("my.monitor.event", datetime.datetime.now(), {"a": 1}))
+torch.distributed.TCPStore("127.0.0.1", 0, 1, True).set("a", "b")
+print("exporter" in sys.modules, [thread.name for thread in threading.enumerate() if "exporter" in thread.name])
+"""
+
+
+@torch_wanted
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
+def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
+    site = an_installed_distribution(tmp_path / "site")
+    paths = f"{site}:{REPOSITORY}"
+    plain = child(tmp_path / "nothing", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel)
+    done = child(tmp_path / "feed", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1")
+    page = page_of(tmp_path / "feed")
+
+    assert plain.stdout.splitlines() == ["sink my_app loss 0.5", "False []"]
+    assert done.stdout.splitlines()[0] == "sink my_app loss 0.5"
+    assert done.stdout.splitlines()[1].startswith("True ['exporter-recording'")
+    assert done.stderr == plain.stderr
+    assert ('"on.console"' in done.stderr) is (loglevel == "INFO")
+    assert not list((tmp_path / "nothing").iterdir())
+    assert labelled(page, "torchelastic_train_step_seconds_sum") == 0.012
+    assert labelled(page, "my_app_loss_sum") == 0.5
+    for type_ in ("my.event", "on.console", "my.monitor.event", "torch.monitor.Stat"):
+        assert labelled(page, "training_events_total", type=type_) == 1
+    assert labelled(page, "train_batch_mean_seconds_sum") == pytest.approx(0.015)
+    assert labelled(page, "train_batch_samples_total") == 2
+    assert labelled(page, "training_torch_wait_calls_total", key="TCPStore__set") >= 1
+    assert labelled(page, "training_torch_wait_seconds_total", key="TCPStore__set") > 0
+
+
+FLOOD = """
+import datetime, sys, threading, time
+import torch, torch.monitor as monitor
+from exporter import bridges
+bridges.install("monitor")
+prebuilt = monitor.Event("prebuilt", datetime.datetime.now(), {"a": 1})
+stat = monitor.Stat("flood", [monitor.Aggregation.COUNT], 0.01)
+stop, counts = time.monotonic() + 5, [0, 0]
+def log(built):
+    while time.monotonic() < stop:
+        for _ in range(500):
+            monitor.log_event(monitor.Event("built", datetime.datetime.now(), {}) if built else prebuilt)
+            stat.add(1.0)
+        counts[built] += 500
+threads = [threading.Thread(target=log, args=(built,)) for built in (0, 1)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(*counts)
+"""
+
+
+@torch_wanted
+@pytest.mark.timeout(90)
+def test_two_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(tmp_path: Path) -> None:
+    prebuilt, built = map(int, child(tmp_path / "feed", FLOOD).stdout.split())
+    page = page_of(tmp_path / "feed")
+
+    assert min(prebuilt, built) > 1000
+    assert labelled(page, "training_events_total", type="prebuilt") == prebuilt
+    assert labelled(page, "training_events_total", type="built") == built
+    assert labelled(page, "training_torch_monitor_overflows_total") == 0
+    assert 0 < labelled(page, "flood_samples_total") <= prebuilt + built
+
+
+FORK = """
+import datetime, os
+import torch, torch.monitor as monitor
+from exporter import bridges
+bridges.install()
+torch.distributed.TCPStore("127.0.0.1", 0, 1, True).set("a", "b")
+def log(name):
+    monitor.log_event(monitor.Event(name, datetime.datetime.now(), {}))
+log("parent")
+if os.fork() == 0:
+    log("child")
+    raise SystemExit(7)
+_, status = os.wait()
+assert os.waitstatus_to_exitcode(status) == 7, status
+log("parent")
+"""
+
+
+@torch_wanted
+@pytest.mark.timeout(90)
+def test_a_forked_child_tells_of_itself_only(tmp_path: Path) -> None:
+    child(tmp_path / "feed", FORK)
+    page = page_of(tmp_path / "feed")
+
+    assert labelled(page, "training_events_total", type="parent") == 2
+    assert labelled(page, "training_events_total", type="child") == 1
+    assert labelled(page, "training_torch_wait_calls_total", key="TCPStore__set") == 1
+
+
+RAISING = """
+import torch.distributed.elastic.metrics as metrics
+from exporter import bridges
+bridges.install("elastic")
+class Raising(metrics.MetricHandler):
+    def emit(self, data):
+        raise KeyError("the job's own")
+metrics.configure(Raising())
+metrics.put_metric("x", 1)
+"""
+
+
+@torch_wanted
+@pytest.mark.timeout(90)
+def test_what_the_jobs_own_handler_raises_is_the_jobs_affair_as_before(tmp_path: Path) -> None:
+    done = child(tmp_path / "feed", RAISING, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.endswith('KeyError: "the job\'s own"\n')
+    assert labelled(page_of(tmp_path / "feed"), "torchelastic_x_sum") == 1
+
+
+# Who is the agent ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        (["python", "/usr/bin/torchrun", "train.py"], True),
+        (["python", "-u", "-X", "dev", "/usr/bin/torchrun", "train.py"], True),
+        (["python", "-m", "torch.distributed.run", "train.py"], True),
+        (["python", "-W", "ignore", "-m", "torch.distributed.launch", "train.py"], True),
+        (["python", "train.py"], False),
+        (["python", "train.py", "-m", "torch.distributed.run"], False),
+        (["python", "-u", "train.py", "torchrun"], False),
+        (["python", "-m", "train"], False),
+        (["python", "-c", "torchrun"], False),
+        (["python"], False),
+    ],
+)
+def test_torchrun_is_known_by_its_command_line(command: list[str], launcher: bool) -> None:
+    assert is_launcher(command) is launcher
+
+
+# Wait counters ------------------------------------------------------------------------------------------------
+
+
+def counter(calls: int, microseconds: int, active: int = 0, longest: int = 0) -> dict[str, int]:
+    return {
+        "total_calls": calls,
+        "total_time_us": microseconds,
+        "active_count": active,
+        "max_time_us": longest,
+    }
+
+
+def test_totals_become_increments_and_a_counter_that_begins_anew_takes_nothing_back() -> None:
+    found = {"pytorch.wait_counter.store": counter(2, 3_000_000, 1, 2_000_000)}
+    counters = WaitCounters(lambda: dict(found))
+    key = {"key": "store"}
+    for now in (
+        counter(2, 3_000_000, 1, 2_000_000),
+        counter(5, 4_000_000),
+        counter(1, 0),
+        counter(2, 500_000),
+    ):
+        found["pytorch.wait_counter.store"] = now
+        counters.step()
+        counters.step()
+
+    assert total("training.torch.wait_calls", **key) == 5 + 1
+    assert total("training.torch.wait", **key) == 4.5
+    assert tally("training.torch.waits", **key).reading().value == 0
+
+
+def test_keys_beyond_the_bound_share_one_series() -> None:
+    before = total("training.torch.wait_calls", key="other")
+    counters = WaitCounters(lambda: {f"many{number}": counter(1, 0) for number in range(300)})
+    counters.step()
+
+    assert total("training.torch.wait_calls", key="many199") == 1
+    assert total("training.torch.wait_calls", key="other") == before + 100
+
+
+def test_a_forked_child_begins_with_what_its_parent_had() -> None:
+    found = {"forked": counter(5, 1_000_000)}
+    counters = WaitCounters(lambda: dict(found))
+    counters.forget()
+    counters.step()
+    found["forked"] = counter(6, 1_500_000)
+    counters.step()
+
+    assert total("training.torch.wait_calls", key="forked") == 1
+    assert total("training.torch.wait", key="forked") == 0.5
+
+
+def test_nothing_of_a_bridge_is_in_a_job_without_one(tmp_path: Path) -> None:
+    child(tmp_path / "feed", "import exporter; exporter.Stat('x').add(1)")
+
+    assert series(page_of(tmp_path / "feed"), "training_torch_monitor_overflows_total") == {}
