@@ -1,0 +1,242 @@
+"""The whole sidecar over replayed machines: GPUs on the page, over a SIGKILL, reloads, signals, a loss and a hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_support import Prometheus, needs_prometheus
+from serve_support import Sidecar, exporter, sidecar, wait_until
+
+from exporter.collectors.nvml.description import MACHINES
+
+CONFIGURATION = """
+gpu: {{{gpu}}}
+energy: {{lock_dir: {directory}}}
+"""
+QUICK = "interval: 200ms, period: 200ms, retry: 300ms"
+COUNTERS = re.compile(r"^(gpu_\w+_total\{.*\}) (\S+)$", re.MULTILINE)
+MOST_SERIES = 1500
+
+
+def configured(tmp_path: Path, gpu: str) -> str:
+    """Write a configuration; gives the flag for it."""
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIGURATION.format(gpu=gpu, directory=tmp_path))
+    return f"--config.file={file}"
+
+
+def reconfigured(running: Sidecar, tmp_path: Path, gpu: str) -> None:
+    """Reload with another section of the GPUs."""
+    before = running.log.count("configuration reloaded")
+    configured(tmp_path, gpu)
+    running.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: running.log.count("configuration reloaded") > before)
+
+
+def with_fault(tmp_path: Path, timeline: str) -> str:
+    """A description of eight H100 to which something happens; gives the file."""
+    file = tmp_path / "faulty.yaml"
+    file.write_text((MACHINES / "h100.yaml").read_text() + f"timeline:\n  - {{{timeline}}}\n")
+    return str(file)
+
+
+def page(running: Sidecar) -> str:
+    return running.ask("/metrics")[1]
+
+
+def counters(text: str) -> dict[str, float]:
+    return {series: float(value) for series, value in COUNTERS.findall(text)}
+
+
+def gpus_up(running: Sidecar) -> float:
+    return sum(float(value) for value in re.findall(r"^gpu_up\{.*\} (\S+)$", page(running), re.MULTILINE))
+
+
+def test_eight_gpus_are_on_a_page_of_at_most_1500_series_that_promtool_finds_sound(tmp_path: Path) -> None:
+    with sidecar(tmp_path, configured(tmp_path, ""), "--gpu.replay=h100") as running:
+        wait_until(lambda: "gpu_tensor_activity_ratio{" in page(running))
+        wait_until(lambda: "host_load1 " in page(running))
+        text = page(running)
+        linted = subprocess.run(
+            [shutil.which("promtool") or "true", "check", "metrics"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    for family in (
+        "gpu_power_watts",
+        "gpu_energy_joules_total",
+        "gpu_memory_used_bytes",
+        "gpu_temperature_celsius",
+    ):
+        assert len(re.findall(rf"^{family}\{{gpu=\"7\"", text, re.MULTILINE)) >= 1, family
+    assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
+    assert sum(not line.startswith("#") for line in text.splitlines()) <= MOST_SERIES
+
+
+def test_without_a_gpu_the_page_says_so_and_the_log_once(tmp_path: Path) -> None:
+    with sidecar(tmp_path, configured(tmp_path, QUICK), "--gpu.replay=no-gpu") as running:
+        wait_until(lambda: running.sample('gpu_nvml_error_info{reason="library_not_found"}') == 1)
+        wait_until(lambda: running.sample('exporter_collector_success{collector="gpu"}') == 1)
+        time.sleep(1)
+
+        assert running.sample("gpu_nvml_up") == 0
+        assert running.sample("host_load1") is not None
+        assert running.log.count("GPUs are not watched (library_not_found)") == 1
+
+
+def test_counters_never_step_back_over_a_kill_of_the_sidecar(tmp_path: Path) -> None:
+    flag = configured(tmp_path, f"replay: h100, {QUICK}")
+    with sidecar(tmp_path, flag) as first:
+        energy = 'gpu_energy_joules_total{gpu="0",source="nvml_counter",uuid="'
+        wait_until(
+            lambda: any(key.startswith(energy) and value > 50 for key, value in counters(page(first)).items())
+        )
+        before = counters(page(first))
+        first.end(signal.SIGKILL)
+    with sidecar(tmp_path, flag) as second:
+        lowest: dict[str, float] = {}
+        until = time.monotonic() + 4
+        while time.monotonic() < until or not lowest.keys() >= before.keys():
+            for series, value in counters(page(second)).items():
+                lowest[series] = min(value, lowest.get(series, value))
+            assert time.monotonic() < until + 8, before.keys() - lowest.keys()
+            time.sleep(0.1)
+
+    assert len(before) > 100
+    assert {series for series, value in before.items() if lowest[series] < value} == set()
+
+
+def test_counters_that_cannot_be_saved_are_withheld_and_gauges_are_not(tmp_path: Path) -> None:
+    with sidecar(tmp_path, configured(tmp_path, f"replay: h100, {QUICK}")) as running:
+        wait_until(lambda: counters(page(running)))
+        ledger = tmp_path / "feed" / "ledger"
+        ledger.rename(tmp_path / "gone")
+        ledger.write_text("in the way")
+        wait_until(lambda: not counters(page(running)))
+        during = page(running)
+        errors = running.sample('exporter_collector_errors_total{collector="gpu",reason="state"}')
+        ledger.unlink()
+        (tmp_path / "gone").rename(ledger)
+        wait_until(lambda: counters(page(running)))
+
+    assert "gpu_power_watts{" in during
+    assert 'exporter_collector_success{collector="gpu"} 0' in during
+    assert errors is not None
+    assert errors >= 1
+
+
+def test_a_reload_switches_the_machine_off_and_on(tmp_path: Path) -> None:
+    with sidecar(tmp_path, configured(tmp_path, f"replay: h100, {QUICK}")) as running:
+        wait_until(lambda: gpus_up(running) == 8 and counters(page(running)))
+        before = counters(page(running))
+        reconfigured(running, tmp_path, "enabled: false")
+        wait_until(lambda: "\ngpu_" not in page(running))
+        assert "gpu" not in running.collectors()
+        reconfigured(running, tmp_path, f"replay: t4, {QUICK}")
+        wait_until(lambda: gpus_up(running) == 1)
+        reconfigured(running, tmp_path, f"replay: h100, {QUICK}, window: 20s")
+        wait_until(lambda: gpus_up(running) == 8 and counters(page(running)).keys() >= before.keys())
+        after = counters(page(running))
+
+    assert all(after[series] >= value for series, value in before.items())
+
+
+def test_a_wrong_description_is_told_with_its_place_and_nothing_starts(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("driver: x\ngpus: [{model: none}]\n")
+    told = [exporter(*flags, f"--gpu.replay={file}") for flags in ((), ("--config.check",))]
+    unknown = exporter("--gpu.replay=h1000", "--config.check")
+
+    assert [done.returncode for done in told] == [2, 2]
+    assert all(f"{file}:2:" in done.stderr for done in told)
+    assert unknown.returncode == 2
+    assert "h100-hang, h100-lost" in unknown.stderr
+
+
+def test_required_gpus_that_are_not_there_make_it_not_ready_and_leave_the_page(tmp_path: Path) -> None:
+    flag = configured(tmp_path, f"mode: required, replay: no-gpu, {QUICK}")
+    with sidecar(tmp_path, flag, ready=False) as running:
+        running.address = address_of(running)
+        wait_until(lambda: running.ask("/metrics")[0] == 200)
+        wait_until(lambda: "library_not_found" in running.ask("/-/ready")[1])
+        status = running.ask("/-/ready")[0]
+        reconfigured(running, tmp_path, f"mode: required, replay: t4, {QUICK}")
+        wait_until(lambda: running.ask("/-/ready")[0] == 200)
+
+    assert status == 503
+
+
+def address_of(running: Sidecar) -> str:
+    wait_until(lambda: "listening on" in running.log)
+    found = re.search(r"listening on http://([0-9.:]+)", running.log)
+    assert found is not None
+    return found[1]
+
+
+def test_a_signal_lets_go_of_nvml_and_the_next_one_takes_it_again(tmp_path: Path) -> None:
+    with sidecar(tmp_path, configured(tmp_path, f"replay: t4, {QUICK}")) as running:
+        wait_until(lambda: gpus_up(running) == 1)
+        os.kill(running.process.pid, signal.SIGUSR1)
+        wait_until(lambda: running.sample('gpu_nvml_error_info{reason="released"}') == 1)
+        children = subprocess.run(["pgrep", "-P", str(running.process.pid)], capture_output=True, check=False)
+        os.kill(running.process.pid, signal.SIGUSR1)
+        wait_until(lambda: gpus_up(running) == 1)
+
+    assert children.stdout == b""
+    assert "NVML is let go of" in running.log
+
+
+def gap(points: dict[float, float]) -> float:
+    """The longest time between two points of a range query."""
+    times = sorted(points)
+    return max(times[place] - times[place - 1] for place in range(1, len(times)))
+
+
+@needs_prometheus
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("at: 2s, until: 5s, gpus: [3], lost: true", "gpu_is_lost"),
+        ('at: 2s, until: 7s, gpus: [3], hang: ["*"]', "hung"),
+    ],
+    ids=["lost", "hanging"],
+)
+def test_only_the_series_of_a_card_that_fails_end_and_they_return_with_it(
+    tmp_path: Path, fault: str, reason: str
+) -> None:
+    gpu = f"replay: {with_fault(tmp_path, fault)}, {QUICK}"
+    with (
+        sidecar(tmp_path, configured(tmp_path, "enabled: false")) as running,
+        Prometheus(tmp_path / "prometheus", {"node": running.address}, scrape_seconds=0.25) as prometheus,
+    ):
+        wait_until(lambda: prometheus.value("up") == 1)
+        reconfigured(running, tmp_path, gpu)
+        up = 'gpu_up{gpu="3"}'
+        wait_until(lambda: prometheus.value(up) == 1)
+        start = time.time()
+        wait_until(lambda: prometheus.value(up) == 0)
+        alone = prometheus.query("gpu_power_watts")
+        told = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
+        wait_until(lambda: prometheus.value(up) == 1, 20)
+        wait_until(lambda: len(prometheus.query("gpu_power_watts")) == 8)
+        time.sleep(1)
+        gaps = {
+            number: gap(prometheus.range(f'gpu_power_watts{{gpu="{number}"}}', start, time.time()))
+            for number in range(8)
+        }
+
+    assert {series["metric"]["gpu"] for series in alone} == set("0124567")
+    assert [series["metric"]["gpu"] for series in told] == ["3"]
+    assert gaps.pop(3) > 1
+    assert max(gaps.values()) < 1, gaps
