@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from exporter.cli.energy_settings import Energy
 from exporter.cli.gpu_settings import Gpu
@@ -21,7 +21,7 @@ from exporter.cli.logs import Form, Level
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.errors import DefinitionError
 from exporter.feed.overrides import MAX_RULES
-from exporter.options import Duration, Glob, Keys, Notation, Range, Size
+from exporter.options import Duration, Glob, Keys, Notation, Range, Ratio, Size
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
 from exporter.web.listen import parse_addresses
@@ -297,6 +297,43 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class EventRule:
+    """Which events of the training processes are recorded, and which of those their handlers are told."""
+
+    match: Glob = field(
+        metadata={
+            "help": "Types of events; * and ? stand for any characters. A later rule wins over an earlier one.",
+            "example": "checkpoint.*",
+        }
+    )
+    enabled: bool = field(
+        default=UNCHANGED,
+        metadata={"help": "false: they are neither counted nor handed to anybody.", "example": True},
+    )
+    severity: Literal["debug", "info", "warning", "error", "critical"] = field(
+        default=UNCHANGED,
+        metadata={"help": "The least severity that is recorded.", "example": "info"},
+    )
+    sample: Ratio = field(
+        default=UNCHANGED,
+        metadata={"help": "Share of them that handlers are told; all of them count.", "example": 1.0},
+    )
+    per_second: Annotated[float, Range(0, 1_000_000)] | None = field(
+        default=UNCHANGED,
+        metadata={
+            "help": "How many of one type and severity handlers are told each second; all of them count. null "
+            "for any number.",
+            "example": 100.0,
+        },
+    )
+
+    def as_override(self) -> dict[str, object]:
+        """The rule as JSON for the training processes: only what it mentions."""
+        mentioned = {option.name: getattr(self, option.name) for option in fields(self)}
+        return {"events": True} | {name: value for name, value in mentioned.items() if value is not UNCHANGED}
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """Everything that can be set; works as it is, without a file."""
 
@@ -312,6 +349,13 @@ class Configuration:
     energy: Energy = field(
         default=Energy(), metadata={"help": "What energy is, and what it costs: carbon, water, money."}
     )
+    events: tuple[EventRule, ...] = field(
+        default=(),
+        metadata={
+            "help": "Which events of the training processes are recorded and handed to their handlers; a process "
+            "reads the rules at its start and whenever they change. What its code says goes first."
+        },
+    )
     recording: tuple[Rule, ...] = field(
         default=(),
         metadata={
@@ -324,3 +368,13 @@ class Configuration:
         """Whether the rules are few enough for the training processes to read."""
         if len(self.recording) > MAX_RULES:
             yield "recording", f"has {len(self.recording)} rules, at most {MAX_RULES} are allowed"
+        elif len(self.overrides()) > MAX_RULES:
+            yield (
+                "events",
+                f"and recording have {len(self.overrides())} rules, at most {MAX_RULES} are allowed",
+            )
+
+    def overrides(self) -> list[dict[str, object]]:
+        """Every rule for the training processes, as JSON."""
+        of_events = [rule.as_override() for rule in self.events]
+        return of_events + [rule.as_override() for rule in self.recording]

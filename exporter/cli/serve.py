@@ -185,7 +185,7 @@ class Sidecar:
         self._rules_lock = (
             threading.Lock()
         )  # guards the next three; taken on the main, HTTP and collector threads
-        self._rules = configuration.recording
+        self._rules = configuration.overrides()
         self._rules_handed_over = False
         self._rules_failed = False
 
@@ -272,9 +272,9 @@ class Sidecar:
             self._scheduler.remove(ENERGY)
             if new.energy.enabled:
                 self._schedule_energy(new)
-        if new.recording != old.recording:
+        if new.overrides() != old.overrides():
             with self._rules_lock:
-                self._rules, self._rules_handed_over = new.recording, False
+                self._rules, self._rules_handed_over = new.overrides(), False
             self._hand_over_rules()
 
     def _apply_collector(self, entry: CollectorEntry, old: CollectorSettings, new: CollectorSettings) -> None:
@@ -351,7 +351,7 @@ class Sidecar:
             if self._rules_handed_over:
                 return
             try:
-                write_overrides(self.feed_directory, [rule.as_override() for rule in self._rules])
+                write_overrides(self.feed_directory, self._rules)
             except FeedError as error:
                 if not self._rules_failed:
                     _log.warning(

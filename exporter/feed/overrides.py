@@ -1,10 +1,11 @@
-"""overrides.json: the configuration's `recording:` rules on their way from the sidecar to the jobs.
+"""overrides.json: the configuration's `recording:` and `events:` rules on their way from the sidecar to the jobs.
 
 The sidecar that owns the directory writes the file as a whole; training processes read it at start and when it
 has changed. Here only its shape is checked; what a rule means for a Stat is recording's matter, which also
 leaves out a rule that makes no sense.
 
-    {"version": 1, "rules": [{"match": "train.*", "enabled": false}, {"match": "loss", "window_seconds": 10}]}
+    {"version": 1, "rules": [{"match": "train.*", "enabled": false}, {"match": "loss", "window_seconds": 10},
+     {"events": true, "match": "checkpoint.*", "per_second": 5}]}
 """
 # pathlib costs each training process a megabyte and five milliseconds to import:
 # ruff: noqa: PTH116, PTH118
@@ -217,4 +218,8 @@ _SHAPES: Mapping[str, Callable[[object], bool]] = {
     "window_seconds": lambda value: value is None or _is_number(value),
     "window_samples": lambda value: value is None or (type(value) is int and abs(value) < 1 << 63),
     "buckets": lambda value: _is_list(value, _is_number),
+    "events": lambda value: type(value) is bool,
+    "severity": _is_text,
+    "sample": _is_number,
+    "per_second": lambda value: value is None or _is_number(value),
 }

@@ -367,7 +367,13 @@ class Recorder:
     def _read_rules(self) -> bool:
         rules = self._changed_rules()
         if rules is not None:
-            for problem in self._registry.override(rules):
+            of_stats = [rule for rule in rules if not rule.get("events")]
+            of_events = [
+                {key: value for key, value in rule.items() if key != "events"}
+                for rule in rules
+                if rule.get("events")
+            ]
+            for problem in [*self._registry.override(of_stats), *self._events.override(of_events)]:
                 tell_once(
                     f"rule {problem}",
                     f"a recording rule of the sidecar's configuration is left out: {problem}",
