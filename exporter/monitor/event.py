@@ -135,13 +135,14 @@ def log_event(event: Event) -> None:
     except AttributeError:
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}") from None
     kind = state.kind
-    if kind.enabled:
+    if kind.quiet:
+        kind.count()
+        kind.occurrences.last = state.timestamp
+        kind.note(state)
+    elif kind.enabled:
         number = kind.count()
         kind.occurrences.last = state.timestamp
-        if kind.routes == ():
-            EVENTS.latest.append(state)
-        else:
-            EVENTS.hand_on(kind, number, state, event)
+        EVENTS.hand_on(kind, number, state, event)
 
 
 class Logged:

@@ -6,6 +6,7 @@ few calls into C, without a lock; making a kind and changing the rules takes the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from math import isfinite
@@ -17,6 +18,7 @@ from exporter.recording.overrides import matches
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
+    from typing import Any
 
     from exporter.recording.delivery import Delivery
 
@@ -74,6 +76,8 @@ class Kind:
         occurrences: Where they are counted, perhaps with others.
         count: Count one; the bound method of it.
         enabled: Whether they are recorded at all.
+        quiet: Whether they are recorded, and nobody is told.
+        note: Keeps one as the latest: the bound method of `EventLog.latest`.
         routes: Who is told; None when that must be found out for each event.
         suppressed: Counters of what was kept from the handlers, by reason.
     """
@@ -85,7 +89,9 @@ class Kind:
         "_sample",
         "count",
         "enabled",
+        "note",
         "occurrences",
+        "quiet",
         "routes",
         "severity",
         "suppressed",
@@ -95,7 +101,8 @@ class Kind:
     def __init__(self, type: str | None, severity: str, occurrences: Occurrences) -> None:
         self.type = type
         self.severity = severity
-        self.enabled = True
+        self.enabled = self.quiet = True
+        self.note: Callable[[Any], None] = deque[object](maxlen=0).append
         self.routes: tuple[Delivery, ...] | None = ()
         self.restart(occurrences)
         self._sample = 1.0

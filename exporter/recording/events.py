@@ -27,6 +27,7 @@ from exporter.recording.event_values import (
     check_type,
 )
 from exporter.recording.identity import clean_text
+from exporter.recording.late import WHEN_EVENTS_ARE_LOADED
 from exporter.recording.notices import tell_once
 from exporter.recording.values import NO_EVENTS, NO_PAIRS, NOTHING, EventsReading
 
@@ -160,6 +161,7 @@ class EventLog:
         self._published = NO_EVENTS
         for kind in self._every_kind():
             kind.restart(self._counted_as(OTHER if kind.type is None else kind.type, kind.severity))
+            kind.note = self.latest.append
 
     @property
     def recording(self) -> bool:
@@ -604,6 +606,7 @@ class EventLog:
         for kind in self._every_kind():
             kind.obey(rules)
             kind.enabled = kind.enabled and self._recording
+            kind.quiet = kind.enabled and kind.routes == ()
 
     def _wire(self, kind: Kind) -> None:
         kind.obey([*self._outer_rules, *self._rules.values()])
@@ -612,6 +615,8 @@ class EventLog:
             kind.routes = None if self._deliveries else ()
         else:
             kind.routes = tuple([each for each in self._deliveries if each.wants(kind.type, kind.severity)])
+        kind.quiet = kind.enabled and kind.routes == ()
+        kind.note = self.latest.append
 
     def _rewire(self) -> None:
         for kind in self._every_kind():
@@ -683,6 +688,9 @@ def _check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:
 
 EVENTS = EventLog()
 """The events of this process."""
+
+for _wire in WHEN_EVENTS_ARE_LOADED:
+    _wire(EVENTS)
 
 log = EVENTS.log
 enabled = EVENTS.enabled
