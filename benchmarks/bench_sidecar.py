@@ -13,6 +13,7 @@ answer; its median leaves out what else the process does every few seconds. Prin
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import os
 import re
@@ -31,7 +32,7 @@ from report import report
 QUICK = "--quick" in sys.argv
 REPOSITORY = Path(__file__).resolve().parent.parent
 SETTLE_SECONDS = 5 if QUICK else 12  # imports, first passes, the first windows
-STEADY_SECONDS = 10 if QUICK else 60
+STEADY_SECONDS = 15 if QUICK else 45
 LOOP_SCRAPES = 100 if QUICK else 500
 SPACED_SCRAPES = 8 if QUICK else 40
 SPACED_SECONDS = 1.0
@@ -51,13 +52,11 @@ def be_rank(stats: int) -> None:
     """One rank of the job: records until it is killed."""
     import exporter
 
-    window = {"window_seconds": 10.0}
-    made = [
-        exporter.Stat(f"bench.part{number}", ["mean", "p95", "max"], unit="seconds", **window)
-        if number >= stats * HISTOGRAMS // STATS
-        else exporter.Stat(f"bench.part{number}", ["mean", "p95", "histogram"], unit="seconds", **window)
-        for number in range(stats)
-    ]
+    made = []
+    for number in range(stats):
+        last = "histogram" if number < stats * HISTOGRAMS // STATS else "max"
+        name = f"bench.part{number}"
+        made.append(exporter.Stat(name, ["mean", "p95", last], unit="seconds", window_seconds=10.0))
     print("ready", flush=True)
     while True:
         time.sleep(0.2)
@@ -160,10 +159,10 @@ class Server:
         pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
         return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
 
-    def scrape(self, headers: dict[str, str] = HEADERS) -> tuple[float, float]:
+    def scrape(self) -> tuple[float, float]:
         """One scrape: seconds that the client waited, and processor time of the server."""
         cpu, began = self.cpu_seconds(), time.perf_counter()
-        self._connection.request("GET", "/metrics", headers=headers)
+        self._connection.request("GET", "/metrics", headers=HEADERS)
         answer = self._connection.getresponse()
         self.body = answer.read()
         waited = time.perf_counter() - began
@@ -172,15 +171,12 @@ class Server:
             raise RuntimeError(f"{answer.status}: {self.body[:200]!r}")
         return waited, self.cpu_seconds() - cpu
 
-    def plain(self) -> str:
-        """The page as text."""
-        self.scrape({"Accept": "text/plain"})
-        return self.body.decode()
-
-
-def series_of(page: str) -> int:
-    """How many sample lines there are."""
-    return sum(1 for line in page.splitlines() if line and not line.startswith("#"))
+    def series(self) -> int:
+        """How many there are on the page."""
+        self.scrape()
+        return sum(
+            1 for line in gzip.decompress(self.body).splitlines() if line and not line.startswith(b"#")
+        )
 
 
 def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
@@ -193,14 +189,27 @@ def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def steady(server: Server, *, scrape_every: float | None) -> dict[str, float]:
-    """Processor time and memory over a while in which nothing else happens."""
+    """Processor time and memory over a while in which nothing but scrapes happens, after three of them."""
+    if scrape_every is not None:
+        for _ in range(3):
+            server.scrape()
+            time.sleep(scrape_every)
     before, end = server.cpu_seconds(), time.monotonic() + STEADY_SECONDS
     while (left := end - time.monotonic()) > 0:
-        time.sleep(min(left, scrape_every or left))
         if scrape_every is not None:
             server.scrape()
+        time.sleep(min(left, scrape_every or left))
     share = (server.cpu_seconds() - before) / STEADY_SECONDS
     return {"percent_of_a_core": round(100 * share, 3), "resident_mib": server.resident_mib()}
+
+
+def steadily(server: Server) -> dict[str, object]:
+    """The same for several intervals of scrapes."""
+    return {
+        "never scraped": steady(server, scrape_every=None),
+        "scraped every 15 s": steady(server, scrape_every=15.0),
+        "scraped every second": steady(server, scrape_every=1.0),
+    }
 
 
 def take_turns(servers: dict[str, Server], count: int, pause: Callable[[], None]) -> dict[str, object]:
@@ -224,10 +233,7 @@ def measure_rest() -> dict[str, object]:
     """A sidecar without a job."""
     with feed_directory() as directory, sidecar(directory) as ours:
         time.sleep(SETTLE_SECONDS)
-        return {
-            "never scraped": steady(ours, scrape_every=None),
-            "scraped every second": steady(ours, scrape_every=1.0),
-        }
+        return steadily(ours)
 
 
 def measure_job(ranks: int, stats: int) -> dict[str, object]:
@@ -237,14 +243,8 @@ def measure_job(ranks: int, stats: int) -> dict[str, object]:
         ours = stack.enter_context(sidecar(directory))
         stack.enter_context(job(directory, ranks, stats))
         time.sleep(SETTLE_SECONDS)
-        series = series_of(ours.plain())
-        found: dict[str, object] = {
-            "ranks": ranks,
-            "stats of each": stats,
-            "series": series,
-            "never scraped": steady(ours, scrape_every=None),
-            "scraped every second": steady(ours, scrape_every=1.0),
-        }
+        found: dict[str, object] = {"ranks": ranks, "stats of each": stats, **steadily(ours)}
+        found["series"] = series = ours.series()
         servers = {"exporter": ours}
         peer = stack.enter_context(child([sys.executable, __file__, "peer", str(series)], until="http.*"))
         servers["prometheus_client"] = Server(*peer)
@@ -252,7 +252,7 @@ def measure_job(ranks: int, stats: int) -> dict[str, object]:
             command = [node_exporter, "--web.listen-address=127.0.0.1:0"]
             pid, found_address = stack.enter_context(child(command, until=r"127\.0\.0\.1:[1-9]\d*"))
             servers["node_exporter"] = Server(pid, found_address)
-            found["series of node_exporter"] = series_of(servers["node_exporter"].plain())
+            found["series of node_exporter"] = servers["node_exporter"].series()
         found["a scrape a second"] = take_turns(servers, SPACED_SCRAPES, lambda: time.sleep(SPACED_SECONDS))
         found["a tight loop"] = take_turns(servers, LOOP_SCRAPES, lambda: None)
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -500,3 +500,45 @@ def test_a_name_that_is_taken_is_refused() -> None:
 
     with pytest.raises(ValueError, match="x is already scheduled"):
         scheduler.add(Source("x"), **SELDOM)
+
+
+def test_whoever_shows_the_families_is_told_that_they_changed() -> None:
+    told: list[Sequence[Family]] = []
+    schedulers: list[Scheduler] = []
+    changed = lambda: told.append(schedulers[0].families() if schedulers else ())  # noqa: E731  (a value)
+    with running(Board(), (Source("x"), OFTEN), changed=changed) as scheduler:
+        schedulers.append(scheduler)
+        wait_until(lambda: len(told) >= 3)
+
+    assert 'exporter_collector_success{collector="x"} 1.0\n' in text_of(told[-1])
+
+
+def test_a_verdict_is_shown_before_it_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    logged: list[int] = []
+
+    def fail() -> Collected:
+        raise CollectError("no", reason="permission")
+
+    with running(Board(), (Source("x", fail), SELDOM), changed=lambda: logged.append(len(caplog.records))):
+        wait_until(lambda: bool(caplog.records))
+
+    assert logged[0] == 0
+
+
+def test_families_in_which_nothing_changed_are_the_same_objects() -> None:
+    source = Source("x")
+    with running(Board(), (source, SELDOM)) as scheduler:
+        wait_until(lambda: status_of(scheduler, "x").success is True)
+        before = {family.spec.name: family for family in scheduler.families()}
+        scheduler.run_soon("x")
+        wait_until(lambda: source.calls == 2 and scheduler.families() is not None and not source.inside)
+        wait_until(lambda: {family.spec.name: family for family in scheduler.families()} != before)
+        after = {family.spec.name: family for family in scheduler.families()}
+
+    changed = {name for name in before if after[name] is not before[name]}
+    assert "exporter_collector_duration_seconds_total" in changed
+    assert changed <= {
+        "exporter_collector_duration_seconds_total",
+        "exporter_collector_last_duration_seconds",
+        "exporter_collector_last_success_timestamp_seconds",
+    }

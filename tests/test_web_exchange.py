@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import h11
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from exporter.web.http import Answer, Exchange, MalformedError, Request
@@ -141,3 +141,73 @@ def test_fields_of_an_answer_replace_those_that_are_always_sent() -> None:
         b"HTTP/1.1 200 OK\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nContent-Type: text/plain; charset=utf-8\r\n"
         b"Content-Length: 1\r\nX-Content-Type-Options: no\r\n\r\nx"
     )
+
+
+def after(head: bytes) -> Exchange:
+    """The exchange that follows one with this head on its connection."""
+    first = exchange(head)
+    first.request()
+    return Exchange(head_bytes=1024, head_lines=16, familiar=first.head, clock=lambda: 0.0)
+
+
+def answered(talk: Exchange) -> tuple[Request | int | None, object, bytes]:
+    """Outcome, answer and rest of an exchange that has all its bytes."""
+    try:
+        request = talk.request()
+    except MalformedError as error:
+        return error.answer.status, talk.answer(error.answer, close=False), b""
+    return request, talk.answer(Answer(200, b"x"), close=False), talk.left_over
+
+
+@given(NOISE, NOISE, st.booleans(), st.data())
+def test_a_familiar_head_changes_no_outcome(
+    noise: bytes, rest: bytes, same: bool, draw: st.DataObject
+) -> None:
+    known = b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + noise[:100] + b"\r\n\r\n"
+    assume(isinstance(outcome([known]), Request))
+    data = known if same else known + rest
+    cut = draw.draw(st.integers(0, len(data)))
+    talk, fresh = after(known), exchange(data)
+    talk.feed(data[:cut])
+    early = answered(talk) if 0 < cut < len(data) else None
+    talk.feed(data[cut:])
+
+    if early is None or early[0] is None:
+        assert answered(talk) == answered(fresh)
+
+
+def test_a_head_that_comes_again_is_not_read_again() -> None:
+    head = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: a\r\n\r\n"
+    first = exchange(head)
+    request = first.request()
+    talk = Exchange(head_bytes=1024, head_lines=16, familiar=first.head)
+    talk.feed(b"\r\n" + head)
+
+    assert talk.request() is request
+    assert talk.left_over == b""
+    assert talk.head is first.head
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /a HTTP/1.1\r\nHost: x\r\nLong: " + b"a" * 3000 + b"\r\n\r\n",
+    ],
+    ids=["with another behind it", "long"],
+)
+def test_a_head_that_is_not_alone_or_long_is_not_remembered(head: bytes) -> None:
+    talk = Exchange(head_bytes=16_384, head_lines=16, received=head)
+
+    assert talk.request() is not None
+    assert talk.head is None
+
+
+def test_the_date_is_that_of_the_clock() -> None:
+    talk = Exchange(
+        head_bytes=1024, head_lines=16, received=b"GET / HTTP/1.0\r\n\r\n", clock=lambda: 784111777.9
+    )
+    talk.request()
+    parts, _ = talk.answer(Answer(200), close=False)
+
+    assert b"\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n" in b"".join(parts)

@@ -12,6 +12,7 @@ because then the port belongs to that one rightly.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import platform
@@ -91,6 +92,7 @@ def serve(
             attachment = Attachment(sidecar, active=active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
+            _settle_memory()
             _tell_what_started()
             _wait_for_the_end(sidecar, signals, attachment)
         finally:
@@ -100,6 +102,17 @@ def serve(
         return 0
     finally:
         logs.close()
+
+
+def _settle_memory() -> None:
+    """Keep what has been loaded out of the garbage collector's sight, and let it look less often.
+
+    Each pass over a feed replaces thousands of objects, none of them part of a cycle; looking for cycles among
+    them took a fifth of the sidecar's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _tell_what_started() -> None:

@@ -17,7 +17,7 @@ SERIES_DROPPED = FamilySpec(
     "exporter_series_dropped_total",
     "counter",
     "Series that were offered and left out of the page. One that stays out counts again each time its block "
-    "is published, or scraped when the block is made at the scrape. Absent while nothing was left out.",
+    "is written, which is at most once for each time it was collected. Absent while nothing was left out.",
     labels=("family",),
     source="exposition: the cap on series, and the checks of names, labels and values",
 )

@@ -5,6 +5,9 @@ number of each at once. A scrape reads one tuple of immutable blocks, so that ev
 block in it is of one publish, and it waits for no publisher: what may take long (checking, writing,
 compressing) happens in the publisher's thread, before the tuple is replaced.
 
+Once scrapes have a rhythm, nothing is written or compressed while the next one is far (`rhythm`): what was
+published meanwhile is written just before it, or by it, should it come early.
+
 The exporter's own numbers are watched blocks. `refresh` makes them ahead of the scrape, in the background, so
 that as a rule `prepared` only joins: it calls nobody and takes no lock, and so may run where nothing may wait.
 `render` makes them anew itself; whoever calls it must be able to wait.
@@ -33,6 +36,7 @@ from exporter.exposition.cap import allocate
 from exporter.exposition.compression import deflate, join
 from exporter.exposition.drops import SERIES_DROPPED, SERIES_DROPPED_BY_REASON, Drops
 from exporter.exposition.negotiation import Format
+from exporter.exposition.rhythm import Rhythm
 
 SERIES = FamilySpec(
     "exporter_series",
@@ -57,9 +61,6 @@ BLOCK_FAILURES = FamilySpec(
 SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED, SERIES_DROPPED_BY_REASON, BLOCK_FAILURES)
 """The families of `Page.families`."""
 
-_WANTED_SECONDS = 60.0
-"""A form that was asked for this lately is made at each publish; others when they are asked for."""
-
 _FRESH_SECONDS = 6.0
 """Watched blocks that are older are made anew by the scrape; `refresh` is called more often than this."""
 
@@ -79,9 +80,10 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """The watched blocks as they were made last: when, of all of which, and those that could be made."""
+    """The watched blocks as they were made last: when, after which news, of all of which, those that could be."""
 
     made_at: float = -math.inf
+    news: object = None
     watches: Mapping[str, _Watch] = field(default_factory=dict)
     made: tuple[_Watch, ...] = ()
     blocks: tuple[Block, ...] = ()
@@ -101,15 +103,16 @@ class Page:
         self._max_series = max_series
         self._clock = clock
         self._drops = Drops()
-        self._requested = {(form, compress): -math.inf for form in Format for compress in (False, True)}
+        self._rhythm = Rhythm(clock)
         # Read by scrapes without a lock, replaced whole.
         self._blocks: tuple[Block, ...] = ()
         self._watches: dict[str, _Watch] = {}
         self._watched = _Watched()
-        self._outdated = True
+        self._news = object()  # another one whenever they may have changed
 
-        self._settling = threading.Lock()  # held while blocks are written; guards the next five
+        self._settling = threading.Lock()  # held while blocks are written; guards the next six
         self._sources: dict[str, Source] = {}
+        self._unwritten: set[str] = set()
         self._quotas: dict[str, int] = {}
         # What watched blocks ever needed. Neither shrinks, so that a body made at the same time by another
         # thread can rely on it.
@@ -134,13 +137,18 @@ class Page:
             source = self._sources.setdefault(name, Source())
             source.offer(offered, self._taken_beside(name))
             self._count(source.refused)
-            self._settle(published=name)
+            if self._rhythm.is_far():
+                self._unwritten.add(name)
+            else:
+                self._settle(published=name)
 
     def withdraw(self, name: str) -> None:
         """Take a block off the page, published or watched; nothing happens when it is not there."""
         with self._settling:
-            self._watches = {each: watch for each, watch in self._watches.items() if each != name}
+            if name in self._watches:
+                self._watches = {each: watch for each, watch in self._watches.items() if each != name}
             if self._sources.pop(name, None) is not None:
+                self._unwritten.discard(name)
                 self._settle()
 
     def watch(self, name: str, families: Callable[[], Sequence[Family]]) -> None:
@@ -159,10 +167,13 @@ class Page:
         """Make the watched blocks anew in the background, so that scrapes find them made.
 
         To be called whenever they have changed, or may have: no scrape shows them as they were before. Leaves
-        them to the next scrape while they are being made already, so that a source that hangs there does not
-        cost whoever collects.
+        them to the next scrape while it is far, and while they are being made already: a source that hangs
+        there does not cost whoever collects.
         """
-        self._outdated = True
+        self._news = object()
+        if self._rhythm.is_far():
+            return
+        self._write_all()
         if not self._making.acquire(blocking=False):
             return
         try:
@@ -178,7 +189,8 @@ class Page:
             form: Its format.
             compress: Whether it is gzip.
         """
-        self._requested[form, compress] = self._clock()
+        self._rhythm.note((form, compress))
+        self._write_all()
         with self._making:
             watched = self._make_watched()
         # The published ones after the watched ones, which may have made them give way.
@@ -189,15 +201,15 @@ class Page:
 
         Waits for nothing and calls nobody.
         """
-        if self._outdated:
-            return None
         now, watched = self._clock(), self._watched
+        if watched.news is not self._news or self._unwritten:
+            return None
         blocks = (*self._blocks, *watched.blocks)  # the published ones last, as in `render`
         if watched.watches is not self._watches or now - watched.made_at > _FRESH_SECONDS:
             return None
         if not all(block.is_made(form, compress=compress) for block in blocks):
             return None
-        self._requested[form, compress] = now
+        self._rhythm.note((form, compress))
         return _body(form, blocks, compress=compress)
 
     def families(self) -> Sequence[Family]:
@@ -215,14 +227,14 @@ class Page:
 
     def snapshot(self) -> Sequence[Family]:
         """All families with the samples that a scrape would show now."""
+        self._write_all()
         with self._making:
             watched = self._make_watched()
         return tuple(family for block in (*self._blocks, *watched) for family in block.families)
 
     def _make_watched(self) -> tuple[Block, ...]:
         """Make the watched blocks, and have published ones give way to them where they must."""
-        self._outdated = False  # before anybody is asked: what changes from now on is not in it
-        watches, before = self._watches, self._watched
+        news, watches, before = self._news, self._watches, self._watched
         offers = [
             (watch, families)
             for name, watch in watches.items()
@@ -230,7 +242,7 @@ class Page:
         ]
         made = tuple(watch for watch, _ in offers)
         if made == before.made and all(families is watch.given for watch, families in offers):
-            self._watched = _Watched(self._clock(), watches, made, before.blocks)
+            self._watched = _Watched(self._clock(), news, watches, made, before.blocks)
             return before.blocks
         names: frozenset[str] = frozenset()
         with self._watching:
@@ -250,7 +262,7 @@ class Page:
             series = self._watched_series = sum(block.series for block in blocks)
         if series > self._reserved_series or not names <= self._reserved_names:
             self._reserve(names, series)
-        self._watched = _Watched(self._clock(), watches, made, blocks)
+        self._watched = _Watched(self._clock(), news, watches, made, blocks)
         return blocks
 
     def _ask(self, name: str, watch: _Watch) -> tuple[Family, ...] | None:
@@ -285,6 +297,12 @@ class Page:
         others = (source.claims for each, source in self._sources.items() if each != name)
         return self._reserved_names.union(*others)
 
+    def _write_all(self) -> None:
+        """Write what was published while the next scrape was far."""
+        if self._unwritten:
+            with self._settling:
+                self._settle()
+
     def _settle(self, *, published: str | None = None, displaced: Collection[str] = ()) -> None:
         """Share the room anew, write the blocks that changed thereby or are given, and show all at once."""
         room = max(0, self._max_series - self._reserved_series)
@@ -296,22 +314,23 @@ class Page:
                 demands.update(source.demand)
             quotas = allocate(demands, room, self._quotas)
         self._quotas = quotas
+        news = {*self._unwritten, published}
         written: list[Block] = []
         for name, source in self._sources.items():
             cut = {family: quotas[family] for family in source.demand if family in quotas} if quotas else {}
-            if name == published or name in displaced or cut != source.cut:
-                # What a block lost before was counted when it was published.
-                before = Counter() if name == published else source.dropped
+            if name in news or name in displaced or cut != source.cut:
+                # What a block lost before was counted when it was written.
+                before = Counter() if name in news else source.dropped
                 source.render(cut)
                 self._count(source.dropped - before)
                 written.append(source.block)
         self._prepare(written)
         self._blocks = tuple(source.block for _, source in sorted(self._sources.items()))
+        self._unwritten.clear()
 
     def _prepare(self, blocks: Iterable[Block]) -> None:
         """Make the forms that are wanted."""
-        now = self._clock()
-        wanted = [each for each, when in self._requested.items() if now - when < _WANTED_SECONDS]
+        wanted = self._rhythm.wanted()
         for block in blocks:
             for form, compress in wanted:
                 _ = block.fragment(form) if compress else block.plain(form)

@@ -1,7 +1,6 @@
 """Samples of one family to lines of text, remembered from one publish to the next.
 
-Used in the sidecar, by whoever holds the lock of the block (publishers and, for blocks made at the scrape,
-the scrape); not thread-safe by itself.
+Used in the sidecar, by whoever holds the lock of the block; not thread-safe by itself.
 
 A line `name{labels} value` is kept for every series that was shown last. Building its first part costs ten
 times what the rest does, and a value that did not change (most: a window of a minute is published sixty

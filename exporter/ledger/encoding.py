@@ -65,20 +65,22 @@ def _seat(seat: Seat) -> str:
 
 
 def _record(record: Record) -> str:
-    process = record.process
-    who = (
-        process.id,
-        process.pid,
-        process.started,
-        process.run,
-        process.rank,
-        process.local_rank,
-        process.role,
-        process.node,
-        process.labels,
-        process.version,
-    )
-    return f'\n{{"process":{_dumps(who)},"written":{_dumps(record.written)},"totals":{_part(record)}}}'
+    if record.process_text is None:
+        process = record.process
+        who = (
+            process.id,
+            process.pid,
+            process.started,
+            process.run,
+            process.rank,
+            process.local_rank,
+            process.role,
+            process.node,
+            process.labels,
+            process.version,
+        )
+        record.process_text = _dumps(who)
+    return f'\n{{"process":{record.process_text},"written":{record.written!r},"totals":{_part(record)}}}'
 
 
 def _part(part: Part) -> str:
@@ -93,9 +95,11 @@ def _part(part: Part) -> str:
                 row = rows[key] = reading, _row(reading)
             texts.append(row[1])
         values = ",".join(texts)
+        dropped = _dumps(part.dropped) if part.dropped else "{}"
+        departed = "null" if part.departed is None else repr(part.departed)
         part.totals_text = (
-            f'\n{{"messages":{part.messages:d},"dropped":{_dumps(part.dropped)},"refused":{part.refused:d},'
-            f'"departed":{_dumps(part.departed)},{_events(part.events)}\n"stats":{part.stats_text},\n"values":[{values}]}}'
+            f'\n{{"messages":{part.messages:d},"dropped":{dropped},"refused":{part.refused:d},'
+            f'"departed":{departed},{_events(part.events)}\n"stats":{part.stats_text},\n"values":[{values}]}}'
         )
     return part.totals_text
 

@@ -88,6 +88,7 @@ class Record(Part):
 
     Attributes:
         process: Who.
+        process_text: How `encoding` wrote that.
         written: Unix time of its last snapshot.
         snapshot: The last one seen in this life of the sidecar.
         taken: The last one that was counted.
@@ -101,6 +102,7 @@ class Record(Part):
     """
 
     process: ProcessIdentity = field(kw_only=True)
+    process_text: str | None = None
     written: float = 0.0
     snapshot: Snapshot | None = None
     taken: Snapshot | None = None

@@ -71,7 +71,8 @@ class _Series:
             value = total.sum if self.kind == "counter" else total.value
             self.main = None if value is None else Sample(self.labels, value)
         else:
-            buckets = tuple(zip(total.definition.buckets, total.bucket_counts, strict=True))
+            bounds = total.definition.buckets
+            buckets = tuple(zip(bounds, total.bucket_counts, strict=True)) if bounds else ()
             self.main = Sample(self.labels, Distribution(total.count, total.sum, buckets))
         last = total.last_sample if self.names.last_sample else None
         if last is not None and (self.last is None or self.last.value != last):

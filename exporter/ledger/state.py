@@ -210,7 +210,7 @@ class StateStore:
         Raises:
             StateError: The old file is still there, unchanged, or the key is not claimed.
         """
-        name = file_name(key)
+        name = self._claimed.get(key) or file_name(key)
         with self._failing(name):
             self._keep_locks()
             if key not in self._claimed:
