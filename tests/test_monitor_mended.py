@@ -316,7 +316,7 @@ def test_samples_reach_prometheus_under_the_name_of_the_stat() -> None:
     for name, taken in (
         ("face.loss", "face.loss"),
         ("face lr/ms", "face_lr_ms"),
-        ("9 lives", "stat_9_lives"),
+        ("7 seas", "stat_7_seas"),
     ):
         stat = Stat(name, [Aggregation.MEAN], HOUR, 2)
         for value in (1.0, 2.0, 30.0):

@@ -1,0 +1,239 @@
+"""The RFC's own spelling: its examples run, with their imports changed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feed_support import wait_until
+
+import exporter
+from exporter.errors import DefinitionError
+from exporter.monitor import rfc
+from exporter.monitor.rfc import (
+    AggregatingStatCollector,
+    Event,
+    EventHandler,
+    Stat,
+    StatCollector,
+    StatType,
+    log,
+    register,
+    register_stat_collector,
+    unregister,
+)
+from exporter.recording.events import EVENTS
+
+
+@pytest.fixture
+def told() -> Iterator[list[Event]]:
+    events: list[Event] = []
+    handle = register(events.append)
+    yield events
+    unregister(handle)
+
+
+class RdzvEvent(Event):
+    def __init__(self, run_id: str, rank: int, message: str | None = None) -> None:
+        super().__init__(
+            type="torch.elastic.RdzvEvent", message=message, metadata={"run_id": run_id, "rank": rank}
+        )
+
+
+@dataclass
+class Saved(Event):
+    type: str = "ckpt.saved"
+    step: int = 0
+
+
+def test_the_example_of_a_typed_event(told: list[Event]) -> None:
+    event = RdzvEvent(run_id="1234", rank=0, message="rendezvous started")
+    log(event)
+
+    assert told == [event]
+    assert told[0] is event
+    assert (event.type, event.metadata) == ("torch.elastic.RdzvEvent", {"run_id": "1234", "rank": 0})
+
+
+def test_the_example_of_a_handler_that_writes_lines(tmp_path: Path) -> None:
+    class JsonHandler(EventHandler):
+        def handle(self, event: Event) -> None:
+            with (tmp_path / "events.jsonl").open("a") as file:
+                file.write(json.dumps(event.asdict()) + "\n")
+
+    handle = register(JsonHandler())
+    log(Saved(message="m", step=7))
+    log("plain", "said", x=1)
+    unregister(handle)
+    unregister(handle)
+    first, second = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+
+    assert (first["type"], first["step"], first["message"]) == ("ckpt.saved", 7, "m")
+    assert (second["type"], second["metadata"]) == ("plain", {"x": 1})
+
+
+def test_the_example_of_a_reporting_loop() -> None:
+    latency = Stat("rfc.batch.latency", {StatType.MEAN, StatType.HISTOGRAM, StatType.COUNT}, unit="seconds")
+    epoch = Stat("rfc.epoch.latency", {StatType.MEAN, StatType.STDDEV, StatType.P95})
+    collector = AggregatingStatCollector()
+    handle = register_stat_collector(collector)
+    for value in range(101):
+        latency.add(float(value))
+    epoch.add(3.0)
+    stats = collector.report()
+    collector.reset()
+    after = collector.report()
+    unregister(handle)
+
+    assert stats["rfc.batch.latency.mean"] == 50.0
+    assert stats["rfc.batch.latency.count"] == 101
+    assert (stats["rfc.batch.latency.p50"], stats["rfc.batch.latency.p95"]) == (50.0, 95.0)
+    assert (stats["rfc.epoch.latency.mean"], stats["rfc.epoch.latency.stddev"]) == (3.0, 0.0)
+    assert after == {"rfc.batch.latency.count": 0.0}
+
+
+def test_a_collector_is_given_every_raw_sample_and_costs_the_adder_nothing() -> None:
+    release = threading.Event()
+
+    class Slow(StatCollector):
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, float]] = []
+
+        def handle(self, stat: Stat, v: float) -> None:
+            release.wait(10)
+            self.seen.append((stat.key, v))
+
+    collector = Slow()
+    handle = register_stat_collector(collector)
+    stat = Stat("rfc.raw", [StatType.SUM])
+    began = time.monotonic()
+    for value in range(100):
+        stat.add(float(value))
+    took = time.monotonic() - began
+    release.set()
+    unregister(handle)
+    stat.add(1000.0)
+
+    assert took < 5
+    assert collector.seen == [("rfc.raw", float(value)) for value in range(100)]
+
+
+def test_a_collector_that_raises_costs_its_own_samples() -> None:
+    class Broken(StatCollector):
+        def handle(self, stat: Stat, v: float) -> None:
+            raise ValueError
+
+    aggregating = AggregatingStatCollector()
+    handles = [register_stat_collector(Broken()), register_stat_collector(aggregating)]
+    stat = Stat("rfc.broken", [StatType.SUM])
+    stat.add(2.0)
+    stat.add(float("nan"))
+    stat.add("text")  # type: ignore[arg-type]  # what is tested
+    report = aggregating.report()
+    for handle in handles:
+        unregister(handle)
+
+    assert report == {"rfc.broken.sum": 2.0}
+    (lost,) = [number for (name, _), number in EVENTS.reading().dropped.items() if name.endswith("Broken")]
+    assert lost == 3
+
+
+def test_a_key_is_unique() -> None:
+    Stat("rfc.unique", {StatType.SUM})
+    assert Stat("rfc.unique", {StatType.SUM}).recorded is Stat("rfc.unique", {StatType.SUM}).recorded
+    with pytest.raises(DefinitionError, match=r"was first made at .*test_monitor_rfc"):
+        Stat("rfc.unique", {StatType.MAX})
+
+
+def test_a_timestamp_is_filled_in_and_may_be_given(told: list[Event]) -> None:
+    events: list[exporter.Event] = []
+    handle = exporter.events.register(events.append, types="when.*")
+    log(Event("when.now"))
+    log(Event("when.then", timestamp=5.0, severity="warning"))
+    handle.unregister()
+
+    assert abs(events[0].timestamp - time.time()) < 60
+    assert (events[1].timestamp, events[1].severity) == (5.0, "warning")
+    assert events[1].logged_at > 1e9
+    assert len(told) == 2
+
+
+def test_events_logged_elsewhere_come_in_the_rfcs_form(told: list[Event]) -> None:
+    exporter.log("elsewhere", "m", severity="error", timestamp=5.0, x=1)
+
+    assert told == [Event("elsewhere", "m", 5.0, {"x": 1}, "error")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((3,), TypeError),
+        ((None,), TypeError),
+        ((Event(""),), ValueError),
+        ((Event(3),), TypeError),  # type: ignore[arg-type]  # what is tested
+        ((Event("a", 3),), TypeError),  # type: ignore[arg-type]  # likewise
+        ((Event("a", severity="loud"),), ValueError),
+        ((Event("a", timestamp="now"),), TypeError),  # type: ignore[arg-type]  # likewise
+        ((Event("a", metadata={"x": None}),), TypeError),  # type: ignore[dict-item]  # likewise
+        ((Event("a"), "message"), TypeError),
+    ],
+)
+def test_what_is_no_event_is_a_clear_exception(arguments: tuple[Any, ...], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        log(*arguments)
+
+
+@pytest.mark.parametrize("collector", [None, AggregatingStatCollector, print, 3])
+def test_what_is_no_collector_is_refused(collector: Any) -> None:
+    with pytest.raises(TypeError, match="collector"):
+        register_stat_collector(collector)
+
+
+def test_an_abstract_handler_must_handle() -> None:
+    for base in (EventHandler, StatCollector):
+        with pytest.raises(TypeError):
+            base()  # type: ignore[abstract]  # what is tested
+
+
+def test_events_compare_print_and_pickle_by_their_fields() -> None:
+    event = Event("a", "m", 1.0, {"x": 1})
+
+    assert pickle.loads(pickle.dumps(event)) == event
+    assert repr(event) == "Event(type='a', message='m', timestamp=1.0, metadata={'x': 1}, severity='info')"
+
+
+def test_timing_a_block_shows_in_torchs_profiler_too() -> None:
+    torch = pytest.importorskip("torch")
+    stat = Stat("rfc.profiled", [StatType.COUNT], unit="seconds")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with stat.add_time(profile=True):
+            torch.ones(3).sum()
+
+        assert stat.add_time(profile=True)(abs)(-8) == 8
+    names = [event.name for event in profile.events()]
+    exporter.flush()
+
+    assert names.count("rfc.profiled") == 2
+    assert stat.recorded.count == 2
+
+
+def test_timing_without_the_profiler() -> None:
+    stat = Stat("rfc.timed", [StatType.COUNT], unit="seconds")
+    with stat.add_time():
+        pass
+    with pytest.raises(KeyError), stat.add_time(profile=True):
+        raise KeyError
+    wait_until(lambda: exporter.flush() and stat.recorded.count == 2)
+
+    assert stat.recorded.sum < 5
+
+
+def test_the_names_are_what_can_be_imported() -> None:
+    assert all(hasattr(rfc, name) for name in rfc.__all__)
