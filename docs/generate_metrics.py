@@ -198,6 +198,8 @@ def _section(title: str, specs: dict[str, FamilySpec], collectors: dict[str, str
 def reserved_module(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
     """Write exporter/recording/reserved.py."""
     names = set(OF_PROMETHEUS).union(*(sample_names(spec) for specs in modules.values() for spec in specs))
+    # Those with a reserved prefix need no mention: every training process loads this file.
+    names = {name for name in names if not name.startswith(RESERVED_PREFIXES)}
     return RESERVED_TEXT.format(
         prefixes="\n".join(f'    "{prefix}",' for prefix in RESERVED_PREFIXES),
         names="\n".join(f'        "{name}",' for name in sorted(names)),

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from exporter.errors import DefinitionError, EventsLostError, ExporterError
 from exporter.process import RECORDER, configure, flush, shutdown
-from exporter.recording import events
-from exporter.recording.events import EVENTS, Event, Severity, log
 from exporter.recording.stat import REGISTRY, Stat, Stats
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 from exporter.sidecar import Sidecar, start_sidecar
@@ -20,7 +18,23 @@ registry = Stats(REGISTRY)
 """The Stats of this process: `registry.matching("train.*")`, `registry.find(name)`, `registry.switch(pattern, …)`."""
 
 REGISTRY.on_first(RECORDER.start)
-EVENTS.on_first(RECORDER.start)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from exporter.recording import events
+    from exporter.recording.events import Event, Severity, log
+
+
+def __getattr__(name: str) -> object:
+    """Load the events at their first use: they are a fifth of what the whole import would cost."""
+    if name not in {"Event", "Severity", "events", "log"}:
+        raise AttributeError(f"module 'exporter' has no attribute {name!r}")
+    from exporter.recording import events as module  # noqa: PLC0415  # see above
+
+    found: object = module if name == "events" else getattr(module, name)
+    globals()[name] = found
+    return found
+
 
 __all__ = [
     "Aggregation",

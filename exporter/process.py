@@ -14,8 +14,8 @@ from time import monotonic
 from exporter.errors import DefinitionError, FeedError
 from exporter.recording.agent import AGENT
 from exporter.recording.definition import check_label
-from exporter.recording.events import EVENTS
 from exporter.recording.identity import Identity, clean_text, identity_from
+from exporter.recording.late import WHEN_EVENTS_ARE_LOADED
 from exporter.recording.notices import tell_once
 from exporter.recording.recorder import Recorder
 from exporter.recording.stat import REGISTRY
@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from exporter.feed.overrides import OverridesReader
     from exporter.feed.writer import FeedWriter
+    from exporter.recording.events import EventLog
 
 DEFAULT_FLUSH_SECONDS = 1.0
 
@@ -116,16 +117,25 @@ RECORDER = Recorder(
     REGISTRY,
     _open_sink,
     _changed_rules,
-    events=EVENTS,
     prepare=_load_feed,
     flush_seconds=_flush_seconds(os.environ),
 )
-REGISTRY.recording = EVENTS.recording = os.environ.get("EXPORTER_DISABLED") != "1"
-EVENTS.identify = _who
+REGISTRY.recording = os.environ.get("EXPORTER_DISABLED") != "1"
+
+
+def _wire_events(events: EventLog) -> None:
+    """Have the event log of this process, which is loaded at its first use, recorded like its Stats."""
+    events.recording = REGISTRY.recording
+    events.identify = _who
+    RECORDER.attach_events(events)
+    events.on_first(RECORDER.start)
+
+
+WHEN_EVENTS_ARE_LOADED.append(_wire_events)
 
 
 def _begin_anew() -> None:
-    EVENTS.renew()
+    RECORDER.events.renew()
     RECORDER.renew()
 
 
@@ -183,7 +193,7 @@ def flush(timeout_seconds: float = 5.0) -> bool:
     for tally in REGISTRY.tallies():
         if tally.collect is not None:
             tally.collect()
-    EVENTS.flush(timeout_seconds)
+    RECORDER.events.flush(timeout_seconds)
     return RECORDER.flush(max(deadline - monotonic(), 0.1))
 
 

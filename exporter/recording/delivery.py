@@ -12,9 +12,9 @@ code, so it is called at once, on the thread that logs, and needs no thread.
 from __future__ import annotations
 
 import threading
+from _queue import SimpleQueue  # `queue` would load `heapq` and more beside it
 from collections import deque
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
 from time import monotonic
 
 from exporter.errors import EventsLostError

@@ -19,13 +19,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, perf_counter, sleep, time
 
-from exporter.recording.events import EventLog
 from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.overrides import Rule
 from exporter.recording.passive import PassiveMeasurer
 from exporter.recording.registry import Registry
 from exporter.recording.tally import BUFFER_SAMPLES, Tally
-from exporter.recording.values import Recording, StatReading
+from exporter.recording.values import NO_EVENTS, EventsReading, Recording, StatReading
 from exporter.recording.windows import WindowClock
 
 TYPE_CHECKING = False
@@ -47,6 +46,78 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """Nothing more will come; never raises."""
             ...
+
+    class Events(Protocol):
+        """What the recorder asks of the event log."""
+
+        def in_use(self) -> bool:
+            """Whether anything was logged or registered."""
+            ...
+
+        def reading(self) -> EventsReading:
+            """Tell all."""
+            ...
+
+        def override(self, rules: Sequence[Rule]) -> list[str]:
+            """Put rules in force; gives what is wrong with them."""
+            ...
+
+        def tick(self) -> None:
+            """Do what is due."""
+            ...
+
+        def flush(self, timeout_seconds: float) -> bool:
+            """Give handlers time to take what was logged."""
+            ...
+
+        def close(self) -> None:
+            """Give handlers a bounded time to end."""
+            ...
+
+        def reset(self) -> None:
+            """Count from zero."""
+            ...
+
+        def renew(self) -> None:
+            """Ask anew who this process is."""
+            ...
+
+        def after_fork(self) -> None:
+            """In a forked child: forget what the parent recorded."""
+            ...
+
+
+class NoEvents:
+    """Stands for the event log in a process that logs nothing: loading it is a fifth of what `import exporter` costs.
+
+    Attributes:
+        rules: What an event log that is loaded later has to obey.
+    """
+
+    def __init__(self) -> None:
+        self.rules: Sequence[Rule] = ()
+
+    def in_use(self) -> bool:
+        """It is not."""
+        return False
+
+    def reading(self) -> EventsReading:
+        """There is nothing to tell."""
+        return NO_EVENTS
+
+    def override(self, rules: Sequence[Rule]) -> list[str]:
+        """Keep them for later."""
+        self.rules = rules
+        return []
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Nobody waits for anything."""
+        return timeout_seconds >= 0
+
+    def tick(self) -> None:
+        """Nothing is due."""
+
+    close = reset = renew = after_fork = tick
 
 
 TICK_SECONDS = 0.25
@@ -74,7 +145,6 @@ class Recorder:
         registry: Whose Stats.
         open_sink: Makes the sink of this process from the Unix time at which its recording began; None when there
             is none yet, then it is asked again at the next flush.
-        events: What was logged; its handlers are given a bounded time when the process ends.
         prepare: Called once by the first `start`, on the caller's thread: whatever must be imported is imported
             there. A fork during an import on the recording thread would leave the child's thread waiting for ever
             for that module's lock.
@@ -90,7 +160,6 @@ class Recorder:
         open_sink: Callable[[float], Sink | None],
         changed_rules: Callable[[], Sequence[Rule] | None] = lambda: None,
         *,
-        events: EventLog | None = None,
         prepare: Callable[[], None] = lambda: None,
         flush_seconds: float = 1.0,
         wall: Callable[[], float] = time,
@@ -99,7 +168,7 @@ class Recorder:
         self._registry = registry
         self._open_sink = open_sink
         self._changed_rules = changed_rules
-        self._events = EventLog() if events is None else events
+        self.events: Events = NoEvents()
         self._prepare = prepare
         self._flush_seconds = flush_seconds
         self._wall = wall
@@ -128,6 +197,16 @@ class Recorder:
         self._delay_seconds = 0.0
         self._slice_began = 0.0
         self._tick_seconds = TICK_SECONDS
+
+    def attach_events(self, events: Events) -> None:
+        """Record the events of this process too, from now on."""
+        if isinstance(self.events, NoEvents):
+            for problem in events.override(self.events.rules):
+                tell_once(
+                    f"rule {problem}",
+                    f"a recording rule of the sidecar's configuration is left out: {problem}",
+                )
+        self.events = events
 
     def start(self) -> None:
         """Start the thread unless it runs; cheap to call again, never raises."""
@@ -171,7 +250,7 @@ class Recorder:
         self._stopping = True
         with suppress(RuntimeError):  # it is awake
             self._alarm.release()
-        self._events.close()
+        self.events.close()
         self._passive.end()
         # A thread that wants the interpreter lock while it is being torn down is ended by the C library, which may
         # abort the process: so none of ours is left running, if it can be helped.
@@ -181,7 +260,7 @@ class Recorder:
             thread.join(EXIT_SECONDS)
 
         def step() -> bool:
-            if self._registry.tallies() or self._events.in_use():
+            if self._registry.tallies() or self.events.in_use():
                 self._close_windows()
                 self._publish(final=True)
             if self._sink is not None:
@@ -209,8 +288,8 @@ class Recorder:
                 now = self._wall()
                 for tally in self._registry.tallies():
                     tally.reset(wall=now)
-                self._events.reset()
-            self._events.renew()
+                self.events.reset()
+            self.events.renew()
             self._sink = None
             self._began = self._wall()
         return True
@@ -233,9 +312,9 @@ class Recorder:
         self._begin()
         self._forked = True
         self._registry.after_fork()
-        self._events.after_fork()
+        self.events.after_fork()
         self._passive.after_fork()
-        if self._registry.tallies() or self._events.in_use():
+        if self._registry.tallies() or self.events.in_use():
             self.start()
 
     def _run(self) -> None:
@@ -277,13 +356,13 @@ class Recorder:
         self._passive.measure_soon()
         self._read_rules()
         self._clocked = ()  # an override may have changed a window's length
-        self._events.tick()
+        self.events.tick()
         self._close_windows()
         return self._publish(final=False)
 
     def _tick_cycle(self) -> bool:
         self._renew()
-        self._events.tick()
+        self.events.tick()
         self._close_windows()
         full = [tally for tally in self._registry.tallies() if len(tally.buffer) > HIGH_WATER]
         for tally in full:
@@ -327,7 +406,7 @@ class Recorder:
             final,
             self._delay_seconds,
             self._passive.stuck_since,
-            self._events.reading(),
+            self.events.reading(),
         )
         self._delay_seconds = 0.0
         if self._sink is None:
@@ -373,7 +452,7 @@ class Recorder:
                 for rule in rules
                 if rule.get("events")
             ]
-            for problem in [*self._registry.override(of_stats), *self._events.override(of_events)]:
+            for problem in [*self._registry.override(of_stats), *self.events.override(of_events)]:
                 tell_once(
                     f"rule {problem}",
                     f"a recording rule of the sidecar's configuration is left out: {problem}",

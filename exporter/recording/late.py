@@ -1,0 +1,16 @@
+"""Parts of the recording that a process loads only when it uses them, and who is told when they are.
+
+Used in the training process. The composition root, which is always loaded, says what is to be done with such a
+part; the part tells at the end of its import. So neither imports the other, and `import exporter` stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+WHEN_EVENTS_ARE_LOADED: list[Callable[[Any], None]] = []
+"""Called with the event log of the process."""
