@@ -140,6 +140,7 @@ class GpuCollector:
                 window=self._options.window_label,
                 per_link=self._options.per_link,
                 kernel_xids=self._kernel_log.read(),
+                per_call=self._options.details,
             )
         if reason in {"", STARTING, "released"}:
             return Collected(families)

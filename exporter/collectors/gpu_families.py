@@ -106,6 +106,7 @@ def gpu_families(
     window: str,
     per_link: bool,
     kernel_xids: KernelXids,
+    per_call: bool = True,
 ) -> tuple[Family, ...]:
     """Make the block.
 
@@ -116,6 +117,7 @@ def gpu_families(
         window: The label of minima and maxima.
         per_link: Whether NVLinks are told apart.
         kernel_xids: What the kernel's log says.
+        per_call: Whether functions of NVML are told apart.
     """
     block = _Block()
     gpus = sorted(fleet.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
@@ -139,7 +141,7 @@ def gpu_families(
             block.add_samples(spec, [sample])
     for gpu in gpus:
         _add_events(block, gpu, kernel_xids)
-    _add_cost(block, fleet, status)
+    _add_cost(block, fleet, status, per_call=per_call)
     return block.families()
 
 
@@ -226,10 +228,13 @@ def _add_events(block: _Block, gpu: GpuState, kernel_xids: KernelXids) -> None:
             block.add(gpu_health.XID_TIME, last, *gpu.labels, xid)
 
 
-def _add_cost(block: _Block, fleet: Fleet, status: NvmlStatus) -> None:
-    for (call,) in fleet.cost_keys("calls"):
-        block.add(gpu_status.CALLS, fleet.cost("calls", call), call)
-        block.add(gpu_status.CALL_SECONDS, fleet.cost("seconds", call), call)
+def _add_cost(block: _Block, fleet: Fleet, status: NvmlStatus, *, per_call: bool) -> None:
+    calls = [call for (call,) in fleet.cost_keys("calls")]
+    for spec, kind in ((gpu_status.CALLS, "calls"), (gpu_status.CALL_SECONDS, "seconds")):
+        if per_call:
+            block.add_samples(spec, [Sample((call,), fleet.cost(kind, call)) for call in calls])
+        elif calls:
+            block.add(spec, sum(fleet.cost(kind, call) for call in calls), "")
     for call, error in fleet.cost_keys("errors"):
         block.add(gpu_status.ERRORS, fleet.cost("errors", call, error), call, error)
     if fleet.machine:

@@ -50,7 +50,9 @@ class GpuOptions:
     )
     details: bool = field(
         default=False,
-        metadata=_help("Also limits, modes, aggregate errors and finer kinds; about 60 more series a GPU."),
+        metadata=_help(
+            "Also limits, modes, aggregate errors and finer kinds, about 60 more series a GPU; and NVML's cost by function."
+        ),
     )
     per_link: bool = field(default=False, metadata=_help("Tell NVLinks apart instead of adding them up."))
     video_engines: bool = field(

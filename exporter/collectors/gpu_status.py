@@ -83,14 +83,14 @@ INFO = FamilySpec(
 CALLS = FamilySpec(
     "exporter_nvml_calls_total",
     "counter",
-    "Calls of NVML, over all GPUs, apart from the wait for events.",
+    "Calls of NVML, over all GPUs, apart from the wait for events; with details by function.",
     ("call",),
     source="the NVML child",
 )
 CALL_SECONDS = FamilySpec(
     "exporter_nvml_call_seconds_total",
     "counter",
-    "Time spent in calls of NVML, the binding's included.",
+    "Time spent in calls of NVML, the binding's included; with details by function.",
     ("call",),
     unit="seconds",
     source="monotonic clock around each call",
