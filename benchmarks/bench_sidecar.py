@@ -32,9 +32,10 @@ from report import report
 QUICK = "--quick" in sys.argv
 REPOSITORY = Path(__file__).resolve().parent.parent
 SETTLE_SECONDS = 5 if QUICK else 12  # imports, first passes, the first windows
-STEADY_SECONDS = 15 if QUICK else 45
+STEADY_SECONDS = 15 if QUICK else 30
+SCRAPE_SECONDS = 5.0 if QUICK else 15.0  # between two scrapes, where Prometheus' default is 60
 LOOP_SCRAPES = 100 if QUICK else 500
-SPACED_SCRAPES = 8 if QUICK else 40
+SPACED_SCRAPES = 8 if QUICK else 20
 SPACED_SECONDS = 1.0
 STATS = 50
 HISTOGRAMS = 10  # of them; the others have a mean, a 95th percentile and a maximum
@@ -207,7 +208,7 @@ def steadily(server: Server) -> dict[str, object]:
     """The same for several intervals of scrapes."""
     return {
         "never scraped": steady(server, scrape_every=None),
-        "scraped every 15 s": steady(server, scrape_every=15.0),
+        f"scraped every {SCRAPE_SECONDS:g} s": steady(server, scrape_every=SCRAPE_SECONDS),
         "scraped every second": steady(server, scrape_every=1.0),
     }
 

@@ -188,6 +188,18 @@ def test_a_head_that_comes_again_is_not_read_again() -> None:
     assert talk.head is first.head
 
 
+def test_a_head_that_comes_again_ends_the_connection_again_if_it_says_so() -> None:
+    head = b"HEAD /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    talk = after(head)
+    talk.feed(head)
+    talk.request()
+    parts, goes_on = talk.answer(Answer(200, b"body"), close=False)
+
+    assert not goes_on
+    assert b"Connection: close" in parts[0]
+    assert b"body" not in b"".join(parts)
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -137,9 +137,8 @@ class Source:
         before, self._accepted = self._accepted, {}
         for offered in self._offered:
             kept = before.get(id(offered))
-            if kept is None or not isinstance(
-                kept.family.samples, tuple
-            ):  # a list may have other samples now
+            # A list, against the contract, may have other samples now.
+            if kept is None or type(kept.family.samples) is not tuple:
                 try:
                     kept = self._check(offered)
                 except Refused as refused:

@@ -148,7 +148,6 @@ class Page:
             if name in self._watches:
                 self._watches = {each: watch for each, watch in self._watches.items() if each != name}
             if self._sources.pop(name, None) is not None:
-                self._unwritten.discard(name)
                 self._settle()
 
     def watch(self, name: str, families: Callable[[], Sequence[Family]]) -> None:
