@@ -78,6 +78,7 @@ class Kind:
         enabled: Whether they are recorded at all.
         quiet: Whether they are recorded, and nobody is told.
         note: Keeps one as the latest: the bound method of `EventLog.latest`.
+        limited: Whether a rule samples or limits them; the default limit alone does not hold for containers.
         routes: Who is told; None when that must be found out for each event.
         suppressed: Counters of what was kept from the handlers, by reason.
     """
@@ -89,6 +90,7 @@ class Kind:
         "_sample",
         "count",
         "enabled",
+        "limited",
         "note",
         "occurrences",
         "quiet",
@@ -102,6 +104,7 @@ class Kind:
         self.type = type
         self.severity = severity
         self.enabled = self.quiet = True
+        self.limited = False
         self.note: Callable[[Any], None] = deque[object](maxlen=0).append
         self.routes: tuple[Delivery, ...] | None = ()
         self.restart(occurrences)
@@ -122,6 +125,7 @@ class Kind:
         least = LEVELS[str(found.get("severity", "debug"))]
         self.enabled = bool(found.get("enabled", True)) and LEVELS[self.severity] >= least
         self._sample = float(found.get("sample", 1.0))  # type: ignore[arg-type]  # checked when the rule was made
+        self.limited = self._sample < 1.0 or "per_second" in found
         rate = found.get("per_second", DEFAULT_PER_SECOND)
         self._per_second = None if rate is None else float(rate)  # type: ignore[arg-type]  # likewise
         self._ends = 0.0

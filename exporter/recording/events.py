@@ -555,15 +555,14 @@ class EventLog:
         event: Event | None = None
         admitted: bool | None = None
         for delivery in self._routes(kind, late):
-            if delivery.direct:
-                if delivery.own is not None and isinstance(origin, delivery.own):
-                    delivery.take_at_once(origin)
-                    continue
-            else:
+            if kind.limited or not delivery.direct:
                 if admitted is None:
                     admitted = kind.admits(number)
                 if not admitted:
                     continue
+            if delivery.direct and delivery.own is not None and isinstance(origin, delivery.own):
+                delivery.take_at_once(origin)
+                continue
             if event is None:
                 raw = late if isinstance(late, tuple) else late.raw()
                 event = self._event(raw if payload is None else _with_payload(kind, raw, payload))
