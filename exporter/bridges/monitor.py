@@ -103,7 +103,17 @@ class MonitorBridge:
         """Hand on what handlers want."""
         kind = self._kind(name)
         happened = event.timestamp.timestamp()
-        raw = (name or "unnamed", None, "info", check_data(event.data), happened, time(), monotonic_ns(), None, ())
+        raw = (
+            name or "unnamed",
+            None,
+            "info",
+            check_data(event.data),
+            happened,
+            time(),
+            monotonic_ns(),
+            None,
+            (),
+        )
         for _ in range(times if kind.enabled else 0):
             if kind.admits(kind.count()):
                 EVENTS.tell(kind, raw, event)
