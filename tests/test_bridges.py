@@ -178,6 +178,8 @@ stat.add(10.0)
 stat.add(20.0)
 monitor.log_event(monitor.Event("my.monitor.event", datetime.datetime.now(), {"a": 1}))
 torch.distributed.TCPStore("127.0.0.1", 0, 1, True).set("a", "b")
+with monitor._WaitCounter("my.wait").guard():
+    pass
 print("exporter" in sys.modules, [thread.name for thread in threading.enumerate() if "exporter" in thread.name])
 """
 
@@ -206,6 +208,7 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
     assert labelled(page, "train_batch_samples_total") == 2
     assert labelled(page, "training_torch_wait_calls_total", key="TCPStore__set") >= 1
     assert labelled(page, "training_torch_wait_seconds_total", key="TCPStore__set") > 0
+    assert labelled(page, "training_torch_wait_calls_total", key="my.wait") == 1
 
 
 FLOOD = """
