@@ -1,0 +1,115 @@
+"""Counters of GPUs that are kept: what is withheld when, and what a restart goes on from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpu_support import QUICK, described, values, wait_until
+
+from exporter.cli.gpu_wiring import FORGET_SECONDS, KeptGpus, rows_of, totals_of
+from exporter.collectors.gpu import GpuCollector
+from exporter.collectors.gpu_counters import CounterTotal
+from exporter.collectors.gpu_options import GpuOptions
+from exporter.collectors.keeping import Rows
+from exporter.ledger.pages import Pages
+from exporter.ledger.state import StateStore
+
+ENERGY = "gpu_energy_joules_total"
+BUSY = "gpu_utilization_busy_seconds_total"
+
+
+@contextmanager
+def kept(tmp_path: Path, pages: Pages, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
+    options = GpuOptions(replay=described(tmp_path), period=0.1)
+    gpus = KeptGpus(lambda: GpuCollector(options, timings=QUICK), pages, counts=counts)
+    try:
+        yield gpus
+    finally:
+        gpus.close()
+
+
+def shown(gpus: KeptGpus, name: str) -> list[float]:
+    return list(values(gpus.collect().families, name).values())
+
+
+def test_energy_is_absent_while_another_exporter_counts_and_nothing_else_is(tmp_path: Path) -> None:
+    counting: list[bool] = []
+    with kept(tmp_path, Pages(StateStore(tmp_path)), counts=lambda: bool(counting)) as gpus:
+        wait_until(lambda: shown(gpus, BUSY))
+        before, told = shown(gpus, ENERGY), gpus.collect().unsupported
+        counting.append(True)
+
+        assert before == []
+        assert any("another exporter on this machine counts" in what for what in told)
+        assert len(shown(gpus, ENERGY)) == 2
+
+
+def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tmp_path: Path) -> None:
+    class Taken:
+        """A page that another sidecar keeps for a while."""
+
+        def __init__(self) -> None:
+            self.page, self.free = Pages(StateStore(tmp_path)).page("gpu"), False
+            self.save, self.close = self.page.save, self.page.close
+
+        def load(self) -> Rows | None:
+            return self.page.load() if self.free else None
+
+    class Keeper:
+        taken = Taken()
+
+        def page(self, subject: str, name: str = "") -> Taken:
+            return self.taken
+
+    options = GpuOptions(replay=described(tmp_path), period=0.1)
+    keeper = Keeper()
+    gpus = KeptGpus(lambda: GpuCollector(options, timings=QUICK), keeper, counts=lambda: True)
+    try:
+        wait_until(lambda: shown(gpus, "gpu_power_watts"))
+        before = shown(gpus, BUSY)
+        keeper.taken.free = True
+        wait_until(lambda: shown(gpus, BUSY))
+    finally:
+        gpus.close()
+
+    assert before == []
+
+
+def test_rows_give_back_what_was_counted_and_keep_gpus_that_were_not_seen() -> None:
+    of_one = {
+        "energy_millijoules|": CounterTotal(5, 1005, 2.0),
+        "nvlink_errors|0/crc": CounterTotal(0, 0, 1.0),
+    }
+    old: Rows = {
+        ("absent", "pcie_replays|"): (3.0, 3.0, 900.0),
+        ("long ago", "x|"): (1.0, 1.0, 1000 - FORGET_SECONDS),
+    }
+
+    rows = rows_of({"one": of_one}, 1000.0, kept=old)
+
+    assert rows == {
+        ("one", "energy_millijoules|"): (5, 1005, 998.0),
+        ("absent", "pcie_replays|"): (3.0, 3.0, 900.0),
+    }
+    assert totals_of(rows, 1010.0)["one"] == {"energy_millijoules|": CounterTotal(5, 1005, 12.0)}
+    assert totals_of(rows, 0.0)["one"]["energy_millijoules|"].age_seconds == 0
+
+
+def test_a_long_period_is_no_hang(tmp_path: Path) -> None:
+    options = GpuOptions(replay=described(tmp_path), period=3.0)
+    gpus = GpuCollector(options, timings=QUICK)  # whose deadline is 1.5 s
+    gpus.start()
+    try:
+        wait_until(lambda: values(gpus.collect().families, "gpu_power_watts"))
+        until = time.monotonic() + 3
+        seen = set()
+        while time.monotonic() < until:
+            seen |= set(values(gpus.collect().families, "gpu_nvml_up").values())
+            time.sleep(0.1)
+    finally:
+        gpus.stop()
+
+    assert seen == {1.0}
