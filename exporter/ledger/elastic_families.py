@@ -21,7 +21,7 @@ FUNCTION_CALLS = FamilySpec(
 FUNCTION_SECONDS = FamilySpec(
     "training_elastic_function_seconds",
     "summary",
-    "How long they took, in whole milliseconds" + _LINGERS,
+    "How long calls of the agent's own functions took, in whole milliseconds" + _LINGERS,
     (*IDENTITY_LABELS, "function"),
     "seconds",
     "torchelastic metrics <class>.<function>.duration.ms",

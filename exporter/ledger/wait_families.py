@@ -14,14 +14,14 @@ _LABELS = (*IDENTITY_LABELS, "key")
 CALLS = FamilySpec(
     "training_torch_wait_calls_total",
     "counter",
-    "Waits that have begun" + _ABSENT,
+    "Waits of torch's stores, process groups and compiler that have begun" + _ABSENT,
     _LABELS,
     source="wait_counter_values of torch's control plane: total_calls",
 )
 SECONDS = FamilySpec(
     "training_torch_wait_seconds_total",
     "counter",
-    "Time of the waits that have ended" + _ABSENT,
+    "Time of the waits of torch's stores, process groups and compiler that have ended" + _ABSENT,
     _LABELS,
     "seconds",
     "wait_counter_values: total_time_us",
@@ -29,14 +29,14 @@ SECONDS = FamilySpec(
 ACTIVE = FamilySpec(
     "training_torch_waits",
     "gauge",
-    "Waits under way" + _ABSENT,
+    "Waits of torch's stores, process groups and compiler that are under way" + _ABSENT,
     _LABELS,
     source="wait_counter_values: active_count",
 )
 LONGEST = FamilySpec(
     "training_torch_wait_longest_seconds",
     "gauge",
-    "The longest wait of this process so far" + _ABSENT,
+    "The longest wait of torch's stores, process groups and compiler in this process so far" + _ABSENT,
     _LABELS,
     "seconds",
     "wait_counter_values: max_time_us",
