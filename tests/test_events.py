@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from exporter.errors import EventsLostError
 from exporter.recording.delivery import name_of
 from exporter.recording.event_kinds import Counter
+from exporter.recording.event_table import MOST_KINDS
 from exporter.recording.event_values import Event, Severity, check_data
-from exporter.recording.events import MOST_KINDS, EventLog, Handle
+from exporter.recording.events import EventLog, Handle
 
 
 @pytest.fixture
@@ -397,7 +398,7 @@ def test_a_containers_own_method_is_called_before_log_returns(events: EventLog, 
 
     kept = container.get_nowait() if hasattr(container, "get_nowait") else container[0]
     assert kept.type == "a"
-    assert events._deliveries[0]._thread is None
+    assert events._deliveries.active[0]._thread is None
     handle.unregister()
     assert list(events.reading().delivered.values()) == [1]
 
@@ -426,12 +427,12 @@ def test_a_handler_that_hangs_costs_its_own_events_and_no_time(events: EventLog)
     events.register(lambda _event: release.wait(30), queue=5, name="hanging")
     events.register(keeper, queue=10_000)
     events.log("a")
-    wait_until(events._deliveries[0]._queue.empty)
+    wait_until(events._deliveries.active[0]._queue.empty)
     began = time.monotonic()
     for _ in range(1000):
         events.log("a")
     took = time.monotonic() - began
-    events._deliveries[1].drain(5.0)
+    events._deliveries.active[1].drain(5.0)
 
     assert took < 5
     assert len(keeper.events) == 1001

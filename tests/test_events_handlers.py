@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -233,6 +234,21 @@ for number in range(300):
     assert len(found) == 900
     assert len({(line["type"], line["data"]["number"]) for line in found}) == 900
     assert len(list(tmp_path.iterdir())) > 5
+
+
+def test_a_forked_child_writes_its_own_events_to_its_own_file(tmp_path: Path) -> None:
+    handler = JsonLinesHandler(tmp_path / "{pid}.jsonl")
+    handler.handle(Event("parent"))
+    child = os.fork()
+    if child == 0:
+        handler.handle(Event("child"))
+        handler.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+    handler.flush()
+
+    assert [line["type"] for line in lines(tmp_path / f"{child}.jsonl")] == ["child"]
+    assert [line["type"] for line in lines(tmp_path / f"{os.getpid()}.jsonl")] == ["parent"]
 
 
 @pytest.mark.parametrize(

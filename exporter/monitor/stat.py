@@ -152,8 +152,11 @@ class Stat:
     def __del__(self) -> None:
         if getattr(self, "_record", None) is None:
             return  # its construction failed
-        _live.pop(id(self), None)
-        self._flush()
+        try:
+            _live.pop(id(self), None)
+            self._flush()
+        except Exception:  # noqa: BLE001, S110  # the interpreter is being torn down around us
+            pass
 
     # Inside ----------------------------------------------------------------------------------------------
 

@@ -12,28 +12,26 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from time import monotonic, monotonic_ns, time
+from time import monotonic_ns, time
 
-from exporter.recording.delivery import END_SECONDS, Delivery, end_all, name_of
-from exporter.recording.event_kinds import Kind, Occurrences, Rule, check_rule, combined
+from exporter.recording.deliveries import Deliveries, make_delivery
+from exporter.recording.delivery import END_SECONDS, Delivery, end_all
+from exporter.recording.event_kinds import Kind, Rule
+from exporter.recording.event_table import MOST_TYPES, KindTable
 from exporter.recording.event_values import (
-    LEVELS,
     Event,
     Severity,
     check_data,
-    check_severity,
     check_text,
     check_timestamp,
     check_type,
 )
-from exporter.recording.identity import clean_text
 from exporter.recording.late import WHEN_EVENTS_ARE_LOADED
 from exporter.recording.notices import tell_once
 from exporter.recording.values import NO_EVENTS, NO_PAIRS, NOTHING, EventsReading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from datetime import datetime
     from typing import Any, Protocol
 
     from exporter.recording.delivery import Adapt, EventHandler
@@ -66,18 +64,11 @@ if TYPE_CHECKING:
             ...
 
 
-MOST_TYPES = 100
-"""Types that are counted apart; the rest is `other`."""
-MOST_KINDS = 1000
-"""(type, severity) pairs with a memory of their own; beyond it they share one for each severity."""
+MOST_COUNTED_APART = 1000
 RECENT_EVENTS = 256
 """Latest events that are kept for `recent`."""
-MOST_HANDLER_NAMES = 100
-LONGEST_LABEL = 200
-OTHER = "other"
 _IDS_AT_ONCE = 512
 
-Pair = tuple[str, str]
 RawEvent = tuple[
     str, "str | None", str, "Mapping[str, Datum]", float, float, int, "str | None", tuple[str, ...]
 ]
@@ -132,47 +123,30 @@ class EventLog:
     def __init__(self, *, clock: Callable[[], float] = time) -> None:
         self._clock = clock
         self._wake: Callable[[], None] = lambda: None
-        self._rules: dict[str, Rule] = {}
-        self._outer_rules: tuple[Rule, ...] = ()
-        self._allowed: frozenset[str] | None = None
-        self._most_types = MOST_TYPES
-        self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
-        self._crowd: dict[str, Kind] = {}
-        self._deliveries: tuple[Delivery, ...] = ()
         self._companions: tuple[Companion, ...] = ()
-        self._open = True
-        self._recording = True
         self.identify: Callable[[], tuple[str, int | None]] = lambda: ("default", 0)
+        self._deliveries = Deliveries()
         self._begin()
+        self._table = KindTable(self._prepare)
+        self._kinds = self._table.kinds
 
     def _begin(self) -> None:
         """Set up what belongs to one process and identity alone."""
         self._lock = threading.RLock()  # a signal handler may log while its thread makes a kind
-        self._occurrences: dict[Pair, Occurrences] = {}
-        self._labels: set[str] = set()
-        self._suppressed: dict[Pair, int] = {}
-        self._past: list[Delivery] = []  # unregistered, but perhaps still at it
-        self._names: set[str] = set()
-        self._delivered: dict[str, int] = {}
-        self._dropped: dict[Pair, int] = {}
         self._ids: deque[str] = deque()
         self.latest: deque[RawEvent | LateEvent | Event] = deque(maxlen=RECENT_EVENTS)
         self._who: tuple[str, int | None] | None = None
         self._published = NO_EVENTS
-        for kind in self._every_kind():
-            kind.restart(self._counted_as(OTHER if kind.type is None else kind.type, kind.severity))
-            kind.note = self.latest.append
 
     @property
     def recording(self) -> bool:
         """Whether anything is recorded; False with `EXPORTER_DISABLED=1`."""
-        return self._recording
+        return self._table.recording
 
     @recording.setter
     def recording(self, recording: bool) -> None:
         with self._lock:
-            self._recording = recording
-            self._obey()
+            self._table.recording = recording
 
     # What code that logs calls ---------------------------------------------------------------------------
 
@@ -231,7 +205,7 @@ class EventLog:
 
     def enabled(self, type: str, severity: str = "info") -> bool:
         """Whether such an event would be recorded; cheap enough to ask before making its data."""
-        return self._open or self._allows(type, severity)
+        return self._table.open or self._table.allows(type, severity)
 
     def recent(self) -> list[Event]:
         """Give the latest events, the oldest first; at most `RECENT_EVENTS`."""
@@ -275,38 +249,10 @@ class EventLog:
             TypeError: The handler can take no events, or another argument is of the wrong type.
             ValueError: An argument is out of range.
         """
-        if (
-            handler is None
-            or (
-                isinstance(handler, type) and hasattr(handler, "handle")
-            )  # the class instead of an object of it
-            or not (callable(handler) or callable(getattr(handler, "handle", None)))
-        ):
-            raise TypeError(
-                f"a handler must be a callable that takes an event, or an object with handle(event), not {handler!r}"
-            )
-        if not isinstance(queue, int) or isinstance(queue, bool):
-            raise TypeError(f"queue must be a whole number of events, not {queue!r}")
-        if not 1 <= queue <= 1_000_000:
-            raise ValueError(f"queue must be 1 to 1000000 events, not {queue}")
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be str or None, not {name!r}")
-        patterns = None if types is None else (types,) if isinstance(types, str) else tuple(types)
-        for pattern in patterns or ():
-            if not isinstance(pattern, str):
-                raise TypeError(f"types must be patterns such as 'checkpoint.*', not {pattern!r}")
-        delivery = Delivery(
-            handler,
-            name=clean_text(name)[:LONGEST_LABEL] if name else name_of(handler),
-            types=patterns,
-            severity="debug" if severity is None else check_severity(severity),
-            queue=queue,
-            adapt=adapt,
-            own=own,
-        )
+        delivery = make_delivery(handler, types, severity, queue, name, adapt, own)
         if self.recording:
             with self._lock:
-                self._deliveries = (*self._deliveries, delivery)
+                self._deliveries.add(delivery)
                 self._rewire()
             self._wake()
         return Handle(self, delivery)
@@ -324,20 +270,16 @@ class EventLog:
             raise TypeError(f"unregister takes what register gave, not {handle!r}")
         delivery = handle._delivery  # noqa: SLF001  # the two are one thing
         with self._lock:
-            if delivery not in self._deliveries:
+            if not self._deliveries.remove(delivery):
                 return
-            self._deliveries = tuple(each for each in self._deliveries if each is not delivery)
-            self._past.append(delivery)
             self._rewire()
         end_all([delivery], seconds=timeout_seconds, reason="unregistered")
         with self._lock:
-            if delivery in self._past:
-                self._past.remove(delivery)
-                self._add_delivery(delivery, self._delivered, self._dropped)
+            self._deliveries.retire(delivery)
 
     def has(self, delivery: Delivery) -> bool:
         """Whether it is told of events."""
-        return delivery in self._deliveries
+        return delivery in self._deliveries.active
 
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until every handler has taken what was logged before.
@@ -345,19 +287,16 @@ class EventLog:
         Returns:
             Whether all of them have within the time.
         """
-        deadline = monotonic() + timeout_seconds
-        arrived = [delivery.drain(deadline - monotonic()) for delivery in self._deliveries]
-        return all(arrived)
+        return self._deliveries.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float = END_SECONDS) -> None:
         """End all deliveries: what an exiting process does, giving its handlers a bounded time."""
         for companion in self._companions:
             companion.close()
         with self._lock:
-            ended, self._deliveries = self._deliveries, ()
-            self._past += ended
+            wait = self._deliveries.end()
             self._rewire()
-        end_all(ended, seconds=timeout_seconds, reason="exit")
+        wait(timeout_seconds)
 
     # Rules -----------------------------------------------------------------------------------------------
 
@@ -376,12 +315,8 @@ class EventLog:
             TypeError: A value is of the wrong type.
             ValueError: A value is out of range, or there is no such rule.
         """
-        checked = check_rule({"match": match, **rule})
         with self._lock:
-            self._rules.pop(match, None)
-            if rule:
-                self._rules[match] = checked
-            self._obey()
+            self._table.limit(match, rule)
 
     def override(self, rules: Iterable[Rule]) -> list[str]:
         """Put the configuration's rules in force; the code's own come after them.
@@ -389,17 +324,8 @@ class EventLog:
         Returns:
             What is wrong with the rules that were left out.
         """
-        good: list[Rule] = []
-        wrong: list[str] = []
-        for number, rule in enumerate(rules, 1):
-            try:
-                good.append(check_rule(rule))
-            except (TypeError, ValueError) as error:  # noqa: PERF203  # each rule stands for itself
-                wrong.append(f"events rule {number}: {error}")
         with self._lock:
-            self._outer_rules = tuple(good)
-            self._obey()
-        return wrong
+            return self._table.override(rules)
 
     def count_types(self, allowed: Iterable[str] | None = None, *, most: int = MOST_TYPES) -> None:
         """Say which types are counted apart; the rest is `other`. Counts so far stay where they are.
@@ -413,14 +339,10 @@ class EventLog:
             ValueError: `most` is not from 0 to 1000.
         """
         types = None if allowed is None else frozenset(map(check_type, allowed))
-        if not 0 <= most <= MOST_KINDS:
-            raise ValueError(f"most must be 0 to {MOST_KINDS}, not {most}")
+        if not 0 <= most <= MOST_COUNTED_APART:
+            raise ValueError(f"most must be 0 to {MOST_COUNTED_APART}, not {most}")
         with self._lock:
-            self._allowed, self._most_types = types, most
-            self._labels.clear()
-            for kind in self._every_kind():
-                _add_suppressed(kind, self._suppressed)
-                kind.restart(self._counted_as(OTHER if kind.type is None else kind.type, kind.severity))
+            self._table.count_types(types, most)
 
     # What the process's root and the recording thread call -----------------------------------------------
 
@@ -439,24 +361,13 @@ class EventLog:
 
     def in_use(self) -> bool:
         """Whether anything was logged or registered."""
-        return self._recording and bool(self._kinds or self._deliveries)
+        return self.recording and bool(self._kinds or self._deliveries.active)
 
     def reading(self) -> EventsReading:
         """Tell all; the same object as long as nothing has changed. By one thread at a time."""
         with self._lock:
-            occurrences = list(self._occurrences.values())
-            suppressed = dict(self._suppressed)
-            for kind in self._every_kind():
-                _add_suppressed(kind, suppressed)
-            delivered, dropped = dict(self._delivered), dict(self._dropped)
-            for delivery in [*self._past, *self._deliveries]:
-                self._add_delivery(delivery, delivered, dropped)
-        counts = {each.labels: number for each in occurrences if (number := each.counter.read())}
-        last = {
-            each.labels: when
-            for each in occurrences
-            if each.labels in counts and (when := _when(each.last)) is not None
-        }
+            counts, last, suppressed = self._table.counts()
+            delivered, dropped = self._deliveries.counts()
         reading = EventsReading(
             counts, last, suppressed or NO_PAIRS, delivered or NOTHING, dropped or NO_PAIRS
         )
@@ -467,13 +378,8 @@ class EventLog:
     def reset(self) -> None:
         """Count from zero: what was recorded so far belongs to another identity."""
         with self._lock:
-            self._begin()
-            for delivery in self._deliveries:
-                # The delivery's thread counts on; what it had counted is taken off.
-                self._delivered[delivery.name] = self._delivered.get(delivery.name, 0) - delivery.delivered
-                for reason, lost in delivery.lost().items():
-                    pair = delivery.name, reason
-                    self._dropped[pair] = self._dropped.get(pair, 0) - lost
+            self._deliveries.begin()
+            self._restart()
 
     def renew(self) -> None:
         """Ask anew who this process is."""
@@ -481,9 +387,8 @@ class EventLog:
 
     def after_fork(self) -> None:
         """In a forked child: forget what the parent recorded and what waits for its handlers."""
-        self._begin()
-        for delivery in self._deliveries:
-            delivery.after_fork()
+        self._deliveries.after_fork()
+        self._restart()
         for companion in self._companions:
             companion.after_fork()
 
@@ -494,19 +399,10 @@ class EventLog:
             TypeError: The type is no text.
             ValueError: The type is empty, or there is no such severity.
         """
-        own = check_type(type), check_severity(severity)
         with self._lock:
-            kind = self._kinds.get(own)
-            if kind is not None:
-                return kind
-            if len(self._kinds) < MOST_KINDS:
-                kind = self._kinds[own] = Kind(*own, self._counted_as(*own))
-            elif own[1] in self._crowd:
-                return self._crowd[own[1]]
-            else:
-                kind = self._crowd[own[1]] = Kind(None, own[1], self._counted_as(OTHER, own[1]))
-            self._wire(kind)
-        if self.recording:
+            known = len(self._kinds)
+            kind = self._table.obtain(type, severity)
+        if self.recording and len(self._kinds) != known:
             self._wake()
         return kind
 
@@ -575,7 +471,7 @@ class EventLog:
         if kind.routes is not None:
             return kind.routes
         type_ = (late if isinstance(late, tuple) else late.raw())[0]
-        return tuple([each for each in self._deliveries if each.wants(type_, kind.severity)])
+        return tuple([each for each in self._deliveries.active if each.wants(type_, kind.severity)])
 
     def _event(self, raw: RawEvent) -> Event:
         who = self._who
@@ -589,63 +485,24 @@ class EventLog:
             identity = digits[:16]
         return Event(*raw[:7], identity, *raw[7:], who[1], who[0])
 
-    def _allows(self, type: str, severity: str) -> bool:
-        if not self.recording:
-            return False
-        kind = self._kinds.get((type, severity))
-        if kind is not None:
-            return kind.enabled
-        found = combined(type, [*self._outer_rules, *self._rules.values()])
-        least = LEVELS[str(found.get("severity", "debug"))]
-        return bool(found.get("enabled", True)) and LEVELS[check_severity(severity)] >= least
-
-    def _obey(self) -> None:
-        rules = [*self._outer_rules, *self._rules.values()]
-        self._open = self._recording and not any("enabled" in rule or "severity" in rule for rule in rules)
-        for kind in self._every_kind():
-            kind.obey(rules)
-            kind.enabled = kind.enabled and self._recording
-            kind.quiet = kind.enabled and kind.routes == ()
-
-    def _wire(self, kind: Kind) -> None:
-        kind.obey([*self._outer_rules, *self._rules.values()])
-        kind.enabled = kind.enabled and self._recording
+    def _prepare(self, kind: Kind) -> None:
+        """Decide for a kind whom it is told to."""
+        active = self._deliveries.active
         if kind.type is None:
-            kind.routes = None if self._deliveries else ()
+            kind.routes = None if active else ()
         else:
-            kind.routes = tuple([each for each in self._deliveries if each.wants(kind.type, kind.severity)])
+            kind.routes = tuple([each for each in active if each.wants(kind.type, kind.severity)])
         kind.quiet = kind.enabled and kind.routes == ()
         kind.note = self.latest.append
 
     def _rewire(self) -> None:
-        for kind in self._every_kind():
-            self._wire(kind)
+        for kind in self._table.every():
+            self._prepare(kind)
 
-    def _counted_as(self, type: str, severity: str) -> Occurrences:
-        label = clean_text(type)[:LONGEST_LABEL]
-        if label not in self._labels:
-            room = len(self._labels) < self._most_types
-            fits = type in self._allowed if self._allowed is not None else room
-            if not fits or not room:
-                label = OTHER
-            else:
-                self._labels.add(label)
-        pair = label, severity
-        if pair not in self._occurrences:
-            self._occurrences[pair] = Occurrences(*pair)
-        return self._occurrences[pair]
-
-    def _every_kind(self) -> list[Kind]:
-        return [*self._kinds.values(), *self._crowd.values()]
-
-    def _add_delivery(self, delivery: Delivery, delivered: dict[str, int], dropped: dict[Pair, int]) -> None:
-        name = delivery.name
-        if name not in self._names:
-            name = OTHER if len(self._names) >= MOST_HANDLER_NAMES else name
-            self._names.add(name)
-        delivered[name] = delivered.get(name, 0) + delivery.delivered
-        for reason, lost in delivery.lost().items():
-            dropped[name, reason] = dropped.get((name, reason), 0) + lost
+    def _restart(self) -> None:
+        self._begin()
+        self._table.begin()
+        self._rewire()
 
 
 def _with_payload(kind: Kind, raw: RawEvent, payload: Callable[[], Mapping[str, Datum]]) -> RawEvent:
@@ -656,23 +513,6 @@ def _with_payload(kind: Kind, raw: RawEvent, payload: Callable[[], Mapping[str, 
         tell_once(f"payload {raw[0]}", f"the payload of the event {raw[0]!r} could not be made: {error!r}")
         return raw
     return (*raw[:3], {**more, **raw[3]}, *raw[4:])
-
-
-def _add_suppressed(kind: Kind, into: dict[Pair, int]) -> None:
-    for reason, counter in kind.suppressed.items():
-        number = counter.read()
-        if number:
-            pair = kind.occurrences.labels[0], reason
-            into[pair] = into.get(pair, 0) + number
-
-
-def _when(last: float | datetime | None) -> float | None:
-    if last is None or isinstance(last, float):
-        return last
-    try:
-        return last.timestamp()
-    except (OverflowError, ValueError, OSError):
-        return None  # a year that Unix time does not reach here
 
 
 def _check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:

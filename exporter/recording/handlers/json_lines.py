@@ -45,11 +45,17 @@ class JsonLinesHandler:
         self._pattern = os.path.abspath(os.fspath(path))  # noqa: PTH100  # before the job changes its directory
         self._max_bytes = max_bytes
         self._backups = backups
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._lines: list[bytes] = []
         self._path: Path | None = None
 
     def handle(self, event: Event) -> None:
         """Take one event; it is written by `flush`."""
+        if self._pid != os.getpid():
+            self._begin()  # a forked child: what was not written yet is the parent's
         if self._path is None:
             self._path = Path(_filled(self._pattern, event))
         self._lines.append(line_of(event))
