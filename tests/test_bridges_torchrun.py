@@ -213,3 +213,58 @@ def test_a_custom_launcher_has_its_handlers_and_is_an_agent(tmp_path: Path) -> N
     assert (
         labelled(page, "training_events_total", type="torchelastic.rendezvous.SUCCEEDED", role="agent") >= 1
     )
+
+
+# Fails once on the node that is told to, else lives for a while; needs no torch.
+WORKER = """
+import os, sys, time
+time.sleep(1)
+marker = sys.argv[1]
+if marker and not os.path.exists(marker):
+    open(marker, "w").close()
+    sys.exit(1)
+time.sleep(8)
+"""
+
+
+@torch_wanted
+@pytest.mark.timeout(120)
+def test_a_restart_that_another_node_has_caused_is_seen_by_both_agents(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    feeds = [tmp_path / "healthy", tmp_path / "failing"]
+    site = an_installed_distribution(tmp_path / "site")
+    env = environment(EXPORTER_AUTO="1", PYTHONWARNINGS="ignore")
+    env["PYTHONPATH"] = f"{site}:{env['PYTHONPATH']}"
+    own = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=two", "--rdzv-backend=c10d"]
+    agent = [sys.executable, "-m", "torch.distributed.run", *own, f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+
+    agents = []
+    for feed in feeds:
+        feed.mkdir()
+        marker = str(tmp_path / "failed") if feed.name == "failing" else ""
+        agents.append(
+            subprocess.Popen(
+                [*agent, str(script), marker],
+                env={**env, "EXPORTER_FEED_DIR": str(feed)},
+                cwd=tmp_path,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+    try:
+        statuses = [process.wait(timeout=100) for process in agents]
+    finally:
+        for process in agents:
+            process.kill()
+            process.wait()
+    healthy, failing = map(page_of, feeds)
+
+    assert statuses == [0, 0]
+    for page, own_failures, outcome in (
+        (healthy, 0, "success_no_retries"),
+        (failing, 1, "success_with_retries"),
+    ):
+        assert labelled(page, "training_elastic_restarts_total", run="two", role="agent") == 1
+        assert labelled(page, "training_elastic_failure_restarts_total") == own_failures
+        assert labelled(page, "training_elastic_runs_total", outcome=outcome) == 1

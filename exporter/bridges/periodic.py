@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from exporter.recording.notices import tell_once
 
-EXIT_SECONDS = 1.0
+EXIT_SECONDS = 2.0
 """The longest that an exiting process waits for a step under way."""
 
 
@@ -50,8 +50,9 @@ class Periodic:
     def _start(self) -> None:
         self._ended = threading.Event()
         self._working = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._thread.start()
         except RuntimeError as error:  # no more threads
             tell_once(self._name, f"{self._name} does not run: {error}")
 
@@ -61,6 +62,9 @@ class Periodic:
             return
         self._ended.set()
         self._guarded(self._at_exit)
+        if self._thread.is_alive():
+            # One that still wants the interpreter lock while the interpreter ends may end the process with it.
+            self._thread.join(EXIT_SECONDS)
         if self._working.acquire(timeout=EXIT_SECONDS):
             try:
                 self._guarded(self._step)
