@@ -33,7 +33,7 @@ events.record(events.Event("worker.evt", events.EventSource.WORKER, metadata={"r
 sys.stdout.write(f"rank {rank} attempt {attempt}\\n")
 sys.stdout.flush()
 dist.barrier()
-time.sleep(2)  # a rank that torchrun ends by SIGTERM has lost what it did not write yet
+time.sleep(1)  # a rank that torchrun ends by SIGTERM has lost what it did not write yet
 if not attempt:
     if rank == 1:
         sys.exit(7)
