@@ -18,8 +18,10 @@ import torch
 import torch.distributed as dist
 from exporter import Aggregation, Stat, flush
 
-dist.init_process_group("gloo")
-rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+# A store of its own for each attempt: over torchrun's, gloo meets addresses of the attempt before.
+store = f"file://{sys.argv[1]}-{attempt}"
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
 steps = Stat("train.steps", {Aggregation.COUNT}, window_seconds=1.0)
 for _ in range(5 if attempt else 3):
     dist.all_reduce(torch.ones(1))
@@ -48,7 +50,6 @@ def test_the_ranks_of_torchrun_are_on_the_last_page_with_their_totals_over_the_r
     script.write_text(TRAIN)
     feed, port = tmp_path / "feed", free_port()
     feed.mkdir()
-    # torch 2.13 hangs or fails after a restart when the agent's store is used again for the process group.
     torchrun = [
         sys.executable,
         "-m",
@@ -59,10 +60,14 @@ def test_the_ranks_of_torchrun_are_on_the_last_page_with_their_totals_over_the_r
     ]
     static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     command = run_command(
-        feed, [*torchrun, *static, str(script)], "--run.linger=100s", "--run.name=llama", port=port
+        feed,
+        [*torchrun, *static, str(script), str(tmp_path / "store")],
+        "--run.linger=100s",
+        "--run.name=llama",
+        port=port,
     )
     pages = []
-    env = environment(OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    env = environment(OMP_NUM_THREADS="1")
     with started(command, tmp_path, env=env) as run:
         while run.poll() is None:
             with contextlib.suppress(OSError):  # not up yet, not ready yet, or over
