@@ -184,16 +184,16 @@ def test_the_forms_of_the_last_minute_are_made_at_the_publish() -> None:
     now = [1000.0]
     page = Page(clock=lambda: now[0])
     page.publish("block", [gauge("a", {"0": 1.0})])
-    assert not page._blocks[0]._plain
+    assert not page._blocks[0].plains
 
     page.render(Format.OPENMETRICS, compress=True)
     page.publish("block", [gauge("a", {"0": 2.0})])
-    assert (*page._blocks[0]._fragments,) == (Format.OPENMETRICS,)
-    assert Format.TEXT not in page._blocks[0]._plain
+    assert (*page._blocks[0].fragments,) == (Format.OPENMETRICS,)
+    assert Format.TEXT not in page._blocks[0].plains
 
     now[0] += 61.0
     page.publish("block", [gauge("a", {"0": 3.0})])
-    assert not page._blocks[0]._plain
+    assert not page._blocks[0].plains
     assert page.render(Format.OPENMETRICS, compress=False).count(b"3.0") == 1
 
 

@@ -35,18 +35,20 @@ class Block:
         families: With the samples that are shown.
         series: How many they are.
         parts: Metadata and lines of each family.
+        plains: What `plain` has given so far.
+        fragments: What `fragment` has given so far.
     """
 
     families: tuple[Family, ...]
     series: int
     parts: tuple[tuple[Layout, Rendered], ...]
     # Filled when first asked for. Two threads may do that at once: both make the same, and one stays.
-    _plain: dict[Format, bytes] = field(default_factory=dict)
-    _fragments: dict[Format, Fragment] = field(default_factory=dict)
+    plains: dict[Format, bytes] = field(default_factory=dict)
+    fragments: dict[Format, Fragment] = field(default_factory=dict)
 
     def plain(self, form: Format) -> bytes:
         """The block's text."""
-        found = self._plain.get(form)
+        found = self.plains.get(form)
         if found is None:
             text = form is Format.TEXT
             found = "".join(
@@ -55,19 +57,15 @@ class Block:
                     for layout, lines in self.parts
                 ]
             ).encode("utf-8")
-            self._plain[form] = found
+            self.plains[form] = found
         return found
 
     def fragment(self, form: Format) -> Fragment:
         """The block's text with its compressed form."""
-        found = self._fragments.get(form)
+        found = self.fragments.get(form)
         if found is None:
-            found = self._fragments[form] = deflate(self.plain(form))
+            found = self.fragments[form] = deflate(self.plain(form))
         return found
-
-    def is_made(self, form: Format, *, compress: bool) -> bool:
-        """Whether `fragment`, or `plain`, has been asked for before."""
-        return form in (self._fragments if compress else self._plain)
 
 
 class _Kept:

@@ -32,6 +32,8 @@ class Format(enum.Enum):
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
+    __hash__ = object.__hash__  # an enumeration's own is written in Python, and a scrape looks up a hundred
+
     @property
     def content_type(self) -> str:
         """The value of the Content-Type header."""

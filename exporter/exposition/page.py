@@ -206,10 +206,19 @@ class Page:
         blocks = (*self._blocks, *watched.blocks)  # the published ones last, as in `render`
         if watched.watches is not self._watches or now - watched.made_at > _FRESH_SECONDS:
             return None
-        if not all(block.is_made(form, compress=compress) for block in blocks):
-            return None
+        # Looked up without a call for each block: as a rule this is all that a scrape does.
+        if compress:
+            fragments = [found for block in blocks if (found := block.fragments.get(form)) is not None]
+            if len(fragments) < len(blocks):
+                return None
+            body = join([*fragments, _END[form]])
+        else:
+            plains = [text for block in blocks if (text := block.plains.get(form)) is not None]
+            if len(plains) < len(blocks):
+                return None
+            body = b"".join([*plains, _END[form].plain])
         self._rhythm.note((form, compress))
-        return _body(form, blocks, compress=compress)
+        return body
 
     def families(self) -> Sequence[Family]:
         """What the page knows of itself, to be watched by it."""

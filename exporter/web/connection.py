@@ -67,6 +67,7 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = math.inf
         self._lateness: PeerError | None = None
+        self._plain = PlainWire(sock, self._first_bytes, self._start_timer)
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -83,17 +84,17 @@ class Connection:
     # Deadlines ---------------------------------------------------------------------------------------------
 
     def _expire_after(self, seconds: float, error: PeerError | None) -> None:
-        """Give the next phase its time; the timer is only moved when it would come too late."""
+        """Give the next phase its time."""
         self._deadline, self._lateness = self._loop.time() + seconds, error
-        if self._timer is None or self._timer.when() > self._deadline:
-            self._set_timer()
 
     def _unhurried(self) -> None:
         self._deadline = math.inf
 
-    def _set_timer(self) -> None:
-        self._stop_timer()
-        self._timer = self._loop.call_at(self._deadline, self._expire)
+    def _start_timer(self) -> None:
+        """Watch over the deadline, as there is something to wait for; a timer that comes too early stays."""
+        if self._deadline < (math.inf if self._timer is None else self._timer.when()):
+            self._stop_timer()
+            self._timer = self._loop.call_at(self._deadline, self._expire)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -102,10 +103,8 @@ class Connection:
 
     def _expire(self) -> None:
         self._timer = None
-        if self._deadline == math.inf:
-            return
         if self._loop.time() < self._deadline:  # it was moved since the timer was set
-            self._set_timer()
+            self._start_timer()
             return
         if self._lateness is not None:
             self._house.counts.peer_errors[self._lateness] += 1
@@ -125,6 +124,7 @@ class Connection:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._stop_timer()
         self._house.guard.forget(self)
+        self._plain.stop()
         self._sock.close()
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ssl.SSLError):
@@ -160,19 +160,19 @@ class Connection:
             received, familiar = exchange.left_over, exchange.head
             if received:
                 self._begin_head()
+                await asyncio.sleep(0)  # who sends request upon request waits for the others too
             else:
                 self._house.guard.move(self, State.IDLE)
                 self._expire_after(limits.idle_seconds, None)
 
     async def _open(self) -> Wire | None:
         """The peer's wire, after the handshake where there is one; None for a peer that may not come in."""
-        plain = PlainWire(self._sock, self._first_bytes)
         if not self._house.protection.tls:
-            return plain
+            return self._plain
         settings = await self._house.protection.current()
         if settings.tls is None:  # never: TLS is not switched off while the server runs
             return None
-        wire = TlsWire(plain, settings.tls.context)
+        wire = TlsWire(self._plain, settings.tls.context)
         try:
             await wire.handshake()
         except ssl.SSLError as error:
@@ -180,8 +180,8 @@ class Connection:
                 raise
             limits = self._house.limits
             exchange = Exchange(head_bytes=limits.head_bytes, head_lines=limits.head_lines)
-            await self._send(plain, exchange, _NOT_TLS)
-            await self._say_goodbye(plain)
+            await self._send(self._plain, exchange, _NOT_TLS)
+            await self._say_goodbye(self._plain)
             return None
         if wire.verified and not settings.tls.admits(wire.alternative_names()):
             self._house.counts.peer_errors["certificate"] += 1

@@ -24,6 +24,8 @@ class State(enum.Enum):
     RUNNING = "running"
     WRITING = "writing"
 
+    __hash__ = object.__hash__  # an enumeration's own is written in Python, and each answer looks up a dozen
+
 
 class Evictable(Protocol):
     """What the guard needs of a connection."""

@@ -177,6 +177,10 @@ class Exchange:
             self._parser, self._unread = None, b""
             self.head, self._method, self._goes_on = known, known.request.method, known.goes_on
             return known.request
+        if not self._data:
+            if self._size > self._limit:  # nothing but empty lines
+                raise _too_large(self._limit)
+            return None
         if self._parser is None:
             self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limit)
         try:
@@ -188,8 +192,6 @@ class Exchange:
                 return self._checked(self._parser, event)
         except h11.RemoteProtocolError as error:
             raise self._malformed(error) from None
-        if self._size > self._limit:  # nothing but empty lines
-            raise _too_large(self._limit)
         return None
 
     def answer(self, answer: Answer, *, close: bool) -> tuple[list[bytes], bool]:

@@ -136,6 +136,8 @@ class Routes:
             answer = _text(405, f"allowed here: {allowed}", {"Allow": allowed}, close=True)
         else:
             answer = await self._handle(route, request, deadline)
+        if answer.route == label and not settings.headers:
+            return answer
         headers = {**answer.headers, **settings.headers}
         return dataclasses.replace(answer, headers=headers, route=label)
 
@@ -209,7 +211,8 @@ class Routes:
         headers = {"Vary": "Accept, Accept-Encoding"}
         if compress:
             headers["Content-Encoding"] = "gzip"
-        return Answer(200, body, form.content_type, headers, scrape=request.method == "GET")
+        scrape, route = request.method == "GET", self._telemetry_path
+        return Answer(200, body, form.content_type, headers, route=route, scrape=scrape)
 
     async def _landing(self, request: Request, deadline: float) -> Answer:
         del request

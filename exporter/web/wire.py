@@ -47,19 +47,28 @@ class Wire(Protocol):
 class PlainWire:
     """A socket.
 
+    A read first waits for the loop to see bytes: nobody who sends without end keeps the loop from the others. The
+    loop goes on watching the socket from one read to the next.
+
     Args:
         sock: Connected and non-blocking; closed by its owner.
         received: Called whenever bytes have arrived.
+        waiting: Called whenever the peer must be waited for.
     """
 
-    def __init__(self, sock: socket.socket, received: Callable[[], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, received: Callable[[], None], waiting: Callable[[], None]
+    ) -> None:
         self._sock = sock
         self._received = received
+        self._waiting = waiting
         self._loop = asyncio.get_running_loop()
+        self._watching = False
+        self._reader: asyncio.Future[None] | None = None
 
     async def read(self, size: int) -> bytes:
         """See `Wire`."""
-        data = await self._loop.sock_recv(self._sock, size)
+        data = await self._receive(size)
         if data:
             self._received()
         return data
@@ -70,16 +79,50 @@ class PlainWire:
         if sum(map(len, parts)) <= _CHUNK_BYTES:
             parts = (b"".join(parts),)
         for part in parts:
-            await self._loop.sock_sendall(self._sock, part)
+            try:
+                sent = self._sock.send(part)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(part):
+                self._waiting()
+                await self._loop.sock_sendall(self._sock, memoryview(part)[sent:])
 
     async def finish(self, most: int) -> None:
         """See `Wire`."""
         self._sock.shutdown(socket.SHUT_WR)
         while most > 0:
-            data = await self._loop.sock_recv(self._sock, _CHUNK_BYTES)
+            data = await self._receive(_CHUNK_BYTES)
             if not data:
                 return
             most -= len(data)
+
+    def stop(self) -> None:
+        """Have the loop forget the socket, before it is closed."""
+        if self._watching:
+            self._loop.remove_reader(self._sock)
+            self._watching = False
+
+    async def _receive(self, size: int) -> bytes:
+        while True:
+            self._waiting()
+            self._reader = self._loop.create_future()
+            if not self._watching:
+                self._loop.add_reader(self._sock, self._readable)
+                self._watching = True
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+            try:
+                return self._sock.recv(size)
+            except BlockingIOError:
+                continue  # the kernel had woken us for nothing
+
+    def _readable(self) -> None:
+        if self._reader is None:
+            self.stop()  # nobody reads now: the loop would tell it again and again
+        elif not self._reader.done():
+            self._reader.set_result(None)
 
 
 class TlsWire:
