@@ -250,6 +250,116 @@ class EventsReading(Value):
 
 NO_EVENTS = EventsReading()
 
+NO_SECONDS: Mapping[str, float] = {}
+
+
+class TrainingReading(Value):
+    """What a process tells of the training it does, beside the numbers that it puts into Stats.
+
+    "Work" is time of the main thread inside training iterations that no phase claims which is none (waiting for
+    data, saving, validating, compiling).
+
+    Attributes:
+        facts: (name, value) of what describes the run, sorted: `session_tag`, `perf_tag` (joined by commas),
+            `application`, `is_baseline`, `world_size`, `framework`, `model`, `precision` …; only what is known.
+        phase: What the main thread does.
+        phase_since: Unix time since which it does, seconds.
+        phases: Exclusive seconds of the main thread by phase since the process's recording began, the running
+            phase's included; they sum to the wall time.
+        last_progress: Unix time at which the latest step or validation batch ended; None before the first.
+        first_step: Step at which the first training loop of this process began; None before.
+        loop: Training loops that have begun.
+        step: Steps completed as the job counts them, those before this process included; None before the first loop.
+        steps: Training iterations that this process has completed.
+        work_seconds: Work of completed iterations.
+        open_seconds: Work of the iteration under way.
+        failed_seconds: Work of iterations whose body raised.
+        committed_step: Step of the latest successful save; None without one.
+        committed_seconds: Work that the saves cover, all of it done before the latest of them began.
+        segments: Work that no save covers, in order, neighbours merged: (loop, first step, last step, seconds).
+        finished: Whether the application ended in order: then all of its work counts as committed.
+        failure: Why it ended or is about to, one of the reasons of `training_interruptions_total`; "" for nothing.
+        longest_step_seconds: Of the last hundred, without the first; None before.
+        timeline: (end of the bin on the monotonic clock, (phase, seconds) in it): the last bins of a tenth of a
+            second, aligned to multiples of it.
+        flops_per_token: Model FLOP for one token, forward and backward; None where nobody said.
+        hardware_flops_per_token: The same with what is computed again; None where nobody said.
+        peak_flops: FLOP/s of this rank's device as configured; None where nobody said.
+    """
+
+    __slots__ = (
+        "facts",
+        "phase",
+        "phase_since",
+        "phases",
+        "last_progress",
+        "first_step",
+        "loop",
+        "step",
+        "steps",
+        "work_seconds",
+        "open_seconds",
+        "failed_seconds",
+        "committed_step",
+        "committed_seconds",
+        "segments",
+        "finished",
+        "failure",
+        "longest_step_seconds",
+        "timeline",
+        "flops_per_token",
+        "hardware_flops_per_token",
+        "peak_flops",
+    )
+
+    def __init__(
+        self,
+        facts: tuple[tuple[str, str], ...] = (),
+        phase: str = "other",
+        phase_since: float = 0.0,
+        phases: Mapping[str, float] = NO_SECONDS,
+        last_progress: float | None = None,
+        first_step: int | None = None,
+        loop: int = 0,
+        step: int | None = None,
+        steps: int = 0,
+        work_seconds: float = 0.0,
+        open_seconds: float = 0.0,
+        failed_seconds: float = 0.0,
+        committed_step: int | None = None,
+        committed_seconds: float = 0.0,
+        segments: tuple[tuple[int, int, int, float], ...] = (),
+        finished: bool = False,
+        failure: str = "",
+        longest_step_seconds: float | None = None,
+        timeline: tuple[tuple[float, tuple[tuple[str, float], ...]], ...] = (),
+        flops_per_token: float | None = None,
+        hardware_flops_per_token: float | None = None,
+        peak_flops: float | None = None,
+    ) -> None:
+        self.facts: Final = facts
+        self.phase: Final = phase
+        self.phase_since: Final = phase_since
+        self.phases: Final = phases
+        self.last_progress: Final = last_progress
+        self.first_step: Final = first_step
+        self.loop: Final = loop
+        self.step: Final = step
+        self.steps: Final = steps
+        self.work_seconds: Final = work_seconds
+        self.open_seconds: Final = open_seconds
+        self.failed_seconds: Final = failed_seconds
+        self.committed_step: Final = committed_step
+        self.committed_seconds: Final = committed_seconds
+        self.segments: Final = segments
+        self.finished: Final = finished
+        self.failure: Final = failure
+        self.longest_step_seconds: Final = longest_step_seconds
+        self.timeline: Final = timeline
+        self.flops_per_token: Final = flops_per_token
+        self.hardware_flops_per_token: Final = hardware_flops_per_token
+        self.peak_flops: Final = peak_flops
+
 
 class Recording(Value):
     """All that the recording thread knows at one moment; what a sink is given about once a second.
@@ -260,9 +370,10 @@ class Recording(Value):
         drain_delay_seconds: The longest that a window was closed after its end since the last recording.
         passive_stuck_since: Unix time since which a passive callback has not returned, None when none hangs.
         events: What has become of the events.
+        training: What the process tells of the training it does; None while it tells nothing.
     """
 
-    __slots__ = ("stats", "final", "drain_delay_seconds", "passive_stuck_since", "events")
+    __slots__ = ("stats", "final", "drain_delay_seconds", "passive_stuck_since", "events", "training")
 
     def __init__(
         self,
@@ -271,9 +382,11 @@ class Recording(Value):
         drain_delay_seconds: float = 0.0,
         passive_stuck_since: float | None = None,
         events: EventsReading = NO_EVENTS,
+        training: TrainingReading | None = None,
     ) -> None:
         self.stats: Final = stats
         self.final: Final = final
         self.drain_delay_seconds: Final = drain_delay_seconds
         self.passive_stuck_since: Final = passive_stuck_since
         self.events: Final = events
+        self.training: Final = training
