@@ -1,7 +1,8 @@
 """Every exception that this project raises, as one tree.
 
 Raised in every kind of process. Nothing here reaches a training loop: in the job only *constructing* a
-Stat can raise (`DefinitionError`), everything after it is counted instead.
+Stat (`DefinitionError`) or the settings of training telemetry (`OneLoggerError`) can raise, everything after it
+is counted instead.
 
     ExporterError
     ├── DefinitionError(ValueError)       a Stat that cannot be: name, unit, label, window, aggregation, buckets
@@ -11,6 +12,8 @@ Stat can raise (`DefinitionError`), everything after it is counted instead.
     │   └── FeedDirectoryError            the directory is missing, foreign or not a directory
     ├── ConfigurationError(ValueError)    all problems of one file or command line at once
     ├── CollectError                      a collection that failed; `reason` is a label value
+    ├── OneLoggerError(ValueError)        training telemetry that cannot be configured; a misuse, where raising was chosen
+    │   └── ExportError                   raised by an exporter of spans: this record did not go out
     ├── StateError                        the ledger's state file cannot be read or written
     └── ListenError                       an address that cannot be listened on
 """
@@ -139,6 +142,18 @@ class CollectError(ExporterError):
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class OneLoggerError(ExporterError, ValueError):
+    """One-logger's own: settings of training telemetry that cannot be.
+
+    Of a *call*, only a job that chose `PROPAGATE_EXCEPTIONS` explicitly ever sees it. Also a ValueError, as what
+    one-logger's configuration classes raise is.
+    """
+
+
+class ExportError(OneLoggerError):
+    """Raised by an exporter of spans for a record that did not go out; its delivery tries again, then counts it."""
 
 
 class StateError(ExporterError):
