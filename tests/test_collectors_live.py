@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.clock import ClockCollector, ClockReading, ask_kernel
 from exporter.collectors.family import Collected
 from exporter.collectors.memory import MemoryCollector
-from exporter.collectors.own import OwnCollector
+from exporter.collectors.own import BUILD, OwnCollector, build_labels
 from exporter.collectors.scheduler import Scheduler
 from exporter.errors import CollectError
 
@@ -87,6 +88,12 @@ def test_own_process_is_what_psutil_says() -> None:
     assert value_of(collected, "process_open_fds") == process.num_fds() - 1  # psutil counts its own listing
     assert value_of(collected, "process_threads") == process.num_threads()
     assert value_of(collected, "process_max_fds") == process.rlimit(psutil.RLIMIT_NOFILE)[0]
+
+
+def test_the_version_of_a_package_is_what_its_metadata_say() -> None:
+    labels = dict(zip(BUILD.labels, build_labels(), strict=True))
+
+    assert labels["nvidia_ml_py"] == importlib.metadata.version("nvidia-ml-py")
 
 
 def test_memory_is_what_psutil_says() -> None:

@@ -60,9 +60,9 @@ THIRD_PARTY: dict[str, set[str]] = {
     "bridges": {"torch"},
     "yaml_nodes": {"yaml"},
     "yaml_loader": {"yaml"},
-    "collectors": {"psutil", "pynvml"},
+    "collectors": {"pynvml"},
     "web": {"h11", "bcrypt"},
-    "cli": {"psutil", "yaml", "pynvml"},
+    "cli": {"yaml", "pynvml"},
 }
 """Folder or file → the packages of others that it may import; the rest of it is the standard library's."""
 

@@ -90,8 +90,8 @@ class Collector(Protocol):
     """A source of families; one file per subject.
 
     `collect` is called from one thread at a time, never from the scrape. It may block: its deadline costs
-    only itself. A class that also has `reasons`, the closed set of its `CollectError` and problem reasons,
-    has their error counters exposed as 0 from the start.
+    only itself. A class that also has `reasons` names the closed set of its `CollectError` and problem
+    reasons; tests hold it to that.
     """
 
     @property

@@ -195,7 +195,12 @@ def _count_samples(
         totals = gpu.chains.get(first.spec, {})
     else:
         values = {label: counter.value(now) for label, counter in gpu.counters[shown.reading].items()}
-        totals = {label: value for label, value in values.items() if value is not None}
+        rare = first.rare
+        totals = {
+            label: value
+            for label, value in values.items()
+            if value or (value is not None and label not in rare)
+        }
     width = len(first.spec.labels) - len(gpu.labels)
     if not first.by_link or per_link:
         samples.extend(Sample((*gpu.labels, *_split(label, width)), total) for label, total in totals.items())

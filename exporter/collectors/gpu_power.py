@@ -122,7 +122,7 @@ EVENT_ACTIVE = FamilySpec(
 EVENT_SECONDS = FamilySpec(
     "gpu_clocks_event_seconds_total",
     "counter",
-    "Time in which a reason held the clocks back, since the driver was loaded. Absent for a reason that the driver does not count, and for one that ran faster than the clock.",
+    "Time in which a reason held the clocks back, since the driver was loaded. Absent for a reason that the driver does not count, and for one that ran faster than the clock; board_limit, reliability and sync_boost also as long as they never did.",
     (*GPU_LABELS, "reason"),
     unit="seconds",
     source="fields 74 to 79 and 269 to 271 (251 to 253 up to driver 580.65), ns / 1e9",
@@ -158,6 +158,9 @@ EDPP = FamilySpec(
     source="field 274 / 100",
 )
 
+# Most machines never see these, and nobody waits for them: eight GPUs would have 24 series of zeros.
+_RARE = frozenset({"board_limit", "reliability", "sync_boost"})
+
 ROWS: tuple[Row, ...] = (
     Gauge(POWER, "power"),
     Gauge(POWER_INSTANT, "power_instant"),
@@ -173,7 +176,7 @@ ROWS: tuple[Row, ...] = (
     Gauge(CLOCK, "clock"),
     Gauge(CLOCK_MAX, "clock_max"),
     Gauge(EVENT_ACTIVE, "reasons"),
-    Count(EVENT_SECONDS, "throttle_nanoseconds", _SECONDS),
+    Count(EVENT_SECONDS, "throttle_nanoseconds", _SECONDS, rare=_RARE),
     Gauge(PERFORMANCE_STATE, "performance_state"),
     Gauge(FAN_SPEED, "fan_speed"),
     Gauge(FAN_RPM, "fan_rpm"),

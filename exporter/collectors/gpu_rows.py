@@ -43,12 +43,14 @@ class Count:
         reading: The child's name of it.
         rule: How to add it up.
         by_link: Whether the first label of the reading is a link, told apart only when asked for.
+        rare: Labels that are left out while they never counted.
     """
 
     spec: FamilySpec
     reading: str
     rule: CounterRule = PLAIN
     by_link: bool = False
+    rare: frozenset[str] = frozenset()
 
 
 Row = Gauge | Count

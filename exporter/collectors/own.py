@@ -8,9 +8,10 @@ Source: man 5 proc_pid_stat; Prometheus, "Writing client libraries", process met
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 from pathlib import Path
 
 from exporter.collectors.draft import Draft
@@ -30,7 +31,7 @@ BUILD = FamilySpec(
     "exporter_build_info",
     "info",
     "The exporter's version, and those of what it runs on.",
-    ("version", "python", "nvidia_ml_py", "psutil"),
+    ("version", "python", "nvidia_ml_py"),
     source="constants; a label is absent where the package is not installed",
 )
 CPU = FamilySpec(
@@ -171,16 +172,21 @@ class OwnCollector:
 
 def build_labels() -> tuple[str, ...]:
     """Give the label values of `exporter_build_info`."""
-    return (
-        __version__,
-        platform.python_version(),
-        _installed("nvidia-ml-py"),
-        _installed("psutil"),
-    )
+    return __version__, platform.python_version(), _version_of("nvidia-ml-py", module="pynvml")
 
 
-def _installed(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+def _version_of(distribution: str, *, module: str) -> str:
+    """Tell the version of a package by the name of the directory that its installer left; "" without one.
+
+    `importlib.metadata` would tell the same, and load the package `email` for it: 2.5 MiB for one label.
+    Source: Python Packaging User Guide, "Recording installed projects", the .dist-info directory.
+    """
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
         return ""
+    name = re.compile(rf"{re.sub('[-_.]+', '[-_.]+', distribution)}-([^-]+)\.dist-info", re.IGNORECASE)
+    try:
+        names = sorted(os.listdir(Path(found.origin).parent))  # noqa: PTH208  # only their names are of use
+    except OSError:
+        return ""
+    return next((version[1] for each in names if (version := name.fullmatch(each))), "")

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from exporter.collectors.family import Collector, Family
 from exporter.collectors.standing import CollectorStatus, Notice, Standing, Totals, standing_families
@@ -114,8 +114,6 @@ class Scheduler:
         """
         name = collector.name
         check_times(name, interval_seconds, deadline_seconds)
-        # `reasons` is optional: not every collector has a closed set.
-        reasons: Iterable[str] = getattr(collector, "reasons", ())
         with self._lock:
             if name in self._tasks:
                 raise ValueError(f"a collector {name} is already scheduled")
@@ -123,7 +121,6 @@ class Scheduler:
                 name,
                 interval_seconds=interval_seconds,
                 deadline_seconds=deadline_seconds,
-                reasons=reasons,
                 totals=self._totals.setdefault(name, Totals()),
             )
             task = self._tasks[name] = Task(collector, standing)

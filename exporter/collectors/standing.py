@@ -44,10 +44,17 @@ LAST_SUCCESS = FamilySpec(
     unit="seconds",
     source="wall clock",
 )
+FAILED = FamilySpec(
+    "exporter_collector_failed_passes_total",
+    "counter",
+    "Passes that failed in part or as a whole, late ones included; why is in exporter_collector_errors_total.",
+    ("collector",),
+    source="last pass",
+)
 ERRORS = FamilySpec(
     "exporter_collector_errors_total",
     "counter",
-    "Passes that failed in part or as a whole, by reason.",
+    "Passes that failed in part or as a whole, by reason. Absent before the first of its reason; what exporter_collector_failed_passes_total counts begins at 0.",
     ("collector", "reason"),
     source="last pass",
 )
@@ -73,10 +80,7 @@ UNSUPPORTED = FamilySpec(
     ("collector",),
     source="last pass",
 )
-SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, ERRORS, TIMEOUTS, INTERVAL, UNSUPPORTED)
-
-SCHEDULER_REASONS = ("timeout", "unexpected")
-"""The reasons that every collector can fail with, whatever it reads."""
+SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, FAILED, ERRORS, TIMEOUTS, INTERVAL, UNSUPPORTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +130,14 @@ class Totals:
     Attributes:
         duration_seconds: Of all passes that returned.
         timeouts: Passes that missed their deadline.
-        errors: Failed passes by reason.
+        failed: Failed passes.
+        errors: The same by reason; a pass can have several.
         last_success: Unix time, None before the first.
     """
 
     duration_seconds: float = 0.0
     timeouts: int = 0
+    failed: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     last_success: float | None = None
 
@@ -145,15 +151,12 @@ class Standing:
         *,
         interval_seconds: float,
         deadline_seconds: float,
-        reasons: Iterable[str],
         totals: Totals,
     ) -> None:
         self.name = name
         self.interval_seconds = interval_seconds
         self.deadline_seconds = deadline_seconds
         self.totals = totals
-        for reason in (*SCHEDULER_REASONS, *reasons):
-            totals.errors.setdefault(reason, 0)
         self._problems: tuple[tuple[str, str], ...] | None = None
         self._duration: float | None = None
         self._unsupported: tuple[str, ...] | None = None
@@ -183,6 +186,7 @@ class Standing:
         before = self._problems
         self._problems = tuple(problems)
         reasons = {reason for reason, _ in problems}
+        self.totals.failed += bool(reasons)
         for reason in reasons:
             self.totals.errors[reason] = self.totals.errors.get(reason, 0) + 1
         if not problems:
@@ -246,6 +250,7 @@ class Standing:
             _sample(name, self.duration(running_seconds)),
             _sample(name, totals.duration_seconds),
             _sample(name, totals.last_success),
+            _sample(name, totals.failed),
             tuple(Sample((self.name, reason), count) for reason, count in sorted(totals.errors.items())),
             _sample(name, totals.timeouts),
             _sample(name, self.interval_seconds),

@@ -350,7 +350,7 @@ class EnergyCollector:
             samples[COVERAGE][component,] = ratio
         if self._saved:
             samples[GAP].update(self._devices.gaps)
-            samples[RESETS].update(self._devices.resets)
+            samples[RESETS].update({of: count for of, count in self._devices.resets.items() if count})
 
 
 def _tell_tariffs(tariffs: TariffsInForce, samples: Samples) -> None:

@@ -42,7 +42,7 @@ GAP = FamilySpec(
 RESETS = FamilySpec(
     "exporter_energy_resets_total",
     "counter",
-    "Corrections of the device's energy counter: wrap (nothing is lost), reset, backwards and jump (bridged with the last power).",
+    "Corrections of the device's energy counter: wrap (nothing is lost), reset, backwards and jump (bridged with the last power). Absent before the first of its reason.",
     ("device", "reason"),
     source="collectors of energy",
 )

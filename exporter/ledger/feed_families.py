@@ -31,6 +31,10 @@ DROP_REASONS = (
     "definition",
 )
 """Every reason that this version knows; what a later one reports beside them is `other`."""
+FOREMOST_DROP_REASONS = ("nan", "overflow", "write_failed")
+"""Those that begin at 0: what can happen once, to a job that does nothing wrong, is then not missed by an
+`increase()`. The others come from how a Stat is used, and go on as long as it is; eight ranks would have 72
+series of zeros for them."""
 REFUSAL_REASONS = (
     "magic",
     "version",
@@ -82,7 +86,8 @@ DROPPED = FamilySpec(
     "counter",
     "What was recorded and lost: samples that were rejected (nan to backlog), drains that found a buffer full"
     " (overflow), snapshots that could not be written (write_failed), Stats that were left out of a snapshot"
-    " for its size (too_large), readings of a Stat whose family is defined otherwise by another process or by the exporter (definition); absent when the rank's"
+    " for its size (too_large), readings of a Stat whose family is defined otherwise by another process or by the exporter (definition)."
+    " nan, overflow and write_failed begin at 0, others are absent before the first; all are when the rank's"
     " totals are.",
     (*IDENTITY_LABELS, "reason"),
     source="StatReading.rejected and .overflows, Snapshot.dropped, admission",
@@ -91,7 +96,7 @@ REJECTED = FamilySpec(
     "training_stat_rejected_samples_total",
     "counter",
     "Samples of one Stat that were kept out of every aggregate; absent while there are none, since it would be"
-    " a series for every Stat and reason (training_feed_dropped_total has the zeros).",
+    " a series for every Stat and reason.",
     (*IDENTITY_LABELS, "stat", "reason"),
     source="StatReading.rejected",
 )
@@ -347,7 +352,10 @@ def _count(view: SeatView, lost: _Lost, samples: dict[FamilySpec, list[Sample]])
     labels = view.labels
     samples[MESSAGES].append(Sample(labels, sum(part.messages for part in view.seat.parts())))
     total = lost.total
-    samples[DROPPED].extend(Sample((*labels, reason), total.pop(reason, 0)) for reason in DROP_REASONS)
+    for reason in DROP_REASONS:
+        count = total.pop(reason, 0)
+        if count or reason in FOREMOST_DROP_REASONS:
+            samples[DROPPED].append(Sample((*labels, reason), count))
     if other := sum(total.values()):
         samples[DROPPED].append(Sample((*labels, "other"), other))
     for (stat, reason), count in lost.rejected.items():
