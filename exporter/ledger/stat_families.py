@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from exporter.collectors.family import Distribution, Family, FamilySpec, FamilyType, Sample
 from exporter.ledger.admission import Admission, Claim, Plan, SeriesKey
 from exporter.ledger.identity_labels import IDENTITY_LABELS
-from exporter.ledger.own_families import OWN
+from exporter.ledger.own_families import OWN, identity_labels
 from exporter.ledger.seats import Moment, Seat, added
 from exporter.ledger.views import SeatView
 from exporter.recording.values import Aggregation, StatReading, WindowReading
+
+RANK_0 = ("0", "", "")
+"""Rank, worker and role of the process whose word is the run's."""
 
 _WORDS = {
     Aggregation.VALUE: "Last sample",
@@ -220,10 +223,16 @@ class StatBlock:
         claim = self._admission.claim(plan)
         if claim is None:
             return None
+        identity: tuple[str, ...] = view.labels
+        own = OWN.get(claim.main)
+        if own is not None and len(identity_labels(own)) < len(identity):
+            if view.labels[1:] != RANK_0:
+                return None
+            identity = identity[:1]
         for name, aggregation in claim.families.items():
             if name not in self._specs:
                 self._specs[name] = _spec(name, aggregation, claim)
-        return _Series(plan, claim, view.labels)
+        return _Series(plan, claim, identity)
 
 
 def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> FamilySpec:
