@@ -1,0 +1,265 @@
+"""Events: moments of a span, errors of the application among them.
+
+Used in the training process. An event does not change once it is made, so every thread may read it. The classes are
+one-logger's, name for name, except that an event owns its attributes: what the caller goes on doing with the
+collection that it passed does not change what the exporters are about to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exporter.training.names import (
+    EventName,
+    Name,
+    StandardEventAttributeName,
+    StandardEventName,
+    StandardTrainingJobEventName,
+    name_of,
+)
+from exporter.training.types import Attributes, TracingTimestamp, assert_that
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LONGEST_TRACEBACK = 16_384
+"""Characters of a traceback; the end of it says most."""
+
+__all__ = [
+    "ErrorEvent",
+    "Event",
+    "EventName",
+    "StandardEventAttributeName",
+    "StandardEventName",
+    "StandardTrainingJobEventName",
+    "TelemetryDataError",
+]
+
+
+class Event:
+    """A moment of a span, with attributes; it does not change, and always carries `timestamp_msec`."""
+
+    __slots__ = ("_name", "_timestamp", "_attributes")
+
+    def __init__(
+        self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | None = None
+    ) -> None:
+        self._name = name
+        self._timestamp = timestamp
+        # A copy: the caller may go on using what it passed, while the exporters still read this.
+        own = Attributes() if attributes is None else attributes.copied()
+        own.add(StandardEventAttributeName.TIMESTAMP_MSEC.value, timestamp.milliseconds_since_epoch)
+        self._attributes = own
+
+    @property
+    def name(self) -> EventName:
+        """As it was given."""
+        return self._name
+
+    @property
+    def name_str(self) -> str:
+        """The name's text."""
+        return name_of(self._name)
+
+    @property
+    def timestamp(self) -> TracingTimestamp:
+        """When it happened."""
+        return self._timestamp
+
+    @property
+    def attributes(self) -> Attributes:
+        """Of the class that was passed, where one was."""
+        return self._attributes
+
+    @classmethod
+    def create(
+        cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
+    ) -> Event:
+        """Make one of now, or of the time that is given."""
+        return cls(name, timestamp or TracingTimestamp.now(), attributes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a dictionary that `from_json` reads."""
+        return {
+            "name": self.name_str,
+            "timestamp": self._timestamp.to_json(),
+            "attributes": self._attributes.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Event:
+        """Read back what `to_json` gave, of an event of any class.
+
+        Raises:
+            OneLoggerError: It is not an event.
+        """
+        assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
+        if cls is Event and data["name"] == StandardEventName.ERROR and "error_message" in data:
+            return ErrorEvent.from_json(data)
+        if cls is Event and data["name"] == StandardEventName.TELEMETRY_DATA_ERROR and "error_type" in data:
+            return TelemetryDataError.from_json(data)
+        timestamp = TracingTimestamp.from_json(data["timestamp"])
+        return Event(data["name"], timestamp, Attributes.from_json(data.get("attributes") or {}))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and (
+            self._name == other._name
+            and self._timestamp == other._timestamp
+            and self._attributes == other._attributes
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name_str, self._timestamp))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name_str!r}, {self._attributes.to_json()!r})"
+
+
+class ErrorEvent(Event):
+    """An error of the application.
+
+    Attributes:
+        error_message: In words.
+        exception_type: The class's name, of an exception.
+        exception_message: Its text, never empty: where there is none, how it prints.
+        exception_traceback: The end of its traceback.
+    """
+
+    __slots__ = ("error_message", "exception_type", "exception_message", "exception_traceback")
+
+    def __init__(
+        self,
+        timestamp: TracingTimestamp,
+        error_message: str,
+        exception_type: str | None = None,
+        exception_message: str | None = None,
+        exception_traceback: str | None = None,
+        attributes: Attributes | None = None,
+    ) -> None:
+        if exception_type and not exception_message:
+            exception_message = exception_type
+        self.error_message = error_message
+        self.exception_type = exception_type
+        self.exception_message = exception_message
+        self.exception_traceback = exception_traceback
+        told = Attributes()
+        told.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
+        if exception_type:
+            told.add(StandardEventAttributeName.EXCEPTION_TYPE.value, exception_type)
+        if exception_message:
+            told.add(StandardEventAttributeName.EXCEPTION_MESSAGE.value, exception_message)
+        if exception_traceback:
+            told.add(StandardEventAttributeName.EXCEPTION_TRACEBACK.value, exception_traceback)
+        if attributes:
+            told.add_attributes(attributes)
+        super().__init__(StandardEventName.ERROR, timestamp, told)
+
+    @classmethod
+    def create(  # type: ignore[override]  # as in one-logger
+        cls,
+        error_message: str,
+        exception: BaseException | None = None,
+        exception_traceback: str | None = None,
+        timestamp: TracingTimestamp | None = None,
+    ) -> ErrorEvent:
+        """Make one of now; of an exception, with its traceback."""
+        kind = text = None
+        if exception is not None:
+            kind = type(exception).__name__
+            text = _text_of(exception)
+            exception_traceback = exception_traceback or _traceback_of(exception)
+        now = timestamp or TracingTimestamp.now()
+        return cls(now, error_message, kind, text, exception_traceback)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a dictionary that `from_json` reads."""
+        told = super().to_json()
+        told["error_message"] = self.error_message
+        if self.exception_type is not None:
+            told["exception_type"] = self.exception_type
+            told["exception_message"] = self.exception_message
+            told["exception_traceback"] = self.exception_traceback or ""
+        return told
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ErrorEvent:
+        """Read back what `to_json` gave."""
+        return cls(
+            TracingTimestamp.from_json(data["timestamp"]),
+            data["error_message"],
+            data.get("exception_type"),
+            data.get("exception_message"),
+            data.get("exception_traceback"),
+            Attributes.from_json(data.get("attributes") or {}),
+        )
+
+
+class TelemetryDataError(Event):
+    """Telemetry that is known to be incomplete: a defect of it, not of the application."""
+
+    __slots__ = ("error_message", "error_type")
+
+    class ErrorType(Name):
+        """Whether anything arrived at all."""
+
+        NO_TELEMETRY_DATA = "no_telemetry_data"
+        INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
+
+    def __init__(
+        self,
+        timestamp: TracingTimestamp,
+        error_type: TelemetryDataError.ErrorType,
+        error_message: str,
+        attributes: Attributes | None = None,
+    ) -> None:
+        self.error_type = error_type
+        self.error_message = error_message
+        told = Attributes()
+        told.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
+        told.add(StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE.value, error_type.value)
+        if attributes:
+            told.add_attributes(attributes)
+        super().__init__(StandardEventName.TELEMETRY_DATA_ERROR, timestamp, told)
+
+    @classmethod
+    def create(  # type: ignore[override]  # as in one-logger
+        cls,
+        error_type: TelemetryDataError.ErrorType,
+        error_message: str,
+        attributes: Attributes | None = None,
+    ) -> TelemetryDataError:
+        """Make one of now."""
+        return cls(TracingTimestamp.now(), error_type, error_message, attributes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a dictionary that `from_json` reads."""
+        return super().to_json() | {"error_type": self.error_type.value, "error_message": self.error_message}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TelemetryDataError:
+        """Read back what `to_json` gave."""
+        return cls(
+            TracingTimestamp.from_json(data["timestamp"]),
+            cls.ErrorType(data["error_type"]),
+            data["error_message"],
+            Attributes.from_json(data.get("attributes") or {}),
+        )
+
+
+def _text_of(exception: BaseException) -> str:
+    try:
+        return str(exception) or repr(exception)
+    except Exception:  # noqa: BLE001  # the user's own `__str__`
+        return type(exception).__name__
+
+
+def _traceback_of(exception: BaseException) -> str | None:
+    if exception.__traceback__ is None:
+        return None
+    try:
+        import traceback  # noqa: PLC0415  # 1 MiB that only a job that fails has to pay
+
+        return "".join(traceback.format_exception(exception))[-LONGEST_TRACEBACK:]
+    except Exception:  # noqa: BLE001  # it prints the exception, by the user's own `__str__`
+        return None

@@ -1,0 +1,248 @@
+"""Spans: stretches of a job's work, in a tree.
+
+Used in the training process. A span is changed by the job's threads and read by the recording thread and those of the
+exporters; every change is one operation on a dictionary or a deque, so no lock is needed. The class is one-logger's,
+name for name, except that it keeps its latest events only: a training loop of a million updates takes no more memory
+than one of ten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from uuid import UUID, uuid4
+
+from exporter.errors import OneLoggerError
+from exporter.training.events import Event
+from exporter.training.names import (
+    NVTXColor,
+    SpanName,
+    StandardEventName,
+    StandardSpanAttributeName,
+    StandardSpanName,
+    StandardTrainingJobSpanName,
+    name_of,
+)
+from exporter.training.reports import report
+from exporter.training.types import Attribute, Attributes, AttributeValue, TracingTimestamp, assert_that
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MOST_EVENTS = 64
+"""Events that a span keeps beside its start and its stop: the latest."""
+
+__all__ = [
+    "NVTXColor",
+    "Span",
+    "SpanName",
+    "StandardSpanAttributeName",
+    "StandardSpanName",
+    "StandardTrainingJobSpanName",
+]
+
+
+class Span:
+    """A stretch of work: from its start event to its stop event, inside a parent.
+
+    Attributes:
+        listener: Called with the span and the event when the job adds one to a running span; None where nobody asks.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_events",
+        "_id",
+        "_initial_attributes",
+        "_name",
+        "_parent_span",
+        "_start_event",
+        "_stop_event",
+        "_updated_attributes",
+        "listener",
+    )
+
+    def __init__(
+        self,
+        id: UUID,
+        name: SpanName,
+        start_event: Event,
+        parent_span: Span | None = None,
+        span_attributes: Attributes | None = None,
+    ) -> None:
+        self._id = id
+        self._name = name
+        self._parent_span = parent_span
+        self._start_event = start_event
+        self._stop_event: Event | None = None
+        self._events: deque[Event] | None = None
+        self._initial_attributes = Attributes() if span_attributes is None else span_attributes
+        self._updated_attributes = type(self._initial_attributes)()
+        self.listener: Callable[[Span, Event], None] | None = None
+
+    @classmethod
+    def create(
+        cls,
+        name: SpanName,
+        parent_span: Span | None = None,
+        span_attributes: Attributes | None = None,
+        start_event_attributes: Attributes | None = None,
+        start_time: TracingTimestamp | None = None,
+    ) -> Span:
+        """Begin one now, or at the time that is given; nothing is exported by this alone."""
+        start = Event(
+            StandardEventName.SPAN_START, start_time or TracingTimestamp.now(), start_event_attributes
+        )
+        return cls(uuid4(), name, start, parent_span, span_attributes)
+
+    @property
+    def id(self) -> UUID:
+        """Random, from the operating system."""
+        return self._id
+
+    @property
+    def name(self) -> SpanName:
+        """As it was given."""
+        return self._name
+
+    @property
+    def name_str(self) -> str:
+        """The name's text."""
+        return name_of(self._name)
+
+    @property
+    def parent_span(self) -> Span | None:
+        """What it is part of; None of a root."""
+        return self._parent_span
+
+    @property
+    def events(self) -> list[Event]:
+        """The start, the latest events of its own, oldest first, and the stop if it has stopped."""
+        stop = [] if self._stop_event is None else [self._stop_event]
+        return [self._start_event, *(self._events or ()), *stop]
+
+    @property
+    def start_event(self) -> Event:
+        """The first event."""
+        return self._start_event
+
+    @property
+    def stop_event(self) -> Event | None:
+        """The last; None while it is active."""
+        return self._stop_event
+
+    @property
+    def active(self) -> bool:
+        """Whether it has not stopped."""
+        return self._stop_event is None
+
+    @property
+    def initial_attributes(self) -> Attributes:
+        """Those of its start."""
+        return self._initial_attributes
+
+    @property
+    def updated_attributes(self) -> Attributes:
+        """Those that were set since, with `duration_msec` at the end."""
+        return self._updated_attributes
+
+    @property
+    def attributes(self) -> Attributes:
+        """All of them, a new collection of the class that the span was given."""
+        return type(self._initial_attributes).merge(self._initial_attributes, self._updated_attributes)
+
+    def stop(
+        self,
+        stop_event_attributes: Attributes | None = None,
+        stop_time: TracingTimestamp | None = None,
+    ) -> None:
+        """End it now, or at the time that is given; of one that has ended, nothing changes."""
+        if self._stop_event is not None:
+            return
+        stop = Event(StandardEventName.SPAN_STOP, stop_time or TracingTimestamp.now(), stop_event_attributes)
+        self._stop_event = stop
+        seconds = stop.timestamp.perf_counter_seconds - self._start_event.timestamp.perf_counter_seconds
+        self.add_attribute(StandardSpanAttributeName.DURATION_MSEC.value, max(round(seconds * 1000), 0))
+
+    def add_event(self, event: Event) -> Event:
+        """Add an event; one to a span that has ended is a misuse, and not kept."""
+        if self._stop_event is not None:
+            report(f"{self.name_str}.add_event", "stopped_span", "a span that has not ended yet")
+            return event
+        self.keep(event)
+        if self.listener is not None:
+            self.listener(self, event)
+        return event
+
+    def keep(self, event: Event) -> None:
+        """Add an event that has been told elsewhere."""
+        if self._events is None:
+            self._events = deque(maxlen=MOST_EVENTS)
+        self._events.append(event)
+
+    def add_attribute(self, name: str, value: AttributeValue) -> Attribute:
+        """Set an attribute."""
+        return self._updated_attributes.add_attribute(Attribute(name, value))
+
+    def add_attributes(self, attributes: Attributes) -> None:
+        """Set all of a collection."""
+        self._updated_attributes.update(attributes)
+
+    def duration_msec(self) -> int:
+        """Give how long it took, in whole milliseconds, rounded.
+
+        Raises:
+            OneLoggerError: It has not ended.
+        """
+        found = self._updated_attributes.get_int_value(StandardSpanAttributeName.DURATION_MSEC.value)
+        if found is None:
+            raise OneLoggerError(f"{self} has not ended")
+        return found
+
+    def as_started(self) -> Span:
+        """Copy it as it was at its start, for another thread."""
+        return Span(
+            self._id, self._name, self._start_event, self._parent_span, self._initial_attributes.copied()
+        )
+
+    def as_it_is(self) -> Span:
+        """Copy it as it is now, for another thread."""
+        copy = self.as_started()
+        copy._updated_attributes.update(self._updated_attributes)  # noqa: SLF001  # of the same class
+        copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # likewise
+        copy._stop_event = self._stop_event  # noqa: SLF001  # likewise
+        return copy
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a dictionary that `from_json` reads."""
+        return {
+            "name": self.name_str,
+            "id": str(self._id),
+            "events": [event.to_json() for event in self.events],
+            "attributes": self.attributes.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Span:
+        """Read back what `to_json` gave, one-logger's too.
+
+        Raises:
+            OneLoggerError: It is not a span.
+        """
+        assert_that(
+            data and data.get("name") and data.get("id") and data.get("events"), f"not a span: {data}"
+        )
+        found = data["id"]
+        start, *others = [Event.from_json(event) for event in data["events"]]
+        attributes = Attributes.from_json(data.get("attributes") or {})
+        span = cls(found if isinstance(found, UUID) else UUID(found), data["name"], start, None, attributes)
+        for event in others:
+            if event.name == StandardEventName.SPAN_STOP:
+                span.stop(event.attributes, event.timestamp)
+            else:
+                span.keep(event)
+        return span
+
+    def __repr__(self) -> str:
+        return f"Span({self.name_str!r}, id={self._id}, {'active' if self.active else 'stopped'})"
