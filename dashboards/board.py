@@ -1,0 +1,307 @@
+"""A dashboard as a whole: variables, annotations, links, and the place of every panel.
+
+The model is Grafana's first, at the version of Grafana 10.4: Grafana 10 reads it, and all later ones convert it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dashboards.panels import Json, Panel
+from dashboards.palette import BLUE, PURPLE, VERMILION
+from dashboards.queries import DATASOURCE, expand
+
+SCHEMA_VERSION = 39
+TAG = "training-exporter"
+COLUMNS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What the reader can choose.
+
+    Attributes:
+        name: As in `$name`.
+        label: As the reader sees it.
+        query: `label_values(…)`, with selectors by name.
+        several: Whether several can be chosen at once.
+        all_of_them: Whether All can be, and is at first.
+        every: What All stands for in a matcher; None for the list of all of them.
+        what: Its description.
+    """
+
+    name: str
+    label: str
+    query: str
+    several: bool = True
+    all_of_them: bool = True
+    every: str | None = ".+"
+    what: str = ""
+
+    def model(self) -> Json:
+        """What Grafana reads."""
+        query = expand(self.query)
+        made: Json = {
+            "datasource": DATASOURCE,
+            "definition": query,
+            "description": self.what,
+            "hide": 0,
+            "includeAll": self.several and self.all_of_them,
+            "label": self.label,
+            "multi": self.several,
+            "name": self.name,
+            "options": [],
+            "query": {"query": query, "refId": f"variable-{self.name}"},
+            "refresh": 2,
+            "regex": "",
+            "skipUrlSync": False,
+            "sort": 3 if self.name in {"rank", "gpu"} else 1,
+            "type": "query",
+        }
+        if made["includeAll"]:
+            made["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
+            if self.every:
+                made["allValue"] = self.every
+        return made
+
+
+JOB = Variable(
+    "job",
+    "Job",
+    "label_values(exporter_build_info, job)",
+    every=None,
+    what="Prometheus' scrape job of the exporters; not the training job.",
+)
+NODE = Variable(
+    "node",
+    "Node",
+    'label_values(exporter_build_info{job=~"$job"}, instance)',
+    what="The exporter's address: one for each node, or each pod.",
+)
+SOME_NODES = Variable(NODE.name, NODE.label, NODE.query, all_of_them=False, what=NODE.what)
+ONE_NODE = Variable(NODE.name, NODE.label, NODE.query, several=False, what=NODE.what)
+RUN = Variable(
+    "run", "Run", "label_values(training_rank_info, run)", what="The training run, over its restarts."
+)
+ONE_RUN = Variable(RUN.name, RUN.label, RUN.query, several=False, what=RUN.what)
+RANK = Variable("rank", "Rank", "label_values(training_rank_info{@run}, rank)", what="Ranks of the run.")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A kind of event that is drawn over all panels.
+
+    Attributes:
+        name: As the reader can switch it.
+        expression: Of a series whose value is the time in milliseconds.
+        title: Of the event.
+        color: Of its line.
+        shown: Whether it is on at first.
+        at_value: Whether the value is the time; else the series is there while the event lasts.
+    """
+
+    name: str
+    expression: str
+    title: str
+    color: str
+    shown: bool = True
+    at_value: bool = True
+
+    def model(self) -> Json:
+        """What Grafana reads."""
+        return {
+            "datasource": DATASOURCE,
+            "enable": self.shown,
+            "expr": expand(self.expression),
+            "hide": False,
+            "iconColor": self.color,
+            "name": self.name,
+            "tagKeys": "",
+            "textFormat": "",
+            "titleFormat": self.title,
+            "useValueForTime": "on" if self.at_value else False,
+        }
+
+
+RESTARTS = Mark(
+    "Attempts",
+    "max by (run) (training_attempt_start_timestamp_seconds{@run}) * 1000",
+    "{{run}}: an attempt begins",
+    VERMILION,
+)
+CHECKPOINTS = Mark(
+    "Checkpoints",
+    "max by (run) (training_checkpoint_last_success_timestamp_seconds{@run}) * 1000",
+    "{{run}}: checkpoint saved",
+    PURPLE,
+)
+ALERTS_OF_RUN = Mark(
+    "Alerts",
+    'ALERTS{alertstate="firing", @run}',
+    "{{alertname}} {{rank}}",
+    BLUE,
+    shown=False,
+    at_value=False,
+)
+ALERTS_OF_NODE = Mark(
+    "Alerts",
+    'ALERTS{alertstate="firing", @node}',
+    "{{alertname}} {{gpu}}",
+    BLUE,
+    shown=False,
+    at_value=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under a heading, which says what question they answer.
+
+    Attributes:
+        title: The heading; "" for none.
+        panels: From left to right, in as many lines as they need.
+        collapsed: Opened by the reader.
+    """
+
+    title: str
+    panels: Sequence[Panel]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A dashboard.
+
+    Attributes:
+        uid: Its name in links: for good.
+        title: Its name for people.
+        what: Its description.
+        variables: Beside the data source.
+        rows: Its panels.
+        marks: Its annotations.
+        span: How far back it shows at first.
+        links: Beside those to the other dashboards.
+    """
+
+    uid: str
+    title: str
+    what: str
+    variables: Sequence[Variable]
+    rows: Sequence[Row]
+    marks: Sequence[Mark] = ()
+    span: str = "now-1h"
+    refresh: str = "30s"
+    links: Sequence[Json] = field(default_factory=tuple)
+
+    def model(self) -> Json:
+        """What Grafana reads."""
+        return {
+            "annotations": {"list": [_OWN_ANNOTATIONS, *(mark.model() for mark in self.marks)]},
+            "description": self.what,
+            "editable": False,
+            "fiscalYearStartMonth": 0,
+            "graphTooltip": 1,
+            "id": None,
+            "links": [_TO_OTHERS, *self.links],
+            "liveNow": False,
+            "panels": _placed(self.rows),
+            "refresh": self.refresh,
+            "schemaVersion": SCHEMA_VERSION,
+            "tags": [TAG],
+            "templating": {"list": [_DATASOURCE, *(variable.model() for variable in self.variables)]},
+            "time": {"from": self.span, "to": "now"},
+            "timepicker": {},
+            "timezone": "browser",
+            "title": self.title,
+            "uid": self.uid,
+            "version": 1,
+            "weekStart": "",
+        }
+
+
+_DATASOURCE: Json = {
+    "current": {},
+    "hide": 0,
+    "includeAll": False,
+    "label": "Data source",
+    "multi": False,
+    "name": "datasource",
+    "options": [],
+    "query": "prometheus",
+    "refresh": 1,
+    "regex": "",
+    "skipUrlSync": False,
+    "type": "datasource",
+}
+_OWN_ANNOTATIONS: Json = {
+    "builtIn": 1,
+    "datasource": {"type": "grafana", "uid": "-- Grafana --"},
+    "enable": True,
+    "hide": True,
+    "iconColor": "rgba(0, 211, 255, 1)",
+    "name": "Annotations & Alerts",
+    "type": "dashboard",
+}
+_TO_OTHERS: Json = {
+    "asDropdown": False,
+    "icon": "external link",
+    "includeVars": True,
+    "keepTime": True,
+    "tags": [TAG],
+    "targetBlank": False,
+    "title": "",
+    "tooltip": "",
+    "type": "dashboards",
+    "url": "",
+}
+
+
+def _placed(rows: Sequence[Row]) -> list[Json]:
+    """Lay the panels out; ids follow the order, so that a new panel changes those after it only."""
+    found: list[Json] = []
+    top, number = 0, 0
+    for row in rows:
+        inside: list[Json] = []
+        if row.title:
+            number += 1
+            heading: Json = {
+                "collapsed": row.collapsed,
+                "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": top},
+                "id": number,
+                "panels": [],
+                "title": row.title,
+                "type": "row",
+            }
+            found.append(heading)
+            top += 1
+        skyline = [top] * COLUMNS
+        for panel in row.panels:
+            left = _lowest(skyline, panel.width)
+            start = max(skyline[left : left + panel.width])
+            skyline[left : left + panel.width] = [start + panel.height] * panel.width
+            number += 1
+            place = {"h": panel.height, "w": panel.width, "x": left, "y": start}
+            inside.append({"gridPos": place, "id": number} | panel.body)
+        if row.title and row.collapsed:
+            heading["panels"] = inside
+        else:
+            found.extend(inside)
+            top = max(skyline)
+    return found
+
+
+def _lowest(skyline: Sequence[int], width: int) -> int:
+    """The first column from which a panel of this width stands highest on the page."""
+    return min(range(COLUMNS - width + 1), key=lambda left: max(skyline[left : left + width]))
+
+
+def panels_of(model: dict[str, Any]) -> list[Json]:
+    """All panels of a dashboard but the headings, those of closed rows included."""
+    return [
+        panel
+        for outer in model["panels"]
+        for panel in (outer, *outer.get("panels", ()))
+        if panel["type"] != "row"
+    ]

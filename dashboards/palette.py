@@ -1,0 +1,121 @@
+"""Colours that stay apart for colour-blind eyes, on a dark and on a light ground.
+
+After Okabe and Ito's set, with the yellow darkened and the blue lightened so that each has a contrast of about
+3:1 on both of Grafana's grounds. Meaning never rests on the difference between red and green: good is blue or
+plain text, bad is vermilion, and a word or a number says it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BLUE = "#3D85D6"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+VERMILION = "#D55E00"
+OLIVE = "#B5A300"
+GREY = "#8C8C8C"
+BROWN = "#A0705A"
+VIOLET = "#7B6FD0"
+
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, OLIVE, GREY, BROWN, VIOLET)
+"""For series that are told apart by a number: its last digit."""
+
+GOOD, PLAIN, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
+
+PHASES = {
+    "forward": BLUE,
+    "backward": SKY,
+    "optimizer": GREEN,
+    "grad_sync": VIOLET,
+    "zero_grad": "#7FC8A9",
+    "data_loading": ORANGE,
+    "checkpoint_save_sync": PURPLE,
+    "checkpoint_save_async": "#E3B3CF",
+    "checkpoint_load": "#9C4F7A",
+    "validation": OLIVE,
+    "test": "#8A7D1A",
+    "init": BROWN,
+    "rendezvous": "#C4A08F",
+    "model_init": "#8A5A44",
+    "optimizer_init": "#B08472",
+    "dataloader_init": "#D3B7A8",
+    "compile": "#6E4A3A",
+    "restart": VERMILION,
+    "logging": "#B0B0B0",
+    "other": GREY,
+}
+"""One hue for each kind: work is blue and green, waiting for data orange, checkpoints purple, starting brown."""
+
+CAUSES = {
+    "data_stall": ORANGE,
+    "checkpoint_save": PURPLE,
+    "checkpoint_load": "#9C4F7A",
+    "validation": OLIVE,
+    "init": BROWN,
+    "compile": "#6E4A3A",
+    "lost_progress": VERMILION,
+    "downtime": "#8C3D00",
+    "hang": "#5B2A86",
+    "other": GREY,
+}
+"""Causes of badput, and of wasted energy."""
+
+COMPONENTS = {"gpu": BLUE, "cpu": ORANGE, "dram": GREEN, "soc": PURPLE}
+
+THROTTLES = {
+    "sw_power_cap": GREY,
+    "hw_thermal": VERMILION,
+    "sw_thermal": ORANGE,
+    "hw_power_brake": "#5B2A86",
+    "hw_slowdown": PURPLE,
+    "sync_boost": OLIVE,
+    "board_limit": BROWN,
+    "reliability": SKY,
+    "low_utilization": "#C0C0C0",
+}
+
+Override = dict[str, Any]
+
+
+def fixed(color: str) -> dict[str, str]:
+    """A colour of its own."""
+    return {"mode": "fixed", "fixedColor": color}
+
+
+def shades(color: str) -> dict[str, str]:
+    """Lighter and darker shades of one colour, for series whose number is not known."""
+    return {"mode": "shades", "fixedColor": color}
+
+
+def named(colors: Mapping[str, str]) -> list[Override]:
+    """Give each series of a known name its colour."""
+    return [
+        {"matcher": {"id": "byName", "options": name}, "properties": [{"id": "color", "value": fixed(color)}]}
+        for name, color in colors.items()
+    ]
+
+
+def by_last_digit() -> list[Override]:
+    """Give series whose names end in a number a colour by its last digit: GPUs and ranks."""
+    return [
+        {
+            "matcher": {"id": "byRegexp", "options": f"/{digit}$/"},
+            "properties": [{"id": "color", "value": fixed(color)}],
+        }
+        for digit, color in enumerate(CYCLE)
+    ]
+
+
+def by_query(colors: Sequence[str]) -> list[Override]:
+    """Give the series of the first, second, … query shades of a colour."""
+    return [
+        {
+            "matcher": {"id": "byFrameRefID", "options": chr(ord("A") + place)},
+            "properties": [{"id": "color", "value": shades(color)}],
+        }
+        for place, color in enumerate(colors)
+    ]

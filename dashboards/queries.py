@@ -1,0 +1,77 @@
+"""Queries of panels, and the selectors that they share.
+
+Expressions are written with selectors by name, `gpu_power_watts{@gpu}`, which become what the dashboard's
+variables select: `gpu_power_watts{job=~"$job", instance=~"$node", gpu=~"$gpu"}`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+SELECTORS = {
+    "node": 'job=~"$job", instance=~"$node"',
+    "gpu": 'job=~"$job", instance=~"$node", gpu=~"$gpu"',
+    "run": 'run=~"$run"',
+    "rank": 'run=~"$run", rank=~"$rank"',
+    "here": 'job=~"$job", instance=~"$node", run=~"$run"',
+}
+"""What `@name` stands for inside braces."""
+
+_SELECTOR = re.compile(r"@(\w+)")
+
+
+def expand(expression: str) -> str:
+    """Put the variables' selectors in the place of their names.
+
+    Raises:
+        KeyError: There is no such selector.
+    """
+    return _SELECTOR.sub(lambda found: SELECTORS[found[1]], " ".join(expression.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query of a panel.
+
+    Attributes:
+        expression: PromQL, with selectors by name.
+        legend: Of each series; `{{label}}` stands for a label's value.
+        instant: Only its value at the end of the time range.
+        table: As a table of labels and values.
+        heatmap: The series are buckets by `le`.
+    """
+
+    expression: str
+    legend: str = "__auto"
+    instant: bool = False
+    table: bool = False
+    heatmap: bool = False
+
+    def target(self, place: int) -> dict[str, Any]:
+        """What Grafana reads, as the panel's first, second, … query."""
+        form = "table" if self.table else "heatmap" if self.heatmap else "time_series"
+        return {
+            "datasource": DATASOURCE,
+            "editorMode": "code",
+            "expr": expand(self.expression),
+            "format": form,
+            "instant": self.instant,
+            "legendFormat": self.legend,
+            "range": not self.instant,
+            "refId": chr(ord("A") + place),
+        }
+
+
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def now(expression: str, legend: str = "__auto") -> Query:
+    """The value at the end of the time range."""
+    return Query(expression, legend, instant=True)
+
+
+def rows(expression: str) -> Query:
+    """The values at the end of the time range, one row for each series."""
+    return Query(expression, instant=True, table=True)
