@@ -13,8 +13,8 @@ that ends in a unit is treated as in `exporter.elastic.metrics`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice, repeat, starmap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, compress, islice, repeat, starmap
 from time import monotonic_ns, time
 from typing import Any
 
@@ -23,20 +23,27 @@ from exporter.elastic.metrics.naming import metric_name
 from exporter.errors import DefinitionError
 from exporter.recording.event_kinds import Kind
 from exporter.recording.event_values import check_data
-from exporter.recording.events import EVENTS
+from exporter.recording.events import EVENTS, RECENT_EVENTS, RawEvent
 from exporter.recording.notices import tell_once
 from exporter.recording.plain import plain
 from exporter.recording.stat import Stat
+from exporter.recording.values import NOTHING
 
-QUEUE_EVENTS = 1 << 20
-"""Events that may wait: a tenth of a second of the most that torch can log."""
+UNNAMED = "unnamed"
+"""The type under which an event of no name is counted."""
+QUEUE_EVENTS = 1 << 24
+"""Events that may wait, 8 bytes each: what torch can log in 4 seconds in which this thread does not get a turn. The
+threads that log need the same interpreter lock, of which each turn lasts 5 ms; in a turn of this one, all is taken."""
 LOOK_SECONDS = 0.1
 BUSY_EVENTS = 1024
 """Events that have come meanwhile and are not left for the next look."""
 MOST_SERIES = 1000
 """Numbers of Stats that are recorded; beyond them they are passed over, and counted."""
-SLICE_EVENTS = 1 << 18
-"""Events taken out at once, in a few milliseconds: in a flood, as much as others log while this thread waits."""
+SLICE_EVENTS = 1 << 15
+"""Events taken out at once, in a millisecond, while no more than twice as many wait."""
+MOST_TOLD = 1 << 14
+"""Events of one name and one slice that handlers are told of: more than their queues and the default limit take."""
+_FEW = 64
 
 _WINDOWED = frozenset({"mean", "min", "max", "value"})
 _COUNTED = {"count": "samples", "sum": "added"}
@@ -46,86 +53,129 @@ class MonitorBridge:
     """Takes the events of torch.monitor out of a queue.
 
     Args:
+        event_class: torch's Event.
         stat_event: The name of the events that are windows of Stats.
 
     Attributes:
         queue: What torch's handler appends to.
     """
 
-    def __init__(self, stat_event: str) -> None:
+    def __init__(self, event_class: Any, stat_event: str) -> None:
+        self._plain_classes = {event_class}
+        # The getter of C++, whatever a subclass makes of the attribute.
+        self._name_of: Callable[[Any], str] = event_class.name.fget
         self._stat_event = stat_event
         self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)
         self._kinds: dict[str, Kind] = {}
         self._series: dict[str, Callable[[float], None] | None] = {}
+        self._told: dict[Kind, int] = {}
         self._lost = plain("counter", "training.torch_monitor.overflows")
         self._refused = plain("counter", "training.torch_monitor.refused")
 
     def step(self) -> None:
         """Take out what is in the queue, and go on while it fills."""
-        waiting = len(self.queue)
-        while waiting:
+        left = len(self.queue)
+        while left > 0:
+            waiting = len(self.queue)
             if waiting == QUEUE_EVENTS:
                 self._lost(1)
-            # Loops in C: in a flood, this thread must do more in its turn than the others do in theirs.
-            batch = list(starmap(self.queue.popleft, repeat((), min(waiting, SLICE_EVENTS))))
-            self._record(_counted(batch))
-            waiting = len(self.queue)
-            waiting *= waiting > BUSY_EVENTS
+            # Half of what waits, however many threads log: in a flood, this one must do more in its turn than all others
+            # together in theirs, and what it does in one call into C nobody interrupts.
+            size = min(waiting, max(SLICE_EVENTS, waiting // 2))
+            self._record(list(starmap(self.queue.popleft, repeat((), size))))
+            left -= size
+            if left <= 0 and len(self.queue) > BUSY_EVENTS:
+                left = len(self.queue)
 
     def forget(self) -> None:
         """In a forked child: what is in the queue is the parent's."""
         self.queue.clear()
 
-    def _record(self, batch: Iterable[tuple[Any, int]]) -> None:
-        latest: dict[str, Any] = {}
-        times_by_name: dict[str, int] = {}
-        for event, times in batch:
-            try:
-                name = event.name
-                if name == self._stat_event:
-                    for key, value in event.data.items():
-                        self._record_number(key, value, times)
-                if self._kind(name).routes == ():
-                    latest[name] = event
-                    times_by_name[name] = times_by_name.get(name, 0) + times
-                else:
-                    self._tell(name, event, times)
-            except Exception as error:  # noqa: BLE001, PERF203  # an event may be of the job's own class
-                self._refused(times)
-                tell_once("torch.monitor", f"an event of torch.monitor is not recorded: {error!r}")
-        for name, times in times_by_name.items():
+    def _record(self, part: Sequence[Any]) -> None:
+        times, events, keys = self._distinct(part)
+        names = self._names(events)
+        times_by_name = _added(names, times.values())
+        latest = dict(zip(names, events, strict=True))
+        wanted = []
+        for name, number in times_by_name.items():
+            if name is None:
+                self._refused(number)
+                continue
             kind = self._kind(name)
-            if kind.enabled:
-                deque(islice(iter(kind.count, None), times), maxlen=0)
-                kind.occurrences.last = latest[name].timestamp.timestamp()
+            if not kind.enabled:
+                continue
+            kind.occurrences.counter.add(number)
+            kind.occurrences.last = _happened(latest[name])
+            if kind.routes != ():
+                wanted.append(name)
+        if self._stat_event in times_by_name:
+            mine = map(self._stat_event.__eq__, names)
+            for event, number in compress(zip(events, times.values(), strict=True), mine):
+                self._record_window(event, number)
+        last = part[-RECENT_EVENTS:]
+        for name, event in zip(self._names(last), last, strict=True):
+            if name is not None and name not in wanted and self._kind(name).enabled:
+                EVENTS.latest.append(_Late(name, event))
+        if wanted:
+            self._tell(wanted, list(map(dict(zip(times, names, strict=True)).__getitem__, keys)), part)
 
-    def _tell(self, name: str, event: Any, times: int) -> None:
-        """Hand on what handlers want."""
-        kind = self._kind(name)
-        happened = event.timestamp.timestamp()
-        raw = (
-            name or "unnamed",
-            None,
-            "info",
-            check_data(event.data),
-            happened,
-            time(),
-            monotonic_ns(),
-            None,
-            (),
-        )
-        for _ in range(times if kind.enabled else 0):
-            if kind.admits(kind.count()):
-                EVENTS.tell(kind, raw, event)
-            kind.occurrences.last = happened
+    def _distinct(self, part: Sequence[Any]) -> tuple[Mapping[Any, int], Sequence[Any], Sequence[Any]]:
+        """Tell how often each object is in a part, by a key; which object each is, and the keys of the part in order."""
+        try:
+            times = Counter(part)
+            if set(map(type, times)) <= self._plain_classes:
+                return times, list(times), part
+        except Exception:  # noqa: BLE001, S110  # a class of the job's own, with its own __hash__ and __eq__
+            pass
+        keys = list(map(id, part))
+        return Counter(keys), list(dict(zip(keys, part, strict=True)).values()), keys
+
+    def _names(self, events: Sequence[Any]) -> Sequence[str | None]:
+        try:
+            return list(map(self._name_of, events))
+        except Exception:  # noqa: BLE001  # C++ may log what is no UTF-8
+            return [self._guarded(self._name_of, event) for event in events]
+
+    def _tell(self, wanted: Sequence[str], names: Sequence[str | None], part: Sequence[Any]) -> None:
+        """Hand on what handlers want, in order; in a flood, the first of each name."""
+        told: Iterable[tuple[str | None, Any]]
+        if len(part) <= MOST_TOLD:
+            told = compress(zip(names, part, strict=True), map(set(wanted).__contains__, names))
+        else:
+            told = chain.from_iterable(
+                islice(compress(zip(names, part, strict=True), map(name.__eq__, names)), MOST_TOLD)
+                for name in wanted
+            )
+            for name, number in Counter(names).items():
+                if name is not None and name in wanted and number > MOST_TOLD:
+                    self._kind(name).suppressed["rate_limit"].add(number - MOST_TOLD)
+        for name, event in told:
+            kind = self._kind(str(name))
+            self._told[kind] = number = self._told.get(kind, 0) + 1
+            if kind.admits(number):
+                self._guarded(_tell, kind, str(name), event)
 
     def _kind(self, name: str) -> Kind:
         kind = self._kinds.get(name)
         if kind is None:
-            kind = EVENTS.kind(name or "unnamed", "info")
+            kind = EVENTS.kind(name or UNNAMED, "info")
             if len(self._kinds) < MOST_SERIES:
                 self._kinds[name] = kind
         return kind
+
+    def _guarded(self, step: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return step(*arguments)
+        except Exception as error:  # noqa: BLE001  # an event may be of the job's own class
+            tell_once("torch.monitor", f"an event of torch.monitor is not recorded: {error!r}")
+            return None
+
+    def _record_window(self, event: Any, times: int) -> None:
+        data = self._guarded(lambda: list(event.data.items()))
+        if data is None:
+            self._refused(times)
+        for key, value in data or ():
+            self._record_number(key, value, times)
 
     def _record_number(self, key: str, value: object, times: int) -> None:
         if key not in self._series:
@@ -141,12 +191,53 @@ class MonitorBridge:
             add(value)
 
 
-def _counted(batch: Sequence[Any]) -> Iterable[tuple[Any, int]]:
-    """Tell how often each object is in a batch."""
+class _Late:
+    """An event that is among the latest; it is looked into when somebody looks at it."""
+
+    __slots__ = ("_event", "_name", "_seen")
+
+    def __init__(self, name: str, event: Any) -> None:
+        self._name = name
+        self._event = event
+        self._seen = time(), monotonic_ns()
+
+    def raw(self) -> RawEvent:
+        """Give what an event is made of."""
+        return _raw(self._name, self._event, *self._seen)
+
+    def logged(self, origin: object) -> object:
+        """Give the object that was logged."""
+        return origin
+
+
+def _tell(kind: Kind, name: str, event: Any) -> None:
+    EVENTS.tell(kind, _raw(name, event, time(), monotonic_ns()), event)
+
+
+def _raw(name: str, event: Any, seen: float, seen_ns: int) -> RawEvent:
+    happened = _happened(event)
     try:
-        return Counter(batch).items()
-    except Exception:  # noqa: BLE001  # a class of the job's own, with a __hash__ or none
-        return [(event, 1) for event in batch]
+        data = check_data(event.data)
+    except Exception:  # noqa: BLE001  # what a class of the job's own has instead
+        data = NOTHING
+    return name or UNNAMED, None, "info", data, happened, seen, seen_ns, None, ()
+
+
+def _happened(event: Any) -> float:
+    try:
+        return float(event.timestamp.timestamp())
+    except Exception:  # noqa: BLE001  # a year that Unix time does not reach here, or a class of the job's own
+        return time()
+
+
+def _added(names: Sequence[str | None], times: Iterable[int]) -> Mapping[str | None, int]:
+    """Tell how often each name occurs: of few, or of many in one call into C."""
+    if len(names) > _FEW:
+        return Counter(chain.from_iterable(map(repeat, names, times)))
+    found: dict[str | None, int] = {}
+    for name, number in zip(names, times, strict=True):
+        found[name] = found.get(name, 0) + number
+    return found
 
 
 def _series(key: str) -> Callable[[float], None] | None:
@@ -172,7 +263,7 @@ def install() -> None:
     """Listen to torch.monitor, which `import torch` loads."""
     from torch import monitor  # noqa: PLC0415  # the job has it, or this is not called
 
-    bridge = MonitorBridge(monitor.STAT_EVENT)
+    bridge = MonitorBridge(monitor.Event, monitor.STAT_EVENT)
     handle = monitor.register_event_handler(bridge.queue.append)
     Periodic(
         "exporter-torch-monitor",

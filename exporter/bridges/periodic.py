@@ -24,7 +24,7 @@ class Periodic:
         step: What is done.
         seconds: Between two steps.
         after_fork: Called in a forked child before its first step.
-        at_exit: Called at exit, before the last step.
+        at_exit: Called at exit, before the last step; also when no thread can be started, since then nothing is done.
     """
 
     def __init__(
@@ -55,6 +55,8 @@ class Periodic:
             self._thread.start()
         except RuntimeError as error:  # no more threads
             tell_once(self._name, f"{self._name} does not run: {error}")
+            self._ended.set()
+            self._guarded(self._at_exit)
 
     def stop(self) -> None:
         """End the thread and do the last step; again is harmless."""

@@ -36,18 +36,23 @@ class Counter:
         bump: Count one more; gives the number of those before it. One call into C.
     """
 
-    __slots__ = ("_looks", "bump")
+    __slots__ = ("_looks", "_many", "bump")
 
     def __init__(self) -> None:
         self.bump: Callable[[], int] = count().__next__
         self._looks = 0
+        self._many = 0
+
+    def add(self, number: int) -> None:
+        """Count so many more; by one thread at a time."""
+        self._many += number
 
     def read(self) -> int:
         """Give the count; by one thread at a time."""
         # Looking takes a number too: there is no other way to ask it that all versions of Python have.
         number = self.bump() - self._looks
         self._looks += 1
-        return number
+        return number + self._many
 
 
 class Occurrences:
@@ -117,7 +122,7 @@ class Kind:
         """Count there from now on, and from zero what is suppressed."""
         self.occurrences = occurrences
         self.count = occurrences.counter.bump
-        self.suppressed = {"sampled": Counter(), "rate_limit": Counter(), "payload": Counter()}
+        self.suppressed = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
 
     def obey(self, rules: Sequence[Rule]) -> None:
         """Take the rules that match, the later one winning."""
