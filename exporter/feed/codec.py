@@ -50,6 +50,13 @@ Section 3 of a process that has logged events also has, before "stats",
     "events":{"counts":[[type, severity, events, time of the latest or null], ...],
     "suppressed":[[type, reason, events], ...],"delivered":[[handler, events], ...],
     "dropped":[[handler, reason, events], ...]}
+
+and that of a process that tells of its training (`TrainingReading`, field by field)
+
+    "training":{"facts":[[name, value], ...],"phase":"forward","phases":{"init":1.5,"forward":0.25},"loop":1,
+    "steps":3,"segments":[[loop, first step, last step, seconds], ...],"finished":false,"failure":"",
+    "timeline":[[end of a bin, [[phase, seconds], ...]], ...],"phase_since":1700000060.0,"work_seconds":0.25,
+    "open_seconds":0.0,"failed_seconds":0.0,"committed_seconds":0.0,"first_step":0,"step":3}
 """
 
 from __future__ import annotations

@@ -17,9 +17,16 @@ from time import sleep
 from zlib import crc32
 
 from exporter.errors import FeedFormatError
-from exporter.feed.layout import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, VERSION
+from exporter.feed.layout import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_COUNT, VERSION
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.recording.values import NO_EVENTS, EventsReading, StatDefinition, StatReading, WindowReading
+from exporter.recording.values import (
+    NO_EVENTS,
+    EventsReading,
+    StatDefinition,
+    StatReading,
+    TrainingReading,
+    WindowReading,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,18 +38,40 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in range(0x20)} | {ord('"'): '\\"', 
 _BREATH = 64
 """Values rendered between two chances for the job's threads to take the interpreter lock: half a millisecond."""
 _NOTHING = object()
+_TRAINING_NUMBERS = (
+    "phase_since",
+    "last_progress",
+    "work_seconds",
+    "open_seconds",
+    "failed_seconds",
+    "committed_seconds",
+    "longest_step_seconds",
+    "flops_per_token",
+    "hardware_flops_per_token",
+    "peak_flops",
+)
 
 
 class Encoder:
     """Encodes the successive snapshots of one process."""
 
-    __slots__ = ("_definitions", "_events", "_events_text", "_identity", "_process", "_totals", "_windows")
+    __slots__ = (
+        "_definitions",
+        "_events",
+        "_events_text",
+        "_identity",
+        "_process",
+        "_totals",
+        "_training",
+        "_windows",
+    )
 
     def __init__(self) -> None:
         self._identity: ProcessIdentity | None = None
         self._process = b""
         self._events = NO_EVENTS
         self._events_text = b""
+        self._training = _Training()
         self._definitions = _Column(_definition)
         self._windows = _Column(_window)
         self._totals = _Column(_total)
@@ -80,10 +109,11 @@ class Encoder:
         if snapshot.recording.events is not self._events:
             self._events_text = _events(snapshot.recording.events).encode()
             self._events = snapshot.recording.events
+        training = self._training.render(snapshot.recording.training).encode()
         return (
             b'{"process":%b,"stats":[%b]}' % (self._process, definitions),
             b'{"windows":[%b]}' % windows,
-            b'{%b%b,"stats":[%b]}' % (_flush(snapshot).encode(), self._events_text, totals),
+            b'{%b%b%b,"stats":[%b]}' % (_flush(snapshot).encode(), self._events_text, training, totals),
         )
 
 
@@ -120,6 +150,68 @@ class _Column:
             self._joined = ",".join(texts).encode()
             self._stale = False
         return self._joined
+
+
+class _Training:
+    """What the process tells of its training; what it told the last time is not rendered again.
+
+    That is the facts, which rarely change, the segments between two steps of a slow job, and most bins of the
+    timeline. Whatever has the value that the contract gives by default is left out.
+    """
+
+    __slots__ = ("_bins", "_facts", "_facts_text", "_segments", "_segments_text")
+
+    def __init__(self) -> None:
+        self._facts: object = ()
+        self._facts_text = self._segments_text = "[]"
+        self._segments: object = ()
+        self._bins: dict[float, tuple[object, str]] = {}
+
+    def render(self, training: TrainingReading | None) -> str:
+        if training is None:
+            return ""
+        if training.facts is not self._facts:
+            self._facts_text, self._facts = _pairs(training.facts), training.facts
+        if training.segments is not self._segments:
+            finite = [_segment(*each) for each in training.segments if isfinite(each[3])]
+            self._segments_text = f"[{','.join(finite)}]"
+            self._segments = training.segments
+        phases = ",".join(
+            [f"{_text(name)}:{_number(value)}" for name, value in training.phases.items() if isfinite(value)]
+        )
+        text = (
+            f',"training":{{"facts":{self._facts_text},"phase":{_text(training.phase)},"phases":{{{phases}}},'
+            f'"loop":{training.loop:d},"steps":{training.steps:d},"segments":{self._segments_text},'
+            f'"finished":{_flag(training.finished)},"failure":{_text(training.failure)},'
+            f'"timeline":[{self._timeline(training.timeline)}]'
+        )
+        for name in ("first_step", "step", "committed_step"):
+            step = getattr(training, name)
+            if step is not None and -MAX_COUNT <= step <= MAX_COUNT:
+                text += f',"{name}":{step:d}'
+        for name in _TRAINING_NUMBERS:
+            number = getattr(training, name)
+            if number is not None and isfinite(number):
+                text += f',"{name}":{_number(number)}'
+        return text + "}"
+
+    def _timeline(self, timeline: Iterable[tuple[float, tuple[tuple[str, float], ...]]]) -> str:
+        known, kept = self._bins, {}
+        for each in timeline:
+            end, parts = each
+            before = known.get(end)
+            if before is None or before[0] is not each:
+                pairs = ",".join(
+                    [f"[{_text(phase)},{_number(seconds)}]" for phase, seconds in parts if isfinite(seconds)]
+                )
+                before = each, f"[{_number(end)},[{pairs}]]"
+            kept[end] = before
+        self._bins = kept
+        return ",".join([text for _, text in kept.values()])
+
+
+def _segment(loop: int, first: int, last: int, seconds: float) -> str:
+    return f"[{loop:d},{first:d},{last:d},{_number(seconds)}]"
 
 
 def _process(process: ProcessIdentity) -> str:
