@@ -56,10 +56,10 @@ class _Required(_Optional[T]):
     @overload
     def __get__(self, instance: Attributes, owner: type) -> T: ...
     def __get__(self, instance: Attributes | None, owner: type) -> Self | T:
-        found = super().__get__(instance, owner)  # type: ignore[call-overload]  # one of the two, passed on
+        found = super().__get__(instance, owner)
         if found is None:
             raise OneLoggerError(f"{self.name} is required.")
-        return found  # type: ignore[no-any-return]  # likewise
+        return found
 
 
 class StandardAttributes(Attributes):
