@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from exporter.feed.overrides import OverridesReader
     from exporter.feed.writer import FeedWriter
-    from exporter.recording.events import EventLog
+    from exporter.recording.event_log import EventLog
 
 DEFAULT_FLUSH_SECONDS = 1.0
 
@@ -126,7 +126,7 @@ REGISTRY.recording = os.environ.get("EXPORTER_DISABLED") != "1"
 def _wire_events(events: EventLog) -> None:
     """Have the event log of this process, which is loaded at its first use, recorded like its Stats."""
     events.recording = REGISTRY.recording
-    events.identify = _who
+    events.identify_by(_who)
     RECORDER.attach_events(events)
     events.on_first(RECORDER.start)
 

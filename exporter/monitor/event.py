@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from time import monotonic_ns, time
 
 from exporter.recording.event_kinds import Kind
+from exporter.recording.event_telling import RawEvent
 from exporter.recording.event_values import Datum, check_data
-from exporter.recording.events import EVENTS, RawEvent
+from exporter.recording.events import EVENTS
 
 data_value_t = str | float | int | bool
 """What the data of an event may be."""

@@ -7,7 +7,7 @@ only; the names that every training process loads, so little of that.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 
 from exporter.recording.values import NOTHING, Value
@@ -239,3 +239,18 @@ def check_timestamp(timestamp: object) -> float:
     if not isfinite(seconds):
         raise ValueError(f"timestamp must be finite, not {timestamp!r}")
     return seconds
+
+
+def check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:
+    """Take the ids of the events that led to one.
+
+    Raises:
+        TypeError: It is no collection of texts.
+    """
+    if isinstance(parent_ids, str):
+        raise TypeError("parent_ids must be a collection of ids, not one str")
+    parents = tuple(parent_ids)
+    for parent in parents:
+        if not isinstance(parent, str):
+            raise TypeError(f"parent_ids must be str, not {type(parent).__name__}")
+    return parents

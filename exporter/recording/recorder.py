@@ -22,103 +22,15 @@ from time import monotonic, perf_counter, sleep, time
 from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.overrides import Rule
 from exporter.recording.passive import PassiveMeasurer
+from exporter.recording.recorder_seams import NoEvents
 from exporter.recording.registry import Registry
 from exporter.recording.tally import BUFFER_SAMPLES, Tally
-from exporter.recording.values import NO_EVENTS, EventsReading, Recording, StatReading
+from exporter.recording.values import Recording, StatReading
 from exporter.recording.windows import WindowClock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Sink(Protocol):
-        """Where recordings go; a new one for each process."""
-
-        @property
-        def problem(self) -> str | None:
-            """Why the last recording did not arrive, None when it did."""
-            ...
-
-        def publish(self, recording: Recording) -> bool:
-            """Take one recording; never raises, says whether it arrived."""
-            ...
-
-        def close(self) -> None:
-            """Nothing more will come; never raises."""
-            ...
-
-    class Events(Protocol):
-        """What the recorder asks of the event log."""
-
-        def in_use(self) -> bool:
-            """Whether anything was logged or registered."""
-            ...
-
-        def reading(self) -> EventsReading:
-            """Tell all."""
-            ...
-
-        def override(self, rules: Sequence[Rule]) -> list[str]:
-            """Put rules in force; gives what is wrong with them."""
-            ...
-
-        def tick(self) -> None:
-            """Do what is due."""
-            ...
-
-        def flush(self, timeout_seconds: float) -> bool:
-            """Give handlers time to take what was logged."""
-            ...
-
-        def close(self) -> None:
-            """Give handlers a bounded time to end."""
-            ...
-
-        def reset(self) -> None:
-            """Count from zero."""
-            ...
-
-        def renew(self) -> None:
-            """Ask anew who this process is."""
-            ...
-
-        def after_fork(self) -> None:
-            """In a forked child: forget what the parent recorded."""
-            ...
-
-
-class NoEvents:
-    """Stands for the event log in a process that logs nothing: loading it is a fifth of what `import exporter` costs.
-
-    Attributes:
-        rules: What an event log that is loaded later has to obey.
-    """
-
-    def __init__(self) -> None:
-        self.rules: Sequence[Rule] = ()
-
-    def in_use(self) -> bool:
-        """It is not."""
-        return False
-
-    def reading(self) -> EventsReading:
-        """There is nothing to tell."""
-        return NO_EVENTS
-
-    def override(self, rules: Sequence[Rule]) -> list[str]:
-        """Keep them for later."""
-        self.rules = rules
-        return []
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Nobody waits for anything."""
-        return timeout_seconds >= 0
-
-    def tick(self) -> None:
-        """Nothing is due."""
-
-    close = reset = renew = after_fork = tick
-
+    from exporter.recording.recorder_seams import Events, Sink
 
 TICK_SECONDS = 0.25
 """How often buffers are looked at between flushes: a million adds a second fill a buffer in 0.52 s. Each look costs
