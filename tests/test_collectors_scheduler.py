@@ -7,19 +7,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from collectors_support import Board, text_of, wait_until
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exporter.collectors.family import Collected, Collector, Family, FamilySpec, Sample
 from exporter.collectors.scheduler import Scheduler
-from exporter.collectors.standing import SPECS, CollectorStatus
+from exporter.collectors.standing import SPECS, CollectorStatus, Standing, Totals
+from exporter.collectors.task import EASE_SECONDS, Task
 from exporter.errors import CollectError
 
 SPEC = FamilySpec("host_thing", "gauge", "A thing.")
-OFTEN = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
-SELDOM = {"interval_seconds": 3600.0, "deadline_seconds": 5.0}
-TIGHT = {"interval_seconds": 3600.0, "deadline_seconds": 0.1}
+OFTEN: dict[str, Any] = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
+SELDOM: dict[str, Any] = {"interval_seconds": 3600.0, "deadline_seconds": 5.0}
+TIGHT: dict[str, Any] = {"interval_seconds": 3600.0, "deadline_seconds": 0.1}
 
 
 def block(value: float = 1.0) -> Collected:
@@ -63,7 +67,7 @@ class Hanging(Source):
 
 @contextmanager
 def running(
-    board: Board, *sources: tuple[Collector, dict[str, float]], **options: object
+    board: Board, *sources: tuple[Collector, dict[str, Any]], **options: object
 ) -> Iterator[Scheduler]:
     scheduler = Scheduler(publish=board.publish, withdraw=board.withdraw, **options)  # type: ignore[arg-type]  # options are passed through
     for source, times in sources:
@@ -543,3 +547,36 @@ def test_families_in_which_nothing_changed_are_the_same_objects() -> None:
         "exporter_collector_last_duration_seconds",
         "exporter_collector_last_success_timestamp_seconds",
     }
+
+
+def test_a_collector_that_eases_is_left_alone_while_nobody_looks() -> None:
+    easy, other = Source("easy"), Source("other")
+    with running(Board(), (easy, {**OFTEN, "eases": True}), (other, OFTEN), unwatched=lambda: 60.0):
+        wait_until(lambda: other.calls >= 10)
+
+        assert easy.calls == 1
+
+
+def test_a_collector_that_eases_keeps_its_interval_before_somebody_looks() -> None:
+    easy = Source("easy")
+    with running(Board(), (easy, {**OFTEN, "eases": True}), unwatched=lambda: 0.0):
+        wait_until(lambda: easy.calls >= 5)
+
+
+@given(
+    interval=st.floats(0.1, 60.0),
+    now=st.floats(0.0, 1e6),
+    unwatched=st.floats(0.0, 1e3),
+)
+def test_what_is_left_out_is_over_before_somebody_looks(
+    interval: float, now: float, unwatched: float
+) -> None:
+    standing = Standing("x", interval_seconds=interval, deadline_seconds=1.0, totals=Totals())
+    source = Source("x")
+    plain = Task(source, standing, eases=False).next_due(0.0, now, unwatched_seconds=unwatched)
+
+    due = Task(source, standing, eases=True).next_due(0.0, now, unwatched_seconds=unwatched)
+
+    skipped = (due - plain) / interval
+    assert skipped == pytest.approx(round(skipped), abs=1e-6)
+    assert plain <= due <= max(plain, now + min(unwatched, EASE_SECONDS)) + 1e-6

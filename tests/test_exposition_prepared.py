@@ -183,10 +183,10 @@ def test_what_was_left_unwritten_is_written_before_the_scrape_that_is_expected()
     page.watch("own", own)
     page.refresh()
     asked = own.asked
-    clock.now += 13.0
+    clock.now += 15.0 - AHEAD_SECONDS
     page.publish("block", [gauge("a", {"0": 2.0})])
     page.refresh()
-    clock.now += 2.0
+    clock.now += AHEAD_SECONDS
 
     assert asked == 0
     assert shown(page.prepared(Format.TEXT, compress=False)) == {"a": 2.0, "b": 4.0, "own": 1.0}
@@ -206,6 +206,25 @@ def test_the_snapshot_has_what_was_not_written_yet() -> None:
     page.publish("block", [gauge("a", {"0": 2.0})])
 
     assert page.snapshot() == (gauge("a", {"0": 2.0}),)
+
+
+def test_what_was_offered_is_told_without_being_written() -> None:
+    page = scraped_every(15.0, Clock())
+    written = page._blocks
+    page.publish("block", [gauge("a", {"0": 2.0})])
+
+    assert page.offered() == (gauge("a", {"0": 2.0}),)
+    assert page._blocks is written
+
+
+def test_for_how_long_nobody_looks_is_known_from_the_rhythm_of_scrapes() -> None:
+    clock = Clock()
+    unknown = page_of(gauge("a", {"0": 1.0})).seconds_until_wanted()
+    page = scraped_every(15.0, clock)
+    clock.now += 5.0
+
+    assert unknown == 0.0
+    assert page.seconds_until_wanted() == pytest.approx(10.0 - AHEAD_SECONDS)
 
 
 def test_a_block_whose_text_stays_is_not_compressed_again() -> None:

@@ -108,7 +108,10 @@ class Feed:
         },
     )
     interval: Annotated[Duration, Range(0.1, 60)] = field(
-        default=1.0, metadata={"help": "How often the directory is read."}
+        default=1.0,
+        metadata={
+            "help": "How often the directory is read; while the next scrape is known to be far, every 5 s at least."
+        },
     )
     stale_after: Annotated[Duration, Range(1, 3600)] = field(
         default=10.0,

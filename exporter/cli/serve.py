@@ -170,7 +170,10 @@ class Sidecar:
         )
         self._feed_passes = 0
         self._scheduler = Scheduler(
-            publish=self._publish, withdraw=self._page.withdraw, changed=self._page.refresh
+            publish=self._publish,
+            withdraw=self._page.withdraw,
+            changed=self._page.refresh,
+            unwatched=self._page.seconds_until_wanted,
         )
         self._server = Server(
             self,
@@ -321,7 +324,10 @@ class Sidecar:
     def _schedule_gpus(self, settings: Gpu) -> None:
         made = self._wiring.make_gpus(settings, on_change=lambda: self._scheduler.run_soon(KeptGpus.name))
         self._wiring.replace_gpus(made)
-        self._scheduler.add(made, interval_seconds=settings.interval, deadline_seconds=settings.deadline)
+        # Its process and its counters go on by themselves; what befalls a GPU is published at once.
+        self._scheduler.add(
+            made, interval_seconds=settings.interval, deadline_seconds=settings.deadline, eases=True
+        )
 
     def toggle_gpus(self) -> None:
         """Let go of NVML for a signal, so that a driver can be unloaded or a GPU be reset; or take it again."""
@@ -342,7 +348,10 @@ class Sidecar:
 
     def _schedule_feed(self, configuration: Configuration) -> None:
         self._scheduler.add(
-            self._jobs, interval_seconds=configuration.feed.interval, deadline_seconds=FEED_DEADLINE_SECONDS
+            self._jobs,
+            interval_seconds=configuration.feed.interval,
+            deadline_seconds=FEED_DEADLINE_SECONDS,
+            eases=True,
         )
 
     def _schedule_energy(self, configuration: Configuration) -> None:

@@ -12,6 +12,9 @@ What is past its deadline gets the verdict 0 at once, and whatever it returns la
 until the next one, and is withdrawn when nothing has been published for `max(3 intervals, interval +
 deadline)`: a gap instead of a frozen value.
 
+A collector that eases is called less often while the next scrape is known to be far: what it would read is replaced
+before anybody sees it, and its source keeps by itself what happens meanwhile.
+
 Scheduling follows the monotonic clock; the wall clock only stamps. All collectors of one interval are due in
 the same moment, to wake the machine seldom. A stretch in which nothing ran (a stopped process, a paused
 machine) is skipped, not made up for.
@@ -58,6 +61,8 @@ class Scheduler:
         log: One line per change of a collector's state.
         monotonic: Clock of the schedule, seconds.
         clock: Wall clock of timestamps, Unix seconds.
+        unwatched: For how long nobody is expected to look at what is published; 0 where that is not known. Must not
+            wait.
         max_workers: Calls that may hang before further collectors wait in vain (and time out).
     """
 
@@ -67,6 +72,7 @@ class Scheduler:
         publish: Callable[[str, Sequence[Family]], None],
         withdraw: Callable[[str], None],
         changed: Callable[[], None] = lambda: None,
+        unwatched: Callable[[], float] = lambda: 0.0,
         log: logging.Logger = LOG,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
@@ -75,6 +81,7 @@ class Scheduler:
         self._publish = publish
         self._withdraw = withdraw
         self._changed = changed
+        self._unwatched = unwatched
         self._log = log
         self._monotonic = monotonic
         self._clock = clock
@@ -99,7 +106,9 @@ class Scheduler:
         self._families: tuple[Family, ...] | None = None
         self._families_before: tuple[Family, ...] = ()
 
-    def add(self, collector: Collector, *, interval_seconds: float, deadline_seconds: float) -> None:
+    def add(
+        self, collector: Collector, *, interval_seconds: float, deadline_seconds: float, eases: bool = False
+    ) -> None:
         """Schedule a collector; its first pass begins at once, or when the scheduler starts.
 
         The counters of a name continue when it was there before.
@@ -108,6 +117,8 @@ class Scheduler:
             collector: Called from one thread at a time.
             interval_seconds: Time between the beginnings of two passes.
             deadline_seconds: Time that a pass may take; may be longer than the interval.
+            eases: Whether to leave passes out while nobody looks, up to `EASE_SECONDS` in a row: for a source that
+                keeps by itself what happens meanwhile.
 
         Raises:
             ValueError: The name is taken, or a time is not positive and finite.
@@ -123,7 +134,7 @@ class Scheduler:
                 deadline_seconds=deadline_seconds,
                 totals=self._totals.setdefault(name, Totals()),
             )
-            task = self._tasks[name] = Task(collector, standing)
+            task = self._tasks[name] = Task(collector, standing, eases=eases)
             task.due = task.next_due(self._origin, self._monotonic())
             if name in self._calls and self._calls[name].expired:
                 standing.wait_for_predecessor()
@@ -235,6 +246,7 @@ class Scheduler:
     def _dispatch(self) -> None:
         wake_at = math.inf
         while True:
+            unwatched_seconds = self._unwatched()
             with self._lock:
                 if self._stopping:
                     return
@@ -243,7 +255,7 @@ class Scheduler:
                     self._forgive(now - wake_at)
                 notices = self._expire(now)
                 stale = [task for task in self._tasks.values() if task.stale_at <= now]
-                self._queue_due(now)
+                self._queue_due(now, unwatched_seconds)
                 self._add_workers(now)
                 if not notices and not stale:
                     wake_at = self._first_moment()
@@ -278,7 +290,7 @@ class Scheduler:
                 notices += standing.time_out(message, wall=self._clock())
         return notices
 
-    def _queue_due(self, now: float) -> None:
+    def _queue_due(self, now: float, unwatched_seconds: float) -> None:
         for name, task in self._tasks.items():
             if task.due > now and not task.soon:
                 continue
@@ -288,7 +300,7 @@ class Scheduler:
                     task.due = task.next_due(self._origin, now)
                 continue
             task.soon = False
-            task.due = task.next_due(self._origin, now)
+            task.due = task.next_due(self._origin, now, unwatched_seconds=unwatched_seconds)
             self._calls[name] = call = Call(task, now)
             self._queue.append(call)
             self._work.notify()

@@ -11,6 +11,9 @@ import math
 from exporter.collectors.family import Collector
 from exporter.collectors.standing import Standing
 
+EASE_SECONDS = 5.0
+"""How far the passes of a collector that eases may be apart while nobody looks: as far as most others' are."""
+
 
 class Task:
     """A collector with its schedule.
@@ -25,11 +28,12 @@ class Task:
         removed: Whether its results are no longer wanted.
     """
 
-    __slots__ = ("collector", "due", "published_at", "removed", "soon", "stale_at", "standing")
+    __slots__ = ("_eases", "collector", "due", "published_at", "removed", "soon", "stale_at", "standing")
 
-    def __init__(self, collector: Collector, standing: Standing) -> None:
+    def __init__(self, collector: Collector, standing: Standing, *, eases: bool) -> None:
         self.collector = collector
         self.standing = standing
+        self._eases = eases
         self.due = 0.0
         self.soon = True
         self.published_at: float | None = None
@@ -39,6 +43,8 @@ class Task:
     def publish(self, now: float) -> None:
         """Note a new block, which stays for `max(3 intervals, interval + deadline)` as they are now."""
         interval, deadline = self.standing.interval_seconds, self.standing.deadline_seconds
+        if self._eases:
+            interval = max(interval, EASE_SECONDS)
         self.published_at = now
         self.stale_at = now + max(3 * interval, interval + deadline)
 
@@ -47,14 +53,21 @@ class Task:
         self.published_at = None
         self.stale_at = math.inf
 
-    def next_due(self, origin: float, now: float) -> float:
+    def next_due(self, origin: float, now: float, *, unwatched_seconds: float = 0.0) -> float:
         """Find the next moment of the interval's grid, so that all collectors of one interval wake together.
 
-        After a pass out of turn the next may come early, but not so early that a rate over it is noise.
+        After a pass out of turn the next may come early, but not so early that a rate over it is noise. One that
+        eases leaves out what would be replaced before anybody looks.
         """
         interval = self.standing.interval_seconds
         due = origin + (math.floor((now - origin) / interval) + 1) * interval
-        return due if due - now >= interval / 2 else due + interval
+        if due - now < interval / 2:
+            due += interval
+        if self._eases:
+            spare = now + min(unwatched_seconds, EASE_SECONDS) - due
+            if spare >= interval:
+                due += math.floor(spare / interval) * interval
+        return due
 
 
 class Call:

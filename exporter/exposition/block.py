@@ -153,6 +153,10 @@ class Source:
         self.claims, self.demand, self._renderers = frozenset(claims), demand, renderers
         self.series = sum(demand.values())
 
+    def accepted(self) -> list[Family]:
+        """The families that were taken in, uncut."""
+        return [kept.family for kept in self._accepted.values()]
+
     def render(self, quotas: Mapping[str, int]) -> None:
         """Write what was taken in.
 

@@ -142,6 +142,10 @@ class Page:
             else:
                 self._settle(published=name)
 
+    def seconds_until_wanted(self) -> float:
+        """Say for how long nobody is expected to look at the page; 0 when that is not known."""
+        return self._rhythm.seconds_until_near()
+
     def withdraw(self, name: str) -> None:
         """Take a block off the page, published or watched; nothing happens when it is not there."""
         with self._settling:
@@ -239,6 +243,11 @@ class Page:
         with self._making:
             watched = self._make_watched()
         return tuple(family for block in (*self._blocks, *watched) for family in block.families)
+
+    def offered(self) -> Sequence[Family]:
+        """All published families as they were offered, without writing any; for whoever needs a few numbers often."""
+        with self._settling:
+            return tuple(family for source in self._sources.values() for family in source.accepted())
 
     def _make_watched(self) -> tuple[Block, ...]:
         """Make the watched blocks, and have published ones give way to them where they must."""

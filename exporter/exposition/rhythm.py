@@ -19,8 +19,8 @@ Form = tuple[Format, bool]
 WANTED_SECONDS = 60.0
 """A form is wanted until its next scrape is late by so much."""
 
-AHEAD_SECONDS = 2.5
-"""From when on before a scrape is expected the page is kept ready: two passes over the feed, and some jitter."""
+AHEAD_SECONDS = 1.5
+"""From when on before a scrape is expected the page is kept ready: a pass over the feed, and some jitter."""
 
 _REMEMBERED = 5
 """Scrapes of a form that count; of the time between them the shortest does, since there may be several scrapers."""
@@ -49,9 +49,13 @@ class Rhythm:
 
     def is_far(self) -> bool:
         """Say whether the next scrape is known not to come soon; never before there were two."""
+        return self.seconds_until_near() > 0.0
+
+    def seconds_until_near(self) -> float:
+        """Say for how long the page need not be kept ready: 0 near a scrape, and as long as none is expected."""
         now = self._clock()
         expected = [_next(self._asked[form]) for form in self.wanted()]
-        return bool(expected) and min(expected) - now > AHEAD_SECONDS
+        return max(0.0, min(expected) - AHEAD_SECONDS - now) if expected else 0.0
 
 
 def _next(asked: tuple[float, ...]) -> float:
