@@ -33,7 +33,7 @@ def events() -> Iterator[EventLog]:
 
 def test_an_event_has_all_that_was_said_of_it_and_when(events: EventLog) -> None:
     told: list[Event] = []
-    events.identify = lambda: ("night-run", 3)
+    events.identify_by(lambda: ("night-run", 3))
     events.register(told.append)
     before = time.time()
     events.log(
