@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -211,38 +212,120 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
     assert labelled(page, "training_torch_wait_calls_total", key="my.wait") == 1
 
 
+# As long as a test may take; `FLOOD_SECONDS=30` for as long as anybody may want to watch.
+FLOOD_SECONDS = float(os.environ.get("FLOOD_SECONDS", "5"))
+
 FLOOD = """
 import datetime, sys, threading, time
 import torch, torch.monitor as monitor
+import exporter
 from exporter import bridges
 bridges.install("monitor")
+seconds, *loggers = map(float, sys.argv[1:])
+exporter.events.register(lambda event: None, types="built", name="told")
 prebuilt = monitor.Event("prebuilt", datetime.datetime.now(), {"a": 1})
 stat = monitor.Stat("flood", [monitor.Aggregation.COUNT], 0.01)
-stop, counts = time.monotonic() + 5, [0, 0]
+stop, counts = time.monotonic() + seconds, []
 def log(built):
+    number = 0
     while time.monotonic() < stop:
         for _ in range(500):
             monitor.log_event(monitor.Event("built", datetime.datetime.now(), {}) if built else prebuilt)
-            stat.add(1.0)
-        counts[built] += 500
-threads = [threading.Thread(target=log, args=(built,)) for built in (0, 1)]
+        stat.add(1.0)
+        number += 500
+    counts.append((number, built))
+threads = [threading.Thread(target=log, args=(built,)) for built in loggers]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-print(*counts)
+print(sum(number for number, built in counts if not built), sum(number for number, built in counts if built))
 """
 
 
 @torch_wanted
 @pytest.mark.timeout(90)
-def test_two_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(tmp_path: Path) -> None:
-    prebuilt, built = map(int, child(tmp_path / "feed", FLOOD).stdout.split())
+@pytest.mark.parametrize("loggers", ["0 0", "0 1", "0 1" * 8], ids=["prebuilt", "both", "sixteen threads"])
+def test_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(
+    tmp_path: Path, loggers: str
+) -> None:
+    program = f"import sys; sys.argv[1:] = '{FLOOD_SECONDS} {loggers}'.split()\n{FLOOD}"
+    prebuilt, built = map(int, child(tmp_path / "feed", program).stdout.split())
     page = page_of(tmp_path / "feed")
 
-    assert min(prebuilt, built) > 1000
+    assert prebuilt > 1000
     assert labelled(page, "training_events_total", type="prebuilt") == prebuilt
     assert labelled(page, "training_events_total", type="built") == built
+    told = labelled(page, "training_event_handler_events_total", handler="told")
+    dropped = labelled(page, "training_event_handler_dropped_total", handler="told")
+    suppressed = labelled(page, "training_events_suppressed_total", type="built", reason="rate_limit")
+    assert told + dropped + suppressed == built
     assert labelled(page, "training_torch_monitor_overflows_total") == 0
-    assert 0 < labelled(page, "flood_samples_total") <= prebuilt + built
+    assert labelled(page, "flood_samples_total") >= 1
+
+
+ODD_EVENTS = """
+import datetime
+import torch, torch.monitor as monitor
+from exporter import bridges
+import exporter
+bridges.install("monitor")
+class Equal(monitor.Event):
+    name = "not the name that torch knows"
+    def __eq__(self, other): return True
+    def __hash__(self): return 1
+class Unhashable(monitor.Event):
+    __hash__ = None
+class Unreadable(monitor.Event):
+    data = timestamp = property(lambda self: 1 / 0)
+told = []
+exporter.events.register(told.append, types="unreadable")
+now = datetime.datetime.now()
+for number in range(3):
+    for kind, name in ((Equal, "equal"), (Equal, "too"), (Unhashable, "unhashable"), (Unreadable, "unreadable")):
+        monitor.log_event(kind(name, now, {"number": number}))
+one = monitor.Event("", now, {})
+for _ in range(5):
+    monitor.log_event(one)
+import atexit
+def show():
+    print([(event.type, len(event.data)) for event in exporter.events.recent()], len(told))
+atexit._run_exitfuncs()
+show()
+"""
+
+
+@torch_wanted
+@pytest.mark.timeout(90)
+def test_events_of_classes_that_compare_hash_and_raise_are_counted_one_by_one(tmp_path: Path) -> None:
+    done = child(tmp_path / "feed", ODD_EVENTS)
+    page = page_of(tmp_path / "feed")
+
+    for name in ("equal", "too", "unhashable", "unreadable"):
+        assert labelled(page, "training_events_total", type=name) == 3
+    assert labelled(page, "training_events_total", type="unnamed") == 5
+    assert done.stdout.count("('equal', 1)") == 3
+    assert done.stdout.count("('unreadable', 0)") == 3
+    assert done.stdout.endswith(" 3\n")
+
+
+NO_THREAD = """
+import datetime, threading
+import torch, torch.monitor as monitor
+from exporter import bridges
+def refuse(self): raise RuntimeError("can't start new thread")
+start, threading.Thread.start = threading.Thread.start, refuse
+bridges.install("monitor")
+threading.Thread.start = start
+from exporter.bridges.monitor import MonitorBridge
+monitor.log_event(monitor.Event("a", datetime.datetime.now(), {}))
+import gc
+print([len(each.queue) for each in gc.get_objects() if type(each) is MonitorBridge])
+"""
+
+
+@torch_wanted
+@pytest.mark.timeout(90)
+def test_nothing_piles_up_where_no_thread_can_be_started(tmp_path: Path) -> None:
+    assert child(tmp_path / "feed", NO_THREAD).stdout in {"[]\n", "[0]\n"}
 
 
 FORK = """
