@@ -20,10 +20,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "feed": {"errors", "recording.values"},
     "process": {"errors", "version", "recording", "feed"},
     "sidecar": {"errors", "recording.notices", "feed"},
-    "": {"errors", "version", "process", "sidecar", "recording"},
+    "": {"errors", "version", "process", "sidecar", "recording", "training"},
     "monitor": {"errors", "recording"},
     "elastic": {"errors", "recording"},
-    "bridges": {"elastic", "errors", "recording"},
+    "training": {"errors", "recording"},
+    "bridges": {"elastic", "errors", "recording", "training"},
     "options": set(),
     "yaml_nodes": {"errors", "options"},
     "yaml_loader": {"errors", "options", "yaml_nodes"},
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "exposition": {"errors", "collectors.family"},
     "web": {"errors", "exposition", "collectors.family", "options", "yaml_loader"},
+    "status": {"collectors.family", "collectors.standing"},
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
 }

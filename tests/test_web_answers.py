@@ -100,13 +100,13 @@ def test_a_client_that_closes_its_side_after_the_request_gets_the_answer() -> No
     assert (status, body, end) == (200, b"up 1\n", b"")
 
 
-def test_the_landing_page_may_load_and_run_nothing() -> None:
+def test_the_status_page_is_sent_with_its_own_policy_and_is_never_kept() -> None:
     with serving() as server:
         reply = fetch(port_of(server), "/")
 
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in reply.headers["content-security-policy"]
-    assert "script-src" not in reply.headers["content-security-policy"]
+    assert reply.headers["content-security-policy"] == "default-src 'none'"
+    assert reply.headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from exporter.collectors.family import Distribution
 from exporter.exposition.negotiation import Format
+from exporter.web.application import Document
 from exporter.web.server import Limits, Server
 
 
@@ -43,8 +44,8 @@ class FixedPage:
     def not_ready(self) -> str | None:
         return None
 
-    def landing(self) -> bytes:
-        return b"<!doctype html><title>exporter</title>"
+    def landing(self) -> Document:
+        return Document(b"<!doctype html><title>exporter</title>", "default-src 'none'")
 
     def reload(self) -> None:
         pass

@@ -21,6 +21,7 @@ from typing import Any
 import trustme
 
 from exporter.exposition.negotiation import Format
+from exporter.web.application import Document
 from exporter.web.server import Application, Server
 
 PROJECT = Path(__file__).parent.parent
@@ -40,8 +41,8 @@ class Page:
     def not_ready(self) -> str | None:
         return self.reason
 
-    def landing(self) -> bytes:
-        return b"<!doctype html><title>exporter</title>"
+    def landing(self) -> Document:
+        return Document(b"<!doctype html><title>exporter</title>", "default-src 'none'")
 
     def reload(self) -> None:
         if self.error is not None:

@@ -27,7 +27,6 @@ from exporter.cli.configuration import CollectorSettings, Configuration
 from exporter.cli.gpu_settings import Gpu
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, PROCESS_MEMORY, PROCESSES, Wiring
-from exporter.cli.landing import Landing, ranks_of, render_landing, series_of
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.reload import Reloader
 from exporter.cli.rendering import render
@@ -44,7 +43,15 @@ from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state import StateStore
+from exporter.status.attention import concerns
+from exporter.status.document import policy
+from exporter.status.document import render as render_status
+from exporter.status.history import History
+from exporter.status.readings import Readings
+from exporter.status.values import About
+from exporter.status.view import view
 from exporter.version import __version__
+from exporter.web.application import Document
 from exporter.web.server import Server
 
 JOINED = 3
@@ -169,6 +176,7 @@ class Sidecar:
             configuration, read=read, apply=self._apply, changed=self._page.refresh, clock=clock
         )
         self._feed_passes = 0
+        self._history = History()
         self._scheduler = Scheduler(
             publish=self._publish,
             withdraw=self._page.withdraw,
@@ -409,6 +417,8 @@ class Sidecar:
         if name == FEED:
             self._feed_passes += 1
             self._hand_over_rules()
+            if self._history.is_due(now := time.monotonic()):
+                self._history.note(now, Readings(self._page.offered()))
         elif name == PROCESSES and self._wiring.job_came():
             self._scheduler.run_soon(PROCESS_MEMORY)  # which has a slow interval
 
@@ -436,23 +446,20 @@ class Sidecar:
         gpus = self._wiring.gpu
         return None if gpus is None else gpus.not_ready()
 
-    def landing(self) -> bytes:
+    def landing(self) -> Document:
         """The page for people."""
-        families = self._page.snapshot()
-        return render_landing(
-            Landing(
-                version=__version__,
-                node=socket.gethostname(),
-                started=self._started,
-                now=self._clock(),
-                feed_directory=str(self.feed_directory),
-                telemetry_path=self._reloader.current.web.telemetry_path,
-                series=series_of(families),
-                not_ready=self.not_ready(),
-                ranks=ranks_of(families),
-                collectors=self._scheduler.statuses(),
-            )
+        about = About(
+            version=__version__,
+            node=socket.gethostname(),
+            started=self._started,
+            now=self._clock(),
+            feed_directory=str(self.feed_directory),
+            telemetry_path=self._reloader.current.web.telemetry_path,
+            not_ready=self.not_ready(),
         )
+        readings = Readings(self._page.snapshot())
+        seen = view(about, readings, self._history, self._scheduler.statuses())
+        return Document(render_status(seen, concerns(seen, readings, self._history)), policy())
 
     def reload(self) -> None:
         """Read the configuration again and use it.

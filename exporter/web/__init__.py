@@ -1,4 +1,4 @@
-"""HTTP: /metrics, health and the landing page behind a connection guard.
+"""HTTP: /metrics, health and the status page behind a connection guard.
 
 Used in the sidecar. From outside in: `server` accepts, `guard` keeps the number of connections, `connection` is
 one of them, `wire` its bytes (plain or TLS), `http` one exchange in h11's grammar, `routes` the answers, `flights`

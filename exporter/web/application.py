@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from exporter.exposition.negotiation import Format
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A page for people.
+
+    Attributes:
+        body: HTML.
+        policy: The Content-Security-Policy that it is sent with.
+    """
+
+    body: bytes
+    policy: str
 
 
 class Application(Protocol):
@@ -25,8 +39,8 @@ class Application(Protocol):
         """
         ...
 
-    def landing(self) -> bytes:
-        """The status page: HTML that needs no script and nothing from elsewhere; styles stand in it."""
+    def landing(self) -> Document:
+        """The status page, which needs nothing from elsewhere."""
         ...
 
     def reload(self) -> None:

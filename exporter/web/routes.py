@@ -30,11 +30,6 @@ HEALTHY, READY, RELOAD, CONFIG, LANDING = "/-/healthy", "/-/ready", "/-/reload",
 
 _READ = ("GET", "HEAD")
 _HTML = "text/html; charset=utf-8"
-# Styles stand in the page itself; nothing is loaded, run, framed or sent anywhere.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _LATER = {"Retry-After": "1"}
 
 Handler = Callable[[Request, float], Awaitable[Answer]]
@@ -216,8 +211,9 @@ class Routes:
 
     async def _landing(self, request: Request, deadline: float) -> Answer:
         del request
-        body = await result_by(self._pages.join(LANDING, self._application.landing), deadline)
-        return Answer(200, body, _HTML, {"Content-Security-Policy": _POLICY})
+        made = await result_by(self._pages.join(LANDING, self._application.landing), deadline)
+        headers = {"Content-Security-Policy": made.policy, "Cache-Control": "no-store"}
+        return Answer(200, made.body, _HTML, headers)
 
     async def _configuration(self, request: Request, deadline: float) -> Answer:
         del request

@@ -1,0 +1,151 @@
+"""A real browser for tests: Chromium without a window, driven over its debugging pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+)
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--mute-audio",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+    "--remote-debugging-pipe",
+)
+
+needs_chromium = pytest.mark.skipif(
+    not PROGRAM and not os.environ.get("CI"), reason="needs a browser: apt-get install chromium"
+)
+
+
+class Tab:
+    """One page in the browser.
+
+    Attributes:
+        complaints: What the browser had to say: errors of scripts, violations of the page's policy.
+        requests: Every address that was asked for.
+    """
+
+    def __init__(self, to: int, back: int) -> None:
+        self._to, self._back = to, back
+        self._number = 0
+        self._rest = b""
+        self._session = ""
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: object) -> dict[str, Any]:
+        """Ask the browser to do something, and give its answer."""
+        self._number += 1
+        message: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]  # type: ignore[no-any-return]  # JSON
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            chunk = os.read(self._back, 1 << 16)
+            assert chunk, "the browser ended"
+            self._rest += chunk
+        text, self._rest = self._rest.split(b"\0", 1)
+        message: dict[str, Any] = json.loads(text)
+        parameters = message.get("params", {})
+        if message.get("method") == "Log.entryAdded":
+            self.complaints.append(parameters["entry"]["text"])
+        elif message.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(str(parameters["exceptionDetails"]))
+        elif message.get("method") == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+        return message
+
+    def open(self, url: str, *, script: bool = True) -> None:
+        """Go there and wait until it is loaded."""
+        self.call("Emulation.setScriptExecutionDisabled", value=not script)
+        self.call("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def resize(self, width: int, height: int) -> None:
+        """Be a screen of this size."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+
+    def value(self, expression: str) -> Any:  # whatever the page says
+        """Evaluate JavaScript in the page; also where the page itself may run none."""
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def text(self) -> str:
+        """What a person reads."""
+        return str(self.value("document.body.innerText"))
+
+    def wait_for(self, expression: str, seconds: float = 15.0) -> None:
+        """Wait until it is true in the page."""
+        until = time.monotonic() + seconds
+        while not self.value(expression):
+            assert time.monotonic() < until, (
+                f"{expression} did not become true; the page says {self.text()[:2000]}"
+            )
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def chromium(directory: Path) -> Iterator[Tab]:
+    """A browser with one tab, that can reach 127.0.0.1 only."""
+    to_browser, to_us = os.pipe(), os.pipe()
+    # The browser wants its pipe at the descriptors 3 and 4, which a plain Popen cannot promise.
+    start = "import os, sys; r, w = map(int, sys.argv[1:3]); r, w = os.dup(r), os.dup(w); os.dup2(r, 3); os.dup2(w, 4)"
+    start += "; os.set_inheritable(3, True); os.set_inheritable(4, True)"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", f"{start}; os.execv(sys.argv[3], sys.argv[3:])"),
+            *(str(to_browser[0]), str(to_us[1]), PROGRAM, *FLAGS, f"--user-data-dir={directory / 'browser'}"),
+        ],
+        pass_fds=(to_browser[0], to_us[1]),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(to_browser[0])
+    os.close(to_us[1])
+    try:
+        yield Tab(to_browser[1], to_us[0])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait(10)
+        os.close(to_browser[1])
+        os.close(to_us[0])

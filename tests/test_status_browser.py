@@ -1,0 +1,136 @@
+"""The status page in a real browser, served by a real sidecar that watches real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium_support import Tab, chromium, needs_chromium
+from serve_support import environment, sidecar, wait_until
+
+JOB = """
+import sys
+from exporter import Stat, flush
+Stat("loss", window_seconds=0.5).add(1.0)
+flush()
+print("recorded", flush=True)
+sys.stdin.read()
+"""
+
+pytestmark = [needs_chromium, pytest.mark.timeout(90)]
+
+
+@contextlib.contextmanager
+def rank(tmp_path: Path, number: int, run: str = "night") -> Iterator[subprocess.Popen[bytes]]:
+    job = subprocess.Popen(
+        [sys.executable, "-c", JOB],
+        stdin=subprocess.PIPE,
+        env=environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN=run, RANK=str(number)),
+    )
+    try:
+        yield job
+    finally:
+        job.kill()
+        job.wait(10)
+        assert job.stdin is not None
+        job.stdin.close()
+
+
+@pytest.fixture
+def tab(tmp_path: Path) -> Iterator[Tab]:
+    with chromium(tmp_path) as opened:
+        yield opened
+
+
+def test_it_is_drawn_without_a_complaint_and_asks_nobody_else(tmp_path: Path, tab: Tab) -> None:
+    with sidecar(tmp_path, "--gpu.replay=h100") as running:
+        wait_until(lambda: "NVIDIA H100" in running.ask("/")[1], seconds=20)
+        tab.open(f"http://{running.address}/")
+        tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
+        wide = tab.value("document.documentElement.scrollWidth <= window.innerWidth")
+
+    assert "GPUs (8)" in tab.text()
+    assert wide
+    assert tab.complaints == []
+    assert all(url.startswith((f"http://{running.address}/", "data:", "about:")) for url in tab.requests)
+
+
+def test_on_a_telephone_only_tables_scroll_sideways(tmp_path: Path, tab: Tab) -> None:
+    with sidecar(tmp_path, "--gpu.replay=h100") as running, rank(tmp_path, 0):
+        wait_until(
+            lambda: "NVIDIA H100" in running.ask("/")[1] and "alive" in running.ask("/")[1], seconds=20
+        )
+        tab.resize(360, 800)
+        tab.open(f"http://{running.address}/")
+
+        assert tab.value("document.documentElement.scrollWidth") <= 360
+
+
+def test_without_script_it_says_the_same_and_renews_itself(tmp_path: Path, tab: Tab) -> None:
+    with sidecar(tmp_path) as running, rank(tmp_path, 3):
+        wait_until(lambda: "alive" in running.ask("/")[1])
+        tab.open(f"http://{running.address}/", script=False)
+
+        assert "alive" in tab.text()
+        assert tab.value("document.querySelector('noscript meta[http-equiv=refresh]') !== null")
+
+
+def test_the_death_of_a_rank_is_seen_without_a_reload(tmp_path: Path, tab: Tab) -> None:
+    with sidecar(tmp_path) as running, rank(tmp_path, 0), rank(tmp_path, 1) as second:
+        wait_until(lambda: running.ask("/")[1].count(">alive<") == 2)
+        tab.open(f"http://{running.address}/")
+        tab.value("window.sameDocument = true")
+        assert "Nothing needs attention" in tab.text()
+        second.send_signal(signal.SIGKILL)
+        tab.wait_for("document.body.innerText.includes('rank 1 of night has ended while other ranks live')")
+
+        assert tab.value("window.sameDocument")
+        assert tab.value("document.title").startswith("●")
+        assert tab.complaints == []
+
+
+def test_a_stopped_exporter_is_told_and_what_it_said_is_greyed(tmp_path: Path, tab: Tab) -> None:
+    with sidecar(tmp_path) as running:
+        tab.open(f"http://{running.address}/")
+        tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
+        running.process.send_signal(signal.SIGSTOP)
+        try:
+            tab.wait_for("document.body.classList.contains('stale')", seconds=40)
+        finally:
+            running.process.send_signal(signal.SIGCONT)
+        tab.wait_for("!document.body.classList.contains('stale')", seconds=30)
+
+
+def test_a_hostile_run_name_is_text(tmp_path: Path, tab: Tab) -> None:
+    run = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>'&"
+    with sidecar(tmp_path) as running, rank(tmp_path, 0, run):
+        wait_until(lambda: "alive" in running.ask("/")[1])
+        tab.open(f"http://{running.address}/")
+        tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
+        # One renewal by the script too, which parses the page anew.
+        tab.value("window.before = document.querySelector('main')")
+        tab.wait_for("window.before !== document.querySelector('main')")
+
+    assert run in tab.text()
+    assert "owned" not in tab.value("document.title")
+    assert tab.value("document.querySelectorAll('main img, main script').length") == 0
+
+
+def test_what_the_page_could_be_made_to_run_is_stopped_by_its_policy(tmp_path: Path, tab: Tab) -> None:
+    with sidecar(tmp_path) as running:
+        tab.open(f"http://{running.address}/")
+        tab.value(
+            "const s = document.createElement('script'); s.textContent = \"document.title='owned'\";"
+            "document.body.append(s); const i = new Image(); i.src = 'http://127.0.0.1:1/x'; document.body.append(i);"
+            "document.body.setAttribute('style', 'color: red')"
+        )
+        tab.wait_for("true")
+
+        assert tab.value("document.title") != "owned"
+        assert tab.value("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
+        assert any("Content Security Policy" in text for text in tab.complaints)

@@ -1,0 +1,368 @@
+"""The status page: what it tells, what it warns of, and that nothing foreign in it can act."""
+
+from __future__ import annotations
+
+import ast
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import exporter.status
+from exporter.collectors.family import Distribution, Family, FamilySpec, FamilyType, Sample
+from exporter.collectors.standing import CollectorStatus
+from exporter.status.attention import concerns
+from exporter.status.document import policy, render
+from exporter.status.elements import MOST_ROWS
+from exporter.status.history import History
+from exporter.status.readings import Readings
+from exporter.status.sparkline import sparkline
+from exporter.status.text import duration, energy, number, size
+from exporter.status.values import About
+from exporter.status.view import view
+
+NOW = 10_000.0
+VOID = {"meta", "link", "path"}
+Rows = dict[str, list[tuple[dict[str, str], float | Distribution]]]
+
+JOB: Rows = {
+    "training_feed_alive": [({"run": "night", "rank": "0"}, 1.0), ({"run": "night", "rank": "1"}, 1.0)],
+    "training_feed_last_update_timestamp_seconds": [
+        ({"run": "night", "rank": "0"}, NOW - 1),
+        ({"run": "night", "rank": "1"}, NOW - 2),
+    ],
+    "training_phase_active": [({"run": "night", "rank": "0", "phase": "forward"}, 1.0)],
+    "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - 3)],
+    "training_run_info": [({"run": "night", "model": "llama"}, 1.0)],
+    "training_step": [({"run": "night"}, 250.0)],
+    "training_step_target": [({"run": "night"}, 1000.0)],
+    "training_loss": [({"run": "night", "mode": "train"}, 2.5)],
+    "training_wall_seconds_total": [({"run": "night"}, 1000.0)],
+    "training_productive_seconds_total": [({"run": "night"}, 900.0)],
+    "training_badput_seconds_total": [({"run": "night", "cause": "data_stall"}, 60.0)],
+}
+
+
+class Document(HTMLParser):
+    """Collects a page's tags, attributes and text; an element that is not closed in order is an error."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.names: list[str] = []
+        self.text: list[str] = []
+        self.feed(page.decode())
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.names += [name for name, _ in attrs]
+        self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def families(rows: Rows) -> list[Family]:
+    made = []
+    for name, samples in rows.items():
+        kind: FamilyType = "histogram" if isinstance(samples[0][1], Distribution) else "gauge"
+        labels = tuple(sorted({label for found, _ in samples for label in found}))
+        values = tuple(
+            Sample(tuple(found.get(label, "") for label in labels), value) for found, value in samples
+        )
+        made.append(Family(FamilySpec(name, kind, "", labels), values))
+    return made
+
+
+def about(**changes: object) -> About:
+    values: dict[str, object] = {
+        "version": "1.2.3",
+        "node": "node7",
+        "started": NOW - 90,
+        "now": NOW,
+        "feed_directory": "/dev/shm/x",
+        "telemetry_path": "/metrics",
+    }
+    return About(**{**values, **changes})  # type: ignore[arg-type]  # fields by name
+
+
+def status(**changes: object) -> CollectorStatus:
+    values: dict[str, object] = {
+        "name": "cpu",
+        "success": True,
+        "reason": "",
+        "message": "",
+        "age_seconds": 1.0,
+        "last_success": 1.0,
+        "duration_seconds": 0.001,
+        "interval_seconds": 5.0,
+        "deadline_seconds": 4.0,
+        "running": False,
+        "unsupported": (),
+    }
+    return CollectorStatus(**{**values, **changes})  # type: ignore[arg-type]  # fields by name
+
+
+def page(
+    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: object
+) -> Document:
+    readings, past = Readings(families(rows)), past or History()
+    seen = view(about(**changes), readings, past, collectors)
+    return Document(render(seen, concerns(seen, readings, past)))
+
+
+def warnings(rows: Rows, *collectors: CollectorStatus, past: History | None = None) -> list[str]:
+    readings, past = Readings(families(rows)), past or History()
+    return [each.text for each in concerns(view(about(), readings, past, collectors), readings, past)]
+
+
+def test_it_tells_who_it_is_and_where_it_looks_when_there_is_no_job() -> None:
+    document = page({}, telemetry_path="/m")
+
+    for part in ("1.2.3", "node7", "ready", "up 90 s", "/dev/shm/x", "No job has recorded anything yet"):
+        assert part in document.words
+    assert document.links == ["data:,", "/m", "/-/ready", "/-/healthy", "/config"]
+
+
+def test_a_run_is_told_with_position_pace_goodput_and_losses() -> None:
+    past = History(seconds=5)
+    for tick in range(4):
+        steps = {
+            "training_step_duration_seconds": [
+                ({"run": "night", "mode": "train"}, Distribution(10 * tick, 20.0 * tick, ()))
+            ]
+        }
+        past.note(tick * 5.0, Readings(families(steps)))  # type: ignore[arg-type]  # a histogram alone
+    words = page(JOB, past=past).words
+
+    for part in (
+        "model llama",
+        "step 250 of 1,000",
+        "25 %",
+        "2.0 s",
+        "about 25 min left",
+        "90 %",
+        "data_stall 60 s",
+    ):
+        assert part in words
+
+
+def test_what_is_not_known_is_a_dash_or_absent_but_never_a_zero() -> None:
+    words = page({"training_feed_alive": JOB["training_feed_alive"]}).words
+
+    assert "loss" not in words
+    assert "goodput" not in words
+    assert words.split("Runs night")[1].split("Machine")[0].startswith(" Ranks (2)")
+
+
+def test_ranks_show_phase_and_progress_and_columns_without_data_are_left_out() -> None:
+    words = page(JOB).words
+
+    assert "forward" in words
+    assert "3.0 s ago" in words
+    assert "worker" not in words
+
+
+def test_a_silent_rank_a_dead_one_and_one_without_progress_are_called_out() -> None:
+    rows: Rows = {
+        **JOB,
+        "training_feed_alive": [({"run": "night", "rank": str(n)}, float(n != 1)) for n in range(4)],
+        "training_feed_last_update_timestamp_seconds": [
+            ({"run": "night", "rank": "0"}, NOW - 1),
+            ({"run": "night", "rank": "2"}, NOW - 60),
+            ({"run": "night", "rank": "3"}, NOW - 1),
+        ],
+        "training_last_progress_timestamp_seconds": [
+            ({"run": "night", "rank": "0"}, NOW - 3),
+            ({"run": "night", "rank": "3"}, NOW - 900),
+        ],
+    }
+
+    assert warnings(rows) == [
+        "rank 1 of night has ended while other ranks live",
+        "rank 2 of night lives but has told nothing for 60 s: stopped, or stuck",
+        "rank 3 of night has finished no step for 15 min, now in ?",
+    ]
+
+
+@pytest.mark.parametrize("phase", ["validation", "checkpoint_save_sync", "init"])
+def test_a_long_validation_is_no_hang(phase: str) -> None:
+    rows: Rows = {
+        **JOB,
+        "training_phase_active": [({"run": "night", "rank": "0", "phase": phase}, 1.0)],
+        "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - 5000)],
+    }
+
+    assert warnings(rows) == []
+
+
+def test_lost_missing_and_throttled_gpus_are_called_out() -> None:
+    gpu = {"gpu": "3", "uuid": "GPU-3"}
+    past = History(seconds=5)
+    for tick in range(3):
+        throttled: Rows = {"gpu_clocks_event_seconds_total": [({**gpu, "reason": "hw_thermal"}, 4.0 * tick)]}
+        past.note(5.0 * tick, Readings(families(throttled)))
+    rows: Rows = {
+        "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (gpu, 1.0)],
+        "gpu_devices_expected": [({}, 8.0)],
+        "gpu_recovery_action": [(gpu, 1.0)],
+    }
+
+    assert warnings(rows, past=past) == [
+        "2 of 8 GPUs are there",
+        "GPU 0 does not answer",
+        "the driver asks for a recovery of GPU 3",
+        "heat or power held GPU 3 back for 80 % of the last minute",
+    ]
+
+
+def test_collectors_that_fail_come_first_with_their_reason() -> None:
+    failing = status(name="rapl", success=False, message="permission denied (energy_uj)")
+    document = page({}, status(unsupported=("no memory controllers",)), failing)
+
+    assert document.words.index("rapl") < document.words.index("no memory controllers")
+    assert "collector rapl fails: permission denied (energy_uj)" in document.words
+
+
+def test_a_statistic_without_samples_is_shown_as_a_gap() -> None:
+    rows: Rows = {
+        "loss_window_samples": [({"run": "r", "rank": "0"}, 3.0), ({"run": "r", "rank": "1"}, 0.0)],
+        "loss_window_mean": [({"run": "r", "rank": "0"}, 1.5)],
+    }
+    words = page(rows).words
+
+    assert "loss_window_mean 1.5 no data on 1 of 2" in words
+    assert "1 with gaps" in words
+
+
+@given(st.text(max_size=40))
+def test_foreign_text_is_shown_and_cannot_act(text: str) -> None:
+    hostile = f"<script>alert(1)</script>\"'&--><img src=x onerror=y>{text}"
+    rows = {
+        name: [
+            ({label: hostile if label != "mode" else "train" for label in labels}, value)
+            for labels, value in samples
+        ]
+        for name, samples in JOB.items()
+    }
+    rows["gpu_up"] = [({"gpu": hostile, "uuid": hostile}, 0.0)]
+    rows["gpu_info"] = [({"gpu": hostile, "uuid": hostile, "name": hostile}, 1.0)]
+    rows["training_rank_info"] = [
+        ({"run": hostile, "rank": "", "role": hostile, "node": hostile, "gpu": hostile}, 1.0)
+    ]
+    rows["training_cost_total"] = [({"run": hostile, "currency": hostile, "kind": hostile}, 1.0)]
+    rows["exporter_energy_source_info"] = [
+        (
+            {
+                "component": hostile,
+                "device": hostile,
+                "source": hostile,
+                "name": hostile,
+                "measured": hostile,
+            },
+            1.0,
+        )
+    ]
+    bad = status(name=hostile, success=False, message=hostile)
+    document = page(rows, bad, node=hostile, not_ready=hostile, feed_directory=hostile)
+
+    assert document.tags.count("script") == 1
+    assert "img" not in document.tags
+    assert not [name for name in document.names if name.startswith("on")]
+    assert "<script>alert(1)</script>" in document.words
+
+
+def test_a_crowd_does_not_make_a_crowd_of_rows() -> None:
+    crowd: Rows = {"training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MOST_ROWS + 5)]}
+    document = page(crowd)
+
+    assert document.words.count(" alive ") == MOST_ROWS
+    assert "and 5 more" in document.words
+
+
+def test_the_policy_names_the_style_and_the_script_of_the_page_by_their_hashes() -> None:
+    directives = dict(each.split(" ", 1) for each in policy().split("; "))
+
+    assert directives["default-src"] == "'none'"
+    assert directives["script-src"].startswith("'sha256-")
+    assert directives["style-src"].startswith("'sha256-")
+    assert "unsafe" not in policy()
+
+
+def test_a_gap_in_the_past_is_a_gap_in_the_line() -> None:
+    drawn = sparkline([1.0, 2.0, None, 2.0, 1.0], slots=5, name="x", words=str)
+
+    assert re.findall(r"[ML]", drawn.split('d="')[1]) == ["M", "L", "M", "L"]
+    assert sparkline([None, None, 3.0], slots=5, name="x", words=str) == ""
+
+
+def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
+    past = History(seconds=5)
+    for at, tokens in ((0, 0.0), (5, 50.0), (10, None), (15, 100.0), (20, 20.0), (25, 70.0)):
+        rows: Rows = (
+            {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
+        )
+        past.note(float(at), Readings(families(rows)))
+
+    assert past.rates("tokens", "r") == [10.0, None, None, None, 10.0]
+
+
+def test_history_forgets_what_is_old_and_is_due_at_even_times() -> None:
+    past = History(seconds=5, kept=20)
+    for tick in range(100):
+        assert past.is_due(tick * 5.0)
+        past.note(tick * 5.0, Readings([]))
+
+    assert not past.is_due(99 * 5.0 + 4.9)
+    assert len(past.levels("loss", "r")) == 5
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (duration(0.0021), "2.1 ms"),
+        (duration(0.21), "0.21 s"),
+        (duration(None), "\N{EN DASH}"),
+        (duration(86400 * 9), "9 d"),
+        (size(80 * 1024**3), "80 GiB"),
+        (number(5130.0, "W"), "5130 W"),
+        (number(1.5e9), "1.5G"),
+        (number(float("nan")), "\N{EN DASH}"),
+        (energy(7.2e6), "2 kWh"),
+    ],
+)
+def test_numbers_are_written_as_people_read_them(made: str, expected: str) -> None:
+    assert made == expected
+
+
+def test_every_family_that_the_page_asks_for_exists() -> None:
+    folder = Path(exporter.status.__file__).parent
+    asked = {
+        node.value
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"(training|gpu|host|exporter)_[a-z0-9_]+", node.value)
+    }
+    written = (folder.parent.parent / "docs" / "METRICS.md").read_text()
+
+    assert len(asked) > 30
+    assert {name for name in asked if f"`{name}`" not in written} == set()
