@@ -1,0 +1,155 @@
+"""torchrun by itself, with nothing but `EXPORTER_AUTO=1`: standalone, and ended by a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from elastic_support import labelled, page_of
+from run_support import answers, environment, free_port, run_command, scrape, started, wait_until
+from test_bridges import an_installed_distribution, torch_wanted
+from test_bridges_torchrun import told
+
+# Two ranks over torchrun's own store, rank 1 of which fails once; `torchrun --standalone` keeps the store over the restart.
+TRAIN = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+torch.monitor.log_event(torch.monitor.Event("worker.reduced", __import__("datetime").datetime.now(), {"rank": rank}))
+sys.stdout.write(f"rank {rank} attempt {attempt} reduced {total.item()}\\n")
+sys.stdout.flush()
+time.sleep(1.5)  # a rank that torchrun ends by SIGTERM has lost what it did not write yet
+if not attempt and rank == 1:
+    sys.exit(7)
+if not attempt:
+    time.sleep(60)
+dist.destroy_process_group()
+"""
+
+
+def auto_environment(path: Path, feed: Path | None) -> dict[str, str]:
+    """That of a job where the package is installed; recorded into a feed directory, if there is one."""
+    env = environment(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2")
+    site = path / "site" if (path / "site").exists() else an_installed_distribution(path / "site")
+    env["PYTHONPATH"] = f"{site}:{env['PYTHONPATH']}"
+    if feed is not None:
+        feed.mkdir(exist_ok=True)
+        env |= {"EXPORTER_AUTO": "1", "EXPORTER_FEED_DIR": str(feed)}
+    return env
+
+
+@torch_wanted
+@pytest.mark.timeout(150)
+def test_a_standalone_job_with_a_restart_ends_and_writes_as_without_us(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ends = []
+    for feed in (None, tmp_path / "feed"):
+        # What torch 2.13 needs for a restart of a standalone job to come through at all.
+        env = auto_environment(tmp_path, feed) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        ends.append(
+            subprocess.run(
+                [*command, "--max-restarts=1", str(script)],
+                env=env,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=70,
+                check=False,
+            )
+        )
+    plain, watched = ends
+    page = page_of(tmp_path / "feed")
+
+    assert plain.returncode == watched.returncode == 0
+    assert told(watched.stdout) == told(plain.stdout)
+    assert told(watched.stderr) == told(plain.stderr)
+    assert labelled(page, "training_events_total", type="worker.reduced") == 4
+    assert labelled(page, "training_elastic_restarts_total", role="agent") == 1
+    assert labelled(page, "training_elastic_rendezvous_seconds_count", role="agent") == 2
+    assert labelled(page, "training_elastic_runs_total", outcome="success_with_retries") == 1
+    assert labelled(page, "training_elastic_worker_starts_total") == 4
+    assert labelled(page, "training_events_total", type="torchelastic.rendezvous.SUCCEEDED") >= 2
+    assert labelled(page, "training_torch_wait_calls_total", key="TCPStore__set", rank="0") > 0
+    assert labelled(page, "training_elastic_refused_total") == 0
+
+
+# Says that it lives, then waits to be ended; needs no torch.
+WAITING = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+
+
+@torch_wanted
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("backend", ["static", "standalone"])
+def test_an_agent_that_is_ended_by_sigterm_ends_as_without_us_and_was_interrupted(
+    tmp_path: Path, backend: str
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WAITING)
+    ends = []
+    for feed in (None, tmp_path / "feed"):
+        alive = tmp_path / f"alive-{feed is None}"
+        means = (
+            ["--standalone"]
+            if backend == "standalone"
+            else ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+        )
+        command = [sys.executable, "-m", "torch.distributed.run", *means, "--nproc-per-node=1"]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
+        with started(
+            [*command, str(script), str(alive)], tmp_path, env=auto_environment(tmp_path, feed), **options
+        ) as agent:
+            wait_until(alive.exists, 60)
+            agent.send_signal(signal.SIGTERM)
+            out, err = agent.communicate(timeout=60)
+            ends.append((agent.returncode, told(out), told(err)))
+    page = page_of(tmp_path / "feed")
+
+    assert ends[0] == ends[1]
+    assert ends[0][0] != 0
+    assert labelled(page, "training_elastic_runs_total", outcome="interrupted") == 1
+    assert labelled(page, "training_elastic_runs_total") == 1
+    ran = {"function": "SimpleElasticAgent.run", "outcome": "failure"}
+    assert labelled(page, "training_elastic_function_calls_total", **ran) == 1
+    assert labelled(page, "training_events_total", type="torchelastic.agent.status.FAILED") == 1
+    assert labelled(page, "training_elastic_restarts_total") == 0
+
+
+@torch_wanted
+@pytest.mark.timeout(150)
+def test_sigterm_to_run_reaches_the_agent_and_its_last_words_are_on_the_page(tmp_path: Path) -> None:
+    script, feed, alive = tmp_path / "worker.py", tmp_path / "feed", tmp_path / "alive"
+    script.write_text(WAITING)
+    feed.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    port, pages = free_port(), [""]
+    job = [*torchrun, str(script), str(alive)]
+    command = run_command(feed, job, "--run.name=llama", "--run.linger=100s", port=port)
+
+    with started(command, tmp_path, env=auto_environment(tmp_path, None), cwd=tmp_path) as run:
+        wait_until(lambda: alive.exists() and answers(port), 60)
+        pages.append(scrape(port))  # whoever has scraped once is waited for at the end
+        os.kill(run.pid, signal.SIGTERM)
+        while run.poll() is None:
+            with contextlib.suppress(OSError):  # over
+                pages.append(scrape(port))
+            time.sleep(0.3)
+
+    assert run.returncode != 0
+    assert labelled(pages[-1], "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
