@@ -28,6 +28,7 @@ import torch.distributed.elastic.events as torch_events  # noqa: E402  # after t
 import torch.distributed.elastic.metrics as torch_metrics  # noqa: E402
 import torch.monitor  # noqa: E402
 
+import exporter  # noqa: E402
 from exporter import bridges  # noqa: E402
 from exporter.elastic import events, metrics  # noqa: E402
 
@@ -101,6 +102,7 @@ def main() -> None:
             }
         )
     finally:
+        exporter.shutdown()
         shutil.rmtree(FEED, ignore_errors=True)
 
 
