@@ -1,0 +1,98 @@
+"""Who tells of the training: of several bridges in one process, the one that knows most.
+
+Used in the training process. A Lightning job steps torch's optimizers and reads torch's loaders, so that two bridges see
+each of its steps. Whoever tells holds the claim; a stronger teller takes it, a weaker one keeps silent until it is
+free again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WATCHING, INSTRUMENTED, LEADING = 0, 1, 2
+"""How much a teller knows: what torch is asked to do; what the job says of itself in another library's words; each turn
+of the framework's own loop."""
+
+
+class Teller:
+    """A bridge that can tell of the training; what torch is asked to do meanwhile is told to it.
+
+    Attributes:
+        strength: How much it knows.
+    """
+
+    strength = WATCHING
+
+    def yields(self) -> None:
+        """A stronger one takes over; what it had open is to be closed."""
+
+    def fetch_begins(self, loader: Any) -> object:
+        """A batch is asked for from one of torch's loaders; None when the end of it is not wanted."""
+        del loader
+
+    def fetch_ends(self, kept: Any, batch: Any, error: BaseException | None) -> None:
+        """The batch is there, or none has come."""
+
+    def backward_begins(self, tensors: Any) -> object:
+        """The backward pass from some tensors begins; None when its end is not wanted."""
+        del tensors
+
+    def backward_ends(self, kept: Any, result: Any, error: BaseException | None) -> None:
+        """The backward pass is over."""
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins."""
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """An optimizer's step is over; not called when it raises."""
+
+    def save_begins(self, saved: Mapping[str, Any]) -> object:
+        """A checkpoint is written by torch; None when its end is not wanted."""
+        del saved
+
+    def save_ends(self, kept: Any, result: Any, error: BaseException | None) -> None:
+        """It is written, or has failed."""
+
+
+class Claims:
+    """The claim, held by at most one teller.
+
+    Attributes:
+        holder: Who tells; `NOBODY` while nobody does.
+    """
+
+    def __init__(self) -> None:
+        self.holder: Teller = NOBODY
+        self._standing: Teller = NOBODY
+
+    def stand(self, teller: Teller) -> None:
+        """Let a teller hold the claim whenever nobody else does."""
+        self._standing = teller
+        if self.holder is NOBODY:
+            self.holder = teller
+
+    def take(self, teller: Teller) -> bool:
+        """Ask for the claim.
+
+        Returns:
+            Whether it is the teller's now.
+        """
+        holder = self.holder
+        if holder is teller:
+            return True
+        if holder is not NOBODY and holder is not self._standing and holder.strength >= teller.strength:
+            return False
+        self.holder = teller
+        holder.yields()
+        return True
+
+    def release(self, teller: Teller) -> None:
+        """Give it back; harmless for one that has not got it."""
+        if self.holder is teller:
+            self.holder = self._standing
+
+
+NOBODY = Teller()
+CLAIMS = Claims()
+"""The claim of this process."""

@@ -1,0 +1,94 @@
+"""The course of a training loop, put together from what a framework's hooks tell of it.
+
+Used in the training process, on the thread that trains. Hooks tell of beginnings and ends one by one, and leave ends out:
+when an exception passes, when an epoch is cut short, when a hook has another order in another version. So what is open
+is kept here, innermost last, and whatever ends closes what is still open inside of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+LOOP, ITERATION, PHASE, EVALUATION, BATCH = "loop", "iteration", "phase", "evaluation", "batch"
+SAVE, LOAD = "save", "load"
+"""Kinds of what may be open; of an evaluation and its batches, validation and test are two."""
+
+
+class Abandoned(StopIteration):
+    """An iteration that has begun found no data: it is neither finished nor failed."""
+
+
+class Course:
+    """Opens and closes the spans of `exporter.training`; none of its methods minds being called out of order.
+
+    Attributes:
+        training: `exporter.training`.
+    """
+
+    def __init__(self) -> None:
+        from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
+
+        self.training: ModuleType = training
+        self._open: list[tuple[str, str, AbstractContextManager[Any]]] = []
+
+    def is_open(self, kind: str) -> bool:
+        """Tell whether one of this kind is open."""
+        return any(each[0] == kind for each in self._open)
+
+    def begin(self, kind: str, span: AbstractContextManager[Any], name: str = "") -> None:
+        """Open a span inside of what is open; a phase of before is over then."""
+        if self._open and self._open[-1][0] == PHASE:
+            self._close(None)
+        span.__enter__()
+        self._open.append((kind, name, span))
+
+    def end(self, kind: str, error: BaseException | None = None) -> None:
+        """Close the innermost of this kind, and what is inside of it first; harmless when there is none."""
+        if self.is_open(kind):
+            while self._close(error) != kind:
+                pass
+
+    def end_all(self, error: BaseException | None = None) -> None:
+        """Close everything."""
+        while self._open:
+            self._close(error)
+
+    def phase(self, name: str | None) -> None:
+        """Say which phase has begun where the last one ends; None when no other has."""
+        if self._open and self._open[-1][0] == PHASE:
+            if self._open[-1][1] == name:
+                return
+            self._close(None)
+        if name is not None:
+            span = self.training.phase(name)
+            span.__enter__()
+            self._open.append((PHASE, name, span))
+
+    def begin_loop(self, step: int, target: int | None = None) -> None:
+        """Begin a training loop; whatever an earlier one left open has been given up."""
+        self.end_all(Abandoned())
+        span = self.training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=target)
+        self.begin(LOOP, span)
+
+    def begin_iteration(self) -> None:
+        """Begin an iteration, unless one is under way."""
+        if not self.is_open(ITERATION):
+            self.begin(ITERATION, self.training.training_iteration())
+
+    def abandon_iteration(self) -> None:
+        """Take back the beginning of an iteration: there is no data for it."""
+        self.end(ITERATION, Abandoned())
+
+    def begin_save(self, step: int) -> None:
+        """Begin to save a checkpoint from which the job can go on."""
+        self.begin(SAVE, self.training.checkpoint_save(global_step=step))
+
+    def _close(self, error: BaseException | None) -> str:
+        kind, _, span = self._open.pop()
+        if error is None:
+            span.__exit__(None, None, None)
+        else:
+            span.__exit__(type(error), error, error.__traceback__)
+        return kind

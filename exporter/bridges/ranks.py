@@ -1,0 +1,17 @@
+"""What a framework knows of this process's place among the ranks, where the environment says nothing or something else.
+
+Used in the training process. Lightning's own launchers, for one, start ranks without `RANK`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import exporter
+from exporter.recording.identity import identity_from
+
+
+def tell_rank(rank: int) -> None:
+    """Record under a rank from now on."""
+    if identity_from(os.environ).rank != rank:
+        exporter.configure(rank=rank)

@@ -1,0 +1,139 @@
+"""What the job asks torch to do, told to whichever bridge holds the claim: batches, backward passes, optimizer steps, saves.
+
+Used in the training process, on the thread that does it. torch itself has hooks for optimizers; the others are methods
+that are bracketed. Nothing is read from a device, and nothing is done while torch compiles or captures.
+
+A step that a gradient scaler skips is seen by the optimizer not being stepped. A fused optimizer skips inside of its
+kernel: that cannot be seen without waiting for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from time import monotonic
+from types import ModuleType
+from typing import Any
+
+from exporter.bridges.brackets import bracket, bracket_what_exists, never_raises
+from exporter.bridges.claims import CLAIMS, NOBODY
+from exporter.bridges.imports import when_imported
+
+SCALE_SECONDS = 1.0
+"""How often the loss scale is recorded: it changes every few thousand steps, or at a skipped one."""
+
+
+class _Seen:
+    """What has been seen so far.
+
+    Attributes:
+        installed: Whether torch is watched.
+        optimizer_steps: Optimizer steps begun.
+        next_scale: When the loss scale is recorded again.
+    """
+
+    installed = False
+    optimizer_steps = 0
+    next_scale = 0.0
+
+
+def install() -> None:
+    """Watch torch; again is harmless.
+
+    Raises:
+        ImportError: There is no torch.
+        AttributeError: It has become different.
+    """
+    if _Seen.installed:
+        return
+    _Seen.installed = True
+    torch: Any = import_module("torch")
+    loaders: Any = import_module("torch.utils.data.dataloader")
+    optimizers: Any = import_module("torch.optim.optimizer")
+    optimizers.register_optimizer_step_pre_hook(_optimizer_begins)
+    optimizers.register_optimizer_step_post_hook(_optimizer_ends)
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+
+    def backward_begins(*args: Any, **kwargs: Any) -> object:
+        if is_compiling():
+            return None
+        return CLAIMS.holder.backward_begins(args[0] if args else kwargs.get("tensors"))
+
+    bracket(torch.autograd, "backward", backward_begins, _backward_ends)
+    bracket(loaders._BaseDataLoaderIter, "__next__", _fetch_begins, _fetch_ends)  # noqa: SLF001  # no hook elsewhere
+    bracket(loaders.DataLoader, "__iter__", _fetch_begins, _iterator_made)
+    bracket(torch, "save", _save_begins, _save_ends)
+    when_imported("torch.amp.grad_scaler", _watch_scaler)
+    when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
+
+
+def _watch_scaler(module: ModuleType) -> None:
+    bracket(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
+    bracket(module.GradScaler, "update", lambda scaler, *_args, **_kwargs: scaler, _scale_updated)
+
+
+def _watch_distributed_saves(module: ModuleType) -> None:
+    bracket_what_exists(module, ("save", "async_save"), _distributed_save_begins, _save_ends)
+
+
+@never_raises
+def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    _Seen.optimizer_steps += 1
+    CLAIMS.holder.optimizer_begins(optimizer)
+
+
+@never_raises
+def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    CLAIMS.holder.optimizer_ends(optimizer)
+
+
+def _backward_ends(kept: Any, result: Any, error: BaseException | None) -> None:
+    CLAIMS.holder.backward_ends(kept, result, error)
+
+
+def _fetch_begins(loader: Any) -> object:
+    return CLAIMS.holder.fetch_begins(loader)
+
+
+def _fetch_ends(kept: Any, batch: Any, error: BaseException | None) -> None:
+    CLAIMS.holder.fetch_ends(kept, batch, error)
+
+
+def _iterator_made(kept: Any, _iterator: Any, error: BaseException | None) -> None:
+    CLAIMS.holder.fetch_ends(kept, None, error)
+
+
+def _save_begins(saved: Any = None, *_args: Any, **kwargs: Any) -> object:
+    saved = kwargs.get("obj", saved)
+    return CLAIMS.holder.save_begins(saved) if isinstance(saved, Mapping) else None
+
+
+def _distributed_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any) -> object:
+    return _save_begins(kwargs.get("state_dict", state_dict))
+
+
+def _save_ends(kept: Any, result: Any, error: BaseException | None) -> None:
+    CLAIMS.holder.save_ends(kept, result, error)
+
+
+def _scaled_step_begins(scaler: Any, *_args: Any, **_kwargs: Any) -> object:
+    return (_Seen.optimizer_steps,) if scaler.is_enabled() else None
+
+
+def _scaled_step_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
+    if error is None and kept == (_Seen.optimizer_steps,) and CLAIMS.holder is not NOBODY:
+        from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
+
+        training.skipped_step("overflow")
+        _Seen.next_scale = 0.0
+
+
+def _scale_updated(scaler: Any, _result: Any, error: BaseException | None) -> None:
+    now = monotonic()
+    if error is None and now >= _Seen.next_scale and CLAIMS.holder is not NOBODY:
+        scale = getattr(scaler, "_scale", None)  # a tensor; `get_scale()` would wait for the device
+        if scale is not None:
+            from exporter import training  # noqa: PLC0415  # as above
+
+            _Seen.next_scale = now + SCALE_SECONDS
+            training.record(loss_scale=scale)
