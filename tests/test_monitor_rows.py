@@ -265,11 +265,14 @@ def test_v3_no_data_is_no_value() -> None:
     assert stat._tally.reading().last_sample is not None
 
 
-def test_v4_the_number_of_samples_is_always_published() -> None:
-    stat = Stat("v4.samples", ["mean"], window_seconds=None, window_samples=2)
+def test_v4_a_window_of_too_few_samples_is_no_data_and_their_number_is_always_published() -> None:
+    stat = Stat("v4.few", ["mean"], window_seconds=1, min_samples=20)
+    stat.add(1.0)
+    wait_until(lambda: stat.window.samples == 1)
 
-    assert families_of(stat.definition).samples == "v4_samples_window_samples"
-    assert stat.window.samples == 0
+    assert families_of(stat.definition).samples == "v4_few_window_samples"
+    assert stat.get() == {}
+    assert stat.count == 1
 
 
 def test_v5_energy_and_carbon_are_collected_without_code() -> None:

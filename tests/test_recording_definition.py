@@ -54,6 +54,9 @@ def fresh() -> str:
         ("labels", {"labels": {"split": "x" * 257}}, "1 to 256"),
         ("help", {"help": "two\nlines"}, "one printable line"),
         ("stale_seconds", {"stale_seconds": -1}, "not -1"),
+        ("min_samples", {"min_samples": 0}, "not 0"),
+        ("min_samples", {"min_samples": 2.0}, "whole number"),
+        ("min_samples", {"min_samples": 3, "window_samples": 2}, "1 to 2, the window_samples"),
     ],
 )
 def test_a_wrong_definition_is_one_clear_error_that_names_the_value(

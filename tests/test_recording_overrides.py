@@ -57,6 +57,14 @@ def test_rules_that_make_no_sense_are_left_out_and_told() -> None:
     assert "unknown aggregation 'median'" in wrong[0]
 
 
+def test_a_rule_with_shorter_windows_than_a_stat_asks_samples_of_lowers_what_it_asks() -> None:
+    definition = check_definition("a", ["mean"], window_samples=20, min_samples=10)
+
+    changed, _ = apply_rules(definition, [{"match": "a", "window_samples": 5}])
+
+    assert (changed.window_samples, changed.min_samples) == (5, 5)
+
+
 def test_a_rule_that_takes_both_windows_away_leaves_them_as_they_were() -> None:
     rules, _ = check_rules([{"match": "a", "window_seconds": None}])
 

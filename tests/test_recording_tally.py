@@ -128,6 +128,19 @@ def test_windows_that_passed_during_a_suspension_leave_no_data_behind() -> None:
     assert tally.closed.samples == 0
 
 
+def test_a_window_of_too_few_samples_has_no_values_but_their_number() -> None:
+    tally = Tally(check_definition("a", SIMPLE, min_samples=3), wall=0.0)
+    drained(tally, 1.0, 2.0)
+    tally.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+    few = tally.closed
+    drained(tally, 1.0, 2.0, 3.0)
+    tally.close_window(60.0, 120.0, late_windows=False, wall=120.0)
+
+    assert (few.samples, few.values) == (2, {})
+    assert (tally.closed.samples, bool(tally.closed.values)) == (3, True)
+    assert tally.count == 5
+
+
 def test_a_count_window_goes_stale_without_samples() -> None:
     tally = Tally(
         check_definition("a", SIMPLE, window_seconds=None, window_samples=2, stale_seconds=30), wall=0.0

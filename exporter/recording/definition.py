@@ -117,6 +117,7 @@ def check_definition(
     labels: Mapping[str, str] | None = None,
     buckets: Iterable[float] | None = None,
     stale_seconds: float = 300.0,
+    min_samples: int = 1,
 ) -> StatDefinition:
     """Make a definition, or say what is wrong with it.
 
@@ -155,6 +156,7 @@ def check_definition(
         labels=_check_labels(labels),
         buckets=bounds,
         stale_seconds=_check_number("stale_seconds", stale_seconds, at_least=1.0),
+        min_samples=_check_min_samples(min_samples, samples),
     )
 
 
@@ -210,6 +212,19 @@ def check_window_samples(samples: int | None) -> int | None:
         field="window_samples",
         found=samples,
         allowed="1 to 1000000000, or None",
+    )
+
+
+def _check_min_samples(least: int, window_samples: int | None) -> int:
+    most = 1_000_000_000 if window_samples is None else window_samples
+    if type(least) is int and 1 <= least <= most:
+        return least
+    why = "" if window_samples is None else ", the window_samples,"
+    raise DefinitionError(
+        f"min_samples must be a whole number from 1 to {most}{why} not {least!r}",
+        field="min_samples",
+        found=least,
+        allowed=f"1 to {most}",
     )
 
 

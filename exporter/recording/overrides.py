@@ -69,6 +69,8 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
         changed = changed.replace(
             window_seconds=definition.window_seconds, window_samples=definition.window_samples
         )
+    if changed.window_samples is not None and changed.window_samples < changed.min_samples:
+        changed = changed.replace(min_samples=changed.window_samples)
     if Aggregation.HISTOGRAM not in changed.aggregations:
         changed = changed.replace(buckets=())
     elif not changed.buckets:

@@ -43,6 +43,8 @@ class Stat:
         labels: Constant labels.
         buckets: Upper bounds of the histogram; None for a choice that suits the unit.
         stale_seconds: After so long without a sample, a window that only counts has no data.
+        min_samples: A window with fewer samples has no data but their number, since a mean or a quantile of so few
+            would be compared with those of many.
 
     Attributes:
         add: Record one number. Takes any int or float; what is not finite or not a number is counted and kept
@@ -72,6 +74,7 @@ class Stat:
         labels: Mapping[str, str] | None = None,
         buckets: Iterable[float] | None = None,
         stale_seconds: float = 300.0,
+        min_samples: int = 1,
     ) -> Self:
         """Check the definition and make the Stat, or find it."""
         definition = check_definition(
@@ -84,6 +87,7 @@ class Stat:
             labels=labels,
             buckets=buckets,
             stale_seconds=stale_seconds,
+            min_samples=min_samples,
         )
         return cls._of(REGISTRY.obtain(definition))
 

@@ -243,7 +243,9 @@ class Tally:
         return [min(samples), max(samples)]
 
     def _close(self, started: float, ended: float) -> None:
-        self._closed = WindowReading(started, ended, self._window.samples, self._window.values())
+        samples = self._window.samples
+        values = self._window.values() if samples >= self.effective.min_samples else {}
+        self._closed = WindowReading(started, ended, samples, values)
         self._reading = None
 
     def _begin_window(self, started: float) -> None:

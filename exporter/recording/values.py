@@ -95,6 +95,7 @@ class StatDefinition(Value):
         buckets: Finite upper bounds, ascending; empty without HISTOGRAM.
         stale_seconds: After so long without a sample a pure count window has no data.
         kind: One of `KINDS`; all but `stat` have no windows.
+        min_samples: A window with fewer has no values. Of the recording process alone: it is not in the feed.
     """
 
     __slots__ = (
@@ -108,6 +109,7 @@ class StatDefinition(Value):
         "buckets",
         "stale_seconds",
         "kind",
+        "min_samples",
     )
 
     def __init__(
@@ -122,6 +124,7 @@ class StatDefinition(Value):
         buckets: tuple[float, ...] = (),
         stale_seconds: float = 300.0,
         kind: str = "stat",
+        min_samples: int = 1,
     ) -> None:
         self.name: Final = name
         self.aggregations: Final = aggregations
@@ -133,6 +136,7 @@ class StatDefinition(Value):
         self.buckets: Final = buckets
         self.stale_seconds: Final = stale_seconds
         self.kind: Final = kind
+        self.min_samples: Final = min_samples
 
 
 class WindowReading(Value):
