@@ -166,6 +166,8 @@ def test_what_is_missing_has_the_contracts_default_and_what_is_unknown_is_passed
         {"work_seconds": -0.5},
         {"work_seconds": None},
         {"open_seconds": "1"},
+        {"open_seconds": 1e11},
+        {"phases": {"init": 1e300}},
         {"segments": [[1, 1, 2]]},
         {"segments": [[1, 3, 2, 0.5]]},
         {"segments": [[1, 1, 2, -0.5]]},

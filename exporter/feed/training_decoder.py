@@ -30,6 +30,8 @@ MAX_FACTS = 64
 MAX_PHASES = 64
 MAX_SEGMENTS = 256
 MAX_BINS = 256
+MAX_SECONDS = 1e10
+"""Three centuries: sums of what is below this stay finite."""
 
 
 def take_training(found: object) -> TrainingReading:
@@ -49,15 +51,15 @@ def take_training(found: object) -> TrainingReading:
         loop=take_whole(body.get("loop", 0)),
         step=take_optional(body.get("step"), _step),
         steps=take_whole(body.get("steps", 0)),
-        work_seconds=take_at_least_zero(body.get("work_seconds", 0.0)),
-        open_seconds=take_at_least_zero(body.get("open_seconds", 0.0)),
-        failed_seconds=take_at_least_zero(body.get("failed_seconds", 0.0)),
+        work_seconds=_seconds(body.get("work_seconds", 0.0)),
+        open_seconds=_seconds(body.get("open_seconds", 0.0)),
+        failed_seconds=_seconds(body.get("failed_seconds", 0.0)),
         committed_step=take_optional(body.get("committed_step"), _step),
-        committed_seconds=take_at_least_zero(body.get("committed_seconds", 0.0)),
+        committed_seconds=_seconds(body.get("committed_seconds", 0.0)),
         segments=tuple([_segment(each) for each in take_list(body.get("segments", []), MAX_SEGMENTS)]),
         finished=_flag(body.get("finished", False)),
         failure=_reason(body.get("failure", "")),
-        longest_step_seconds=take_optional(body.get("longest_step_seconds"), take_at_least_zero),
+        longest_step_seconds=take_optional(body.get("longest_step_seconds"), _seconds),
         timeline=_timeline(body.get("timeline", [])),
         flops_per_token=take_optional(body.get("flops_per_token"), take_at_least_zero),
         hardware_flops_per_token=take_optional(body.get("hardware_flops_per_token"), take_at_least_zero),
@@ -79,7 +81,7 @@ def _phases(found: object) -> dict[str, float]:
     body = take_object(found)
     if len(body) > MAX_PHASES:
         refuse(f"more than {MAX_PHASES} phases")
-    return {_phase(name): take_at_least_zero(seconds) for name, seconds in body.items()}
+    return {_phase(name): _seconds(seconds) for name, seconds in body.items()}
 
 
 def _phase(found: object) -> str:
@@ -97,6 +99,11 @@ def _step(found: object) -> int:
     return found
 
 
+def _seconds(found: object) -> float:
+    seconds = take_at_least_zero(found)
+    return seconds if seconds <= MAX_SECONDS else refuse("a time of centuries")
+
+
 def _flag(found: object) -> bool:
     return found if type(found) is bool else refuse("neither true nor false")
 
@@ -105,7 +112,7 @@ def _segment(found: object) -> tuple[int, int, int, float]:
     loop, first, last, seconds = take_list(found, 4)
     if _step(first) > _step(last):
         refuse("a segment that ends before it begins")
-    return take_whole(loop), first, last, take_at_least_zero(seconds)
+    return take_whole(loop), first, last, _seconds(seconds)
 
 
 def _timeline(found: object) -> tuple[tuple[float, tuple[tuple[str, float], ...]], ...]:
@@ -122,4 +129,4 @@ def _bin(found: Any) -> tuple[float, tuple[tuple[str, float], ...]]:
 
 def _part(found: Any) -> tuple[str, float]:
     phase, seconds = take_list(found, 2)
-    return _phase(phase), take_at_least_zero(seconds)
+    return _phase(phase), _seconds(seconds)
