@@ -7,7 +7,6 @@ free again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 WATCHING, INSTRUMENTED, LEADING = 0, 1, 2
@@ -27,18 +26,23 @@ class Teller:
     def yields(self) -> None:
         """A stronger one takes over; what it had open is to be closed."""
 
-    def fetch_begins(self, loader: Any) -> object:
-        """A batch is asked for from one of torch's loaders; None when the end of it is not wanted."""
-        del loader
+    def fetch_begins(self) -> bool:
+        """A batch is asked for from one of torch's loaders.
 
-    def fetch_ends(self, kept: Any, batch: Any, error: BaseException | None) -> None:
-        """The batch is there, or none has come."""
+        Returns:
+            Whether its end is to be told; the same holds for the others.
+        """
+        return False
 
-    def backward_begins(self, tensors: Any) -> object:
-        """The backward pass from some tensors begins; None when its end is not wanted."""
+    def fetch_ends(self, batch: Any, error: BaseException | None) -> None:
+        """The batch is there, or the loader's first one is on its way (None), or none has come."""
+
+    def backward_begins(self, tensors: Any) -> bool:
+        """The backward pass from some tensors begins."""
         del tensors
+        return False
 
-    def backward_ends(self, kept: Any, result: Any, error: BaseException | None) -> None:
+    def backward_ends(self, error: BaseException | None) -> None:
         """The backward pass is over."""
 
     def optimizer_begins(self, optimizer: Any) -> None:
@@ -47,11 +51,12 @@ class Teller:
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer's step is over; not called when it raises."""
 
-    def save_begins(self, saved: Mapping[str, Any]) -> object:
-        """A checkpoint is written by torch; None when its end is not wanted."""
+    def save_begins(self, saved: Any) -> bool:
+        """Something is written by torch."""
         del saved
+        return False
 
-    def save_ends(self, kept: Any, result: Any, error: BaseException | None) -> None:
+    def save_ends(self, result: Any, error: BaseException | None) -> None:
         """It is written, or has failed."""
 
 

@@ -35,7 +35,9 @@ def callback(package: str | None = None) -> Any:
     """
     torch_hooks.install()
     bases = [
-        import_module(each).Callback for each in PACKAGES if each == package or (not package and each in sys.modules)
+        import_module(each).Callback
+        for each in PACKAGES
+        if each == package or (not package and each in sys.modules)
     ]
     if not bases:
         bases = [_first_installed().Callback]

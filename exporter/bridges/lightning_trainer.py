@@ -63,7 +63,6 @@ class TrainerTeller(Teller):
         if self._in_batch:
             self._course.phase(name)
 
-
     def describe(self) -> None:
         """Say what is trained, and where."""
         trainer = self.trainer
@@ -155,7 +154,7 @@ class TrainerTeller(Teller):
         batches, epochs = trainer.num_training_batches, trainer.max_epochs
         if epochs is None or epochs < 1 or not math.isfinite(batches):
             return None
-        return int(epochs) * math.ceil(batches / trainer.accumulate_grad_batches)
+        return int(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
 
     def _learning_rate(self) -> Any:
         optimizers = self.trainer.optimizers

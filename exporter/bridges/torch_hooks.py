@@ -9,14 +9,13 @@ kernel: that cannot be seen without waiting for the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from time import monotonic
 from types import ModuleType
 from typing import Any
 
 from exporter.bridges.brackets import bracket, bracket_what_exists, never_raises
-from exporter.bridges.claims import CLAIMS, NOBODY
+from exporter.bridges.claims import CLAIMS, NOBODY, Teller
 from exporter.bridges.imports import when_imported
 
 SCALE_SECONDS = 1.0
@@ -57,7 +56,8 @@ def install() -> None:
     def backward_begins(*args: Any, **kwargs: Any) -> object:
         if is_compiling():
             return None
-        return CLAIMS.holder.backward_begins(args[0] if args else kwargs.get("tensors"))
+        holder = CLAIMS.holder
+        return holder if holder.backward_begins(args[0] if args else kwargs.get("tensors")) else None
 
     bracket(torch.autograd, "backward", backward_begins, _backward_ends)
     bracket(loaders._BaseDataLoaderIter, "__next__", _fetch_begins, _fetch_ends)  # noqa: SLF001  # no hook elsewhere
@@ -87,33 +87,34 @@ def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     CLAIMS.holder.optimizer_ends(optimizer)
 
 
-def _backward_ends(kept: Any, result: Any, error: BaseException | None) -> None:
-    CLAIMS.holder.backward_ends(kept, result, error)
+def _backward_ends(teller: Teller, _result: Any, error: BaseException | None) -> None:
+    teller.backward_ends(error)
 
 
-def _fetch_begins(loader: Any) -> object:
-    return CLAIMS.holder.fetch_begins(loader)
+def _fetch_begins(_loader: Any) -> object:
+    holder = CLAIMS.holder
+    return holder if holder.fetch_begins() else None
 
 
-def _fetch_ends(kept: Any, batch: Any, error: BaseException | None) -> None:
-    CLAIMS.holder.fetch_ends(kept, batch, error)
+def _fetch_ends(teller: Teller, batch: Any, error: BaseException | None) -> None:
+    teller.fetch_ends(batch, error)
 
 
-def _iterator_made(kept: Any, _iterator: Any, error: BaseException | None) -> None:
-    CLAIMS.holder.fetch_ends(kept, None, error)
+def _iterator_made(teller: Teller, _iterator: Any, error: BaseException | None) -> None:
+    teller.fetch_ends(None, error)
 
 
 def _save_begins(saved: Any = None, *_args: Any, **kwargs: Any) -> object:
-    saved = kwargs.get("obj", saved)
-    return CLAIMS.holder.save_begins(saved) if isinstance(saved, Mapping) else None
+    holder = CLAIMS.holder
+    return holder if holder.save_begins(kwargs.get("obj", saved)) else None
 
 
 def _distributed_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any) -> object:
     return _save_begins(kwargs.get("state_dict", state_dict))
 
 
-def _save_ends(kept: Any, result: Any, error: BaseException | None) -> None:
-    CLAIMS.holder.save_ends(kept, result, error)
+def _save_ends(teller: Teller, result: Any, error: BaseException | None) -> None:
+    teller.save_ends(result, error)
 
 
 def _scaled_step_begins(scaler: Any, *_args: Any, **_kwargs: Any) -> object:
