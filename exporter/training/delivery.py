@@ -1,0 +1,396 @@
+"""Delivery: the way of spans and events from the recording to the exporters, each with its own thread and queue.
+
+Used in the training process. The recording thread (or whoever records) puts copies into bounded queues and goes on;
+an exporter is the user's code and runs on its outlet's thread. One that raises is asked again, after a pause that
+grows while nothing succeeds, and never given up; one that hangs or is slow costs its own records, counted by reason
+in `training_span_exporter_dropped_total`, and nothing else. At exit what waits has a bounded time to go out. A
+forked child delivers nothing: what waits is its parent's, and so are the exporters' connections.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from _queue import SimpleQueue  # `queue` would load `heapq` and more beside it
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from exporter.errors import DefinitionError, OneLoggerError
+from exporter.recording.identity import clean_text
+from exporter.recording.notices import tell_once
+from exporter.recording.plain import plain
+from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.names import (
+    DEFAULT_SPANS_EXPORT_BLACKLIST,
+    ExportCustomizationMode,
+    SpanName,
+    name_of,
+)
+from exporter.training.reports import report
+from exporter.training.spans import Span
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from exporter.training.exporters.base import Exporter
+
+QUEUED_RECORDS = 10_000
+"""Records that may wait for one exporter; a job with default settings makes a few per second."""
+ATTEMPTS = 5
+"""Times that one record is offered before it is dropped, while others may still arrive."""
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 30.0
+EXIT_SECONDS = 2.0
+"""The longest that an exiting process waits for the exporters."""
+METHODS = (
+    "initialize",
+    "export_start",
+    "export_stop",
+    "export_event",
+    "export_error",
+    "export_telemetry_data_error",
+    "close",
+)
+"""What an exporter has."""
+DROP_REASONS = ("queue_full", "failed", "exit")
+
+
+class Filter:
+    """Which spans go to the exporters; their events go with them.
+
+    Args:
+        mode: Whether the names are all that go, or all that do not; one-logger's own member counts too.
+        names: Of spans, compared as texts.
+
+    Raises:
+        OneLoggerError: The mode is none.
+    """
+
+    def __init__(self, mode: ExportCustomizationMode, names: Iterable[SpanName] | None = None) -> None:
+        try:
+            self.mode = ExportCustomizationMode[getattr(mode, "name", str(mode))]
+        except KeyError:
+            modes = ", ".join(each.name for each in ExportCustomizationMode)
+            raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
+        self.names = frozenset([name_of(name) for name in names or ()])
+        if self.names and self.mode is ExportCustomizationMode.EXPORT_ALL_SPANS:
+            report("ExportCustomizationMode", "filter_of_all", "no span_name_filter beside EXPORT_ALL_SPANS")
+
+    @classmethod
+    def default(cls) -> Filter:
+        """All but the short and frequent ones."""
+        return cls(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
+
+    @classmethod
+    def everything(cls) -> Filter:
+        """All."""
+        return cls(ExportCustomizationMode.EXPORT_ALL_SPANS)
+
+    def wants(self, name: SpanName) -> bool:
+        """Whether a span of this name is exported."""
+        if self.mode is ExportCustomizationMode.EXPORT_ALL_SPANS:
+            return True
+        return (name_of(name) in self.names) is (self.mode is ExportCustomizationMode.WHITELIST_SPANS)
+
+
+class _Marker:
+    """What is put into a queue to learn when all before it was taken; `end` asks the thread to stop there."""
+
+    __slots__ = ("end", "passed")
+
+    def __init__(self, *, end: bool) -> None:
+        self.end = end
+        self.passed = threading.Event()
+
+
+class _Counts:
+    """The families of one exporter."""
+
+    def __init__(self, name: str) -> None:
+        self.delivered = _counter("records", exporter=name)
+        self.errors = _counter("errors", exporter=name)
+        self.dropped = {reason: _counter("dropped", exporter=name, reason=reason) for reason in DROP_REASONS}
+
+
+def _counter(what: str, **labels: str) -> Callable[[float], None]:
+    try:
+        return plain("counter", f"training.span.exporter.{what}", labels=labels)
+    except DefinitionError as error:  # too many series: the records go out all the same
+        tell_once("span exporter counts", f"an exporter of spans is not counted: {error}")
+        return lambda value: None  # noqa: ARG005  # it takes what it is given
+
+
+class Outlet:
+    """One exporter, its queue and its thread.
+
+    Args:
+        exporter: The user's.
+        name: Label value under which it is counted.
+        bound: Records that may wait.
+        first_pause_seconds: After the first failure; it doubles with each further one until something succeeds.
+    """
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        name: str,
+        *,
+        bound: int = QUEUED_RECORDS,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+    ) -> None:
+        self.exporter = exporter
+        self.name = name
+        self._bound = bound
+        self._first_pause_seconds = first_pause_seconds
+        self._queue: SimpleQueue[tuple[str, tuple[Any, ...]] | _Marker] = SimpleQueue()
+        self._hurry = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failures = 0  # since something succeeded
+        self._failed = 0  # records dropped by this outlet's thread
+        self._refused = 0  # records dropped by those that record
+        self._told = 0  # of both, those that the exporter knows it misses
+        self._any_sent = False
+        self._ended = False
+        self._abandoned = False
+        self._counts = _Counts(name)
+
+    def begin(self) -> None:
+        """Start its thread, which initialises the exporter."""
+        if self._thread is not None or self._ended:
+            return
+        thread = threading.Thread(target=self._run, name=f"exporter-spans-{self.name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads, or the interpreter is ending
+            tell_once(f"span exporter {self.name}", f"the exporter {self.name} cannot start: {error!r}")
+            self._ended = True
+            return
+        self._thread = thread
+
+    def put(self, method: str, *arguments: Any) -> None:
+        """Hand over one record; never raises, never waits."""
+        if self._ended:
+            self._counts.dropped["exit"](1)
+        elif self._queue.qsize() >= self._bound:
+            self._refused += 1
+            self._counts.dropped["queue_full"](1)
+        else:
+            self._queue.put((method, arguments))
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until all that waits now was taken; says whether it was, within the time."""
+        if self._thread is None or self._ended or threading.current_thread() is self._thread:
+            return self._queue.empty()
+        marker = _Marker(end=False)
+        self._queue.put(marker)
+        return marker.passed.wait(max(timeout_seconds, 0.0))
+
+    def finish(self) -> Callable[[float], None]:
+        """Ask the thread to end after what waits now, without pauses, and to close the exporter.
+
+        Returns:
+            Waits for that so many seconds; what was not taken by then is counted as dropped.
+        """
+        self._hurry.set()
+        if self._ended:
+            return lambda seconds: None  # noqa: ARG005  # nothing is left to wait for
+        self._ended = True
+        marker = _Marker(end=True)
+        self._queue.put(marker)
+
+        def wait(timeout_seconds: float) -> None:
+            if self._thread is None:  # it never began
+                self._counts.dropped["exit"](self._queue.qsize() - 1)
+            elif threading.current_thread() is not self._thread and not marker.passed.wait(
+                max(timeout_seconds, 0.0)
+            ):
+                self._abandoned = True
+                # Without the marker, with the one that it hangs in.
+                self._counts.dropped["exit"](max(self._queue.qsize() - 1, 0) + 1)
+
+        return wait
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._ended = True
+
+    def _serve(self) -> None:
+        ready = self._initialize()
+        while True:
+            item = self._queue.get()
+            if self._abandoned:
+                return
+            if isinstance(item, _Marker):
+                if item.end:
+                    self._attempt("close")
+                item.passed.set()
+                if item.end:
+                    return
+            elif not ready:
+                self._counts.dropped["failed"](1)
+            else:
+                self._send(*item)
+
+    def _initialize(self) -> bool:
+        """Try until it succeeds; False when the process ends before that."""
+        while not self._attempt("initialize"):
+            if self._hurry.wait(self._pause()):
+                return self._attempt("initialize")
+        return True
+
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+        for attempt in range(ATTEMPTS):
+            if self._attempt(method, *arguments):
+                if not self._abandoned:  # else it was counted as dropped when nobody could wait any longer
+                    self._counts.delivered(1)
+                self._any_sent = True
+                self._tell_losses()
+                return
+            if self._hurry.is_set():
+                break
+            if attempt < ATTEMPTS - 1:
+                self._hurry.wait(self._pause())
+        self._failed += 1
+        self._counts.dropped["failed"](1)
+
+    def _tell_losses(self) -> None:
+        """Have a consumer know that what it reads is incomplete."""
+        lost = self._failed + self._refused - self._told
+        if not lost:
+            return
+        self._told += lost
+        kinds = TelemetryDataError.ErrorType
+        kind = kinds.INCOMPLETE_TELEMETRY_DATA if self._any_sent else kinds.NO_TELEMETRY_DATA
+        error = TelemetryDataError.create(kind, f"{lost} records before this one were dropped")
+        self._attempt("export_telemetry_data_error", error)
+
+    def _pause(self) -> float:
+        return min(self._first_pause_seconds * 2.0 ** min(self._failures - 1, 20), LONGEST_PAUSE_SECONDS)
+
+    def _attempt(self, method: str, *arguments: Any) -> bool:
+        try:
+            getattr(self.exporter, method)(*arguments)
+        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
+            self._failures += 1
+            self._counts.errors(1)
+            tell_once(
+                f"span exporter {self.name} {method}",
+                f"the exporter {self.name} failed in {method}: {error!r}",
+            )
+            return False
+        self._failures = 0
+        return True
+
+
+class Sink:
+    """Takes records to all exporters; whoever records calls it, one thread at a time.
+
+    Args:
+        exporters: To whom.
+        filter: Which spans; None for all.
+        bound: Records that may wait for each.
+        first_pause_seconds: See `Outlet`.
+    """
+
+    def __init__(
+        self,
+        exporters: Iterable[Exporter],
+        filter: Filter | None = None,
+        *,
+        bound: int = QUEUED_RECORDS,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+    ) -> None:
+        self._filter = filter or Filter.everything()
+        self._process = os.getpid()
+        names: dict[str, int] = {}
+        outlets = []
+        for each in exporters:
+            name = clean_text(type(each).__qualname__.replace("<locals>.", ""))[:100]
+            names[name] = number = names.get(name, 0) + 1
+            shown = name if number == 1 else f"{name}-{number}"
+            outlets.append(Outlet(each, shown, bound=bound, first_pause_seconds=first_pause_seconds))
+        self._outlets = tuple(outlets)
+
+    @staticmethod
+    def missing_methods(exporter: object) -> list[str]:
+        """Tell what an object lacks to be an exporter."""
+        return [name for name in METHODS if not callable(getattr(exporter, name, None))]
+
+    def begin(self) -> None:
+        """Start the exporters' threads."""
+        for outlet in self._outlets:
+            outlet.begin()
+        if self._outlets:
+            _OPEN.add(self)
+
+    def wants(self, name: SpanName) -> bool:
+        """Whether there is anybody to take a span of this name."""
+        return bool(self._outlets) and self._filter.wants(name) and os.getpid() == self._process
+
+    def start(self, span: Span) -> None:
+        """Take the start of a span."""
+        if self.wants(span.name):
+            self._put("export_start", span.as_started())
+
+    def event(self, span: Span, event: Event) -> None:
+        """Take an event of a span."""
+        if self.wants(span.name):
+            self._put("export_event", event, span.as_it_is())
+
+    def error(self, span: Span, event: ErrorEvent) -> None:
+        """Take an error of the application."""
+        if self.wants(span.name):
+            self._put("export_error", event, span.as_it_is())
+
+    def stop(self, span: Span) -> None:
+        """Take the stop of a span that has stopped."""
+        if self.wants(span.name):
+            self._put("export_stop", span.as_it_is())
+
+    def telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Take an error of the telemetry itself."""
+        if os.getpid() == self._process:
+            self._put("export_telemetry_data_error", error)
+
+    def flush(self, timeout_seconds: float = 5.0) -> bool:
+        """Wait until the exporters have taken what waits now; says whether they have, within the time."""
+        deadline = monotonic() + timeout_seconds
+        if os.getpid() != self._process:
+            return True
+        arrived = [outlet.drain(deadline - monotonic()) for outlet in self._outlets]
+        return all(arrived)
+
+    def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
+        """Take nothing any more; what waits has so many seconds, then the exporters are closed."""
+        _OPEN.discard(self)
+        if os.getpid() != self._process:
+            return
+        waits = [outlet.finish() for outlet in self._outlets]
+        deadline = monotonic() + timeout_seconds
+        for wait in waits:
+            wait(deadline - monotonic())
+
+    def _put(self, method: str, *arguments: Any) -> None:
+        for outlet in self._outlets:
+            outlet.put(method, *arguments)
+
+
+_OPEN: weakref.WeakSet[Sink] = weakref.WeakSet()
+
+
+def flush_all(timeout_seconds: float = 5.0) -> bool:
+    """Wait until every exporter of this process has taken what waits now."""
+    deadline = monotonic() + timeout_seconds
+    arrived = [sink.flush(max(deadline - monotonic(), 0.0)) for sink in list(_OPEN)]
+    return all(arrived)
+
+
+def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
+    """Close every sink of this process; they share the time. Called when the recording has ended."""
+    deadline = monotonic() + timeout_seconds
+    for sink in list(_OPEN):
+        sink.close(max(deadline - monotonic(), 0.0))
