@@ -19,6 +19,7 @@ import exporter
 from exporter import Stat, events, log
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.errors import DefinitionError
+from exporter.exposition.selection import select
 from exporter.monitor import rfc
 from exporter.recording.handlers.console import ConsoleHandler
 from exporter.recording.handlers.json_lines import JsonLinesHandler, read_lines
@@ -430,6 +431,8 @@ def test_v23_stats_can_be_listed_found_and_switched() -> None:
     exporter.registry.switch("v23.*", enabled=False)
     assert not stat.enabled
     exporter.registry.switch("v23.*", enabled=True)
+    page = b"# TYPE v23_layer summary\nv23_layer_count 1\n# TYPE v24_other gauge\nv24_other 2\n"
+    assert select(page, ["v23_*"]) == page[: page.index(b"# TYPE v24")]
 
 
 def test_v24_nothing_is_a_count_of_zero() -> None:

@@ -41,11 +41,13 @@ class Request:
         method: As sent; methods are case-sensitive.
         path: Without the query, percent-decoded.
         headers: (lower-case name, value) in the order of arrival.
+        query: As sent, without the question mark.
     """
 
     method: str
     path: str
     headers: tuple[tuple[str, str], ...] = ()
+    query: str = ""
 
     def header(self, name: str) -> str | None:
         """A field's value, its repetitions joined as in a list; None when it is not there."""
@@ -224,7 +226,8 @@ class Exchange:
             raise _no_body()
         self._goes_on = parser.their_state in _GOING_ON
         headers = tuple((name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers)
-        request = Request(self._method, _path(event.target.decode("latin-1")), headers)
+        target = event.target.decode("latin-1")
+        request = Request(self._method, _path(target), headers, target.partition("?")[2].partition("#")[0])
         if len(self._data) <= _MEMORABLE_BYTES and not self.left_over:
             self.head = Head(self._data, request, self._goes_on)
         return request

@@ -15,9 +15,12 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from urllib.parse import parse_qs
 
 from exporter.errors import ConfigurationError, Problem
-from exporter.exposition.negotiation import accepts_gzip, negotiate
+from exporter.exposition.compression import deflate, join
+from exporter.exposition.negotiation import Format, accepts_gzip, negotiate
+from exporter.exposition.selection import select
 from exporter.web.application import Application, Prepared
 from exporter.web.auth import BusyError
 from exporter.web.counts import Counts
@@ -31,6 +34,7 @@ HEALTHY, READY, RELOAD, CONFIG, LANDING = "/-/healthy", "/-/ready", "/-/reload",
 _READ = ("GET", "HEAD")
 _HTML = "text/html; charset=utf-8"
 _LATER = {"Retry-After": "1"}
+_MOST_NAMES = 100
 
 Handler = Callable[[Request, float], Awaitable[Answer]]
 
@@ -199,7 +203,18 @@ class Routes:
             return _text(503, reason, _LATER)
         form = self._negotiate(request.header("accept"))
         compress = self._accepts_gzip(request.header("accept-encoding"))
-        body = None if self._prepared is None else self._prepared(form, compress=compress)
+        body: bytes | None = None
+        if request.query and "name" in request.query:
+            try:
+                names = _names(request.query)
+            except ValueError:
+                return _text(400, f"at most {_MOST_NAMES} fields, such as name[]=training_*")
+            if names:
+                # By the clerks: whoever asks for a part takes no renderer from those who want the whole.
+                select_some = partial(self._some_metrics, form, names, compress=compress)
+                body = await result_by(self._pages.join((form, names, compress), select_some), deadline)
+        if body is None and self._prepared is not None:
+            body = self._prepared(form, compress=compress)
         if body is None:
             work = partial(self._application.metrics, form, compress=compress)
             body = await result_by(self._scrapes.join((form, compress), work), deadline)
@@ -208,6 +223,10 @@ class Routes:
             headers["Content-Encoding"] = "gzip"
         scrape, route = request.method == "GET", self._telemetry_path
         return Answer(200, body, form.content_type, headers, route=route, scrape=scrape)
+
+    def _some_metrics(self, form: Format, names: frozenset[str], *, compress: bool) -> bytes:
+        body = select(self._application.metrics(form, compress=False), names)
+        return join([deflate(body), deflate(b"")]) if compress else body
 
     async def _landing(self, request: Request, deadline: float) -> Answer:
         del request
@@ -242,6 +261,15 @@ class Routes:
         except ConfigurationError as error:
             return _text(500, f"the configuration was not reloaded, the old one is kept:\n{error}")
         return _text(200, "reloaded")
+
+
+def _names(query: str) -> frozenset[str]:
+    """The values of `name[]`, as client libraries take them.
+
+    Raises:
+        ValueError: There are too many fields.
+    """
+    return frozenset(parse_qs(query, max_num_fields=_MOST_NAMES).get("name[]", ()))
 
 
 def _text(
