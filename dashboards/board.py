@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dashboards.panels import Json, Panel
 from dashboards.palette import BLUE, PURPLE, VERMILION
+from dashboards.panels import Json, Panel
 from dashboards.queries import DATASOURCE, expand
 
 SCHEMA_VERSION = 39
 TAG = "training-exporter"
 COLUMNS = 24
+NUMERICAL = 3
+"""Order of a variable's values: as numbers, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Variable:
         several: Whether several can be chosen at once.
         all_of_them: Whether All can be, and is at first.
         every: What All stands for in a matcher; None for the list of all of them.
+        regex: What of each result is the value; "" for all of it.
+        sort: Grafana's number for the order; 0 leaves it as the query has it.
         what: Its description.
     """
 
@@ -38,6 +42,8 @@ class Variable:
     several: bool = True
     all_of_them: bool = True
     every: str | None = ".+"
+    regex: str = ""
+    sort: int = 1
     what: str = ""
 
     def model(self) -> Json:
@@ -55,9 +61,9 @@ class Variable:
             "options": [],
             "query": {"query": query, "refId": f"variable-{self.name}"},
             "refresh": 2,
-            "regex": "",
+            "regex": self.regex,
             "skipUrlSync": False,
-            "sort": 3 if self.name in {"rank", "gpu"} else 1,
+            "sort": self.sort,
             "type": "query",
         }
         if made["includeAll"]:
@@ -86,7 +92,9 @@ RUN = Variable(
     "run", "Run", "label_values(training_rank_info, run)", what="The training run, over its restarts."
 )
 ONE_RUN = Variable(RUN.name, RUN.label, RUN.query, several=False, what=RUN.what)
-RANK = Variable("rank", "Rank", "label_values(training_rank_info{@run}, rank)", what="Ranks of the run.")
+RANK = Variable(
+    "rank", "Rank", "label_values(training_rank_info{@run}, rank)", sort=NUMERICAL, what="Ranks of the run."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dashboards import gpus, node, own
+from dashboards import compare, energy, fleet, gpus, node, own, ranks, run
 from dashboards.board import Board
 
-BOARDS: tuple[Board, ...] = (gpus.board(), node.board(), own.board())
+BOARDS: tuple[Board, ...] = (
+    run.board(),
+    ranks.board(),
+    gpus.board(),
+    energy.board(),
+    node.board(),
+    compare.board(),
+    own.board(),
+    fleet.board(),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.board import ALERTS_OF_NODE, JOB, SOME_NODES, Board, Row, Variable
+from dashboards.board import ALERTS_OF_NODE, JOB, NUMERICAL, SOME_NODES, Board, Row, Variable
 from dashboards.palette import (
     ABSENT,
     BAD,
@@ -40,6 +40,7 @@ GPU = Variable(
     "gpu",
     "GPU",
     'label_values(gpu_up{job=~"$job", instance=~"$node"}, gpu)',
+    sort=NUMERICAL,
     what="The GPU's number, as the job counts.",
 )
 LEGEND = "{{instance}} GPU {{gpu}}"

@@ -123,7 +123,7 @@ def lines(
     legend: str = "list",
     thresholds: Json | None = None,
     decimals: int | None = None,
-    logarithmic: bool = False,
+    soft: bool = True,
     links: Sequence[Json] = (),
 ) -> Panel:
     """Series over time.
@@ -132,6 +132,7 @@ def lines(
         legend: `list` below, `table` below with last and maximum, `right` of it, or `hidden`.
         thresholds: Drawn as dashed lines.
         steps_drawn: A value holds until the next one.
+        soft: The axis is not shorter than usual for the unit.
     """
     custom: Json = {
         "axisBorderShow": False,
@@ -148,7 +149,7 @@ def lines(
         "lineInterpolation": "stepAfter" if steps_drawn else "linear",
         "lineWidth": 0 if stacked else 1,
         "pointSize": 4,
-        "scaleDistribution": {"type": "log", "log": 10} if logarithmic else {"type": "linear"},
+        "scaleDistribution": {"type": "linear"},
         "showPoints": "never" if stacked or bars else "auto",
         "spanNulls": False,
         "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
@@ -160,7 +161,7 @@ def lines(
         "placement": "right" if legend == "right" else "bottom",
         "showLegend": legend != "hidden",
     }
-    if most is None and unit in SOFT_MOST:
+    if soft and least == 0 and most is None and unit in SOFT_MOST:
         custom["axisSoftMax"] = SOFT_MOST[unit]
     defaults = _defaults(unit, empty, thresholds or NEUTRAL, least, most, decimals)
     defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
@@ -295,14 +296,16 @@ def heatmap(
     least: float | None = None,
     most: float | None = None,
     points: int = 120,
+    exponent: float = 0.5,
 ) -> Panel:
-    """Where values lie over time: colour says how many, or how much; light is more in every theme.
+    """Where values lie over time: colour says how many, or how much; what is more stands out in either theme.
 
     Args:
         unit: Of the colour.
         axis: Unit of the rows.
-        least: Value of the darkest colour.
-        most: Value of the lightest.
+        least: Value of the colour nearest to the ground.
+        most: Value of the one furthest from it.
+        exponent: 1 for colours in proportion; less shows rare values among frequent ones.
         points: Columns; each costs a query a value for every row.
     """
     defaults = _defaults(unit, empty, NEUTRAL, None, None, None)
@@ -315,7 +318,7 @@ def heatmap(
         "cellGap": 0,
         "cellValues": {"unit": unit},
         "color": {
-            "exponent": 0.5,
+            "exponent": exponent,
             "fill": BLUE,
             "mode": "scheme",
             "reverse": False,
@@ -326,7 +329,7 @@ def heatmap(
         | ({} if least is None else {"min": least})
         | ({} if most is None else {"max": most}),
         "exemplars": {"color": BAD},
-        "filterValues": {"le": 1e-9},
+        "filterValues": {"le": 1e-9 if query.heatmap else -1},
         "legend": {"show": True},
         "rowsFrame": {"layout": "auto"},
         "showValue": "never",
@@ -395,7 +398,7 @@ def table(
             "id": "organize",
             "options": {
                 "excludeByName": dict.fromkeys(
-                    ["Time", "__name__", *sorted(unused.difference(fields))], True
+                    ["Time", "__name__", "job", *sorted(unused.difference(fields))], True
                 ),
                 "indexByName": {name: place for place, name in enumerate(fields)},
                 "renameByName": {name: column.title for name, column in zip(fields, columns, strict=True)},
@@ -417,6 +420,52 @@ def table(
     }
     made = _panel("table", title, queries, about, w, h, defaults, overrides, options)
     made.body["transformations"] = transformations
+    return made
+
+
+def matrix(
+    title: str,
+    query: Query,
+    *,
+    across: str,
+    down: str,
+    unit: str,
+    about: About,
+    empty: str,
+    w: int = 12,
+    h: int = 9,
+    decimals: int | None = None,
+) -> Panel:
+    """A value for each pair of two labels, as it is at the end of the time range.
+
+    Args:
+        across: The label that makes the columns.
+        down: The label that makes the rows.
+    """
+    defaults = _defaults(unit, empty, NEUTRAL, None, None, decimals)
+    defaults["custom"] = {
+        "align": "auto",
+        "cellOptions": {"type": "auto"},
+        "filterable": False,
+        "inspect": False,
+    }
+    options: Json = {
+        "cellHeight": "sm",
+        "footer": {"countRows": False, "fields": "", "reducer": ["sum"], "show": False},
+        "showHeader": True,
+        "sortBy": [],
+    }
+    heading = f"{down}\\{across}"
+    overrides = [
+        {"matcher": {"id": "byName", "options": heading}, "properties": [{"id": "displayName", "value": " "}]}
+    ]
+    made = _panel("table", title, (query,), about, w, h, defaults, overrides, options)
+    made.body["transformations"] = [
+        {
+            "id": "groupingToMatrix",
+            "options": {"columnField": across, "rowField": down, "valueField": "Value", "emptyValue": "null"},
+        }
+    ]
     return made
 
 

@@ -1,0 +1,381 @@
+"""The dashboard *Fleet*: all runs and nodes of a cluster, from recording rules only.
+
+A query here reads one series for each run or node, however many ranks and GPUs they have.
+"""
+
+from __future__ import annotations
+
+from dashboards.board import Board, Mark, Row
+from dashboards.palette import BAD, BLUE, CAUSES, GREEN, ORANGE, PLAIN, PURPLE, VERMILION, WARNING, named
+from dashboards.panels import About, Column, Panel, above, below, lines, stat, steps, table, to, words
+from dashboards.queries import Query, now, rows
+
+UID = "training-fleet"
+
+NO_RULES = (
+    "The recording rules have made nothing: are deploy/prometheus/rules loaded, and is something scraped?"
+)
+HEAD = "{{run}}"
+
+
+def board() -> Board:
+    """The dashboard."""
+    return Board(
+        uid=UID,
+        title="Training / Fleet",
+        what="All runs and nodes of a cluster on one page, from recording rules only.",
+        variables=(),
+        rows=(
+            Row("At a glance", _glance()),
+            Row("Runs", _runs()),
+            Row("Where does the cluster's time and power go?", _cluster()),
+            Row("Nodes", _nodes()),
+        ),
+        marks=(
+            Mark(
+                "Critical alerts",
+                'max by (alertname) (ALERTS{alertstate="firing", severity="critical"})',
+                "{{alertname}}",
+                VERMILION,
+                shown=False,
+                at_value=False,
+            ),
+        ),
+        span="now-6h",
+        refresh="1m",
+    )
+
+
+def _glance() -> tuple[Panel, ...]:
+    return (
+        stat(
+            "Runs that progress",
+            now("count(run:training_last_progress:age_seconds < 300)", "progress"),
+            now("count(run:training_ranks_up:sum > 0)", "live"),
+            unit="none",
+            text="value_and_name",
+            about=About(
+                "Runs that made a step in the last five minutes, of those with a living process.",
+                "fewer progress than live.",
+                "the table says which stand still, and in which phase they are.",
+                "no run is known.",
+            ),
+            empty="no run",
+        ),
+        stat(
+            "Goodput, 6 h",
+            now("cluster:training_goodput:ratio6h"),
+            unit="percentunit",
+            decimals=1,
+            thresholds=below(0.9, 0.7),
+            about=About(
+                "Share of all runs' time that is not known to be lost.",
+                "below 90 %.",
+                "*What is lost, and to what?*.",
+                "no run counts its time.",
+            ),
+        ),
+        stat(
+            "GPUs",
+            now("cluster:gpu_devices:sum", "answer"),
+            now("cluster:gpu_missing:sum", "missing"),
+            unit="none",
+            text="value_and_name",
+            about=About(
+                "GPUs that answer, and those that should and do not.",
+                "any that is missing.",
+                "the table of nodes names the node.",
+                "no node has GPUs.",
+            ),
+        ),
+        stat(
+            "Exporters",
+            now("cluster:exporter_up:sum", "answer"),
+            now("cluster:exporter_up:count", "of"),
+            unit="none",
+            text="value_and_name",
+            about=About(
+                "Exporters that Prometheus reaches.",
+                "fewer than there are: those nodes are missing from every number here.",
+                "*The exporter itself*.",
+            ),
+        ),
+        stat(
+            "Mean SM activity",
+            now("cluster:gpu_sm_activity:avg"),
+            unit="percentunit",
+            decimals=0,
+            thresholds=below(0.5, 0.2),
+            about=About(
+                "Over all GPUs with performance counters, idle ones too.",
+                "below 50 %: GPUs stand still or wait.",
+                "the nodes' table: idle with a run, or without.",
+                "no GPU has performance counters.",
+            ),
+            empty="no counters",
+        ),
+        stat(
+            "Firing alerts",
+            now('count(ALERTS{alertstate="firing"}) or 0 * max(cluster:exporter_up:count)'),
+            unit="none",
+            thresholds=above(1),
+            about=About(
+                "Alerts of these rules.",
+                "any that is critical.",
+                "the table of alerts has links to the place.",
+                "the rules are not loaded.",
+            ),
+            empty="no rules",
+        ),
+    )
+
+
+def _runs() -> tuple[Panel, ...]:
+    return (
+        table(
+            "All runs",
+            rows("run:training_run:info"),
+            rows("run:training_ranks_up:sum"),
+            rows("run:training_last_progress:age_seconds"),
+            rows("run:training_progress:ratio"),
+            rows("run:training_eta:seconds"),
+            rows("run:training_tokens:rate5m"),
+            rows("run:training_step_seconds:p50_5m"),
+            rows("run:training_mfu:ratio5m"),
+            rows("run:training_straggler_score:min"),
+            rows("run:training_goodput_optimistic:ratio6h"),
+            rows("run:training_restarts:increase1d"),
+            rows("run:training_power:watts5m"),
+            rows("run:training_energy_per_token:joules15m"),
+            columns=(
+                Column(
+                    "run",
+                    "Run",
+                    links=(
+                        to("training-run", "Training run", run="${__value.raw}"),
+                        to("training-ranks", "Ranks and stragglers", run="${__value.raw}"),
+                        to("training-energy", "Energy, carbon, cost", run="${__value.raw}"),
+                    ),
+                ),
+                Column("user", "User", width=90),
+                Column("model", "Model", width=110),
+                Column("B", "Ranks", unit="none", width=70),
+                Column("C", "Last step", unit="s", decimals=0, width=90, thresholds=above(120, 300)),
+                Column("D", "Done", unit="percentunit", decimals=0, width=140, bar=(0, 1)),
+                Column("E", "Left", unit="dtdurations", width=110),
+                Column("F", "Tokens/s", unit="locale", decimals=0, width=100),
+                Column("G", "Step", unit="s", decimals=2, width=80),
+                Column("H", "MFU", unit="percentunit", decimals=0, width=70),
+                Column(
+                    "I",
+                    "Slowest rank",
+                    unit="percentunit",
+                    decimals=0,
+                    width=110,
+                    thresholds=steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
+                ),
+                Column("J", "Goodput", unit="percentunit", decimals=0, width=90, thresholds=below(0.9, 0.7)),
+                Column("K", "Restarts, 1 d", unit="none", decimals=0, width=110, thresholds=above(1, 4)),
+                Column("L", "Power", unit="watt", width=90),
+                Column("M", "J/token", unit="none", decimals=2, width=80),
+            ),
+            sort="Last step",
+            about=About(
+                "A line for each run. Its name leads to the dashboards about it.",
+                "a last step minutes ago; a slowest rank below 90 %; goodput below 90 %; restarts.",
+                "follow the link.",
+                "the run does not tell that number.",
+            ),
+            empty=NO_RULES,
+            h=11,
+        ),
+    )
+
+
+def _cluster() -> tuple[Panel, ...]:
+    return (
+        lines(
+            "Which runs waste their time?",
+            Query("bottomk(8, run:training_goodput_optimistic:ratio1h)", HEAD),
+            unit="percentunit",
+            most=1,
+            color={"mode": "shades", "fixedColor": BLUE},
+            w=8,
+            about=About(
+                "Goodput of the last hour of the eight runs with the least.",
+                "below 90 % for long.",
+                "*Training run* of that run.",
+            ),
+            empty=NO_RULES,
+        ),
+        lines(
+            "What is lost, and to what?",
+            Query("avg by (cause) (run:training_badput_share:ratio6h)", "{{cause}}"),
+            unit="percentunit",
+            stacked=True,
+            overrides=named(CAUSES),
+            w=8,
+            about=About(
+                "Badput of the last six hours by cause, on average over the runs.",
+                "one cause in many runs is the cluster's: `data_stall` the storage, `downtime` the scheduler, "
+                "`lost_progress` too few checkpoints.",
+                "mend it once, for all.",
+            ),
+            empty=NO_RULES,
+        ),
+        lines(
+            "Which runs have a straggler?",
+            Query("bottomk(8, run:training_straggler_score:min)", HEAD),
+            unit="percentunit",
+            most=1,
+            color={"mode": "shades", "fixedColor": ORANGE},
+            w=8,
+            about=About(
+                "Speed of the slowest rank compared with the fastest, of the eight worst runs.",
+                "below 90 %.",
+                "*Ranks and stragglers* of that run.",
+            ),
+            empty=NO_RULES,
+        ),
+        lines(
+            "How much power?",
+            Query("cluster:gpu_power:watts", "all GPUs"),
+            Query("cluster:training_power:watts5m", "runs, CPUs included"),
+            unit="watt",
+            overrides=named({"all GPUs": BLUE, "runs, CPUs included": ORANGE}),
+            w=8,
+            about=About(
+                "What the GPUs draw, and what is attributed to runs.",
+                "a wide gap: GPUs that nobody's run uses.",
+                "the nodes' table: GPUs busy without a run.",
+            ),
+            empty=NO_RULES,
+        ),
+        lines(
+            "How much CO2 an hour?",
+            Query("cluster:training_carbon:grams_rate1h * 3600", "all runs"),
+            unit="massg",
+            overrides=named({"all runs": GREEN}),
+            w=8,
+            about=About(
+                "Grams of CO2 equivalent in an hour, at the configured intensity.",
+                "no threshold.",
+                "cleaner hours, less waste.",
+            ),
+            empty="No carbon intensity is configured on any node, or the rules are not loaded.",
+        ),
+        lines(
+            "How much money an hour?",
+            Query("cluster:training_cost:rate1h * 3600", "{{currency}}"),
+            unit="none",
+            decimals=2,
+            color={"mode": "shades", "fixedColor": PURPLE},
+            w=8,
+            about=About(
+                "Electricity and rent of all runs in an hour, at the configured prices.",
+                "more than the budget.",
+                "the runs' table, sorted by power.",
+            ),
+            empty="No price is configured on any node, or the rules are not loaded.",
+        ),
+    )
+
+
+def _nodes() -> tuple[Panel, ...]:
+    return (
+        table(
+            "All nodes",
+            rows("min by (instance) (instance:exporter:up)"),
+            rows("sum by (instance) (instance:training_ranks:count)"),
+            rows("sum by (instance) (instance:gpu_devices:sum)"),
+            rows("sum by (instance) (instance:gpu_missing:sum)"),
+            rows("avg by (instance) (instance:gpu_sm_activity:avg)"),
+            rows("avg by (instance) (instance:gpu_busy:ratio5m)"),
+            rows("sum by (instance) (instance:gpu_power:watts)"),
+            rows("max by (instance) (instance:gpu_temperature:max)"),
+            rows("max by (instance) (instance:gpu_thermal_throttle:ratio5m)"),
+            rows("sum by (instance) (instance:gpu_xid:count1h)"),
+            rows("max by (instance) (instance:host_cpu:ratio)"),
+            rows("max by (instance) (instance:host_memory:ratio)"),
+            rows("sum by (instance) (instance:exporter_collectors_failed:count)"),
+            columns=(
+                Column(
+                    "instance",
+                    "Node",
+                    links=(
+                        to("training-gpus", "GPUs", node="${__value.raw}"),
+                        to("training-node", "Node and container", node="${__value.raw}"),
+                        to("training-exporter", "The exporter itself", node="${__value.raw}"),
+                    ),
+                ),
+                Column("A", "Exporter", width=100, mappings=words({1: ("answers", PLAIN), 0: ("down", BAD)})),
+                Column("B", "Ranks", unit="none", width=70),
+                Column("C", "GPUs", unit="none", width=70),
+                Column("D", "Missing", unit="none", width=80, thresholds=above(1, 1)),
+                Column("E", "SM activity", unit="percentunit", decimals=0, width=140, bar=(0, 1)),
+                Column("F", "Busy", unit="percentunit", decimals=0, width=80),
+                Column("G", "Power", unit="watt", width=90),
+                Column("H", "Hottest", unit="celsius", width=90),
+                Column(
+                    "I", "Held back", unit="percentunit", decimals=0, width=100, thresholds=above(0.01, 0.1)
+                ),
+                Column("J", "Xid, 1 h", unit="none", width=80, thresholds=above(1, 1)),
+                Column("K", "CPU", unit="percentunit", decimals=0, width=70, thresholds=above(0.9, 0.97)),
+                Column("L", "Memory", unit="percentunit", decimals=0, width=90, thresholds=above(0.9, 0.95)),
+                Column("M", "Failed collectors", unit="none", width=130, thresholds=above(1)),
+            ),
+            sort="Held back",
+            about=About(
+                "A line for each node. Its name leads to the dashboards about it.",
+                "an exporter that is down; missing GPUs; heat that holds them back; Xid errors; much GPU use without "
+                "ranks, or ranks without GPU use.",
+                "follow the link; drain the node for Xid errors and missing GPUs.",
+                "the node has no such thing (a CPU node has no GPUs), or its exporter is down.",
+            ),
+            empty=NO_RULES,
+            h=12,
+            w=24,
+        ),
+        table(
+            "Firing alerts",
+            rows(
+                'max by (alertname, severity, run, instance, rank, gpu) (ALERTS{alertstate="firing"})',
+            ),
+            columns=(
+                Column(
+                    "severity",
+                    "Severity",
+                    width=100,
+                    mappings=[
+                        {
+                            "type": "value",
+                            "options": {
+                                "critical": {"text": "critical", "color": BAD, "index": 0},
+                                "warning": {"text": "warning", "color": WARNING, "index": 1},
+                                "info": {"text": "info", "color": PLAIN, "index": 2},
+                            },
+                        }
+                    ],
+                ),
+                Column("alertname", "Alert"),
+                Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
+                Column("rank", "Rank", width=80),
+                Column(
+                    "instance",
+                    "Node",
+                    links=(to("training-node", "Node and container", node="${__value.raw}"),),
+                ),
+                Column("gpu", "GPU", width=80),
+            ),
+            sort="Severity",
+            descending=False,
+            about=About(
+                "Alerts that fire now.",
+                "critical ones.",
+                "each has a runbook entry with what to check and to do.",
+                "none fires, or the alerting rules are not loaded.",
+            ),
+            empty="No alert fires.",
+            h=8,
+        ),
+    )
