@@ -28,6 +28,7 @@ from exporter.cli.gpu_settings import Gpu
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, PROCESS_MEMORY, PROCESSES, Wiring
 from exporter.cli.logs import Logs, stderr_descriptor
+from exporter.cli.memory import use_one_arena
 from exporter.cli.reload import Reloader
 from exporter.cli.rendering import render
 from exporter.cli.signals import ENDING, Signals
@@ -85,6 +86,7 @@ def serve(
         FeedDirectoryError: The feed directory cannot be used.
         StateError: The state directory cannot be used.
     """
+    use_one_arena()
     signals = Signals()
     logs = Logs(level=configuration.log.level, form=configuration.log.format, descriptor=stderr_descriptor())
     logs.install()
