@@ -1,23 +1,20 @@
 """JSON lines: each event as one line of JSON in a file that rotates.
 
 Used in the training process, on its delivery's thread. Events that wait together are written together, with one
-call, as soon as none waits behind them; what was written survives SIGKILL. A disk that is full, and a directory
-that cannot be written to, cost lines, which are counted under the reason `write`; a line cut short by either is
-closed by the next one that can be written. The file is opened for each batch, so that logrotate, a deleted file
-and a fork need no care; several processes may write to one file.
+call, as soon as none waits behind them. Lines that cannot be written are counted under the reason `write`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
 
-from exporter.errors import EventsLostError
 from exporter.recording.event_values import Datum, Event
+from exporter.recording.handlers.lines_file import LinesFile, filled, read_lines
+
+__all__ = ["JsonLinesHandler", "line_of", "read_lines"]
 
 
 class JsonLinesHandler:
@@ -34,17 +31,8 @@ class JsonLinesHandler:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 64 << 20, backups: int = 5) -> None:
-        for name, value, least, most in (
-            ("max_bytes", max_bytes, 1024, 1 << 62),
-            ("backups", backups, 0, 1000),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a whole number, not {value!r}")
-            if not least <= value <= most:
-                raise ValueError(f"{name} must be {least} to {most}, not {value}")
         self._pattern = os.path.abspath(os.fspath(path))  # noqa: PTH100  # before the job changes its directory
-        self._max_bytes = max_bytes
-        self._backups = backups
+        self._file = LinesFile(max_bytes=max_bytes, backups=backups)
         self._begin()
 
     def _begin(self) -> None:
@@ -57,7 +45,7 @@ class JsonLinesHandler:
         if self._pid != os.getpid():
             self._begin()  # a forked child: what was not written yet is the parent's
         if self._path is None:
-            self._path = Path(_filled(self._pattern, event))
+            self._path = filled(self._pattern, event.run, event.rank)
         self._lines.append(line_of(event))
 
     def flush(self) -> None:
@@ -67,59 +55,8 @@ class JsonLinesHandler:
             EventsLostError: Some of it could not be written.
         """
         lines, self._lines = self._lines, []
-        written = 0
-        if self._path is None:
-            return
-        try:
-            while written < len(lines):
-                written += self._write_some(self._path, lines[written:])
-        except OSError as error:
-            raise EventsLostError(
-                f"{self._path}: {error.strerror or error}", lost=len(lines) - written, reason="write"
-            ) from error
-
-    def _write_some(self, path: Path, lines: list[bytes]) -> int:
-        """Write as many lines as the file may take, at least one of them unless it is rotated.
-
-        Returns:
-            How many were written as a whole.
-        """
-        descriptor = _opened(path)
-        try:
-            size = os.fstat(descriptor).st_size
-            # A line that was cut short, by a full disk or by SIGKILL, ends here.
-            head = b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
-            count, total = 0, size + len(head)
-            for line in lines:
-                if total + len(line) > self._max_bytes and (count or size):
-                    break
-                count, total = count + 1, total + len(line)
-            if not count:
-                self._rotate(path, descriptor)
-                return 0
-            return _write(descriptor, head, lines[:count])
-        finally:
-            os.close(descriptor)
-
-    def _rotate(self, path: Path, descriptor: int) -> None:
-        # The lock is that of the file that is rotated: of several processes one does it, the others see that the
-        # name stands for another file now.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        ours = os.fstat(descriptor)
-        try:
-            named = path.stat()
-        except FileNotFoundError:
-            return
-        if (named.st_dev, named.st_ino) != (ours.st_dev, ours.st_ino):
-            return
-        if not self._backups:
-            path.unlink()
-            return
-        for number in range(self._backups, 0, -1):
-            older = path.with_name(f"{path.name}.{number}")
-            newer = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
-            if newer.exists():
-                newer.replace(older)
+        if self._path is not None:
+            self._file.append(self._path, lines)
 
 
 def line_of(event: Event) -> bytes:
@@ -129,46 +66,5 @@ def line_of(event: Event) -> bytes:
     return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, object]]:
-    """Read the lines of one file back; those that were cut short are passed over."""
-    with open(path, "rb") as file:  # noqa: PTH123  # os.PathLike
-        for line in file:
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                yield found
-
-
 def _plain(value: Datum) -> Datum:
     return value if not isinstance(value, float) or isfinite(value) else str(value)
-
-
-def _filled(pattern: str, event: Event) -> str:
-    run = "".join(each if each.isalnum() or each in "-_." else "_" for each in event.run)
-    rank = "none" if event.rank is None else str(event.rank)
-    return pattern.replace("{run}", run).replace("{rank}", rank).replace("{pid}", str(os.getpid()))
-
-
-def _opened(path: Path) -> int:
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        return os.open(path, flags, 0o644)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o644)
-
-
-def _write(descriptor: int, head: bytes, lines: list[bytes]) -> int:
-    """Write with one call; where it was cut short, the lines that are there as a whole count."""
-    done = os.write(descriptor, head + b"".join(lines)) - len(head)
-    count = 0
-    for line in lines:
-        done -= len(line)
-        if done < 0:
-            break
-        count += 1
-    if not count:
-        raise OSError(28, "no space for a whole line")
-    return count
