@@ -287,7 +287,7 @@ class Outlet:
 
 
 class Sink:
-    """Takes records to all exporters; whoever records calls it, one thread at a time.
+    """Takes records to all exporters; whoever records calls it, from any thread.
 
     Args:
         exporters: To whom.
@@ -334,22 +334,22 @@ class Sink:
     def start(self, span: Span) -> None:
         """Take the start of a span."""
         if self.wants(span.name):
-            self._put("export_start", span.as_started())
+            self._put("export_start", span.as_started(self._told_parent(span)))
 
     def event(self, span: Span, event: Event) -> None:
         """Take an event of a span."""
         if self.wants(span.name):
-            self._put("export_event", event, span.as_it_is())
+            self._put("export_event", event, span.as_it_is(self._told_parent(span)))
 
     def error(self, span: Span, event: ErrorEvent) -> None:
         """Take an error of the application."""
         if self.wants(span.name):
-            self._put("export_error", event, span.as_it_is())
+            self._put("export_error", event, span.as_it_is(self._told_parent(span)))
 
     def stop(self, span: Span) -> None:
         """Take the stop of a span that has stopped."""
         if self.wants(span.name):
-            self._put("export_stop", span.as_it_is())
+            self._put("export_stop", span.as_it_is(self._told_parent(span)))
 
     def telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Take an error of the telemetry itself."""
@@ -373,6 +373,13 @@ class Sink:
         deadline = monotonic() + timeout_seconds
         for wait in waits:
             wait(deadline - monotonic())
+
+    def _told_parent(self, span: Span) -> Span | None:
+        """Give the nearest span around it that is exported too."""
+        parent = span.parent_span
+        while parent is not None and not self._filter.wants(parent.name):
+            parent = parent.parent_span
+        return parent
 
     def _put(self, method: str, *arguments: Any) -> None:
         for outlet in self._outlets:

@@ -200,15 +200,14 @@ class Span:
             raise OneLoggerError(f"{self} has not ended")
         return found
 
-    def as_started(self) -> Span:
-        """Copy it as it was at its start, for another thread."""
-        return Span(
-            self._id, self._name, self._start_event, self._parent_span, self._initial_attributes.copied()
-        )
+    def as_started(self, parent_span: Span | None) -> Span:
+        """Copy it as it was at its start, for another thread, with the parent that is to be told."""
+        attributes = self._initial_attributes.copied()
+        return Span(self._id, self._name, self._start_event, parent_span, attributes)
 
-    def as_it_is(self) -> Span:
-        """Copy it as it is now, for another thread."""
-        copy = self.as_started()
+    def as_it_is(self, parent_span: Span | None) -> Span:
+        """Copy it as it is now, for another thread, with the parent that is to be told."""
+        copy = self.as_started(parent_span)
         copy._updated_attributes.update(self._updated_attributes)  # noqa: SLF001  # of the same class
         copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # likewise
         copy._stop_event = self._stop_event  # noqa: SLF001  # likewise
