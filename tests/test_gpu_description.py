@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from exporter.collectors.nvml import description
 from exporter.collectors.nvml.codes import CODES, NAMES, name_of
-from exporter.collectors.nvml.description import load_machine, machine_names
+from exporter.collectors.nvml.machine_files import load_machine, machine_names
 from exporter.collectors.nvml.protocol import MAX_BYTES, Decoder, ProtocolError, encode
 from exporter.collectors.nvml.replay_readings import READINGS
 from exporter.collectors.nvml.replay_values import Tracks, load_of

@@ -7,7 +7,7 @@ from gpu_support import DATA, UPDATE, Replayed, assert_sound, replay, values
 
 from exporter.collectors.gpu_families import NvmlStatus
 from exporter.collectors.gpu_state import ROWS
-from exporter.collectors.nvml.description import machine_names
+from exporter.collectors.nvml.machine_files import machine_names
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_support import Prometheus, needs_prometheus
 from serve_support import Sidecar, exporter, sidecar, wait_until
 
-from exporter.collectors.nvml.description import MACHINES
+from exporter.collectors.nvml.machine_files import MACHINES
 
 CONFIGURATION = """
 gpu: {{{gpu}}}

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from exporter.cli.configuration import Address, Configuration, UrlPath
 from exporter.cli.gpu_settings import Gpu
 from exporter.cli.logs import Form, Level
-from exporter.collectors.nvml.description import load_machine
+from exporter.collectors.nvml.machine_files import load_machine
 from exporter.errors import ConfigurationError, Problem
 from exporter.options import Duration
 from exporter.yaml_loader import load_file, parse, suggest

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from exporter.collectors.gpu_options import GpuOptions
-from exporter.collectors.nvml.description import is_machine_file, unknown_machine
+from exporter.collectors.nvml.machine_files import is_machine_file, unknown_machine
 from exporter.options import Duration, Range
 
 

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.collectors.family import Collected
 from exporter.collectors.gpu_child import COMMAND, NvmlChild
@@ -27,9 +27,12 @@ from exporter.collectors.gpu_kernel_log import KernelLog
 from exporter.collectors.gpu_options import DEFAULT_OPTIONS, GpuOptions
 from exporter.collectors.gpu_state import Fleet, GpuEnergy, GpuProcess, GpuTotals
 from exporter.collectors.gpu_supervisor import DEFAULT_TIMINGS, STARTING, Supervisor, Timings
-from exporter.collectors.nvml.description import Machine, load_machine
+from exporter.collectors.nvml.machine_files import load_machine
 from exporter.collectors.nvml.visible import expected_devices
 from exporter.errors import CollectError
+
+if TYPE_CHECKING:
+    from exporter.collectors.nvml.description import Machine
 
 LOG = logging.getLogger("exporter.collectors.gpu")
 

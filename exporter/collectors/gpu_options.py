@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from exporter.collectors.nvml.description import Machine
 from exporter.options import Duration, Glob, Range, format_duration
+
+if TYPE_CHECKING:
+    from exporter.collectors.nvml.description import Machine
 
 
 def _help(text: str) -> dict[str, str]:

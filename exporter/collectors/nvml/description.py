@@ -1,8 +1,7 @@
 """The description of a machine that can be replayed instead of NVIDIA's library: what may be in the YAML file.
 
-Used in the sidecar, when it starts with a replay. The name of a machine that comes with the package, or a file,
-comes in; a `Machine` goes out, or one `ConfigurationError` with the place of every mistake. `Machine.plain` is
-what the NVML child is given. No threads, no state. docs/replay.md is the guide.
+Used in the sidecar, when it starts with a replay (`machine_files`). A file comes in; a `Machine` goes out, or one
+`ConfigurationError` with the place of every mistake. `Machine.plain` is what the NVML child is given. No threads, no state. docs/replay.md is the guide.
 
 Numbers are what NVML returns, in its units: a replay stands below everything that converts them.
 """
@@ -14,7 +13,6 @@ import difflib
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from exporter.collectors.nvml.codes import CODES
@@ -23,12 +21,8 @@ from exporter.collectors.nvml.identity import ARCHITECTURES
 from exporter.collectors.nvml.replay_library import SYMBOLS
 from exporter.collectors.nvml.replay_machine import EVERY_CALL
 from exporter.collectors.nvml.replay_readings import READINGS
-from exporter.errors import ConfigurationError, Problem
 from exporter.options import Duration, Range, Ratio
-from exporter.yaml_loader import load_file, suggest
-
-MACHINES = Path(__file__).parent / "machines"
-"""Where the machines of the package are."""
+from exporter.yaml_loader import suggest
 
 
 class _Unchanged(enum.Enum):
@@ -327,41 +321,6 @@ class Machine:
             "mig": [_plain(each) for each in model.mig],
             "processes": processes,
         }
-
-
-def machine_names() -> tuple[str, ...]:
-    """Name the machines that come with the package."""
-    return tuple(sorted(path.stem for path in MACHINES.glob("*.yaml")))
-
-
-def load_machine(name_or_file: str) -> Machine:
-    """Read a machine.
-
-    Args:
-        name_or_file: A name of `machine_names`, or a file; whatever has a slash or ends in .yaml is a file.
-
-    Raises:
-        ConfigurationError: There is no such machine, or the description has mistakes.
-    """
-    if is_machine_file(name_or_file):
-        return load_file(name_or_file, Machine)
-    problem = unknown_machine(name_or_file)
-    if problem:
-        raise ConfigurationError([Problem("--gpu.replay", None, None, problem)])
-    return load_file(MACHINES / f"{name_or_file}.yaml", Machine)
-
-
-def is_machine_file(name_or_file: str) -> bool:
-    """Whether a machine is named by its file."""
-    return "/" in name_or_file or name_or_file.endswith((".yaml", ".yml"))
-
-
-def unknown_machine(name: str) -> str:
-    """What is wrong with a machine's name; "" where it is known."""
-    names = machine_names()
-    return (
-        "" if name in names else f'no machine "{name}" to replay: give a file, or one of {", ".join(names)}'
-    )
 
 
 def _plain(value: Any) -> Any:

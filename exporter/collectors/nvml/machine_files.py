@@ -1,0 +1,56 @@
+"""The files that describe machines for a replay: those of the package, and the user's.
+
+Used in the sidecar, when its configuration is read and when a replay starts. What a file may say is in `description`,
+which is loaded with the first file only: a sidecar of real GPUs does without its 3 MiB. No threads, no state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exporter.errors import ConfigurationError, Problem
+from exporter.yaml_loader import load_file
+
+if TYPE_CHECKING:
+    from exporter.collectors.nvml.description import Machine
+
+MACHINES = Path(__file__).parent / "machines"
+"""Where the machines of the package are."""
+
+
+def machine_names() -> tuple[str, ...]:
+    """Name the machines that come with the package."""
+    return tuple(sorted(path.stem for path in MACHINES.glob("*.yaml")))
+
+
+def load_machine(name_or_file: str) -> Machine:
+    """Read a machine.
+
+    Args:
+        name_or_file: A name of `machine_names`, or a file; whatever has a slash or ends in .yaml is a file.
+
+    Raises:
+        ConfigurationError: There is no such machine, or the description has mistakes.
+    """
+    from exporter.collectors.nvml.description import Machine  # noqa: PLC0415  # only a replay pays for it
+
+    if is_machine_file(name_or_file):
+        return load_file(name_or_file, Machine)
+    problem = unknown_machine(name_or_file)
+    if problem:
+        raise ConfigurationError([Problem("--gpu.replay", None, None, problem)])
+    return load_file(MACHINES / f"{name_or_file}.yaml", Machine)
+
+
+def is_machine_file(name_or_file: str) -> bool:
+    """Whether a machine is named by its file."""
+    return "/" in name_or_file or name_or_file.endswith((".yaml", ".yml"))
+
+
+def unknown_machine(name: str) -> str:
+    """What is wrong with a machine's name; "" where it is known."""
+    names = machine_names()
+    return (
+        "" if name in names else f'no machine "{name}" to replay: give a file, or one of {", ".join(names)}'
+    )
