@@ -17,11 +17,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from bench_sidecar import SETTLE_SECONDS, STATS, STEADY_SECONDS, Server, child, feed_directory, job
+from bench_sidecar import QUICK, STATS, Server, child, feed_directory, job
 from report import report
 
 RANKS = 8
-SCRAPE_SECONDS = 15.0
+SCRAPE_SECONDS = 5.0 if QUICK else 15.0
+SCRAPES_BEFORE = 3
+SCRAPES = 2 if QUICK else 4
 
 
 def nvml_child(parent: int) -> int:
@@ -46,6 +48,15 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
+def scrape(server: Server, count: int) -> None:
+    """Scrape every so often, at even times."""
+    due = time.monotonic()
+    for _ in range(count):
+        due += SCRAPE_SECONDS
+        time.sleep(max(0.0, due - time.monotonic()))
+        server.scrape()
+
+
 def main() -> None:
     with feed_directory() as directory:
         command = [
@@ -58,14 +69,11 @@ def main() -> None:
         ]
         with child(command, until=r"http://127\.0\.0\.1:\d+") as (pid, url), job(directory, RANKS, STATS):
             server = Server(pid, url)
-            time.sleep(SETTLE_SECONDS)
-            server.scrape()
+            scrape(server, SCRAPES_BEFORE)
             pids = {"sidecar": pid, "NVML child": nvml_child(pid)}
             before = {name: cpu_seconds(each) for name, each in pids.items()}
             began = time.monotonic()
-            while time.monotonic() - began < STEADY_SECONDS:
-                time.sleep(min(SCRAPE_SECONDS, STEADY_SECONDS))
-                server.scrape()
+            scrape(server, SCRAPES)
             wall = time.monotonic() - began
             found: dict[str, object] = {
                 name: cost(each, cpu_seconds(each) - before[name], wall) for name, each in pids.items()
