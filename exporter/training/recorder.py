@@ -24,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from exporter.training.exporters.base import Exporter
 
+__all__ = ["DefaultRecorder", "ExportCustomizationMode", "Recorder"]
+
 
 class Recorder(ABC):
     """Makes spans, and takes what happens in them."""

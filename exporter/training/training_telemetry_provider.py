@@ -14,7 +14,7 @@ from exporter.errors import OneLoggerError
 from exporter.training.configuration import OneLoggerConfig, Settings, TrainingTelemetryConfig
 from exporter.training.delivery import Filter, Sink
 from exporter.training.logs import apply_logger_config
-from exporter.training.names import ExportCustomizationMode, SpanName
+from exporter.training.names import DEFAULT_SPANS_EXPORT_BLACKLIST, ExportCustomizationMode, SpanName
 from exporter.training.provider import (
     CONFIGURE_FIRST,
     OneLoggerProvider,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from exporter.training.exporters.configuration import ExporterConfig
 
     Path: TypeAlias = str | os.PathLike[str]
+
+__all__ = ["DEFAULT_SPANS_EXPORT_BLACKLIST", "TrainingTelemetryProvider"]
 
 
 class TrainingTelemetryProvider(Singleton):

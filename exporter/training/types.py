@@ -27,6 +27,17 @@ else:
     AttributeValue = str | bool | int | float | list
 
 
+__all__ = [
+    "Attribute",
+    "AttributeValue",
+    "Attributes",
+    "OneLoggerError",
+    "TracingTimestamp",
+    "assert_that",
+    "plain_value",
+]
+
+
 def assert_that(condition: object, message: str) -> None:
     """Raise `OneLoggerError` unless the condition holds.
 

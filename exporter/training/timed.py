@@ -1,4 +1,4 @@
-"""`timed_span`: a span around a block or a function.
+"""`timed_span`: a span around a block or a function (the module has another name: both stand in `exporter.training`).
 
 Used in the training process, on the job's threads. It raises nothing of its own, unless the job chose
 `PROPAGATE_EXCEPTIONS`, and always gives a span: before configuration, on a rank that is disabled and where the job's
