@@ -14,6 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from elastic_support import tally, total
+
+import exporter
 
 HOUR = dt.timedelta(hours=1)
 LONG = dt.timedelta(seconds=100)
@@ -416,9 +419,39 @@ def test_the_tensorboard_handler_writes_stats_and_ignores_the_rest(monitor: Any)
     assert calls == [("a.sum", 1.5, when.timestamp())]
 
 
+def test_b9_a_wait_is_counted_by_a_context_manager_that_raises_on(monitor: Any) -> None:
+    counter = monitor._WaitCounter("b9.wait")
+    with counter.guard():
+        pass
+    with pytest.raises(KeyError), counter.guard():
+        raise KeyError
+    with pytest.raises(TypeError):
+        monitor._WaitCounter(5)
+
+
+def test_b16_a_wait_is_listed_with_its_calls_and_time(ours: Any) -> None:
+    first, second = ours._WaitCounter("b16.wait"), ours._WaitCounter("b16.wait")
+    with first.guard(), second.guard():
+        time.sleep(0.01)
+        exporter.flush()
+        active = tally("training.torch.waits", key="b16.wait").reading().value
+    for number in range(300):
+        with ours._WaitCounter(f"b16.many{number}").guard():
+            pass
+
+    assert active == 2
+    assert total("training.torch.wait_calls", key="b16.wait") == 2
+    assert 0.02 <= total("training.torch.wait", key="b16.wait") < 10
+    assert 0.01 <= (tally("training.torch.wait_longest", key="b16.wait").reading().value or 0) < 10
+    assert tally("training.torch.waits", key="b16.wait").reading().value == 0
+    assert total("training.torch.wait_calls", key="other") >= 100
+
+
 def test_the_module_has_torchs_names(ours: Any) -> None:
     torch_monitor = module_of("torch.monitor")
-    theirs = {name for name in dir(torch_monitor) if not name.startswith("_")} - {"TYPE_CHECKING"}
+    private = {"_WaitCounter", "_WaitCounterTracker"}
+    theirs = {name for name in dir(torch_monitor) if not name.startswith("_") or name in private}
+    theirs -= {"TYPE_CHECKING"}
 
     assert theirs <= set(ours.__all__)
     assert set(torch_monitor.Aggregation.__members__) == set(ours.Aggregation.__members__)

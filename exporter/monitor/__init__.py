@@ -19,6 +19,7 @@ from exporter.monitor.handlers import (
     unregister_event_handler,
 )
 from exporter.monitor.stat import STAT_EVENT, Stat
+from exporter.monitor.wait_counter import _WaitCounter, _WaitCounterTracker
 
 # As torch exports the values of its enumeration.
 VALUE = Aggregation.VALUE
@@ -41,6 +42,8 @@ __all__ = [
     "EventHandlerHandle",
     "Stat",
     "TensorboardEventHandler",
+    "_WaitCounter",
+    "_WaitCounterTracker",
     "data_value_t",
     "log_event",
     "register_event_handler",
