@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ledger_support import Page, Sidecar, a_process, a_snapshot
+
+from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.attempts import Attempt
 from exporter.ledger.goodput import Goodput
 from exporter.recording.values import TrainingReading
@@ -149,3 +152,61 @@ class Books:
 
     def lost(self) -> dict[str, float]:
         return {cause: round(seconds, 6) for cause, seconds in self.goodput.badput.items() if seconds > 1e-9}
+
+
+def told(
+    process: ProcessIdentity,
+    job: PaperJob,
+    *,
+    sequence: int = 1,
+    final: bool = False,
+    written: float | None = None,
+) -> Snapshot:
+    """What the process writes into the feed at this moment of the job."""
+    snapshot = a_snapshot(
+        process,
+        sequence=sequence,
+        written=process.started + job.seconds if written is None else written,
+        final=final,
+    )
+    return snapshot.replace(recording=snapshot.recording.replace(training=job.reading()))
+
+
+class Watched:
+    """A job on paper in the feed of a sidecar; both clocks move together."""
+
+    def __init__(
+        self, sidecar: Sidecar, *, run: str = "r", job: PaperJob | None = None, rank: int = 0
+    ) -> None:
+        self.sidecar = sidecar
+        self.job = job or PaperJob()
+        self.run = run
+        sidecar.clock.advance(0.5)
+        self.process = a_process(run=run, rank=rank, started=sidecar.clock.wall)
+        self.sequence = 0
+
+    def catch_up(self) -> None:
+        """Let the clock be where the job is."""
+        self.sidecar.clock.advance(
+            max(0.0, self.process.started + self.job.seconds - self.sidecar.clock.wall)
+        )
+
+    def write(self, *, final: bool = False) -> Watched:
+        self.catch_up()
+        self.sequence += 1
+        self.sidecar.feed.put(told(self.process, self.job, sequence=self.sequence, final=final))
+        return self
+
+    def kill(self) -> Watched:
+        self.sidecar.feed.kill(self.process)
+        return self
+
+    def see(self) -> Page:
+        self.write()
+        return self.sidecar.collect()
+
+    def die(self, seconds: float = 4.0) -> Page:
+        """It is killed, and the sidecar looks at once and after a while."""
+        self.kill()
+        self.sidecar.collect()
+        return self.sidecar.after(seconds)

@@ -476,5 +476,5 @@ def test_the_identity_holds_for_whatever_a_feed_may_say(
     ],
 )
 def test_a_state_that_makes_no_sense_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # in any words: the store adds whose file it is
+    with pytest.raises(ValueError):
         decode_goodput(content)

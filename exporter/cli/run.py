@@ -184,6 +184,8 @@ def supervise(plan: Plan) -> int:
     supervision = Supervision(started, witness=witness, sidecar=sidecar)
     status = supervision.wait_for_job()
     if registration is not None:
+        if supervision.wait_status:  # nothing is to be told of one that succeeded
+            registration.tell_end(started, supervision.wait_status)
         registration.release()
         supervision.wait_for_sidecar(plan)
     return status
@@ -197,6 +199,9 @@ class Supervision:
         witness: None where none could be made.
         sidecar: None where the feed directory cannot be used.
         monotonic: Seconds.
+
+    Attributes:
+        wait_status: The job's, as `os.waitpid` gave it; None while it lives.
     """
 
     def __init__(
@@ -211,14 +216,14 @@ class Supervision:
         self._witness = witness
         self._sidecar = sidecar
         self._monotonic = monotonic
-        self._wait_status: int | None = None
+        self.wait_status: int | None = None
         self._job_stopped = False
         self._stop_signal = 0
         self._stop_asked = -LONG_SECONDS
 
     def wait_for_job(self) -> int:
         """Pass signals on until the job has ended; its exit status."""
-        while self._wait_status is None:
+        while self.wait_status is None:
             wait_seconds = None
             if self._sidecar is not None:
                 self._sidecar.keep()
@@ -232,7 +237,7 @@ class Supervision:
                 self._pass_on(info)
             self._stop_with_job()
         self._dismiss_witness()
-        return job.exit_status(self._wait_status)
+        return job.exit_status(self.wait_status)
 
     def wait_for_sidecar(self, plan: Plan) -> None:
         """See the sidecar out, unless a later run needs it; a second Ctrl-C or SIGTERM ends it at once."""
@@ -297,7 +302,7 @@ class Supervision:
             elif os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 continue
             elif pid == self._pid:
-                self._wait_status = status
+                self.wait_status = status
             elif self._sidecar is not None and pid == self._sidecar.pid:
                 self._sidecar.ended(status)
             elif self._witness is not None and pid == self._witness.pid:
@@ -330,7 +335,7 @@ class Supervision:
     def _stop_with_job(self) -> None:
         """Ctrl-Z: stop when the job has, so that the shell sees its child stop; and only then."""
         recent = self._monotonic() - self._stop_asked < STOP_FOLLOWS_SECONDS
-        if self._job_stopped and recent and self._wait_status is None:
+        if self._job_stopped and recent and self.wait_status is None:
             self._stop_asked = -LONG_SECONDS
             _stop_self(self._stop_signal)
 

@@ -5,24 +5,53 @@ Used by `run` and `demo`, which register themselves, and by the sidecar, which a
 when the run dies, however it dies. An orderly run removes its file, so that a file without a lock is a run
 that was killed: its job may well go on, and the sidecar goes on with it while anybody writes the feed.
 
+A run that has seen its job end leaves the exit status beside it, as `<pid>-<random>.ended`, for the sidecar to tell
+why the training stopped.
+
 No threads; a reader only asks for locks and never waits for one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from exporter.errors import FeedError
 from exporter.feed.files import LOCK, OWNER_LOCK, process_of
 from exporter.feed.liveness import RecordLock, holder
+from exporter.feed.plain import open_plain, read_up_to, replace_file
 
 RUNS = "runs"
 ATTACHED_FLAG = "--run.attached"
+ENDED = ".ended"
+ENDED_BYTES = 4096
+ENDED_SECONDS = 86400.0
+"""What a run has left is of no use to anybody after a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the job of a run ended.
+
+    Attributes:
+        path: Where that stands.
+        pid: The job's process, as `run` saw it.
+        status: Its exit status, or a signal as a negative number.
+        at: Unix time.
+    """
+
+    path: Path
+    pid: int
+    status: int
+    at: float
 
 
 class Registration:
@@ -37,6 +66,19 @@ class Registration:
         self._path = path
         self._lock = lock
         self._pid = os.getpid()
+
+    def tell_end(self, pid: int, wait_status: int, *, clock: Callable[[], float] = time.time) -> None:
+        """Leave word of how the job ended; never raises.
+
+        Args:
+            pid: Of the job's process.
+            wait_status: As `os.waitpid` gave it.
+            clock: Unix time.
+        """
+        end = {"pid": pid, "status": os.waitstatus_to_exitcode(wait_status), "at": clock()}
+        path = os.fspath(self._path.with_suffix(ENDED))
+        with contextlib.suppress(OSError):
+            replace_file(path, json.dumps(end).encode(), temporary=f"{path}.tmp", mode=0o644)
 
     def release(self) -> None:
         """Stop being active; never raises, and does nothing in a forked child."""
@@ -101,6 +143,39 @@ def any_active(feed_directory: Path, writers_alive: Callable[[], bool] | None = 
         with contextlib.suppress(OSError):
             path.unlink()
     return False
+
+
+def ends(feed_directory: Path) -> list[End]:
+    """Read how jobs have ended; what cannot be read is passed over."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in (feed_directory / RUNS).iterdir():
+            if path.suffix == ENDED:
+                with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+                    found.append(_end(path))
+    return found
+
+
+def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
+    """Remove what was left so long ago that nobody asks for it any more; for the owner of the directory."""
+    with contextlib.suppress(OSError):
+        for path in (feed_directory / RUNS).iterdir():
+            if path.suffix == ENDED:
+                with contextlib.suppress(OSError):
+                    if clock() - path.lstat().st_mtime > ENDED_SECONDS:
+                        path.unlink()
+
+
+def _end(path: Path) -> End:
+    descriptor, _ = open_plain(os.fspath(path))
+    try:
+        body = json.loads(read_up_to(descriptor, ENDED_BYTES))
+    finally:
+        os.close(descriptor)
+    pid, status, at = body["pid"], body["status"], body["at"]
+    if type(pid) is not int or type(status) is not int or type(at) is not float or not isfinite(at):
+        raise ValueError(path)
+    return End(path, pid, status, at)
 
 
 def any_writer(feed_directory: Path) -> bool:

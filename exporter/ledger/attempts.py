@@ -79,7 +79,8 @@ class Attempt:
         number: 1 for the first of its task.
         start: Unix time at which the process began.
         recorded: Unix time at which its recording began.
-        boot: Of the machine, to tell a restart of it.
+        pid: As the process itself has it.
+        machine: Name and boot of the machine, to tell a restart of it.
         validates: Whether validation counts as productive.
         tagged: Whether a session tag, and not the run's name, ties it to others.
         perf_tag: What its performance may be compared with.
@@ -115,7 +116,8 @@ class Attempt:
     number: int
     start: float
     recorded: float
-    boot: str = ""
+    pid: int = 0
+    machine: tuple[str, str] = ("", "")
     validates: bool = False
     tagged: bool = False
     perf_tag: str = ""

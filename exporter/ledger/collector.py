@@ -7,7 +7,7 @@ One pass:
 
 1. Read the feed. Bind every process to a rank and a seat; load the state of ranks that appear.
 2. Settle which Stats are admitted, and count the new snapshots.
-3. Save the state of every rank that has changed.
+3. Save the state of every rank that has changed; count goodput from rank 0, and save that.
 4. Make the families. A rank whose state could not be saved has its gauges, but no totals: a gap is honest,
    a total that a restart would take back is not.
 5. Remove the feed files of the dead whose totals are now safe.
@@ -38,8 +38,10 @@ from exporter.ledger.counting import Counting
 from exporter.ledger.event_families import SPECS as EVENT_SPECS
 from exporter.ledger.event_families import EventBlock
 from exporter.ledger.feed_families import SPECS, FeedBlock, SelfCounts, sample_names, self_families
+from exporter.ledger.goodput_families import SPECS as GOODPUT_SPECS
 from exporter.ledger.ranks import Ranks
 from exporter.ledger.seats import Moment
+from exporter.ledger.sessions import Sessions
 from exporter.ledger.stat_families import StatBlock
 from exporter.ledger.state import StateStore
 from exporter.ledger.totals import Entry, RankKey
@@ -89,6 +91,7 @@ class JobCollector:
             then there is nothing of the job to publish, and the rest of the page need not wait).
         living: Living processes at the last pass.
         processes: Who records, and who did a short while ago; None while the feed cannot be read.
+        sessions: Counts goodput.
         generation: Grows whenever published totals have changed, and never otherwise.
     """
 
@@ -106,6 +109,7 @@ class JobCollector:
         monotonic: Callable[[], float] = time.monotonic,
         directory: Path | None = None,
         reserved: Iterable[str] = (),
+        sessions: Sessions | None = None,
     ) -> None:
         """Touch nothing yet.
 
@@ -118,11 +122,13 @@ class JobCollector:
             monotonic: A clock that is never set.
             directory: Where the reader looks, for the log.
             reserved: Names that no Stat may take, beside the generated list and this collector's own.
+            sessions: Counts goodput; None for one with the usual options.
         """
         self.loaded = False
         self.living = 0
         self.processes: tuple[JobProcess, ...] | None = None
         self.generation = 0
+        self.sessions = sessions or Sessions(state, linger_seconds=linger_seconds)
         self._feed = reader
         self._directory = directory
         self._state = state
@@ -144,7 +150,7 @@ class JobCollector:
     @property
     def specs(self) -> Sequence[FamilySpec]:
         """Every family with a fixed name; those of Stats are named by the job."""
-        return (*SPECS, *EVENT_SPECS)
+        return (*SPECS, *EVENT_SPECS, *GOODPUT_SPECS)
 
     def collect(self) -> Collected:
         """Make one pass.
@@ -168,6 +174,7 @@ class JobCollector:
         self._counting.count(self._ranks, now)
         changed, failures = self._ranks.save()
         problems += failures
+        problems += self.sessions.update(self._ranks, entries, now)
         views = list(self._views(now))
         families = self._families(views, len(entries) + len(scan.refused), now)
         if owner:
@@ -230,6 +237,7 @@ class JobCollector:
             *self._stats.families(views, now),
             *self._processes.families(views),
             *self._events.families(views),
+            *self.sessions.families(),
             *self_families(counts),
         ]
 
@@ -249,7 +257,7 @@ class JobCollector:
         """Remove the files of processes that are dead and counted."""
         for process_id, entry in entries.items():
             rank = self._ranks[RankKey.of(entry.snapshot.process)]
-            if entry.alive or not (rank.kept and rank.safe):
+            if entry.alive or not (rank.kept and rank.safe) or self.sessions.holds(process_id):
                 continue
             try:
                 self._feed.remove(process_id)

@@ -74,6 +74,10 @@ class Goodput:
         attempt = self.attempt
         return waiting if attempt is None else waiting + attempt.uncommitted + attempt.open
 
+    def knows(self, process_id: str) -> bool:
+        """Whether a process was, or is, an attempt of this task."""
+        return process_id in self.taken or (self.attempt is not None and self.attempt.process == process_id)
+
     # Attempts -------------------------------------------------------------------------------------------
 
     def begin(self, attempt: Attempt, *, new_after_seconds: float) -> None:

@@ -93,6 +93,11 @@ def _seconds(found: object) -> float:
     return number
 
 
+def _pair(found: Any) -> tuple[str, str]:
+    first, second = found
+    return _text(first), _text(second)
+
+
 def _optional(read: Callable[[Any], object]) -> Callable[[Any], object]:
     return lambda found: None if found is None else read(found)
 
@@ -138,7 +143,8 @@ _ATTEMPT: Mapping[str, Callable[[Any], object]] = {
     "number": _count,
     "start": _number,
     "recorded": _number,
-    "boot": _text,
+    "pid": _count,
+    "machine": _pair,
     "validates": _flag,
     "tagged": _flag,
     "perf_tag": _text,

@@ -1,0 +1,72 @@
+"""Why an attempt ended before its time, from all that is known of its end.
+
+Runs in the sidecar, on the ledger's collecting thread; no I/O. What the processes of the run said, the exit status
+that `run` has seen, the kernel's count of OOM kills and the boot of the machine come in; one reason goes out.
+
+What a process says of itself is believed first, and of several processes the most telling one: when a rank runs out of
+memory, the others see a peer that is gone, a time-out or a SIGTERM.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from exporter.ledger.attempts import REASONS
+
+_MOST_TELLING = (
+    "sdc",
+    "gpu_memory",
+    "gpu",
+    "oom_kill",
+    "storage",
+    "host",
+    "preemption",
+    "user",
+    "exit",
+    "network",
+    "nccl_timeout",
+    "signal",
+    "unknown",
+)
+"""The reasons, those first that are a cause and no consequence of another rank's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of the end of an attempt.
+
+    Attributes:
+        said: Reasons that its process, and those of other ranks that ended about then, gave.
+        final: Whether its process took its leave.
+        status: Its exit status as a parent gets it, negative for a signal; None where nobody saw it.
+        oom_kills: Processes that the kernel killed for memory on this machine meanwhile.
+        rebooted: Whether the machine has begun anew since.
+    """
+
+    said: Collection[str] = ()
+    final: bool = False
+    status: int | None = None
+    oom_kills: int = 0
+    rebooted: bool = False
+
+
+def reason_of(evidence: Evidence) -> str:
+    """Choose one of `REASONS`."""
+    said = {each if each in REASONS else "exit" for each in evidence.said if each}
+    for reason in _MOST_TELLING:
+        if reason in said:
+            return reason
+    if evidence.final:
+        return "user" if evidence.status == -signal.SIGINT else "exit"
+    if evidence.rebooted:
+        return "host"
+    # The kernel kills for memory with SIGKILL, which leaves no last word.
+    if evidence.oom_kills > 0 and evidence.status in {None, -signal.SIGKILL}:
+        return "oom_kill"
+    if evidence.status is None:
+        return "unknown"
+    if evidence.status == -signal.SIGINT:
+        return "user"
+    return "signal" if evidence.status < 0 else "exit"

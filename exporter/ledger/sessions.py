@@ -1,0 +1,533 @@
+"""Sessions: whose attempts belong together, and the state files that stand behind their goodput.
+
+Runs in the sidecar, on the ledger's collecting thread, within the ledger's pass. The processes of rank 0 that the feed
+shows come in; attempts are begun, counted, ended and saved; families go out.
+
+A session is all processes of rank 0 with one session tag, or without one all of one run. It has one keeper at a time,
+as ranks have: the state is kept under the tag, so that with a shared state directory the sidecar that sees the next
+process, of another run and on another node perhaps, goes on where the last one was. Nothing is published before it is
+saved, and the feed file of a dead process stays until what it says is safe.
+
+A process is bound to its session when it tells its tag, or begins to train, or ends; what it tells is cumulative, so
+that nothing is lost by waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.collectors.family import Family, FamilySpec, Sample
+from exporter.errors import StateError
+from exporter.feed import runs
+from exporter.feed.snapshot import Snapshot
+from exporter.ledger import goodput_families as families
+from exporter.ledger.attempts import Attempt
+from exporter.ledger.goodput import Goodput
+from exporter.ledger.goodput_state import decode_goodput, encode_goodput
+from exporter.ledger.interruptions import Evidence, reason_of
+from exporter.ledger.process_start import started_at
+from exporter.ledger.ranks import Ranks
+from exporter.ledger.seats import Moment, Record
+from exporter.ledger.state import StateKey, StateStore
+from exporter.ledger.totals import Entry
+from exporter.recording.values import TrainingReading
+
+TAG_SECONDS = 30.0
+"""How long a process that does not train yet may take to tell its session tag."""
+SETTLE_SECONDS = 3.0
+"""How long after the end of a process others may still say what it died of."""
+TOGETHER_SECONDS = 60.0
+"""Ends of one run's processes within such a time are one interruption."""
+REFUSED_SECONDS = 60.0
+"""How long the file of a dead process waits for another sidecar to let go of its session."""
+OOM_LOOK_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputOptions:
+    """What is to be counted as what.
+
+    Attributes:
+        validation_is_productive: Whether validation is part of the work and not time lost.
+        new_after_seconds: Without a session tag, a process that begins so long after the end of the last one of its
+            run, at step 0 and without a checkpoint, begins another task.
+    """
+
+    validation_is_productive: bool = False
+    new_after_seconds: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """What may be known of the end of a process; each may be called from the ledger's thread.
+
+    Attributes:
+        oom_kills: Processes that the kernel has killed for memory since the machine began; None where it is not known.
+        ends: How the jobs of `run` have ended.
+        started: When a process began: its pid as seen from here, and when its recording began.
+        machine: Name and boot of this machine.
+    """
+
+    oom_kills: Callable[[], float | None] = lambda: None
+    ends: Callable[[], Sequence[runs.End]] = lambda: ()
+    started: Callable[[int | None, float], float] = started_at
+    machine: tuple[str, str] = field(default_factory=lambda: (socket.gethostname(), ""))
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A session in memory.
+
+    Attributes:
+        key: Of its state file.
+        goodput: What is counted.
+        kept: Whether its state was loaded.
+        safe: Whether what is counted may be shown.
+        released: Whether another sidecar may keep it.
+        refused: Whether another one does.
+        oom_kills: The kernel's count while the process lived.
+        oom_looked: Monotonic time of that look.
+        snapshot: The last one that was counted.
+        gone: Monotonic time at which the end of the latest process was noticed.
+        missing: Passes in which the latest process was not there.
+        told: What was logged, so that it is logged once.
+    """
+
+    key: StateKey
+    goodput: Goodput = field(default_factory=Goodput)
+    kept: bool = False
+    safe: bool = False
+    released: bool = False
+    refused: bool = False
+    oom_kills: float | None = None
+    oom_looked: float = 0.0
+    snapshot: Snapshot | None = None
+    gone: float | None = None
+    missing: int = 0
+    told: set[str] = field(default_factory=set)
+
+
+class Sessions:
+    """All sessions that this sidecar keeps.
+
+    Args:
+        state: Where they are kept.
+        options: What counts as what.
+        linger_seconds: How long a session is shown after its end.
+        shared: Whether other sidecars may go on with the state files, so that a session is let go of at its end.
+    """
+
+    def __init__(
+        self,
+        state: StateStore,
+        *,
+        options: GoodputOptions | None = None,
+        linger_seconds: float = 900.0,
+        shared: bool = False,
+    ) -> None:
+        self.witnesses = Witnesses()
+        self.options = options or GoodputOptions()
+        self._state = state
+        self._linger_seconds = linger_seconds
+        self._shared = shared
+        self._sessions: dict[StateKey, _Session] = {}
+        self._bound: dict[str, StateKey] = {}
+        self._first_told: dict[str, float] = {}
+        self._holds: frozenset[str] = frozenset()
+        self._resumed = False
+        self._owner = False
+
+    def configure(self, options: GoodputOptions) -> None:
+        """Count by other rules; those of validation hold from the next attempt on. From any thread."""
+        self.options = options
+
+    def holds(self, process_id: str) -> bool:
+        """Whether the feed file of a dead process is still needed."""
+        return process_id in self._holds
+
+    def attempts(self) -> Iterator[tuple[StateKey, Goodput]]:
+        """Give what is counted of each session that may be shown, for who divides other things by the same causes."""
+        for session in self._shown():
+            yield session.key, session.goodput
+
+    # One pass -------------------------------------------------------------------------------------------
+
+    def update(self, ranks: Ranks, entries: Mapping[str, Entry], now: Moment) -> list[str]:
+        """Count what the processes of rank 0 have brought, and save it.
+
+        Args:
+            ranks: After they were counted.
+            entries: Every readable feed file, by process id.
+            now: The time of the pass.
+
+        Returns:
+            Why goodput is withheld, a sentence for each session.
+        """
+        if ranks.owner != self._owner or not ranks.owner:
+            self._let_go_of_all()
+            self._owner = ranks.owner
+        if not ranks.owner:
+            return []
+        problems = [] if self._resumed else self._resume_recent(now)
+        records = sorted(_of_rank_0(ranks), key=lambda record: (record.process.started, record.process.id))
+        by_id = {record.process.id: record for record in records}
+        bound = {record.process.id: self._bind(record, now) for record in records}
+        self._first_told = {each: when for each, when in self._first_told.items() if each in by_id}
+        self._bound = {each: key for each, key in self._bound.items() if each in by_id}
+        for record in records:
+            key = bound[record.process.id]
+            if key is None:
+                continue
+            session = self._sessions.get(key)
+            if session is not None and session.released and session.goodput.knows(record.process.id):
+                continue
+            if session is None or session.released:
+                session = self._sessions[key] = _Session(key)
+            if not session.kept:
+                problems += self._open(session)
+            if session.kept:
+                self._see(session, record, by_id, ranks, entries, now)
+        for session in self._sessions.values():
+            if session.kept and not session.released:
+                self._follow_end(session, by_id, ranks, now)
+        problems += self._save()
+        self._holds = frozenset(self._needed(records, bound, now))
+        self._forget(now)
+        return problems
+
+    def _bind(self, record: Record, now: Moment) -> StateKey | None:
+        """Tell to which session a process belongs; None as long as that is not known, or there is none."""
+        process = record.process
+        if (key := self._bound.get(process.id)) is not None:
+            return key
+        reading = _reading(record)
+        if reading is None:
+            return self._bind_silent(record)
+        since = self._first_told.setdefault(process.id, now.monotonic)
+        tag = dict(reading.facts).get("session_tag", "")
+        waited = now.monotonic - since >= TAG_SECONDS
+        if tag or reading.loop or reading.finished or waited or not record.living:
+            kind, name = ("session", tag) if tag else ("run", process.run)
+            self._bound[process.id] = ("goodput", kind, name)
+            return self._bound[process.id]
+        return None
+
+    def _bind_silent(self, record: Record) -> StateKey | None:
+        """A process that died before it told anything of training belongs to the session of its run, if there is one."""
+        if record.living:
+            return None
+        for key, session in self._sessions.items():
+            attempt = session.goodput.attempt
+            if attempt is not None and attempt.run == record.process.run and session.goodput.trains:
+                self._bound[record.process.id] = key
+                return key
+        return None
+
+    def _see(
+        self,
+        session: _Session,
+        record: Record,
+        by_id: Mapping[str, Record],
+        ranks: Ranks,
+        entries: Mapping[str, Entry],
+        now: Moment,
+    ) -> None:
+        goodput, snapshot = session.goodput, record.snapshot
+        assert snapshot is not None  # noqa: S101  # only such records are looked at
+        attempt = goodput.attempt
+        if attempt is None or attempt.process != record.process.id:
+            if not self._may_begin(session, record, by_id):
+                return
+            if attempt is not None and attempt.ended is None:
+                self._end(session, by_id.get(attempt.process), ranks, now)
+            entry = entries.get(record.process.id)
+            attempt = self._begin(session, record, None if entry is None else entry.pid)
+        session.missing = 0
+        if session.snapshot is not snapshot:
+            session.snapshot = snapshot
+            goodput.update(_reading(record), written=snapshot.written, final=snapshot.recording.final)
+        if record.living:
+            session.gone = None
+            if attempt.ended is not None:
+                goodput.revive()
+            if now.monotonic - session.oom_looked >= OOM_LOOK_SECONDS:
+                session.oom_kills, session.oom_looked = self.witnesses.oom_kills(), now.monotonic
+        elif session.gone is None:
+            session.gone = now.monotonic
+
+    def _may_begin(self, session: _Session, record: Record, by_id: Mapping[str, Record]) -> bool:
+        attempt = session.goodput.attempt
+        if attempt is None:
+            return True
+        if session.goodput.knows(record.process.id) or record.process.started < attempt.recorded:
+            return False
+        before = by_id.get(attempt.process)
+        if before is None or not before.living:
+            return True
+        if record.process.id not in session.told:
+            session.told.add(record.process.id)
+            _log.warning(
+                "%s is one session, and two processes of rank 0 live that belong to it (runs %r and %r): the first is"
+                " counted",
+                _shown(session.key),
+                attempt.run,
+                record.process.run,
+            )
+        return False
+
+    def _begin(self, session: _Session, record: Record, pid: int | None) -> Attempt:
+        process, reading = record.process, _reading(record)
+        facts = {} if reading is None else dict(reading.facts)
+        attempt = Attempt(
+            process.id,
+            process.run,
+            1,
+            start=self.witnesses.started(pid, process.started),
+            recorded=process.started,
+            pid=process.pid,
+            machine=self.witnesses.machine,
+            validates=self.options.validation_is_productive,
+            tagged=session.key[1] == "session",
+            perf_tag=facts.get("perf_tag", ""),
+        )
+        session.goodput.begin(attempt, new_after_seconds=self.options.new_after_seconds)
+        session.gone, session.oom_looked = None, -OOM_LOOK_SECONDS
+        return attempt
+
+    def _follow_end(self, session: _Session, by_id: Mapping[str, Record], ranks: Ranks, now: Moment) -> None:
+        attempt = session.goodput.attempt
+        if attempt is None:
+            return
+        record = by_id.get(attempt.process)
+        if record is None and session.gone is None:
+            session.missing += 1
+            if attempt.ended is not None:  # in the life of another sidecar
+                session.gone = now.monotonic - max(0.0, now.wall - attempt.ended)
+            elif session.missing > 1:  # a listing made while a file is being replaced may miss it once
+                session.gone = now.monotonic
+        if session.gone is None:
+            return
+        if attempt.ended is None:
+            waited = now.monotonic - session.gone >= SETTLE_SECONDS
+            if waited or attempt.finished or self._status(attempt, now.wall, own=True) is not None:
+                self._end(session, record, ranks, now)
+        elif now.monotonic - session.gone <= self._linger_seconds:
+            session.goodput.wait(now.wall)
+
+    def _end(self, session: _Session, record: Record | None, ranks: Ranks, now: Moment) -> None:
+        """Take note of the end, and of the reason."""
+        goodput, attempt = session.goodput, session.goodput.attempt
+        assert attempt is not None  # noqa: S101  # what ends has begun
+        ended = attempt.written
+        if record is not None and record.departed is not None and not attempt.final:
+            ended = max(ended, record.departed)
+        status, kills = self._status(attempt, ended), self.witnesses.oom_kills()
+        name, boot = attempt.machine
+        goodput.end(ended, failed=bool(status))
+        evidence = Evidence(
+            said=[attempt.failure, *_said(ranks, attempt.run, ended, now)],
+            final=attempt.final,
+            status=status,
+            oom_kills=0 if kills is None or session.oom_kills is None else round(kills - session.oom_kills),
+            rebooted=self.witnesses.machine[0] == name and self.witnesses.machine[1] != boot,
+        )
+        goodput.settle(reason_of(evidence))
+        if not attempt.orderly:
+            _log.info(
+                "attempt %d of %s ended before its time",
+                attempt.number,
+                _shown(session.key),
+                extra={"reason": attempt.reason},
+            )
+
+    def _status(self, attempt: Attempt, ended: float, *, own: bool = False) -> int | None:
+        """The exit status of an attempt's process, or (unless only its own counts) a signal that ended its job."""
+        near = [end for end in self.witnesses.ends() if abs(end.at - ended) <= TOGETHER_SECONDS]
+        for end in near:
+            if end.pid == attempt.pid:
+                return _signal_of(end.status)
+        if own:
+            return None
+        signals = [status for end in near if (status := _signal_of(end.status)) < 0]
+        return signals[0] if signals else None
+
+    # State ----------------------------------------------------------------------------------------------
+
+    def _let_go_of_all(self) -> None:
+        for key in self._sessions:
+            self._state.release(key)
+        self._sessions.clear()
+        self._bound.clear()
+        self._holds = frozenset()
+        self._resumed = False
+
+    def _resume_recent(self, now: Moment) -> list[str]:
+        """Load the sessions of this sidecar that ended a short while ago, or whose files are gone."""
+        try:
+            keys = self._state.recent(self._linger_seconds)
+        except StateError as error:
+            return [str(error)]
+        self._resumed = True
+        for key in keys:
+            if len(key) != 3 or key[0] != "goodput":
+                continue
+            session = _Session(key)
+            if not self._open(session) and session.goodput.attempt is not None:
+                ended = session.goodput.attempt.ended
+                if ended is None or now.wall - ended <= self._linger_seconds:
+                    self._sessions[key] = session
+                    continue
+            self._state.release(key)
+        return []
+
+    def _open(self, session: _Session) -> list[str]:
+        try:
+            session.refused = not self._state.claim(session.key)
+            if session.refused:
+                return [
+                    f"another sidecar keeps the goodput of {_shown(session.key)} in {self._state.directory}"
+                ]
+            session.goodput = self._state.load(session.key, decode_goodput) or Goodput()
+        except StateError as error:
+            return [str(error)]
+        session.kept = True
+        return []
+
+    def _save(self) -> list[str]:
+        problems = []
+        for session in self._sessions.values():
+            if not session.kept or session.released:
+                continue
+            if session.goodput.changed or not session.safe:
+                session.safe = False
+                try:
+                    self._state.save(session.key, encode_goodput(session.goodput))
+                except StateError as error:
+                    problems.append(str(error))
+                else:
+                    session.safe, session.goodput.changed = True, False
+        return problems
+
+    def _needed(
+        self, records: Sequence[Record], bound: Mapping[str, StateKey | None], now: Moment
+    ) -> Iterator[str]:
+        """Processes whose feed files are not to be removed yet."""
+        for record in records:
+            key = bound[record.process.id]
+            if key is None:
+                continue
+            session = self._sessions[key]
+            if session.refused and now.monotonic - record.departed_monotonic > REFUSED_SECONDS:
+                continue
+            attempt = session.goodput.attempt
+            under_way = attempt is not None and attempt.process == record.process.id and attempt.ended is None
+            if under_way or not session.safe:
+                yield record.process.id
+
+    def _forget(self, now: Moment) -> None:
+        for key, session in list(self._sessions.items()):
+            attempt = session.goodput.attempt
+            over = session.safe and attempt is not None and attempt.ended is not None
+            if over and self._shared and not session.released:
+                self._state.release(key)
+                session.released = True
+            lingers = session.gone is None or now.monotonic - session.gone <= self._linger_seconds
+            if (over and not lingers) or (not session.kept and key not in self._bound.values()):
+                self._state.release(key)
+                del self._sessions[key]
+
+    # What goes out --------------------------------------------------------------------------------------
+
+    def _shown(self) -> Iterator[_Session]:
+        """Those that may be shown; of two for one run the later, as a run may change its session tag."""
+        latest: dict[str, _Session] = {}
+        for session in self._sessions.values():
+            attempt = session.goodput.attempt
+            if attempt is None or not session.safe or not session.goodput.trains:
+                continue
+            other = latest.get(attempt.run)
+            if (
+                other is None
+                or other.goodput.attempt is None
+                or other.goodput.attempt.recorded <= attempt.recorded
+            ):
+                latest[attempt.run] = session
+        yield from latest.values()
+
+    def families(self) -> list[Family]:
+        """Fill the families of every session that may be shown."""
+        samples: dict[FamilySpec, list[Sample]] = {spec: [] for spec in families.SPECS}
+        for session in self._shown():
+            attempt = session.goodput.attempt
+            assert attempt is not None  # noqa: S101  # it is shown for that
+            _fill(samples, session.goodput, attempt)
+        return [Family(spec, tuple(found)) for spec, found in samples.items() if found]
+
+
+def _fill(samples: Mapping[FamilySpec, list[Sample]], goodput: Goodput, attempt: Attempt) -> None:
+    run = (attempt.run,)
+    singles: Sequence[tuple[FamilySpec, float | None]] = (
+        (families.ATTEMPT, attempt.number),
+        (families.ATTEMPT_START, attempt.start),
+        (families.ATTEMPT_STEPS, attempt.steps),
+        (families.TIME_TO_FIRST_STEP, attempt.first_step_seconds),
+        (families.WALL, goodput.wall),
+        (families.PRODUCTIVE, goodput.productive),
+        (families.UNCOMMITTED, goodput.uncommitted),
+        (families.LOST_STEPS, goodput.lost_steps),
+    )
+    for spec, value in singles:
+        if value is not None:
+            samples[spec].append(Sample(run, value))
+    parts: Sequence[tuple[FamilySpec, Mapping[str, float]]] = (
+        (families.BADPUT, goodput.badput),
+        (families.RESTARTS, goodput.restarts),
+        (families.INTERRUPTIONS, goodput.interruptions),
+    )
+    for spec, values in parts:
+        samples[spec].extend(Sample((*run, name), value) for name, value in values.items())
+
+
+def _of_rank_0(ranks: Ranks) -> Iterator[Record]:
+    for rank in ranks:
+        seat = rank.totals.seats.get(0) if rank.key.rank == 0 else None
+        for record in () if seat is None else seat.records:
+            if record.snapshot is not None:
+                yield record
+
+
+def _reading(record: Record) -> TrainingReading | None:
+    return None if record.snapshot is None else record.snapshot.recording.training
+
+
+def _said(ranks: Ranks, run: str, ended: float, now: Moment) -> Iterator[str]:
+    """What the other processes of a run gave as reasons that ended about then."""
+    for rank in ranks:
+        if rank.key.run != run:
+            continue
+        for _, record in rank.totals.records():
+            reading = _reading(record)
+            if reading is None or not reading.failure:
+                continue
+            if abs((now.wall if record.departed is None else record.departed) - ended) <= TOGETHER_SECONDS:
+                yield reading.failure
+
+
+def _signal_of(status: int) -> int:
+    """A shell reports its child's signal as 128 and more."""
+    return 128 - status if 128 < status < 128 + 65 else status
+
+
+def _shown(key: StateKey) -> str:
+    return f"{'session' if key[1] == 'session' else 'run'} {key[2]!r}"
+
+
+def feed_ends(directory: Path | None) -> Callable[[], Sequence[runs.End]]:
+    """Read how the jobs of `run` have ended that use a feed directory."""
+    return lambda: () if directory is None else runs.ends(directory)

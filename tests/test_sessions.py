@@ -1,0 +1,494 @@
+"""Sessions: whose attempts belong together, over restarts of the job and of the sidecar, runs and nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from goodput_support import PaperJob, Watched, told
+from ledger_support import Clock, MemoryFeed, Page, Sidecar, a_process, a_snapshot
+
+from exporter.collectors.family import Distribution
+from exporter.feed.runs import End
+from exporter.ledger.attempts import CAUSES, REASONS
+from exporter.ledger.goodput_families import SPECS
+from exporter.ledger.process_start import started_at
+from exporter.ledger.sessions import GoodputOptions, Sessions, Witnesses
+from exporter.ledger.state import file_name
+
+
+def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> PaperJob:
+    job = PaperJob(facts=dict(facts))
+    job.spend("init", init)
+    if load:
+        job.spend("checkpoint_load", load)
+    job.begin_loop(first_step)
+    return job
+
+
+def steps(job: PaperJob, count: int) -> None:
+    for _ in range(count):
+        job.train(1.0)
+
+
+def of(page: Page, name: str, run: str = "r", **labels: str) -> float | None:
+    value = page.get(f"training_{name}", run=run, **labels)
+    assert not isinstance(value, Distribution)
+    return value if value is None else round(value, 6)
+
+
+def badput(page: Page, run: str = "r") -> dict[str, float]:
+    causes = {cause: of(page, "badput_seconds_total", run, cause=cause) for cause in CAUSES}
+    return {cause: seconds for cause, seconds in causes.items() if seconds}
+
+
+def check_identity(page: Page, run: str = "r") -> None:
+    parts = [
+        of(page, "productive_seconds_total", run),
+        of(page, "uncommitted_seconds", run),
+        *badput(page, run).values(),
+    ]
+    assert of(page, "wall_seconds_total", run) == pytest.approx(sum(part or 0.0 for part in parts))
+
+
+def reason(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
+    counts = {each: of(page, f"{family}_total", run, reason=each) for each in REASONS}
+    return {each: count for each, count in counts.items() if count}
+
+
+def goodput_names(page: Page) -> set[str]:
+    return {spec.name for spec in SPECS} & page.families.keys()
+
+
+def test_a_killed_job_that_resumes_tells_what_was_lost(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 90)
+    first.job.save(2.0)
+    steps(first.job, 10)
+    alive = first.see()
+    dead = first.die()
+    sidecar.clock.advance(26.5)
+    second = Watched(sidecar, job=a_job(90, load=1.0))
+    steps(second.job, 10)
+    resumed = second.see()
+
+    assert [of(alive, "productive_seconds_total"), of(alive, "uncommitted_seconds")] == [90, 10]
+    assert [of(alive, "attempt"), of(alive, "attempt_steps"), reason(alive)] == [1, 100, {}]
+    assert reason(dead) == {"unknown": 1}
+    assert reason(resumed, "restarts") == {"unknown": 1}
+    assert [of(resumed, "attempt"), of(resumed, "lost_steps_total")] == [2, 10]
+    assert badput(resumed) == {
+        "init": 8,
+        "checkpoint_save": 2,
+        "checkpoint_load": 1,
+        "lost_progress": 10,
+        "downtime": 31,
+    }
+    for page in (alive, dead, resumed):
+        check_identity(page)
+
+
+def test_every_cause_and_reason_is_there_from_the_beginning(tmp_path: Path) -> None:
+    page = Watched(Sidecar(tmp_path), job=a_job()).see()
+
+    assert {of(page, "badput_seconds_total", cause=cause) is not None for cause in CAUSES} == {True}
+    assert {of(page, "interruptions_total", reason=each) for each in REASONS} == {0}
+    assert {of(page, "restarts_total", reason=each) for each in REASONS} == {0}
+
+
+def test_a_job_without_training_has_no_goodput_and_no_state_file(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process))
+    alive = sidecar.collect()
+    sidecar.feed.kill(process)
+    dead = sidecar.after(60.0)
+
+    assert goodput_names(alive) == goodput_names(dead) == set()
+    assert [path.name for path in (tmp_path / "ledger").glob("goodput*")] == []
+    assert process.id not in sidecar.feed.files
+
+
+def test_what_a_rank_other_than_0_tells_is_not_the_runs(tmp_path: Path) -> None:
+    page = Watched(Sidecar(tmp_path), job=a_job(), rank=1).see()
+
+    assert goodput_names(page) == set()
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_sidecar_that_is_killed_at_any_moment_counts_nothing_twice(tmp_path: Path, moment: int) -> None:
+    def lives(sidecar: Sidecar, at: int) -> None:
+        if at == moment:
+            sidecar.restart()
+
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 5)
+    first.see()
+    lives(sidecar, 0)
+    first.job.save(1.0)
+    steps(first.job, 2)
+    first.see()
+    lives(sidecar, 1)
+    first.kill()
+    sidecar.collect()
+    lives(sidecar, 2)
+    sidecar.after(4.0)
+    lives(sidecar, 3)
+    second = Watched(sidecar, job=a_job(5))
+    steps(second.job, 3)
+    second.write()
+    sidecar.collect()
+    lives(sidecar, 4)
+    page = sidecar.collect()
+
+    assert [of(page, "attempt"), of(page, "productive_seconds_total"), of(page, "uncommitted_seconds")] == [
+        2,
+        5,
+        3,
+    ]
+    assert badput(page) == {"init": 8, "checkpoint_save": 1, "lost_progress": 2, "downtime": 4.5}
+    assert [reason(page), reason(page, "restarts")] == [{"unknown": 1}, {"unknown": 1}]
+    assert of(page, "lost_steps_total") == 2
+    check_identity(page)
+
+
+def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    for first_step in (0, 10, 20):
+        watched = Watched(sidecar, job=a_job(first_step))
+        steps(watched.job, 12)
+        watched.job.save(0.0) if first_step == 0 else None
+        watched.job.segments = [(1, first_step + 1, first_step + 12, 12.0)]
+        watched.job.saved = (None, 0.0)
+        watched.write()
+        if first_step < 20:
+            watched.kill()
+    page = sidecar.collect()
+
+    assert [of(page, "attempt"), of(page, "lost_steps_total")] == [3, 4]
+    assert of(page, "productive_seconds_total") == 20
+    assert of(page, "uncommitted_seconds") == 12
+    check_identity(page)
+
+
+def test_a_session_goes_on_in_another_run(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, run="job-1", job=a_job(session_tag="s", perf_tag="a"))
+    steps(first.job, 10)
+    first.job.save(0.0)
+    first.see()
+    first.die()
+    second = Watched(sidecar, run="job-2", job=a_job(10, session_tag="s", perf_tag="b"))
+    page = second.see()
+
+    assert of(page, "productive_seconds_total", "job-1") is None
+    assert [of(page, "productive_seconds_total", "job-2"), of(page, "attempt", "job-2")] == [10, 2]
+    assert badput(page, "job-2") == {"init": 8, "downtime": 4.5}
+
+
+def test_two_sessions_of_one_run_know_nothing_of_each_other(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job(session_tag="monday"))
+    steps(first.job, 10)
+    first.see()
+    first.die()
+    second = Watched(sidecar, job=a_job(session_tag="tuesday"))
+    page = second.see()
+
+    assert [of(page, "attempt"), of(page, "productive_seconds_total"), of(page, "lost_steps_total")] == [
+        1,
+        0,
+        0,
+    ]
+    assert badput(page) == {"init": 4}
+
+
+def test_a_session_moves_to_another_node_with_its_state(tmp_path: Path) -> None:
+    clock = Clock()
+    here, there = Sidecar(tmp_path, MemoryFeed(), clock), Sidecar(tmp_path, MemoryFeed(), clock)
+    for sidecar, name in ((here, "here"), (there, "there")):
+        sidecar.state.keeper = name
+        sidecar.collector.sessions._shared = True
+    first = Watched(here, job=a_job(session_tag="s"))
+    steps(first.job, 10)
+    first.job.save(0.0)
+    first.see()
+    dead = first.die()
+    page = Watched(there, run="r2", job=a_job(10, session_tag="s")).see()
+
+    assert of(dead, "productive_seconds_total") == 10
+    assert [of(page, "productive_seconds_total", "r2"), of(page, "attempt", "r2")] == [10, 2]
+    check_identity(page, "r2")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from exporter.ledger.state import StateStore
+store = StateStore(Path(sys.argv[1]), keeper="elsewhere")
+print(store.claim(("goodput", "session", "s")), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_session_that_another_sidecar_keeps_is_waited_for(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=a_job(session_tag="s"))
+    steps(watched.job, 2)
+    watched.write()
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        refused = sidecar.collector.collect()
+        other.kill()
+        other.wait()
+        page = sidecar.after(1.0)
+
+    assert [reason for reason, message in refused.problems if "another sidecar keeps" in message] == ["state"]
+    assert goodput_names(Page(refused.families)) == set()
+    assert of(page, "uncommitted_seconds") == 2
+
+
+def test_nothing_is_shown_that_could_not_be_saved(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job(session_tag="s"))
+    steps(first.job, 10)
+    first.see()
+    blocked = tmp_path / "ledger" / (file_name(("goodput", "session", "s")) + ".tmp")
+    (blocked / "x").mkdir(parents=True)
+    steps(first.job, 1)
+    failed = first.see()
+    first.kill()
+    sidecar.after(10.0)
+    held = first.process.id in sidecar.feed.files
+    (blocked / "x").rmdir()
+    blocked.rmdir()
+    again = sidecar.after(4.0)
+
+    assert goodput_names(failed) == set()
+    assert held
+    assert of(again, "uncommitted_seconds") == 11
+    assert first.process.id not in sidecar.feed.files
+
+
+def test_a_sidecar_that_only_looks_on_shows_no_goodput(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=a_job())
+    watched.see()
+    sidecar.feed.owned = False
+    looking = watched.see()
+    sidecar.feed.owned = True
+    owning = watched.see()
+
+    assert goodput_names(looking) == set()
+    assert of(owning, "badput_seconds_total", cause="init") == 4
+
+
+def test_of_two_living_processes_of_one_session_the_first_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, run="a", job=a_job(session_tag="s"))
+    first.see()
+    second = Watched(sidecar, run="b", job=a_job(session_tag="s"))
+    page = second.see()
+    sidecar.after(1.0)
+
+    assert of(page, "attempt", "a") == 1
+    assert of(page, "attempt", "b") is None
+    assert [record.levelname for record in caplog.records if "one session" in record.message] == ["WARNING"]
+
+
+def test_a_damaged_state_is_moved_aside_and_counting_begins_anew(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=a_job())
+    watched.see()
+    path = tmp_path / "ledger" / file_name(("goodput", "run", "r"))
+    path.write_bytes(b"not a state file")
+    sidecar.restart()
+    page = watched.see()
+
+    assert of(page, "badput_seconds_total", cause="init") == 4
+    assert list((tmp_path / "ledger").glob("goodput-*.damaged-*"))
+
+
+def test_a_tag_may_be_told_a_little_later(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=PaperJob())
+    watched.job.spend("init", 2.0)
+    silent = watched.see()
+    watched.job.facts["session_tag"] = "s"
+    told_now = watched.see()
+
+    assert goodput_names(silent) == set()
+    assert of(told_now, "badput_seconds_total", cause="init") == 2
+    assert (tmp_path / "ledger" / file_name(("goodput", "session", "s"))).exists()
+
+
+def test_one_that_takes_too_long_to_tell_is_the_runs(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=PaperJob())
+    watched.job.spend("init", 2.0)
+    watched.see()
+    watched.job.spend("init", 31.0)
+    page = watched.see()
+    watched.job.facts["session_tag"] = "late"
+    later = watched.see()
+
+    assert of(page, "badput_seconds_total", cause="init") == 33
+    assert of(later, "badput_seconds_total", cause="init") == 33
+
+
+def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=a_job())
+    steps(watched.job, 3)
+    watched.job.finished = True
+    watched.write(final=True)
+    watched.die()
+    sidecar.restart()
+    page = sidecar.after(60.0)
+    over = sidecar.after(1000.0)
+
+    assert [of(page, "productive_seconds_total"), reason(page)] == [3, {}]
+    assert goodput_names(over) == set()
+
+
+def killed(
+    tmp_path: Path,
+    witnesses: Witnesses,
+    *,
+    failure: str = "",
+    final: bool = False,
+    others: tuple[str, ...] = (),
+) -> dict[str, float]:
+    """Why an attempt ended that was killed in the middle of a step, under these circumstances."""
+    sidecar = Sidecar(tmp_path)
+    sidecar.collector.sessions.witnesses = witnesses
+    first = Watched(sidecar, job=a_job())
+    first.job.hold(0.5)
+    peers = [Watched(sidecar, rank=rank) for rank in range(1, 1 + len(others))]
+    for peer in peers:
+        peer.job = a_job()
+    first.see()
+    for peer, why in zip(peers, others, strict=True):
+        peer.job.failure = why
+        peer.write().kill()
+    first.job.failure = failure
+    first.write(final=final)
+    return reason(first.die())
+
+
+def test_a_process_says_itself_why_it_ends(tmp_path: Path) -> None:
+    assert killed(tmp_path, Witnesses(), failure="gpu_memory", final=True) == {"gpu_memory": 1}
+
+
+def test_another_rank_may_have_been_the_cause(tmp_path: Path) -> None:
+    assert killed(tmp_path, Witnesses(), failure="nccl_timeout", others=("gpu", "network")) == {"gpu": 1}
+
+
+def test_the_kernel_counts_those_it_kills_for_memory(tmp_path: Path) -> None:
+    counts = iter([3.0, 4.0, 4.0, 4.0])
+
+    assert killed(tmp_path, Witnesses(oom_kills=lambda: next(counts))) == {"oom_kill": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(-9, "signal"), (137, "signal"), (-2, "user"), (-11, "signal"), (1, "exit")]
+)
+def test_run_has_seen_the_exit_status(tmp_path: Path, status: int, expected: str) -> None:
+    sidecar_time = Clock().wall + 6.0
+    end = End(tmp_path / "x", 7, status, sidecar_time)
+
+    assert killed(tmp_path, Witnesses(ends=lambda: [end])) == {expected: 1}
+
+
+def test_a_shell_around_the_job_passes_on_its_signal_and_nothing_else(tmp_path: Path) -> None:
+    time = Clock().wall + 6.0
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    shell, launcher = End(tmp_path, 99, 137, time), End(tmp_path, 99, 1, time)
+
+    assert killed(tmp_path / "a", Witnesses(ends=lambda: [shell])) == {"signal": 1}
+    assert killed(tmp_path / "b", Witnesses(ends=lambda: [launcher])) == {"unknown": 1}
+
+
+def test_a_process_that_took_its_leave_in_the_middle_of_a_step_has_ended_itself(tmp_path: Path) -> None:
+    assert killed(tmp_path, Witnesses(), final=True) == {"exit": 1}
+
+
+def test_a_machine_that_began_anew_took_the_job_with_it(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-1"))
+    first = Watched(sidecar, job=a_job())
+    first.see()
+    sidecar.feed.files.clear()
+    sidecar.restart()
+    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-2"))
+    second = Watched(sidecar, job=a_job())
+    page = second.see()
+
+    assert reason(page) == {"host": 1}
+    assert reason(page, "restarts") == {"host": 1}
+
+
+def test_validation_counts_as_the_configuration_says_from_the_next_attempt_on(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    first.job.spend("validation", 5.0)
+    first.see()
+    sidecar.collector.sessions.configure(GoodputOptions(validation_is_productive=True))
+    first.job.spend("validation", 1.0)
+    first.see()
+    first.die()
+    second = Watched(sidecar, job=a_job())
+    second.job.spend("validation", 10.0)
+    page = second.see()
+
+    assert badput(page)["validation"] == 6
+    assert of(page, "productive_seconds_total") == 10
+
+
+def test_the_time_to_the_first_step_is_that_of_the_attempt(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=a_job())
+    before = watched.see()
+    steps(watched.job, 3)
+    watched.catch_up()
+    snapshot = told(watched.process, watched.job, sequence=2)
+    training = watched.job.reading().replace(last_progress=watched.process.started + 7.0)
+    sidecar.feed.put(snapshot.replace(recording=snapshot.recording.replace(training=training)))
+    page = sidecar.collect()
+
+    assert of(before, "time_to_first_step_seconds") is None
+    assert of(page, "time_to_first_step_seconds") == 5
+    assert of(page, "attempt_start_timestamp_seconds") == watched.process.started
+
+
+def test_a_process_begins_when_the_kernel_says_so(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (py) thon) S " + " ".join(["0"] * 18) + " 5000 0 0")
+
+    def began(pid: int | None, recorded: float) -> float:
+        return started_at(pid, recorded, proc=tmp_path, clock=lambda: 1000.0, boottime=lambda: 100.0)
+
+    assert began(7, 960.0) == 950.0
+    assert [began(None, 960.0), began(8, 960.0)] == [960.0, 960.0]
+    assert [began(7, 940.0), began(7, 2000.0)] == [
+        940.0,
+        2000.0,
+    ]  # a later process of that number; a notebook
+
+
+def test_sessions_are_made_with_the_options_of_the_configuration(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+
+    assert (
+        Sessions(sidecar.state, options=GoodputOptions(new_after_seconds=5.0)).options.new_after_seconds
+        == 5.0
+    )
