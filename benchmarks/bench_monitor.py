@@ -1,6 +1,7 @@
 """Measures events and the face of torch.monitor beside torch's own module, interleaved in one process.
 
-`Stat.add`, `log_event` of a prebuilt event, building an event, `exporter.log`, `exporter.events.enabled`; ours
+`Stat.add`, `log_event` of a prebuilt event, building an event, `exporter.log`, `exporter.events.enabled`, and
+torchelastic's `put_metric` (torch's with its Null handler); ours
 with the counting for Prometheus active, torch's without and with one handler in C. Prints one JSON document.
 
     python benchmarks/bench_monitor.py [--quick]
@@ -26,9 +27,11 @@ from report import report
 SHARED = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 os.environ["EXPORTER_FEED_DIR"] = FEED = tempfile.mkdtemp(prefix="exporter-bench-", dir=SHARED)
 
-import torch.monitor  # noqa: E402  # after the environment
+import torch.distributed.elastic.metrics as torch_metrics  # noqa: E402  # after the environment
+import torch.monitor  # noqa: E402
 
 import exporter  # noqa: E402  # it reads the environment above
+import exporter.elastic.metrics as our_metrics  # noqa: E402
 import exporter.monitor  # noqa: E402
 
 QUICK = "--quick" in sys.argv
@@ -89,6 +92,9 @@ def contenders() -> dict[str, Timed]:
         found[f"{name} log_event, one handler in C"] = with_c_handler(module, event)
         found[f"{name} Event"] = loop(partial(module.Event, "bench.made", NOW, DATA))
 
+    for name, metrics in (("torch", torch_metrics), ("exporter.elastic", our_metrics)):
+        found[f"{name} put_metric"] = loop_of(partial(metrics.put_metric, "bench_loss"), 0.5)
+
     def log_with_data() -> None:
         exporter.log("bench.log", "saved", loss=0.5, step=100, path="/checkpoints/100")
 
@@ -122,6 +128,7 @@ def measure() -> dict[str, object]:
             "log_event (at most 1), torch with one handler in C": ratio(
                 "exporter.monitor log_event", "torch.monitor log_event, one handler in C"
             ),
+            "put_metric (at most 1)": ratio("exporter.elastic put_metric", "torch put_metric"),
             "log_event, torch without any handler": ratio(
                 "exporter.monitor log_event", "torch.monitor log_event"
             ),
