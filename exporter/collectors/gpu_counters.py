@@ -120,10 +120,12 @@ class Counter:
         return self.total * self.rule.scale
 
     def keep(self, now: float) -> CounterTotal | None:
-        """Give what a later life needs to go on; None before the first number."""
+        """Give what a later life needs to go on; None for what begins in the same way without."""
         if self._last is None:
             return None
         raw, time = self._last
+        if not (self.total or raw or self.rule.from_zero):
+            return None
         return CounterTotal(self.total, raw, max(0.0, now - time))
 
     def resume(self, kept: CounterTotal, now: float) -> None:

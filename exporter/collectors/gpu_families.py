@@ -6,6 +6,7 @@ NVML come in, families go out. The specifications and what fills them are in the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -213,6 +214,7 @@ def _count_samples(
     samples.extend(Sample((*gpu.labels, *key), total) for key, total in sums.items())
 
 
+@functools.lru_cache(maxsize=4096)
 def _split(label: str, width: int) -> tuple[str, ...]:
     """The values of further labels; a reading without any has the empty one."""
     return tuple(label.split("/")) if width else ()

@@ -7,6 +7,7 @@ absence. A child is known by a number that grows.
 
 from __future__ import annotations
 
+import functools
 import time as clock_module
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -133,7 +134,7 @@ class GpuState:
     @property
     def labels(self) -> tuple[str, str]:
         """The values of `gpu` and `uuid`."""
-        return str(self.number), self.uuid
+        return _labels(self.number, self.uuid)
 
     def counter(self, reading: str, label: str, rule: CounterRule) -> Counter:
         """The counter of a reading, made when it is first asked for."""
@@ -385,6 +386,12 @@ class Fleet:
 
 
 _FALLBACK = "fallback_joules|"
+
+
+@functools.lru_cache(maxsize=256)
+def _labels(number: int, uuid: str) -> tuple[str, str]:
+    """Made once: every pass asks for them in every row of every GPU."""
+    return str(number), uuid
 
 
 def energy_of(gpu: GpuState, *, at: float) -> GpuEnergy:

@@ -19,8 +19,8 @@ Form = tuple[Format, bool]
 WANTED_SECONDS = 60.0
 """A form is wanted until its next scrape is late by so much."""
 
-AHEAD_SECONDS = 1.5
-"""From when on before a scrape is expected the page is kept ready: a pass over the feed, and some jitter."""
+AHEAD_SECONDS = 1.1
+"""From when on before a scrape is expected the page is kept ready: one pass over the feed, and some jitter."""
 
 _REMEMBERED = 5
 """Scrapes of a form that count; of the time between them the shortest does, since there may be several scrapers."""
