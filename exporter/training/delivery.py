@@ -40,6 +40,8 @@ QUEUED_RECORDS = 10_000
 """Records that may wait for one exporter; a job with default settings makes a few per second."""
 ATTEMPTS = 5
 """Times that one record is offered before it is dropped, while others may still arrive."""
+WRITTEN_TOGETHER = 256
+"""Records after which an exporter that holds some back is asked to write them, at the latest."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
 EXIT_SECONDS = 2.0
@@ -144,6 +146,8 @@ class Outlet:
         self.name = name
         self._bound = bound
         self._first_pause_seconds = first_pause_seconds
+        self._write_out = getattr(exporter, "write_out", None)
+        self._unwritten = 0
         self._queue: SimpleQueue[tuple[str, tuple[Any, ...]] | _Marker] = SimpleQueue()
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
@@ -225,6 +229,8 @@ class Outlet:
             if self._abandoned:
                 return
             if isinstance(item, _Marker):
+                if ready:
+                    self._have_written()
                 if item.end:
                     self._attempt("close")
                 item.passed.set()
@@ -234,6 +240,8 @@ class Outlet:
                 self._counts.dropped["failed"](1)
             else:
                 self._send(*item)
+                if self._queue.empty() or self._unwritten >= WRITTEN_TOGETHER:
+                    self._have_written()
 
     def _initialize(self) -> bool:
         """Try until it succeeds; False when the process ends before that."""
@@ -243,19 +251,32 @@ class Outlet:
         return True
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+        if not self._persist(method, *arguments):
+            self._failed += 1
+            self._counts.dropped["failed"](1)
+            return
+        if not self._abandoned:  # else it was counted as dropped when nobody could wait any longer
+            self._counts.delivered(1)
+        self._any_sent = True
+        self._unwritten += 1
+        self._tell_losses()
+
+    def _have_written(self) -> None:
+        """Have an exporter that holds records back write them; it keeps those that it cannot."""
+        if self._write_out is not None and self._unwritten:
+            self._unwritten = 0
+            self._persist("write_out")
+
+    def _persist(self, method: str, *arguments: Any) -> bool:
+        """Try several times, with pauses; once only where the process is ending."""
         for attempt in range(ATTEMPTS):
             if self._attempt(method, *arguments):
-                if not self._abandoned:  # else it was counted as dropped when nobody could wait any longer
-                    self._counts.delivered(1)
-                self._any_sent = True
-                self._tell_losses()
-                return
+                return True
             if self._hurry.is_set():
                 break
             if attempt < ATTEMPTS - 1:
                 self._hurry.wait(self._pause())
-        self._failed += 1
-        self._counts.dropped["failed"](1)
+        return False
 
     def _tell_losses(self) -> None:
         """Have a consumer know that what it reads is incomplete."""

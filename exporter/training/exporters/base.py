@@ -18,7 +18,11 @@ __all__ = ["BaseExporter", "ExportError", "Exporter"]
 
 
 class Exporter(ABC):
-    """Takes what a job tells; what it is given are copies, which nobody changes any more."""
+    """Takes what a job tells; what it is given are copies, which nobody changes any more.
+
+    One that holds records back may have a method `write_out()` too, called when its queue has run empty and at the latest
+    after every 256 records; what it cannot write then it has to keep, within bounds.
+    """
 
     @abstractmethod
     def initialize(self) -> None:

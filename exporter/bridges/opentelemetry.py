@@ -1,0 +1,194 @@
+"""The bridge to OpenTelemetry: a job's spans as OTLP, through any span exporter of the SDK.
+
+Used in the training process, on the exporter's own thread. Each span goes out once, when it has ended, with its events
+in it; one that is still open when the job ends goes out then. The job's own tracing is left alone: no context is
+attached, and the tracer provider is none of its. A span that the backend refuses is kept, within a bound, and offered
+again with the next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import set_span_in_context
+from opentelemetry.trace.status import Status, StatusCode
+
+from exporter.errors import ExportError
+from exporter.recording.identity import identity_from
+from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.exporters.base import BaseExporter
+from exporter.training.provider import current
+from exporter.training.spans import Span
+from exporter.training.types import Attributes, TracingTimestamp
+
+SPAN_ID = "one_logger_span_id"
+MOST_EVENTS = 1024
+"""Events of one span that are sent: the latest."""
+MOST_KEPT = 4096
+"""Ended spans that are kept while the backend refuses them: the latest."""
+_LARGEST = 2**63 - 1
+
+
+class _Ended(SpanProcessor):  # type: ignore[misc]  # the SDK is not looked at when types are checked
+    """Collects the spans that have ended."""
+
+    def __init__(self) -> None:
+        self.spans: deque[ReadableSpan] = deque(maxlen=MOST_KEPT)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Keep one."""
+        self.spans.append(span)
+
+
+class OTelExporter(BaseExporter):
+    """Sends spans through a span exporter of the OpenTelemetry SDK.
+
+    Args:
+        otel_span_exporter: Where to, such as `OTLPSpanExporter()` of `opentelemetry-exporter-otlp`.
+        resource: Who sends; None for the application's name as `service.name`, the run as `service.instance.id`, the
+            host and the rank.
+    """
+
+    def __init__(self, otel_span_exporter: SpanExporter, resource: Resource | None = None) -> None:
+        super().__init__()
+        self._exporter = otel_span_exporter
+        self._resource = resource
+        self._ended = _Ended()
+        self._open: dict[UUID, SdkSpan] = {}
+        self._tracer: Any = None
+
+    def initialize(self) -> None:
+        """Set up a tracer of its own."""
+        super().initialize()
+        limits = SpanLimits(max_events=MOST_EVENTS)
+        # atexit would end it before the job's last spans have arrived; `close` does it.
+        provider = TracerProvider(
+            resource=self._resource or _resource(), span_limits=limits, shutdown_on_exit=False
+        )
+        provider.add_span_processor(self._ended)
+        self._tracer = provider.get_tracer("training-exporter")
+
+    def export_start(self, span: Span) -> None:
+        """Begin the span, in the parent that is exported too."""
+        super().export_start(span)
+        if span.id not in self._open:
+            self._begin(span)
+
+    def export_stop(self, span: Span) -> None:
+        """End the span; it goes out with the next `write_out`."""
+        super().export_stop(span)
+        begun = self._open.pop(span.id, None) or self._begin(span, keep=False)
+        begun.set_attributes(_attributes(span.attributes))
+        stop = span.stop_event
+        begun.end(None if stop is None else _nanoseconds(stop.timestamp))
+
+    def export_event(self, event: Event, span: Span) -> None:
+        """Add the event to its span."""
+        super().export_event(event, span)
+        self._of(span).add_event(event.name_str, _attributes(event.attributes), _nanoseconds(event.timestamp))
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Add the error to its span, as an exception of OpenTelemetry's own names, and mark the span."""
+        super().export_error(event, span)
+        attributes = _attributes(event.attributes)
+        for name in ("type", "message", "traceback"):
+            if f"exception_{name}" in attributes:
+                told = "stacktrace" if name == "traceback" else name
+                attributes[f"exception.{told}"] = attributes.pop(f"exception_{name}")
+        begun = self._of(span)
+        name = "exception" if event.exception_type else event.name_str
+        begun.add_event(name, attributes, _nanoseconds(event.timestamp))
+        begun.set_status(Status(StatusCode.ERROR, event.error_message))
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Send a span of its own, without a length: the application's may have ended, or not be exported."""
+        super().export_telemetry_data_error(error)
+        when = _nanoseconds(error.timestamp)
+        begun = self._tracer.start_span(error.name_str, context={}, start_time=when)
+        begun.set_attributes(_attributes(error.attributes))
+        begun.set_status(Status(StatusCode.ERROR, error.error_message))
+        begun.end(when)
+
+    def write_out(self) -> None:
+        """Send the spans that have ended.
+
+        Raises:
+            ExportError: The backend refused them; they are kept.
+        """
+        waiting: Sequence[ReadableSpan] = tuple(self._ended.spans)
+        if not waiting:
+            return
+        if self._exporter.export(waiting) is not SpanExportResult.SUCCESS:
+            raise ExportError(f"{type(self._exporter).__name__} refused {len(waiting)} spans")
+        self._ended.spans.clear()
+
+    def close(self) -> None:
+        """Send what is left, spans that are open too, the innermost first, and shut the exporter down.
+
+        Raises:
+            ExportError: The backend refused them.
+        """
+        while self._open:
+            self._open.popitem()[1].end()
+        try:
+            self.write_out()
+        finally:
+            self._exporter.shutdown()
+            super().close()
+
+    def _of(self, span: Span) -> SdkSpan:
+        return self._open.get(span.id) or self._begin(span)
+
+    def _begin(self, span: Span, *, keep: bool = True) -> SdkSpan:
+        parent = None if span.parent_span is None else self._open.get(span.parent_span.id)
+        begun: SdkSpan = self._tracer.start_span(
+            span.name_str,
+            context={} if parent is None else set_span_in_context(parent, {}),  # never the job's own
+            start_time=_nanoseconds(span.start_event.timestamp),
+            attributes={**_attributes(span.attributes), SPAN_ID: str(span.id)},
+        )
+        if keep:
+            self._open[span.id] = begun
+        return begun
+
+
+def _resource() -> Resource:
+    identity = identity_from(os.environ)
+    configured = current()
+    name = "training" if configured is None else configured.settings.application_name
+    told: dict[str, Any] = {
+        "service.name": os.environ.get("OTEL_SERVICE_NAME") or name,
+        "service.instance.id": identity.run,
+        "host.name": identity.node,
+    }
+    if identity.rank is not None:
+        told["training.rank"] = identity.rank
+    return Resource.create(told)
+
+
+def _attributes(attributes: Attributes) -> dict[str, Any]:
+    """Make what OTLP can encode: an integer beyond 64 bits becomes a float."""
+    return {
+        name: _fitting(attribute.value)
+        for name, attribute in attributes.items()
+        if attribute.value is not None
+    }
+
+
+def _fitting(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_fitting(item) for item in value]
+    large = isinstance(value, int) and not -_LARGEST <= value <= _LARGEST
+    return float(value) if large else value
+
+
+def _nanoseconds(timestamp: TracingTimestamp) -> int:
+    return int(timestamp.seconds_since_epoch * 1e9)

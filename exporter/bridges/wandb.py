@@ -1,0 +1,193 @@
+"""The bridge to Weights & Biases: the attributes of a job's spans and events as metrics of a run of its own.
+
+Used in the training process, on the exporter's own thread, so that nothing waits for the network; W&B's own process
+does the sending. The run is another than the job's: where the job uses W&B itself, both go on side by side. Closing
+takes at most the time that `exporter.training.delivery` gives at exit.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import wandb
+
+from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.exporters.base import BaseExporter
+from exporter.training.names import StandardEventName
+from exporter.training.spans import Span
+from exporter.training.types import Attribute
+
+
+class Config:
+    """Where to, as `wandb.init` has it.
+
+    Args:
+        entity: User or team.
+        host: The server.
+        api_key: Its key; empty for the one that W&B finds by itself.
+        project: The project.
+        run_name: The run's name; None for one that is unique.
+        save_dir: Where W&B keeps its files.
+        tags: Of the run.
+    """
+
+    def __init__(
+        self,
+        entity: str,
+        host: str = "https://api.wandb.ai",
+        api_key: str = "",
+        project: str = "one-logger-tracking",
+        run_name: str | None = None,
+        save_dir: str = "./wandb",
+        tags: Sequence[str] = ("e2e_metrics_enabled",),
+    ) -> None:
+        self.entity = entity
+        self.host = host
+        self.api_key = api_key
+        self.project = project
+        self.run_name = run_name or f"{project}-run-{uuid4()}"
+        self.save_dir = save_dir
+        self.tags = list(tags)
+
+
+class MetricNamingStrategy(ABC):
+    """How attributes become names of metrics."""
+
+    @abstractmethod
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:
+        """Name an attribute of a span."""
+
+    @abstractmethod
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:
+        """Name an attribute of an event."""
+
+
+class HierarchicalMetricNamingStrategy(MetricNamingStrategy):
+    """`span.attribute` and `span.event.attribute`.
+
+    Args:
+        separator: What joins them.
+    """
+
+    def __init__(self, separator: str = ".") -> None:
+        self._separator = separator
+
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:
+        """Join the two names."""
+        return self._separator.join((span.name_str, attribute.name))
+
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:
+        """Join the three names."""
+        return self._separator.join((span.name_str, event.name_str, attribute.name))
+
+
+class FlatMetricNamingStrategy(MetricNamingStrategy):
+    """The attribute's name alone."""
+
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:  # noqa: ARG002  # the interface's
+        """Give it."""
+        return attribute.name
+
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:  # noqa: ARG002  # likewise
+        """Give it."""
+        return attribute.name
+
+
+class WandBExporter(BaseExporter):
+    """Logs metrics to a run of its own.
+
+    Args:
+        config: Where to.
+        metric_naming_strategy: None for `HierarchicalMetricNamingStrategy()`.
+        begin: Makes the run; None for `wandb.init`.
+    """
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any],
+        metric_naming_strategy: MetricNamingStrategy | None = None,
+        begin: Callable[[Config], Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._config = config if isinstance(config, Config) else Config(**config)
+        self._naming = metric_naming_strategy or HierarchicalMetricNamingStrategy()
+        self._begin = begin or _begin
+        self._run: Any = None
+
+    def initialize(self) -> None:
+        """Begin the run."""
+        self._run = self._begin(self._config)
+        super().initialize()
+
+    def export_start(self, span: Span) -> None:
+        """Log what the span begins with."""
+        super().export_start(span)
+        metrics = {
+            self._naming.from_span_attribute(span, each): each.value for each in span.attributes.values()
+        }
+        self._log(metrics | self._of_event(span, span.start_event))
+
+    def export_stop(self, span: Span) -> None:
+        """Log what the span was given since, its duration with it."""
+        super().export_stop(span)
+        metrics = {
+            self._naming.from_span_attribute(span, each): each.value
+            for each in span.updated_attributes.values()
+        }
+        self._log(metrics | ({} if span.stop_event is None else self._of_event(span, span.stop_event)))
+
+    def export_event(self, event: Event, span: Span) -> None:
+        """Log the event."""
+        super().export_event(event, span)
+        self._log(self._of_event(span, event))
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Log the error: W&B shows its text."""
+        super().export_error(event, span)
+        self._log(self._of_event(span, event))
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Log of what kind it is."""
+        super().export_telemetry_data_error(error)
+        self._log({StandardEventName.TELEMETRY_DATA_ERROR.value: error.error_type.name})
+
+    def close(self) -> None:
+        """Finish the run."""
+        run, self._run = self._run, None
+        super().close()
+        if run is not None:
+            run.finish(quiet=True)
+
+    def _of_event(self, span: Span, event: Event) -> dict[str, Any]:
+        return {
+            self._naming.from_event_attribute(span, event, each): each.value
+            for each in event.attributes.values()
+        }
+
+    def _log(self, metrics: dict[str, Any]) -> None:
+        if metrics:
+            self._run.log(metrics | {"app_last_log_time": round(time.time() * 1000)}, commit=True)
+
+
+WandBExporterSync = WandBExporterAsync = WandBExporter
+"""One-logger's two: here every exporter has a thread of its own."""
+
+
+def _begin(config: Config) -> Any:
+    if config.api_key:
+        wandb.login(key=config.api_key, host=config.host, timeout=5)
+    return wandb.init(
+        project=config.project,
+        name=config.run_name,
+        entity=config.entity,
+        tags=config.tags,
+        dir=config.save_dir,
+        reinit="create_new",
+        settings=wandb.Settings(
+            base_url=config.host, x_disable_stats=True, x_disable_machine_info=True, console="off"
+        ),
+    )
