@@ -17,6 +17,7 @@ from feed_support import wait_until
 
 import exporter
 from exporter import Stat, events, log
+from exporter.cli.push import Gateway, TextFile, target_of
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.errors import DefinitionError
 from exporter.exposition.selection import select
@@ -215,6 +216,8 @@ def test_r14_destinations_are_included() -> None:
     for handler in (ConsoleHandler, JsonLinesHandler, LogRecords, TensorBoardHandler):
         assert callable(handler.handle)
     assert callable(EventsFromLogs.emit)
+    assert type(target_of("/tmp/training.prom")) is TextFile
+    assert type(target_of("http://gateway:9091/metrics/job/training")) is Gateway
 
 
 def test_r15_a_rate_limit_for_each_type_is_seen() -> None:

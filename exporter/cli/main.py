@@ -22,7 +22,7 @@ from exporter.yaml_loader import suggest
 REFUSED = 2
 """Exit status of a start that could not be."""
 
-COMMANDS = ("run", "check", "demo")
+COMMANDS = ("run", "check", "demo", "push")
 
 _DESCRIPTION = """\
 Prometheus exporter that runs beside a training job.
@@ -31,6 +31,7 @@ Prometheus exporter that runs beside a training job.
   exporter run [flags] -- COMMAND ARG...  run a job with the exporter beside it
   exporter check [flags]                  find out why nothing shows up
   exporter demo [flags]                   serve a small simulated job
+  exporter push [flags] TARGET            put the metrics into a file or a Pushgateway
 """
 
 
@@ -72,6 +73,10 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
         from exporter.cli import demo  # noqa: PLC0415  (as said above)
 
         return demo.main(arguments[1:], environ)
+    if command == "push":
+        from exporter.cli import push  # noqa: PLC0415  (as said above)
+
+        return push.main(arguments[1:], environ)
     if command is not None:
         raise ConfigurationError(
             [
