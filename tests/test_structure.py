@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Folder or file of the package → what of ours it may import. The same table stands in ARCHITECTURE.md."""
 
 THIRD_PARTY: dict[str, set[str]] = {
-    "bridges": {"opentelemetry", "torch", "wandb"},
+    "bridges": {"opentelemetry", "torch"},
     "yaml_nodes": {"yaml"},
     "yaml_loader": {"yaml"},
     "collectors": {"pynvml"},

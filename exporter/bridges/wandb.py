@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 from uuid import uuid4
-
-import wandb
 
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.exporters.base import BaseExporter
@@ -178,6 +177,7 @@ WandBExporterSync = WandBExporterAsync = WandBExporter
 
 
 def _begin(config: Config) -> Any:
+    wandb: Any = import_module("wandb")
     if config.api_key:
         wandb.login(key=config.api_key, host=config.host, timeout=5)
     return wandb.init(

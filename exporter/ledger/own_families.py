@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exporter.collectors.family import FamilySpec
-from exporter.ledger import elastic_families, monitor_families, training_families, wait_families
+from exporter.ledger import (
+    elastic_families,
+    monitor_families,
+    span_families,
+    training_families,
+    wait_families,
+)
 from exporter.ledger.identity_labels import IDENTITY_LABELS
 from exporter.recording.values import StatDefinition
 
@@ -20,6 +26,7 @@ OWN: Mapping[str, FamilySpec] = {
     for spec in (
         *elastic_families.SPECS,
         *monitor_families.SPECS,
+        *span_families.SPECS,
         *training_families.SPECS,
         *wait_families.SPECS,
     )
