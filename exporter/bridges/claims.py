@@ -51,6 +51,21 @@ class Teller:
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer's step is over; not called when it raises."""
 
+    def optimizer_skipped(self) -> None:
+        """A gradient scaler has left an optimizer's step out."""
+
+    def optimizer_loaded(self, state: Any) -> None:
+        """An optimizer has been given the state of an earlier one."""
+
+    def loss_is(self, loss: Any) -> None:
+        """A loss is about to be scaled."""
+
+    def gradient_norm_is(self, norm: Any) -> None:
+        """Gradients have been clipped; they had this norm."""
+
+    def evaluates(self) -> None:
+        """A model has been set to evaluate."""
+
     def save_begins(self, saved: Any) -> bool:
         """Something is written by torch."""
         del saved

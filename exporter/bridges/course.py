@@ -7,7 +7,9 @@ is kept here, innermost last, and whatever ends closes what is still open inside
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +18,13 @@ SAVE, LOAD = "save", "load"
 """Kinds of what may be open; of an evaluation and its batches, validation and test are two."""
 
 
-class Abandoned(StopIteration):
-    """An iteration that has begun found no data: it is neither finished nor failed."""
+FACE = "exporter.training"
+DEVICE_SECONDS = 0.1
+"""How often a number is taken from a device: each takes a copy there."""
+
+
+class Abandoned(GeneratorExit):
+    """What has begun was given up: an iteration for which there is no data, a loop that nobody has ended."""
 
 
 class Course:
@@ -25,12 +32,18 @@ class Course:
 
     Attributes:
         training: `exporter.training`.
+        brought_the_face: Whether a bridge, and not the job, has imported it.
     """
 
+    brought_the_face = False
+
     def __init__(self) -> None:
+        if FACE not in sys.modules:
+            Course.brought_the_face = True
         from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
 
         self.training: ModuleType = training
+        self._next_loss = self._next_norm = 0.0
         self._open: list[tuple[str, str, AbstractContextManager[Any]]] = []
 
     def is_open(self, kind: str) -> bool:
@@ -84,6 +97,24 @@ class Course:
     def begin_save(self, step: int) -> None:
         """Begin to save a checkpoint from which the job can go on."""
         self.begin(SAVE, self.training.checkpoint_save(global_step=step))
+
+    def record_loss(self, loss: Any) -> None:
+        """Record a loss; of those on a device, some."""
+        if getattr(loss, "is_cuda", False):
+            now = monotonic()
+            if now < self._next_loss:
+                return
+            self._next_loss = now + DEVICE_SECONDS
+        self.training.record(loss=loss)
+
+    def record_norm(self, norm: Any) -> None:
+        """Record the norm of a gradient likewise."""
+        if getattr(norm, "is_cuda", False):
+            now = monotonic()
+            if now < self._next_norm:
+                return
+            self._next_norm = now + DEVICE_SECONDS
+        self.training.record(grad_norm=norm)
 
     def _close(self, error: BaseException | None) -> str:
         kind, _, span = self._open.pop()

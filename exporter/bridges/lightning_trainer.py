@@ -48,6 +48,10 @@ class TrainerTeller(Teller):
             return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         return int(self.trainer.global_step)
 
+    def gradient_norm_is(self, norm: Any) -> None:
+        """Lightning, or the module, has clipped gradients."""
+        self._course.record_norm(norm)
+
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
         del optimizer
@@ -127,9 +131,9 @@ class TrainerTeller(Teller):
         """All is done with a batch."""
         self._in_batch = False
         self._course.phase(None)
+        self._course.record_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
         samples, tokens = samples_and_tokens(batch)
         self._training.record(
-            loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs,
             samples=samples,
             tokens=tokens,
             microbatches=1,

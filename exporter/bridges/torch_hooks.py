@@ -9,6 +9,7 @@ kernel: that cannot be seen without waiting for the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from time import monotonic
 from types import ModuleType
@@ -53,27 +54,34 @@ def install() -> None:
     optimizers.register_optimizer_step_post_hook(_optimizer_ends)
     is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
-    def backward_begins(*args: Any, **kwargs: Any) -> object:
-        if is_compiling():
-            return None
-        holder = CLAIMS.holder
-        return holder if holder.backward_begins(args[0] if args else kwargs.get("tensors")) else None
+    def unless_compiling(before: Callable[..., object]) -> Callable[..., object]:
+        return lambda *args, **kwargs: None if is_compiling() else before(*args, **kwargs)
 
-    bracket(torch.autograd, "backward", backward_begins, _backward_ends)
+    bracket(torch.autograd, "backward", unless_compiling(_backward_begins), _backward_ends)
     bracket(loaders._BaseDataLoaderIter, "__next__", _fetch_begins, _fetch_ends)  # noqa: SLF001  # no hook elsewhere
     bracket(loaders.DataLoader, "__iter__", _fetch_begins, _iterator_made)
     bracket(torch, "save", _save_begins, _save_ends)
+    bracket(torch.nn.Module, "eval", unless_compiling(_always), _evaluates)
+    bracket(torch.optim.Optimizer, "load_state_dict", _load_begins, _loaded)
+    for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+        bracket(module, "clip_grad_norm_", unless_compiling(_always), _clipped)
     when_imported("torch.amp.grad_scaler", _watch_scaler)
     when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
 
 
 def _watch_scaler(module: ModuleType) -> None:
+    bracket(module.GradScaler, "scale", _scale_begins, _scaled)
     bracket(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
-    bracket(module.GradScaler, "update", lambda scaler, *_args, **_kwargs: scaler, _scale_updated)
+    bracket(module.GradScaler, "update", _always, _scale_updated)
 
 
 def _watch_distributed_saves(module: ModuleType) -> None:
     bracket_what_exists(module, ("save", "async_save"), _distributed_save_begins, _save_ends)
+
+
+def _always(first: Any = None, *_args: Any, **_kwargs: Any) -> object:
+    """Want the end of it; what it was called with is kept."""
+    return (first,)
 
 
 @never_raises
@@ -87,8 +95,31 @@ def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     CLAIMS.holder.optimizer_ends(optimizer)
 
 
+def _load_begins(_optimizer: Any, state: Any = None, *_args: Any, **kwargs: Any) -> object:
+    return (kwargs.get("state_dict", state),)
+
+
+def _loaded(kept: Any, _result: Any, error: BaseException | None) -> None:
+    if error is None:
+        CLAIMS.holder.optimizer_loaded(kept[0])
+
+
+def _backward_begins(*args: Any, **kwargs: Any) -> object:
+    holder = CLAIMS.holder
+    return holder if holder.backward_begins(args[0] if args else kwargs.get("tensors")) else None
+
+
 def _backward_ends(teller: Teller, _result: Any, error: BaseException | None) -> None:
     teller.backward_ends(error)
+
+
+def _clipped(_kept: Any, norm: Any, error: BaseException | None) -> None:
+    if error is None:
+        CLAIMS.holder.gradient_norm_is(norm)
+
+
+def _evaluates(_kept: Any, _module: Any, _error: BaseException | None) -> None:
+    CLAIMS.holder.evaluates()
 
 
 def _fetch_begins(_loader: Any) -> object:
@@ -117,22 +148,37 @@ def _save_ends(teller: Teller, result: Any, error: BaseException | None) -> None
     teller.save_ends(result, error)
 
 
+# Loss scaling ---------------------------------------------------------------------------------------------------
+
+
+def _scale_begins(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> object:
+    if scaler.is_enabled():
+        CLAIMS.holder.loss_is(kwargs.get("outputs", outputs))
+    return None
+
+
+def _scaled(_kept: Any, _result: Any, _error: BaseException | None) -> None:
+    """Nothing is to be done: what was scaled is what counts."""
+
+
 def _scaled_step_begins(scaler: Any, *_args: Any, **_kwargs: Any) -> object:
     return (_Seen.optimizer_steps,) if scaler.is_enabled() else None
 
 
 def _scaled_step_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
-    if error is None and kept == (_Seen.optimizer_steps,) and CLAIMS.holder is not NOBODY:
+    holder = CLAIMS.holder
+    if error is None and kept == (_Seen.optimizer_steps,) and holder is not NOBODY:
         from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
 
         training.skipped_step("overflow")
+        holder.optimizer_skipped()
         _Seen.next_scale = 0.0
 
 
-def _scale_updated(scaler: Any, _result: Any, error: BaseException | None) -> None:
+def _scale_updated(kept: Any, _result: Any, error: BaseException | None) -> None:
     now = monotonic()
     if error is None and now >= _Seen.next_scale and CLAIMS.holder is not NOBODY:
-        scale = getattr(scaler, "_scale", None)  # a tensor; `get_scale()` would wait for the device
+        scale = getattr(kept[0], "_scale", None)  # a tensor; `get_scale()` would wait for the device
         if scale is not None:
             from exporter import training  # noqa: PLC0415  # as above
 

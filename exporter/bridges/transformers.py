@@ -94,6 +94,10 @@ class RunTeller(Teller):
         if error is None:
             self.course.phase(None)
 
+    def gradient_norm_is(self, norm: Any) -> None:
+        """The Trainer has clipped gradients."""
+        self.course.record_norm(norm)
+
     # What the hooks and the brackets tell -----------------------------------------------------------------------
 
     def describe(self, args: Any, model: Any) -> None:
@@ -118,7 +122,7 @@ class RunTeller(Teller):
     def turn_ends(self) -> None:
         """An optimizer step is made."""
         if self._loss is not None:
-            self.training.record(loss=self._loss)
+            self.course.record_loss(self._loss)
             self._loss = None
         self.course.end(ITERATION)
 

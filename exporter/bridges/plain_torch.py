@@ -1,0 +1,317 @@
+"""The bridge to a training loop without a framework: what can be told from what it asks torch to do.
+
+Used in the training process, on the thread that trains. Nobody says where this loop's turns begin and end, so it is
+concluded:
+
+- a *turn* begins with the fetch of a batch and holds every optimizer step up to the next fetch: accumulated batches and
+  the several optimizers of a GAN are one turn. An optimizer that steps again without a fetch has begun another turn.
+  Where no loader of torch's is used, turns follow each other from step to step of the first optimizer;
+- batches that are fetched while gradients are off, or after `model.eval()`, are a *validation*, until a loader is
+  exhausted or something is trained again;
+- a file in which an optimizer's state is written is a *checkpoint*: from nothing else could the job go on;
+- the loss is what the turn's first backward pass begins from, before a loss scaler has scaled it.
+
+A job that uses `exporter.training` itself, or a framework with a bridge of its own, is left to them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing.util import Finalize
+from typing import Any
+
+from exporter.bridges import torch_hooks
+from exporter.bridges.batches import samples_and_tokens
+from exporter.bridges.brackets import never_raises
+from exporter.bridges.claims import CLAIMS, WATCHING, Teller
+from exporter.bridges.course import BATCH, EVALUATION, FACE, ITERATION, LOOP, SAVE, Abandoned, Course
+
+MOST_LOOKED_AT = 64
+"""Values of a dictionary among which an optimizer's state is looked for."""
+
+
+SKIPPED = 0
+"""Stands for an optimizer whose step a scaler has left out."""
+
+
+class LoopTeller(Teller):
+    """Tells of the loop of a job's own.
+
+    Args:
+        courteous: Whether a job that uses `exporter.training` itself is left to it.
+    """
+
+    strength = WATCHING
+
+    def __init__(self, *, courteous: bool = False) -> None:
+        self._courteous = courteous
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as a forked child does."""
+        self._course: Course | None = None
+        self._thread: int | None = None
+        self._start = 0
+        self._turns = 0
+        self._fetches = 0
+        self._evaluating = False
+        self._in_optimizer = False
+        self._loss_is_told = False
+        self._worked = False
+        self._stepped: set[int] = set()
+        self._leader: int | None = None
+
+    @property
+    def course(self) -> Course | None:
+        """Where the loop is, made when something is told first; None where the job tells it itself."""
+        if self._course is None:
+            if self._courteous and FACE in sys.modules and not Course.brought_the_face:
+                return None
+            self._course = Course()
+        return self._course
+
+    @property
+    def step(self) -> int:
+        """Turns so far, those of earlier processes included where they are known."""
+        return self._start + self._turns
+
+    def yields(self) -> None:
+        """Whatever was concluded so far, somebody knows better."""
+        if self._course is not None:
+            self._turn_ends()
+            self._course.end_all(Abandoned())
+        self.forget()
+
+    # Data -------------------------------------------------------------------------------------------------------
+
+    def fetch_begins(self) -> bool:
+        """A batch is asked for."""
+        course = self._mine(training=False)
+        if course is None:
+            return False
+        if self._is_evaluation():
+            if not course.is_open(EVALUATION):
+                self._turn_ends()
+                course.begin(EVALUATION, course.training.validation_loop())
+            course.end(BATCH)
+            return True
+        self._training_goes_on(course)
+        self._turn_ends()
+        self._fetches += 1
+        self._turn_begins(course)
+        course.phase("data_loading")
+        return True
+
+    def fetch_ends(self, batch: Any, error: BaseException | None) -> None:
+        """The batch is there, or none has come."""
+        course = self._course
+        if course is None:
+            return
+        if course.is_open(EVALUATION):
+            if error is not None:
+                self._evaluating = False
+                course.end(EVALUATION, None if isinstance(error, StopIteration) else error)
+            elif batch is not None:
+                course.begin(BATCH, course.training.validation_iteration())
+        elif error is not None or batch is None:
+            course.phase(None)
+            if isinstance(error, StopIteration) and not self._worked:
+                course.abandon_iteration()
+        else:
+            course.phase("forward")
+            samples, tokens = samples_and_tokens(batch)
+            course.training.record(samples=samples, tokens=tokens, microbatches=1)
+
+    def evaluates(self) -> None:
+        """A model has been set to evaluate; before the first turn, that may be one that is not trained."""
+        self._evaluating = self._turns > 0
+
+    def _is_evaluation(self) -> bool:
+        return self._evaluating or not sys.modules["torch"].is_grad_enabled()
+
+    # Turns ------------------------------------------------------------------------------------------------------
+
+    def loss_is(self, loss: Any) -> None:
+        """Take the loss from before it is scaled."""
+        course = self._mine(training=True)
+        if course is not None and not self._loss_is_told:
+            self._loss_is_told = True
+            course.record_loss(loss)
+
+    def backward_begins(self, tensors: Any) -> bool:
+        """The backward pass begins."""
+        course = self._mine(training=True)
+        if course is None:
+            return False
+        self._training_goes_on(course)
+        self._turn_begins(course)
+        self._worked = True
+        if not self._loss_is_told and hasattr(tensors, "numel") and tensors.numel() == 1:
+            self._loss_is_told = True
+            course.record_loss(tensors)
+        course.phase("backward")
+        return True
+
+    def backward_ends(self, error: BaseException | None) -> None:
+        """It is over; an optimizer with a closure goes on."""
+        if self._course is not None and error is None:
+            self._course.phase("optimizer" if self._in_optimizer else None)
+
+    def gradient_norm_is(self, norm: Any) -> None:
+        """Take what gradients were clipped by."""
+        course = self._mine(training=True)
+        if course is not None:
+            course.record_norm(norm)
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins."""
+        course = self._mine(training=True)
+        if course is None:
+            return
+        self._training_goes_on(course)
+        if self._fetches and id(optimizer) in self._stepped:
+            self._turn_ends()
+        self._turn_begins(course)
+        self._in_optimizer = self._worked = True
+        course.phase("optimizer")
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """It is over."""
+        course = self._mine(training=True)
+        if course is None:
+            return
+        self._in_optimizer = False
+        course.phase(None)
+        rate = optimizer.param_groups[0].get("lr")
+        if isinstance(rate, (int, float)):
+            course.training.record(learning_rate=rate)
+        self._optimizer_done(course, id(optimizer))
+
+    def _optimizer_done(self, course: Course, key: int) -> None:
+        if self._fetches:
+            self._stepped.add(key)
+        elif self._leader in {None, key} or key in self._stepped:
+            self._leader = key
+            self._stepped.clear()
+            self._turns += 1
+            course.end(ITERATION)
+            self._turn_begins(course)
+        else:
+            self._stepped.add(key)
+
+    def optimizer_skipped(self) -> None:
+        """The scaler has found no finite gradients: the turn is one all the same, as frameworks count them."""
+        course = self._mine(training=True)
+        if course is not None and course.is_open(ITERATION):
+            self._optimizer_done(course, SKIPPED)
+
+    def optimizer_loaded(self, state: Any) -> None:
+        """Most optimizers count their steps in their state."""
+        if self._turns == 0:
+            self._start = max(self._start, _steps_made(state))
+
+    def _mine(self, *, training: bool) -> Course | None:
+        """Give the course on the thread that trains."""
+        here = threading.get_ident()
+        if self._thread is None:
+            if not training:
+                return self.course if threading.current_thread() is threading.main_thread() else None
+            self._thread = here
+        return self.course if self._thread == here else None
+
+    def _training_goes_on(self, course: Course) -> None:
+        self._evaluating = False
+        course.end(EVALUATION)
+        if not course.is_open(LOOP):
+            course.begin_loop(self.step)
+
+    def _turn_begins(self, course: Course) -> None:
+        if not course.is_open(ITERATION):
+            self._worked = self._loss_is_told = False
+            course.begin_iteration()
+
+    def _turn_ends(self) -> None:
+        course = self._course
+        if course is not None and self._fetches and self._stepped and course.is_open(ITERATION):
+            self._stepped.clear()
+            self._turns += 1
+            course.end(ITERATION)
+
+    # Checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_begins(self, saved: Any) -> bool:
+        """Something is written."""
+        course = self._course
+        if course is None or self._thread != threading.get_ident() or not course.is_open(LOOP):
+            return False
+        self._turn_ends()
+        if holds_optimizer(saved):
+            course.begin_save(self.step)
+        else:
+            course.begin(SAVE, course.training.phase("checkpoint_save_sync"))
+        return True
+
+    def save_ends(self, result: Any, error: BaseException | None) -> None:
+        """It is written, or has failed."""
+        del result
+        if self._course is not None:
+            self._course.end(SAVE, error)
+
+    # The end ----------------------------------------------------------------------------------------------------
+
+    def exits(self) -> None:
+        """The process ends, with an exception that nobody has caught or in order."""
+        course = self._course
+        if course is not None:
+            self._turn_ends()
+            error = getattr(sys, "last_value", None)
+            if not isinstance(error, BaseException):
+                error = None
+                course.abandon_iteration()
+            course.end_all(error)
+
+
+def holds_optimizer(saved: Any, depth: int = 3) -> bool:
+    """Tell whether an optimizer's state is in a dictionary, or in one in it."""
+    if not isinstance(saved, Mapping):
+        return False
+    if "param_groups" in saved and "state" in saved:
+        return True
+    if not depth:
+        return False
+    for place, value in enumerate(saved.values()):
+        if place >= MOST_LOOKED_AT:
+            break
+        values = value[:MOST_LOOKED_AT] if isinstance(value, list) else (value,)
+        if any(holds_optimizer(each, depth - 1) for each in values):
+            return True
+    return False
+
+
+def _steps_made(state: Any) -> int:
+    counts = [
+        int(each["step"])
+        for each in list(state.get("state", {}).values())[:1]
+        if isinstance(each, Mapping) and "step" in each
+    ]
+    return max(counts, default=0)
+
+
+def install() -> None:
+    """Tell of the job's own loop whenever nobody else tells.
+
+    Raises:
+        ImportError: There is no torch.
+    """
+    torch_hooks.install()
+    teller = LoopTeller(courteous=os.environ.get("EXPORTER_AUTO") == "1")
+    CLAIMS.stand(teller)
+    # After the recorder's, hence called before it: what is told then is published.
+    atexit.register(never_raises(teller.exits))
+    Finalize(None, never_raises(teller.exits), exitpriority=10)  # a child of multiprocessing skips the former
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=never_raises(teller.forget))
