@@ -45,6 +45,8 @@ from exporter.ledger.sessions import Sessions
 from exporter.ledger.stat_families import StatBlock
 from exporter.ledger.state import StateStore
 from exporter.ledger.totals import Entry, RankKey
+from exporter.ledger.training_info import SPECS as INFO_SPECS
+from exporter.ledger.training_info import Gpus, RankDevices, TrainingInfoBlock
 from exporter.ledger.views import GapRules, SeatView, view
 
 _log = logging.getLogger(__name__)
@@ -92,6 +94,8 @@ class JobCollector:
         living: Living processes at the last pass.
         processes: Who records, and who did a short while ago; None while the feed cannot be read.
         sessions: Counts goodput.
+        info: Says who trains what.
+        gpus: What is known of GPUs; set by the composition root.
         generation: Grows whenever published totals have changed, and never otherwise.
     """
 
@@ -128,6 +132,8 @@ class JobCollector:
         self.living = 0
         self.processes: tuple[JobProcess, ...] | None = None
         self.generation = 0
+        self.info = TrainingInfoBlock()
+        self.gpus = Gpus()
         self.sessions = sessions or Sessions(state, linger_seconds=linger_seconds)
         self._feed = reader
         self._directory = directory
@@ -150,7 +156,7 @@ class JobCollector:
     @property
     def specs(self) -> Sequence[FamilySpec]:
         """Every family with a fixed name; those of Stats are named by the job."""
-        return (*SPECS, *EVENT_SPECS, *GOODPUT_SPECS)
+        return (*SPECS, *EVENT_SPECS, *GOODPUT_SPECS, *INFO_SPECS)
 
     def collect(self) -> Collected:
         """Make one pass.
@@ -176,7 +182,7 @@ class JobCollector:
         problems += failures
         problems += self.sessions.update(self._ranks, entries, now)
         views = list(self._views(now))
-        families = self._families(views, len(entries) + len(scan.refused), now)
+        families = self._families(views, entries, len(scan.refused), now)
         if owner:
             self._remove_dead(entries)
         self._ranks.forget({view.seat for view in views}, {*entries, *unreadable}, now)
@@ -220,10 +226,13 @@ class JobCollector:
                 if seen is not None:
                     yield seen
 
-    def _families(self, views: Sequence[SeatView], files: int, now: Moment) -> list[Family]:
-        state = self._state
+    def _families(
+        self, views: Sequence[SeatView], entries: Mapping[str, Entry], refused: int, now: Moment
+    ) -> list[Family]:
+        state, devices = self._state, RankDevices(self.gpus)
+        pids = {process_id: entry.pid for process_id, entry in entries.items() if entry.alive}
         counts = SelfCounts(
-            files=files,
+            files=len(entries) + refused,
             refused=self._refusals,
             owner=self._ranks.owner,
             writes=state.writes,
@@ -235,7 +244,8 @@ class JobCollector:
         )
         return [
             *self._stats.families(views, now),
-            *self._processes.families(views),
+            *self._processes.families(views, lambda process_id: devices.of(pids.get(process_id))),
+            *self.info.families(views, pids, devices),
             *self._events.families(views),
             *self.sessions.families(),
             *self_families(counts),

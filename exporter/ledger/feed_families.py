@@ -6,7 +6,7 @@ Runs in the sidecar, on the ledger's collecting thread; no I/O. Views of seats c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -128,9 +128,10 @@ PASSIVE_STUCK = FamilySpec(
 RANK_INFO = FamilySpec(
     "training_rank_info",
     "info",
-    "The process that is this rank now, or was last; absent when its totals no longer linger.",
-    (*IDENTITY_LABELS, "local_rank", "node", "version"),
-    source="ProcessIdentity",
+    "The process that is this rank now, or was last, and the GPU that it holds (gpu and uuid are absent where it holds"
+    " none or several, or nobody can tell); absent when its totals no longer linger.",
+    (*IDENTITY_LABELS, "local_rank", "node", "version", "gpu", "uuid"),
+    source="ProcessIdentity, processes that NVML lists",
 )
 RANK_LABELS_INFO = FamilySpec(
     "training_rank_labels_info",
@@ -273,12 +274,19 @@ class FeedBlock:
     def __init__(self) -> None:
         self._settled: dict[Seat, tuple[object, _Lost]] = {}
 
-    def families(self, views: Sequence[SeatView]) -> list[Family]:
-        """Fill the families for one pass."""
+    def families(
+        self, views: Sequence[SeatView], gpu_of: Callable[[str], tuple[str, str] | None] = lambda _: None
+    ) -> list[Family]:
+        """Fill the families for one pass.
+
+        Args:
+            views: Of all seats.
+            gpu_of: Gives index and UUID of the GPU that a process holds, by process id.
+        """
         samples: dict[FamilySpec, list[Sample]] = {spec: [] for spec in SPECS[: SPECS.index(FEED_FILES)]}
         kept: dict[Seat, tuple[object, _Lost]] = {}
         for view in views:
-            self._process(view, samples)
+            self._process(view, samples, gpu_of(view.record.process.id) or ("", ""))
             if view.counted:
                 lost, kept[view.seat] = self._lost(view.seat)
                 _count(view, lost, samples)
@@ -286,14 +294,14 @@ class FeedBlock:
         families = [Family(spec, tuple(found)) for spec, found in samples.items() if found]
         return [*families, *_descriptions(views)]
 
-    def _process(self, view: SeatView, samples: dict[FamilySpec, list[Sample]]) -> None:
+    def _process(self, view: SeatView, samples: dict[FamilySpec, list[Sample]], gpu: tuple[str, str]) -> None:
         record, labels = view.record, view.labels
         process = record.process
         samples[ALIVE].append(Sample(labels, int(record.living)))
         samples[LAST_UPDATE].append(Sample(labels, record.written))
         local_rank = "" if process.local_rank is None else str(process.local_rank)
         # The role that is part of the identity is empty for a rank; here it is told in any case.
-        who = (*labels[:3], process.role, local_rank, process.node, process.version)
+        who = (*labels[:3], process.role, local_rank, process.node, process.version, *gpu)
         samples[RANK_INFO].append(Sample(who, 1))
         if view.fresh and record.snapshot is not None:
             recording = record.snapshot.recording

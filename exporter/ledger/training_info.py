@@ -1,0 +1,179 @@
+"""Families that say who trains what, and on which device: run, ranks, peak FLOP/s.
+
+Runs in the sidecar, on the ledger's collecting thread; no I/O. Views of seats come in, and what the collector of GPUs
+knows; families go out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from exporter.collectors.family import Family, FamilySpec, Sample
+from exporter.collectors.job import EnergyReading, GpuProcessUse
+from exporter.ledger.identity_labels import IDENTITY_LABELS
+from exporter.ledger.peak_flops import data_type, peak_flops
+from exporter.ledger.views import SeatView
+from exporter.recording.values import TrainingReading
+
+FACTS = (
+    "job_id",
+    "job_name",
+    "user",
+    "framework",
+    "framework_version",
+    "model",
+    "precision",
+    "flops_method",
+    "world_size",
+    "nodes",
+    "session_tag",
+    "perf_tag",
+    "application",
+    "is_baseline",
+)
+"""What may be told of a run, in the order of the labels; each is absent where nobody has told it."""
+
+LONGEST_FACT = 256
+
+RUN_INFO = FamilySpec(
+    "training_run_info",
+    "info",
+    "What is known of the run, as the process of the lowest rank on this node tells it; every node of a run has one, so"
+    " join on (run, instance) or take max by (run) first. Absent when the run's totals no longer linger.",
+    ("run", *FACTS),
+    source="exporter.training: configuration, describe(), environment",
+)
+PEAK_FLOPS = FamilySpec(
+    "training_peak_flops",
+    "gauge",
+    "Dense FLOP/s of the rank's device for the data type of the run, from a table (source=table) or as configured"
+    " (source=config); absent where the device or the data type is not known, as there is no fallback.",
+    (*IDENTITY_LABELS, "dtype", "source", "name"),
+    source="exporter.ledger.peak_flops, configuration, training.describe(peak_flops=...)",
+)
+
+SPECS = (RUN_INFO, PEAK_FLOPS)
+
+
+@dataclass(frozen=True, slots=True)
+class PeakSetting:
+    """What somebody has configured of a device.
+
+    Attributes:
+        device: Pattern of its name.
+        dtype: For which data type; "" for whatever the run uses.
+        flops: FLOP/s.
+    """
+
+    device: str
+    dtype: str
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """What the collector of GPUs knows; each may be called from any thread.
+
+    Attributes:
+        use: Which process uses which GPU.
+        readings: The energy of each, for their names.
+    """
+
+    use: Callable[[], Sequence[GpuProcessUse]] = lambda: ()
+    readings: Callable[[], Sequence[EnergyReading]] = lambda: ()
+
+
+class RankDevices:
+    """Which GPU is whose, in one pass."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._of_pid: dict[int, set[tuple[str, str]]] = {}
+        for use in gpus.use():
+            self._of_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
+        self._names = {each.device: each.name for each in gpus.readings() if each.component == "gpu"}
+
+    def of(self, pid: int | None) -> tuple[str, str] | None:
+        """Give index and UUID of the one GPU that a process holds; None where it is none, several or not known."""
+        held = self._of_pid.get(pid) if pid is not None else None
+        return next(iter(held)) if held is not None and len(held) == 1 else None
+
+    def name(self, pid: int | None) -> str:
+        """Give the model of a process's GPU; "" where it is not known."""
+        held = self._of_pid.get(pid) if pid is not None else None
+        if held is not None:
+            names = {self._names.get(uuid, "") for _, uuid in held}
+        elif not self._of_pid:
+            # Nobody can tell who uses what, as in a container; where all are the same it does not matter.
+            names = set(self._names.values())
+        else:
+            return ""
+        return next(iter(names)) if len(names) == 1 else ""
+
+
+class TrainingInfoBlock:
+    """Makes the families.
+
+    Attributes:
+        peaks: What is configured, the first that fits first; may be replaced from any thread.
+    """
+
+    def __init__(self) -> None:
+        self.peaks: Sequence[PeakSetting] = ()
+
+    def families(
+        self, views: Sequence[SeatView], pids: Mapping[str, int | None], devices: RankDevices
+    ) -> list[Family]:
+        """Fill them for one pass.
+
+        Args:
+            views: Of all seats.
+            pids: Of living processes as seen from here, by process id.
+            devices: Which GPU is whose.
+        """
+        runs: dict[str, SeatView] = {}
+        peaks: list[Sample] = []
+        for view in views:
+            run = view.labels[0]
+            if run not in runs or _speaks_before(view, runs[run]):
+                runs[run] = view
+            reading = _reading(view)
+            if reading is not None and view.fresh:
+                name = devices.name(pids.get(view.record.process.id))
+                peak = self._peak(reading, name)
+                if peak is not None:
+                    dtype, source, flops = peak
+                    peaks.append(Sample((*view.labels, dtype, source, name), flops))
+        infos = tuple(Sample((run, *_facts(view)), 1) for run, view in sorted(runs.items()))
+        families = [Family(RUN_INFO, infos)] if infos else []
+        return [*families, Family(PEAK_FLOPS, tuple(peaks))] if peaks else families
+
+    def _peak(self, reading: TrainingReading, name: str) -> tuple[str, str, float] | None:
+        dtype = data_type(dict(reading.facts).get("precision", ""))
+        if reading.peak_flops is not None:
+            return dtype, "config", reading.peak_flops
+        for each in self.peaks:
+            if each.dtype in {"", dtype} and name and fnmatchcase(name, each.device):
+                return dtype, "config", each.flops
+        flops = peak_flops(name, dtype)
+        return None if flops is None else (dtype, "table", flops)
+
+
+def _speaks_before(view: SeatView, other: SeatView) -> bool:
+    return _order(view) < _order(other)
+
+
+def _order(view: SeatView) -> tuple[bool, bool, int, str]:
+    rank = view.labels[1]
+    return not view.record.living, not rank, int(rank or 0), view.labels[2]
+
+
+def _reading(view: SeatView) -> TrainingReading | None:
+    return None if view.record.snapshot is None else view.record.snapshot.recording.training
+
+
+def _facts(view: SeatView) -> tuple[str, ...]:
+    reading = _reading(view)
+    told = {} if reading is None else dict(reading.facts)
+    return tuple(told.get(name, "")[:LONGEST_FACT] for name in FACTS)
