@@ -1,0 +1,141 @@
+"""An alert all the way: the exporter's page, the real Prometheus with our rules, the real Alertmanager, a receiver."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
+from rules_support import PROMETHEUS, script
+from serve_support import sidecar
+
+pytestmark = [
+    needs_prometheus,
+    pytest.mark.skipif(
+        shutil.which("prometheus-alertmanager") is None,
+        reason="install Alertmanager: apt-get install prometheus-alertmanager",
+    ),
+    pytest.mark.timeout(120),
+]
+
+MACHINE = """\
+description: GPU 1 falls off the bus after four seconds and is back after fourteen
+driver: "580.95.05"
+models:
+  l40s: {name: NVIDIA L40S, architecture: ada, values: {utilization: 90, event_types: 0x1F}}
+gpus: [{model: l40s, count: 2}]
+timeline:
+  - {at: 3s, gpus: [1], xid: [79]}
+  - {at: 4s, until: 14s, gpus: [1], lost: true}
+"""
+
+THRESHOLDS = """\
+rules: {interval: 500ms, slow_interval: 1s}
+GpuLost: {for: 0s}
+GpuMissing: {for: 0s}
+"""
+
+
+class Receiver:
+    """A webhook: what Alertmanager sends, by path."""
+
+    def __init__(self) -> None:
+        alerts: list[tuple[str, dict[str, Any]]] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                alerts.extend((self.path, alert) for alert in json.loads(body)["alerts"])
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        self._alerts = alerts
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def alert(self, name: str, status: str) -> tuple[str, dict[str, Any]]:
+        """Wait for an alert with this status: the path it came to, and the alert."""
+
+        def found() -> list[tuple[str, dict[str, Any]]]:
+            return [
+                (path, alert)
+                for path, alert in list(self._alerts)
+                if (alert["labels"]["alertname"], alert["status"]) == (name, status)
+            ]
+
+        path, alert = wait_for(found, seconds=60, told=f"{name} was never {status}")[0]
+        return path, alert
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextlib.contextmanager
+def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
+    """Debian's Alertmanager with our configuration, in a hurry, told where the receiver is."""
+    text = (PROMETHEUS / "alertmanager.yml").read_text(encoding="utf-8")
+    text = text.replace("http://127.0.0.1:9999", receiver.url)
+    text = text.replace("group_wait: 30s", "group_wait: 200ms").replace(
+        "group_interval: 5m", "group_interval: 1s"
+    )
+    configuration = directory / "alertmanager.yml"
+    configuration.write_text(text)
+    address = f"127.0.0.1:{free_port()}"
+    command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--web.listen-address={address}"]
+    own = [f"--storage.path={directory / 'alerts'}", "--cluster.listen-address=", "--log.level=error"]
+    process = subprocess.Popen([*command, *own])
+    try:
+        wait_for(
+            lambda: fetch(f"http://{address}/-/ready") or process.poll(), told="Alertmanager is not ready"
+        )
+        yield address
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_a_gpu_that_is_lost_reaches_the_pager_and_is_called_off_when_it_returns(tmp_path: Path) -> None:
+    machine, thresholds, options = (tmp_path / name for name in ("machine.yaml", "mine.yaml", "config.yaml"))
+    machine.write_text(MACHINE)
+    thresholds.write_text(THRESHOLDS)
+    options.write_text("gpu: {retry: 500ms}\n")
+    receiver = Receiver()
+    rules = tmp_path / "rules"
+    assert (
+        script(PROMETHEUS / "render.py").main(["--thresholds", str(thresholds), "--output", str(rules)]) == 0
+    )
+    with (
+        contextlib.closing(receiver),
+        alertmanager(tmp_path, receiver) as address,
+        sidecar(tmp_path, f"--gpu.replay={machine}", f"--config.file={options}") as exporter,
+    ):
+        prometheus = Prometheus(tmp_path / "prometheus", {"training": exporter.address})
+        with (tmp_path / "prometheus/prometheus.yml").open("a") as configuration:
+            configuration.write(f"rule_files: ['{rules}/*.yml']\n")
+            configuration.write(
+                f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{address}']}}]}}]}}\n"
+            )
+        with prometheus:
+            path, lost = receiver.alert("GpuLost", "firing")
+            _, xid = receiver.alert("GpuXidCritical", "firing")
+            _, back = receiver.alert("GpuLost", "resolved")
+
+    assert path == "/pager"
+    assert lost["labels"]["instance"] == exporter.address
+    assert lost["annotations"]["runbook_url"] == "docs/runbook.md#gpulost"
+    assert lost["annotations"]["summary"] == f"GPU 1 on {exporter.address} does not answer."
+    assert xid["labels"]["xid"] == "79"
+    assert back["labels"] == lost["labels"]
