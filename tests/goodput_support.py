@@ -67,11 +67,12 @@ class PaperJob:
         self.steps += 1
         self.work += seconds
         self.longest = max(self.longest or 0.0, seconds)
-        if self.segments and self.segments[-1][0] == self.loop and self.segments[-1][2] == self.step - 1:
+        this = self.step - 1
+        if self.segments and self.segments[-1][0] == self.loop and self.segments[-1][2] == this - 1:
             loop, first, _, before = self.segments.pop()
-            self.segments.append((loop, first, self.step, before + seconds))
+            self.segments.append((loop, first, this, before + seconds))
         else:
-            self.segments.append((self.loop, self.step, self.step, seconds))
+            self.segments.append((self.loop, this, this, seconds))
 
     def hold(self, seconds: float) -> None:
         """Spend time in an iteration that does not end."""

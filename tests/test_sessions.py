@@ -162,7 +162,7 @@ def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(tmp_pat
         watched = Watched(sidecar, job=a_job(first_step))
         steps(watched.job, 12)
         watched.job.save(0.0) if first_step == 0 else None
-        watched.job.segments = [(1, first_step + 1, first_step + 12, 12.0)]
+        watched.job.segments = [(1, first_step, first_step + 11, 12.0)]
         watched.job.saved = (None, 0.0)
         watched.write()
         if first_step < 20:

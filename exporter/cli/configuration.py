@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from exporter.cli.energy_settings import Energy
+from exporter.cli.goodput_settings import Goodput
 from exporter.cli.gpu_settings import Gpu
 from exporter.cli.logs import Form, Level
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
@@ -352,6 +353,7 @@ class Configuration:
     energy: Energy = field(
         default=Energy(), metadata={"help": "What energy is, and what it costs: carbon, water, money."}
     )
+    goodput: Goodput = field(default=Goodput(), metadata={"help": "How the time of a training is counted."})
     events: tuple[EventRule, ...] = field(
         default=(),
         metadata={

@@ -8,28 +8,35 @@ source that knows nothing.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.energy_settings import Energy
+from exporter.cli.goodput_settings import Goodput
 from exporter.cli.gpu_settings import Gpu
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.catalogue import CollectorEntry
+from exporter.collectors.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.family import Collector
 from exporter.collectors.gpu import GpuCollector, visible_devices
 from exporter.collectors.gpu_seams import gpu_readings, gpu_uses
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
+from exporter.collectors.oom_kills import oom_kills
 from exporter.collectors.process_memory import ProcessMemoryCollector
 from exporter.collectors.process_tree import Member
 from exporter.collectors.processes import ProcessCollector
 from exporter.collectors.rapl import RaplCollector, always
+from exporter.feed import runs
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy import EnergyCollector, Sources
 from exporter.ledger.node_lock import NodeLock
 from exporter.ledger.pages import Pages
+from exporter.ledger.sessions import Witnesses
 from exporter.ledger.state import StateStore
+from exporter.ledger.training_info import Gpus
 
 ENERGY = "energy"
 """The collector that divides energy; not in the catalogue, as it is the ledger's."""
@@ -48,13 +55,16 @@ class Wiring:
         configuration: To begin with.
         jobs: The ledger's collector of the feed.
         state: Where totals are kept.
+        feed_directory: Where runs tell how their jobs ended.
 
     Attributes:
         energy: Divides energy among the runs.
         gpu: Watches the GPUs; None where nobody does.
     """
 
-    def __init__(self, configuration: Configuration, *, jobs: JobCollector, state: StateStore) -> None:
+    def __init__(
+        self, configuration: Configuration, *, jobs: JobCollector, state: StateStore, feed_directory: Path
+    ) -> None:
         self.gpu: KeptGpus | None = None
         self._jobs = jobs
         self._pages = Pages(state)
@@ -65,6 +75,13 @@ class Wiring:
         settings = configuration.energy
         self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
         boot = _boot_id()
+        jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
+        jobs.sessions.witnesses = Witnesses(
+            oom_kills=oom_kills,
+            ends=lambda: runs.ends(feed_directory),
+            machine=(socket.gethostname(), boot),
+        )
+        self.configure_goodput(configuration.goodput)
         self._lock = NodeLock(settings.lock_dir, boot)
         self.energy = EnergyCollector(
             Sources(readings=self._readings, use=self._machine_use, gpu_use=self._gpu_use, alive=self._alive),
@@ -97,6 +114,8 @@ class Wiring:
                 tdp_watts=self._cpu_tdp_watts,
             )
             return self._rapl
+        if entry.name == CheckpointDirsCollector.name:
+            return entry.factory(runs=self._alive, **options)
         return entry.factory(**options)
 
     def make_gpus(self, settings: Gpu, *, on_change: Callable[[], None]) -> KeptGpus:
@@ -140,6 +159,11 @@ class Wiring:
         """Use other tariffs."""
         self.energy.configure(settings.tariffs(), whole_machine=settings.whole_machine)
 
+    def configure_goodput(self, settings: Goodput) -> None:
+        """Count by other rules."""
+        self._jobs.sessions.configure(settings.options())
+        self._jobs.info.peaks = settings.peaks()
+
     def close(self) -> None:
         """Let go of the GPUs, and let another exporter of this machine count its energy."""
         self.replace_gpus(None)
@@ -156,9 +180,11 @@ class Wiring:
     def _gpu_use(self) -> Sequence[GpuProcessUse]:
         return () if self.gpu is None else gpu_uses(self.gpu.processes())
 
+    def _gpu_readings(self) -> Sequence[EnergyReading]:
+        return () if self.gpu is None else gpu_readings(self.gpu.energies())
+
     def _readings(self) -> Sequence[EnergyReading]:
-        readings = () if self._rapl is None else self._rapl.readings
-        return readings if self.gpu is None else (*readings, *gpu_readings(self.gpu.energies()))
+        return (*(() if self._rapl is None else self._rapl.readings), *self._gpu_readings())
 
     def _alive(self) -> Collection[str] | None:
         processes = self._jobs.processes

@@ -351,6 +351,7 @@ def _register(plan: Plan) -> Registration | None:
     uid = own_uid()
     try:
         prepare_directory(plan.feed_directory, trusted=is_trusted(plan.feed_directory, uid), uid=uid)
+        runs.forget_ends(plan.feed_directory)
         return runs.register(plan.feed_directory)
     except (OSError, FeedError) as error:
         say(f"the job runs without metrics: {error}")

@@ -43,6 +43,7 @@ from exporter.feed.directory import check_directory, default_directory, is_trust
 from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
+from exporter.ledger.sessions import Sessions
 from exporter.ledger.state import StateStore
 from exporter.status.attention import concerns
 from exporter.status.document import policy
@@ -204,8 +205,15 @@ class Sidecar:
             stale_after_seconds=configuration.feed.stale_after,
             linger_seconds=configuration.feed.linger,
             directory=self.feed_directory,
+            sessions=Sessions(
+                self._state,
+                linger_seconds=configuration.feed.linger,
+                shared=configuration.state.dir is not None,
+            ),
         )
-        self._wiring = Wiring(configuration, jobs=self._jobs, state=self._state)
+        self._wiring = Wiring(
+            configuration, jobs=self._jobs, state=self._state, feed_directory=self.feed_directory
+        )
         self._renders = 0
         self._renders_lock = threading.Lock()  # held for that one sum
         self._rules_lock = (
@@ -293,6 +301,8 @@ class Sidecar:
         for entry in CATALOGUE:
             self._apply_collector(entry, old.collectors[entry.name], new.collectors[entry.name])
         self._apply_gpus(old.gpu, new.gpu)
+        if new.goodput != old.goodput:
+            self._wiring.configure_goodput(new.goodput)
         if new.energy != old.energy:
             self._wiring.configure(new.energy)
             self._scheduler.remove(ENERGY)

@@ -16,6 +16,7 @@ from functools import partial
 from exporter.collectors import (
     cgroup,
     cgroup_families,
+    checkpoint_dirs,
     clock,
     cpu,
     cpu_count,
@@ -252,6 +253,16 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         file_descriptors.FileDescriptorsCollector,
         file_descriptors.SPECS,
         "Open files of the whole machine, and their limit.",
+    ),
+    CollectorEntry(
+        "checkpoint_dirs",
+        # As for filesystems.
+        partial(checkpoint_dirs.CheckpointDirsCollector, pool=StatvfsPool()),
+        checkpoint_dirs.SPECS,
+        "Room that is left in the directories of checkpoints.",
+        MEDIUM_SECONDS,
+        deadline_seconds=10.0,
+        settings=(Setting("paths", (), "The directories, each as the exporter sees it."),),
     ),
     CollectorEntry(
         "processes",

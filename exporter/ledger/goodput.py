@@ -233,7 +233,10 @@ class Goodput:
     def _commit(self, attempt: Attempt, reading: TrainingReading) -> None:
         attempt.work = max(attempt.work, reading.work_seconds)
         attempt.open = 0.0 if attempt.ended is not None else reading.open_seconds
-        attempt.segments = tuple([(first, last, seconds) for _, first, last, seconds in reading.segments])
+        # There, a step is named by the number of those before it; here by that and itself, as positions are.
+        attempt.segments = tuple(
+            [(first + 1, last + 1, seconds) for _, first, last, seconds in reading.segments]
+        )
         if reading.finished:
             self._credit_rest(attempt)
             return

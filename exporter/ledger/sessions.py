@@ -18,7 +18,6 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from exporter.collectors.family import Family, FamilySpec, Sample
 from exporter.errors import StateError
@@ -526,8 +525,3 @@ def _signal_of(status: int) -> int:
 
 def _shown(key: StateKey) -> str:
     return f"{'session' if key[1] == 'session' else 'run'} {key[2]!r}"
-
-
-def feed_ends(directory: Path | None) -> Callable[[], Sequence[runs.End]]:
-    """Read how the jobs of `run` have ended that use a feed directory."""
-    return lambda: () if directory is None else runs.ends(directory)

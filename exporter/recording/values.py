@@ -280,7 +280,8 @@ class TrainingReading(Value):
         failed_seconds: Work of iterations whose body raised.
         committed_step: Step of the latest successful save; None without one.
         committed_seconds: Work that the saves cover, all of it done before the latest of them began.
-        segments: Work that no save covers, in order, neighbours merged: (loop, first step, last step, seconds).
+        segments: Work that no save covers, in order, neighbours merged: (loop, first step, last step, seconds); the
+            step that begins where n are completed is step n.
         finished: Whether the application ended in order: then all of its work counts as committed.
         failure: Why it ended or is about to, one of the reasons of `training_interruptions_total`; "" for nothing.
         longest_step_seconds: Of the last hundred, without the first; None before.

@@ -1,0 +1,66 @@
+"""The configuration of goodput: what counts as what, and what devices could do.
+
+Used in the sidecar, as a section of the configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from exporter.ledger.sessions import GoodputOptions
+from exporter.ledger.training_info import PeakSetting
+from exporter.options import Duration, Range
+
+
+@dataclass(frozen=True, slots=True)
+class PeakFlopsSetting:
+    """What a device could do at best."""
+
+    device: str = field(
+        metadata={
+            "help": "Name of the device as gpu_info has it, * for any characters. The first that fits wins, and goes "
+            "before the table.",
+            "example": "*H100*",
+        }
+    )
+    flops: Annotated[float, Range(1, 1e21)] = field(
+        metadata={"help": "Dense floating-point operations per second.", "example": 9.89e14}
+    )
+    dtype: Literal["bf16", "fp16", "fp8", "tf32"] | None = field(
+        default=None,
+        metadata={"help": "Of which data type; null for whatever the run uses.", "example": "bf16"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """How the time of a training is counted."""
+
+    validation: Literal["badput", "productive"] = field(
+        default="badput",
+        metadata={
+            "help": "Whether validation and test are time lost or part of the work; holds from the next attempt on."
+        },
+    )
+    new_task_after: Annotated[Duration, Range(0, 365 * 86400)] = field(
+        default=3600.0,
+        metadata={
+            "help": "Without a session tag, a process that begins so long after the end of the last one of its run, at "
+            "step 0 and without loading a checkpoint, begins another task; the time between is nobody's."
+        },
+    )
+    peak_flops: tuple[PeakFlopsSetting, ...] = field(
+        default=(),
+        metadata={"help": "What devices could do at best, where the table of the exporter lacks them."},
+    )
+
+    def options(self) -> GoodputOptions:
+        """What the ledger is given."""
+        return GoodputOptions(
+            validation_is_productive=self.validation == "productive", new_after_seconds=self.new_task_after
+        )
+
+    def peaks(self) -> tuple[PeakSetting, ...]:
+        """What is configured of devices."""
+        return tuple(PeakSetting(each.device, each.dtype or "", each.flops) for each in self.peak_flops)

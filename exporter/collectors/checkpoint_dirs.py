@@ -1,0 +1,94 @@
+"""Checkpoint directories: how much room is left where checkpoints go.
+
+Used in the sidecar. The paths of the configuration, and the runs that live, come in; a filesystem that does not answer
+costs its own path only (see `statvfs`). No state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from exporter.collectors.draft import Draft
+from exporter.collectors.family import Collected, FamilySpec
+from exporter.collectors.mounts import Mount
+from exporter.collectors.statvfs import Silence, StatvfsPool
+from exporter.errors import CollectError
+
+_ABSENT = "absent where no path is configured, no run lives, and while its filesystem does not answer."
+
+AVAILABLE = FamilySpec(
+    "training_checkpoint_dir_available_bytes",
+    "gauge",
+    f"Room that is left for the job in a directory of checkpoints; {_ABSENT}",
+    ("run", "path"),
+    "bytes",
+    "statvfs: f_bavail * f_frsize",
+)
+SIZE = FamilySpec(
+    "training_checkpoint_dir_size_bytes",
+    "gauge",
+    f"Size of the filesystem of a directory of checkpoints; {_ABSENT}",
+    ("run", "path"),
+    "bytes",
+    "statvfs: f_blocks * f_frsize",
+)
+
+SPECS = (AVAILABLE, SIZE)
+
+
+class CheckpointDirsCollector:
+    """Asks the filesystems of the configured paths.
+
+    Args:
+        paths: Directories; one that is not there yet is a problem until it is.
+        runs: The runs that live; None while that is not known.
+        pool: Makes the calls.
+    """
+
+    name = "checkpoint_dirs"
+    specs = SPECS
+    reasons = ("read", "timeout")
+
+    def __init__(
+        self,
+        paths: Sequence[str] = (),
+        *,
+        runs: Callable[[], Collection[str] | None] = lambda: None,
+        pool: StatvfsPool | None = None,
+    ) -> None:
+        nothing: frozenset[str] = frozenset()
+        # Each path stands for a filesystem of its own: whether it hangs does not depend on the others.
+        self._places = [
+            Mount(number, 0, path, "/", path, "", "", nothing, nothing) for number, path in enumerate(paths)
+        ]
+        self._runs = runs
+        self._pool = pool or StatvfsPool()
+
+    def collect(self) -> Collected:
+        """Ask once.
+
+        Raises:
+            CollectError: None of them answers.
+        """
+        draft = Draft()
+        runs = sorted(self._runs() or ())
+        if not runs or not self._places:
+            return draft.finish()
+        answers = self._pool.ask(self._places)
+        available: dict[tuple[str, ...], float] = {}
+        size: dict[tuple[str, ...], float] = {}
+        for place in self._places:
+            answer = answers[place.path]
+            if isinstance(answer, OSError):
+                draft.fail(CollectError(f"{place.label}: {answer.strerror or answer}", reason="read"))
+                continue
+            if isinstance(answer, Silence):
+                draft.fail(CollectError(f"{place.label}: {answer.value}", reason="timeout"))
+                continue
+            for run in runs:
+                labels = (run, place.label)
+                available[labels] = answer.f_bavail * answer.f_frsize
+                size[labels] = answer.f_blocks * answer.f_frsize
+        draft.add_family(AVAILABLE, available)
+        draft.add_family(SIZE, size)
+        return draft.finish()
