@@ -12,6 +12,7 @@ from pathlib import Path
 from dashboards.board import Board
 from dashboards.catalogue import BOARDS
 
+MOST_LINES = 200
 DIRECTORY = Path(__file__).resolve().parent / "json"
 
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         write()
         return 0
     found = list(differences())
-    print("\n".join(found[:200]), end="\n" if found else "")
+    sys.stdout.writelines(f"{line}\n" for line in found[:MOST_LINES])
     return 1 if found else 0
 
 

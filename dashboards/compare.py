@@ -16,7 +16,15 @@ TAG = Variable(
     several=False,
     what="Runs of one perf_tag do the same work and may be compared.",
 )
-RUNS = Variable("run", "Runs", 'label_values(training_run_info{perf_tag=~"$perf_tag"}, run)', every=None)
+RUNS = Variable(
+    "run",
+    "Runs",
+    'label_values(training_run_info{perf_tag=~"$perf_tag"}, run)',
+    every=None,
+    what="Runs beside the baseline.",
+)
+
+
 BASELINE = Variable(
     "baseline",
     "Baseline",

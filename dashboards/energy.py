@@ -15,6 +15,7 @@ from dashboards.palette import (
     PURPLE,
     VERMILION,
     WARNING,
+    bounds,
     by_last_digit,
     fixed,
     named,
@@ -194,7 +195,7 @@ def _power() -> tuple[Panel, ...]:
                 "{{instance}} at rest, the most",
             ),
             unit="watt",
-            overrides=[*by_last_digit(), _dashed("B")],
+            overrides=[*by_last_digit(), bounds("B")],
             about=About(
                 "Power by the cards' own energy counters, which miss nothing between two readings; dashed: what one "
                 "draws without work.",
@@ -366,7 +367,7 @@ def _waste() -> tuple[Panel, ...]:
             empty="Nothing, or not known: needs the phases of exporter.training.",
         ),
         lines(
-            "Energy goodput",
+            "How much of the energy was productive?",
             Query(
                 "sum by (run) (training_productive_energy_joules_total{@run})"
                 " / sum by (run) (training_energy_joules_total{@run})",
@@ -616,16 +617,6 @@ def _sources() -> tuple[Panel, ...]:
             empty=NO_ENERGY,
         ),
     )
-
-
-def _dashed(query: str) -> dict[str, object]:
-    return {
-        "matcher": {"id": "byFrameRefID", "options": query},
-        "properties": [
-            {"id": "color", "value": fixed(GREY)},
-            {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [6, 6]}},
-        ],
-    }
 
 
 def _shades(query: str, color: str) -> dict[str, object]:

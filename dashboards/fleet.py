@@ -337,7 +337,7 @@ def _nodes() -> tuple[Panel, ...]:
             w=24,
         ),
         table(
-            "Firing alerts",
+            "Which alerts fire?",
             rows(
                 'max by (alertname, severity, run, instance, rank, gpu) (ALERTS{alertstate="firing"})',
             ),

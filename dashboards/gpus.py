@@ -9,9 +9,12 @@ from dashboards.palette import (
     BLUE,
     GOOD,
     GREY,
+    KHAKI,
     PLAIN,
+    PURPLE,
     THROTTLES,
     WARNING,
+    bounds,
     by_last_digit,
     by_query,
     fixed,
@@ -256,16 +259,7 @@ def _memory() -> tuple[Panel, ...]:
             Query("gpu_memory_used_bytes{@gpu}", LEGEND),
             Query("max by (instance) (gpu_memory_total_bytes{@gpu})", "{{instance}} size of one"),
             unit="bytes",
-            overrides=[
-                *by_last_digit(),
-                {
-                    "matcher": {"id": "byFrameRefID", "options": "B"},
-                    "properties": [
-                        {"id": "color", "value": fixed(GREY)},
-                        {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [6, 6]}},
-                    ],
-                },
-            ],
+            overrides=[*by_last_digit(), bounds("B")],
             about=About(
                 "Device memory that is allocated, and the size of a card (dashed). PyTorch keeps what it once had, so "
                 "a full card is normal.",
@@ -312,13 +306,7 @@ def _memory() -> tuple[Panel, ...]:
 
 def _power() -> tuple[Panel, ...]:
     digits = by_last_digit()
-    limit = {
-        "matcher": {"id": "byFrameRefID", "options": "B"},
-        "properties": [
-            {"id": "color", "value": fixed(GREY)},
-            {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [6, 6]}},
-        ],
-    }
+    limit = bounds("B")
     return (
         lines(
             "How much power does each GPU draw?",
@@ -490,7 +478,7 @@ def _errors() -> tuple[Panel, ...]:
             ),
             unit="none",
             bars=True,
-            overrides=by_query((BAD, WARNING, "#B5A300", "#8C8C8C", "#CC79A7")),
+            overrides=by_query((BAD, WARNING, KHAKI, GREY, PURPLE)),
             about=About(
                 "Errors in each interval by kind. The first one of an Xid cannot be seen here (a counter that is born "
                 "has not grown): the table has it.",

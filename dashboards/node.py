@@ -6,15 +6,18 @@ from dashboards.board import ALERTS_OF_NODE, JOB, ONE_NODE, RUN, Board, Row
 from dashboards.palette import (
     BAD,
     BLUE,
+    BROWN,
     GREEN,
     GREY,
-    OLIVE,
+    KHAKI,
     ORANGE,
+    PALE,
     PURPLE,
+    RED,
     SKY,
     VERMILION,
+    bound,
     by_query,
-    fixed,
     named,
 )
 from dashboards.panels import About, Column, Panel, above, bars, lines, stat, table, to, words
@@ -27,8 +30,8 @@ MODES = {
     "nice": SKY,
     "system": ORANGE,
     "iowait": PURPLE,
-    "irq": OLIVE,
-    "softirq": "#8A7D1A",
+    "irq": KHAKI,
+    "softirq": BROWN,
     "steal": VERMILION,
     "guest": GREEN,
     "guest_nice": GREEN,
@@ -133,7 +136,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
         ),
         stat(
-            "/dev/shm in use",
+            "Shared memory in use",
             now("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
             unit="percentunit",
             decimals=0,
@@ -160,7 +163,7 @@ def _cpu() -> tuple[Panel, ...]:
             unit="none",
             decimals=1,
             stacked=True,
-            overrides=[*named(MODES), _line("CPUs")],
+            overrides=[*named(MODES), bound("CPUs")],
             about=About(
                 "CPUs busy by mode, and how many there are (dashed).",
                 "the stack touches the dashed line; much `system` or `softirq` (the network), `iowait` (disks), "
@@ -181,8 +184,8 @@ def _cpu() -> tuple[Panel, ...]:
             stacked=True,
             overrides=[
                 *named({"user": BLUE, "system": ORANGE}),
-                _line("limit"),
-                _line("standing still", VERMILION),
+                bound("limit"),
+                bound("standing still", VERMILION),
             ],
             about=About(
                 "CPUs that the container uses, its limit where it has one, and CPUs that stood still because of it.",
@@ -230,7 +233,7 @@ def _memory() -> tuple[Panel, ...]:
         "processes": BLUE,
         "shared, tmpfs": PURPLE,
         "kernel's objects": ORANGE,
-        "page cache": "#9DBFE6",
+        "page cache": PALE,
         "size": GREY,
     }
     return (
@@ -247,7 +250,7 @@ def _memory() -> tuple[Panel, ...]:
             Query("host_memory_total_bytes{@node}", "size"),
             unit="bytes",
             stacked=True,
-            overrides=[*named(kinds), _line("size")],
+            overrides=[*named(kinds), bound("size")],
             about=About(
                 "Memory by what it holds, and how much there is (dashed). The page cache gives way when somebody needs "
                 "memory; the rest does not.",
@@ -264,9 +267,9 @@ def _memory() -> tuple[Panel, ...]:
             Query("cgroup_memory_high_bytes{@node}", "slowed down from"),
             unit="bytes",
             overrides=[
-                *named({"working set": BLUE, "with page cache": "#9DBFE6"}),
-                _line("limit", VERMILION),
-                _line("slowed down from", ORANGE),
+                *named({"working set": BLUE, "with page cache": PALE}),
+                bound("limit", VERMILION),
+                bound("slowed down from", ORANGE),
             ],
             about=About(
                 "Memory that counts against the container's limit (dashed); the working set is what cannot be had back.",
@@ -294,14 +297,14 @@ def _memory() -> tuple[Panel, ...]:
             w=8,
         ),
         lines(
-            "How full is /dev/shm?",
+            "How full is the shared memory?",
             Query("host_shm_used_bytes{@node}", "used"),
             Query("host_shm_size_bytes{@node}", "size"),
             unit="bytes",
-            overrides=[*named({"used": BLUE}), _line("size")],
+            overrides=[*named({"used": BLUE}), bound("size")],
             fill=10,
             about=About(
-                "/dev/shm as the exporter sees it; DataLoader workers hand batches over through it.",
+                "Shared memory (/dev/shm) as the exporter sees it; DataLoader workers hand batches over through it.",
                 "used touches size: workers end with *bus error*.",
                 "`--shm-size`, or a memory volume at /dev/shm.",
             ),
@@ -315,9 +318,7 @@ def _memory() -> tuple[Panel, ...]:
             ),
             unit="none",
             bars=True,
-            overrides=named(
-                {"max": ORANGE, "high": OLIVE, "oom": VERMILION, "oom_kill": "#8C3D00", "low": GREY}
-            ),
+            overrides=named({"max": ORANGE, "high": KHAKI, "oom": VERMILION, "oom_kill": RED, "low": GREY}),
             about=About(
                 "Events of the container's memory: `high` (slowed down), `max` (at the limit), `oom_kill` (killed).",
                 "any `oom_kill`; `max` in every interval.",
@@ -487,7 +488,7 @@ def _network() -> tuple[Panel, ...]:
             ),
             Query("sum(rate(host_rdma_link_downed_total{@node}[$__rate_interval]))", "RDMA link lost"),
             unit="cps",
-            overrides=by_query((VERMILION, ORANGE, BLUE, PURPLE, OLIVE)),
+            overrides=by_query((VERMILION, ORANGE, BLUE, PURPLE, KHAKI)),
             about=About(
                 "Packets and links that failed, per second.",
                 "any RDMA link lost; errors that grow with the traffic; many TCP segments sent again.",
@@ -660,17 +661,3 @@ def _hardware() -> tuple[Panel, ...]:
             w=8,
         ),
     )
-
-
-def _line(name: str, color: str = GREY) -> dict[str, object]:
-    """A bound: dashed, and not part of the stack."""
-    return {
-        "matcher": {"id": "byName", "options": name},
-        "properties": [
-            {"id": "color", "value": fixed(color)},
-            {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [6, 6]}},
-            {"id": "custom.lineWidth", "value": 1},
-            {"id": "custom.fillOpacity", "value": 0},
-            {"id": "custom.stacking", "value": {"mode": "none", "group": "A"}},
-        ],
-    }

@@ -6,14 +6,15 @@ from dashboards.board import ALERTS_OF_NODE, JOB, NODE, Board, Row
 from dashboards.palette import (
     BAD,
     BLUE,
+    GOOD,
     GREY,
     ORANGE,
     PLAIN,
     PURPLE,
     VERMILION,
     WARNING,
+    bound,
     by_query,
-    fixed,
     named,
 )
 from dashboards.panels import (
@@ -140,7 +141,7 @@ def _collectors() -> tuple[Panel, ...]:
         states(
             "Since when is which exporter silent?",
             Query("up{@node}", "{{instance}}"),
-            mappings=words({1: ("answers", "#3D85D6"), 0: ("down", BAD)}),
+            mappings=words({1: ("answers", GOOD), 0: ("down", BAD)}),
             about=About(
                 "Prometheus' own verdict on each scrape. While it is *down* all series of that node are gone, not flat.",
                 "*down*.",
@@ -157,7 +158,7 @@ def _collectors() -> tuple[Panel, ...]:
                 "min by (instance, collector) (exporter_collector_success{@node}) == 0",
                 "{{instance}} {{collector}}",
             ),
-            mappings=words({0: ("failed", BAD), 1: ("succeeded", "#3D85D6")}),
+            mappings=words({0: ("failed", BAD), 1: ("succeeded", GOOD)}),
             about=About(
                 "A bar wherever a collector did not read all of its sources.",
                 "any bar that lasts.",
@@ -219,15 +220,7 @@ def _complete() -> tuple[Panel, ...]:
             Query("exporter_series{@node}", "{{instance}}"),
             Query("max(exporter_series_limit{@node})", "limit"),
             unit="none",
-            overrides=[
-                {
-                    "matcher": {"id": "byName", "options": "limit"},
-                    "properties": [
-                        {"id": "color", "value": fixed(GREY)},
-                        {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [6, 6]}},
-                    ],
-                },
-            ],
+            overrides=[bound("limit")],
             color={"mode": "shades", "fixedColor": BLUE},
             about=About(
                 "Series on the page, and the most that it shows (dashed).",
@@ -593,15 +586,14 @@ def _web() -> tuple[Panel, ...]:
 def _versions() -> tuple[Panel, ...]:
     return (
         table(
-            "What runs where",
-            rows("max by (instance, version, python, psutil, nvidia_ml_py) (exporter_build_info{@node})"),
+            "Versions",
+            rows("max by (instance, version, python, nvidia_ml_py) (exporter_build_info{@node})"),
             rows("max by (instance) (process_start_time_seconds{@node}) * 1000"),
             rows("min by (instance) (exporter_config_last_reload_successful{@node})"),
             columns=(
                 Column("instance", "Node"),
                 Column("version", "Version", width=110),
                 Column("python", "Python", width=110),
-                Column("psutil", "psutil", width=110),
                 Column("nvidia_ml_py", "NVML binding", width=130),
                 Column("B", "Started", unit="dateTimeAsIso", width=180),
                 Column("C", "Configuration in force is the file's", mappings=YES_NO),

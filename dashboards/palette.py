@@ -1,7 +1,7 @@
 """Colours that stay apart for colour-blind eyes, on a dark and on a light ground.
 
-After Okabe and Ito's set, with the yellow darkened and the blue lightened so that each has a contrast of about
-3:1 on both of Grafana's grounds. Meaning never rests on the difference between red and green: good is blue or
+After Okabe and Ito's set, with the blue lightened and the yellow and the black replaced, so that each can be seen on
+both of Grafana's grounds and any two of them are told apart with each kind of colour blindness (a test computes it). Meaning never rests on the difference between red and green: good is blue or
 plain text, bad is vermilion, and a word or a number says it too.
 """
 
@@ -16,12 +16,16 @@ GREEN = "#009E73"
 PURPLE = "#CC79A7"
 SKY = "#56B4E9"
 VERMILION = "#D55E00"
-OLIVE = "#B5A300"
+KHAKI = "#A19251"
+RED = "#9C2B08"
 GREY = "#8C8C8C"
 BROWN = "#A0705A"
-VIOLET = "#7B6FD0"
+VIOLET = "#7B4FA0"
+INDIGO = "#4A3FD8"
+PALE = "#9DBFE6"
+SILVER = "#C0C0C0"
 
-CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, OLIVE, GREY, BROWN, VIOLET)
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, KHAKI, RED, GREY, VIOLET)
 """For series that are told apart by a number: its last digit."""
 
 GOOD, PLAIN, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
@@ -36,7 +40,7 @@ PHASES = {
     "checkpoint_save_sync": PURPLE,
     "checkpoint_save_async": "#E3B3CF",
     "checkpoint_load": "#9C4F7A",
-    "validation": OLIVE,
+    "validation": KHAKI,
     "test": "#8A7D1A",
     "init": BROWN,
     "rendezvous": "#C4A08F",
@@ -53,13 +57,13 @@ PHASES = {
 CAUSES = {
     "data_stall": ORANGE,
     "checkpoint_save": PURPLE,
-    "checkpoint_load": "#9C4F7A",
-    "validation": OLIVE,
-    "init": BROWN,
-    "compile": "#6E4A3A",
+    "checkpoint_load": VIOLET,
+    "validation": KHAKI,
+    "init": SKY,
+    "compile": BLUE,
     "lost_progress": VERMILION,
-    "downtime": "#8C3D00",
-    "hang": "#5B2A86",
+    "downtime": RED,
+    "hang": INDIGO,
     "other": GREY,
 }
 """Causes of badput, and of wasted energy."""
@@ -70,12 +74,12 @@ THROTTLES = {
     "sw_power_cap": GREY,
     "hw_thermal": VERMILION,
     "sw_thermal": ORANGE,
-    "hw_power_brake": "#5B2A86",
+    "hw_power_brake": INDIGO,
     "hw_slowdown": PURPLE,
-    "sync_boost": OLIVE,
+    "sync_boost": KHAKI,
     "board_limit": BROWN,
     "reliability": SKY,
-    "low_utilization": "#C0C0C0",
+    "low_utilization": SILVER,
 }
 
 Override = dict[str, Any]
@@ -119,3 +123,26 @@ def by_query(colors: Sequence[str]) -> list[Override]:
         }
         for place, color in enumerate(colors)
     ]
+
+
+def bound(name: str, color: str = GREY) -> Override:
+    """Draw the series of this name as what the others are held against: dashed, and in no stack."""
+    return _bound({"id": "byName", "options": name}, color)
+
+
+def bounds(query: str, color: str = GREY) -> Override:
+    """Draw all series of a query, by its letter, in that way."""
+    return _bound({"id": "byFrameRefID", "options": query}, color)
+
+
+def _bound(matcher: dict[str, str], color: str) -> Override:
+    return {
+        "matcher": matcher,
+        "properties": [
+            {"id": "color", "value": fixed(color)},
+            {"id": "custom.fillOpacity", "value": 0},
+            {"id": "custom.lineStyle", "value": {"dash": [6, 6], "fill": "dash"}},
+            {"id": "custom.lineWidth", "value": 1},
+            {"id": "custom.stacking", "value": {"group": "A", "mode": "none"}},
+        ],
+    }

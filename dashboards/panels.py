@@ -128,11 +128,8 @@ def lines(
 ) -> Panel:
     """Series over time.
 
-    Args:
-        legend: `list` below, `table` below with last and maximum, `right` of it, or `hidden`.
-        thresholds: Drawn as dashed lines.
-        steps_drawn: A value holds until the next one.
-        soft: The axis is not shorter than usual for the unit.
+    The legend is a `list` below, a `table` below with last and maximum, one to the `right`, or `hidden`; thresholds are
+    dashed lines; with `steps_drawn` a value holds until the next one; with `soft` the axis is not shorter than usual.
     """
     custom: Json = {
         "axisBorderShow": False,
@@ -181,26 +178,18 @@ def stat(
     mappings: Sequence[Json] = (),
     decimals: int | None = None,
     text: str = "value",
-    background: bool = False,
-    wide: bool = False,
     color: Json | None = None,
     overrides: Sequence[Override] = (),
     links: Sequence[Json] = (),
 ) -> Panel:
-    """One number, or one for each series; as it is at the end of the time range.
-
-    Args:
-        text: `value`, `name`, or `value_and_name`.
-        background: Colour the ground and not the text.
-        wide: Values side by side.
-    """
+    """One number, or one for each series, as it is at the end of the time range; `text` is `value`, `name` or both."""
     defaults = _defaults(unit, empty, thresholds or NEUTRAL, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "mappings": list(mappings), "links": list(links)}
     options: Json = {
-        "colorMode": "background_solid" if background else "value",
+        "colorMode": "value",
         "graphMode": "none",
         "justifyMode": "auto",
-        "orientation": "vertical" if wide else "auto",
+        "orientation": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "showPercentChange": False,
         "textMode": text,
@@ -300,13 +289,8 @@ def heatmap(
 ) -> Panel:
     """Where values lie over time: colour says how many, or how much; what is more stands out in either theme.
 
-    Args:
-        unit: Of the colour.
-        axis: Unit of the rows.
-        least: Value of the colour nearest to the ground.
-        most: Value of the one furthest from it.
-        exponent: 1 for colours in proportion; less shows rare values among frequent ones.
-        points: Columns; each costs a query a value for every row.
+    `unit` is that of the colour and `axis` that of the rows; `least` and `most` are the values of the first and the last
+    colour, in proportion with an `exponent` of 1. A query costs a value for each row and each of its `points`.
     """
     defaults = _defaults(unit, empty, NEUTRAL, None, None, None)
     defaults["custom"] = {
@@ -436,12 +420,7 @@ def matrix(
     h: int = 9,
     decimals: int | None = None,
 ) -> Panel:
-    """A value for each pair of two labels, as it is at the end of the time range.
-
-    Args:
-        across: The label that makes the columns.
-        down: The label that makes the rows.
-    """
+    """A value for each pair of two labels, as it is at the end of the time range: one makes the columns, one the rows."""
     defaults = _defaults(unit, empty, NEUTRAL, None, None, decimals)
     defaults["custom"] = {
         "align": "auto",

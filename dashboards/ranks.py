@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RESTARTS, Board, Row, Variable
-from dashboards.palette import (
-    BAD,
-    BLUE,
-    ORANGE,
-    PHASES,
-    PLAIN,
-    SKY,
-    VERMILION,
-    WARNING,
-    by_last_digit,
-    named,
-)
+from dashboards.palette import BAD, BLUE, ORANGE, PHASES, PLAIN, SKY, VERMILION, WARNING, by_last_digit, named
 from dashboards.panels import About, Column, Panel, above, heatmap, lines, stat, steps, table, to, words
 from dashboards.queries import Query, now, rows
 
@@ -182,7 +171,7 @@ def _slow() -> tuple[Panel, ...]:
             most=0.5,
             exponent=1,
             w=14,
-            h=14,
+            h=16,
             about=About(
                 "One line for each rank, from the lowest number at the bottom to the highest; the colour is how much longer "
                 "it computes than the fastest one in the same moment. Up to a thousand ranks fit.",
@@ -190,6 +179,29 @@ def _slow() -> tuple[Panel, ...]:
                 "All but one stand out: that one has less work.",
                 "point at the line for its number; node and GPU are in the table below.",
                 "empty: the rank did not live, or made no step.",
+            ),
+            empty=NO_COMPUTE,
+        ),
+        heatmap(
+            "How much slower is the slowest rank of each node?",
+            Query(
+                f"max by (instance) (max by (instance, rank) (training_rank_compute_seconds{{@run}} > 0))"
+                f" / scalar(min({COMPUTE})) - 1",
+                "{{instance}}",
+            ),
+            unit="percentunit",
+            axis="none",
+            scheme="Oranges",
+            least=0,
+            most=0.5,
+            exponent=1,
+            w=10,
+            h=8,
+            about=About(
+                "One line for each node: at a thousand ranks a single rank's line is thinner than a pixel, and this one is not.",
+                "a line that stands out.",
+                "*GPUs* and *Node and container* of that node; the table has the links.",
+                "empty: no rank of that node lived, or made a step.",
             ),
             empty=NO_COMPUTE,
         ),
@@ -204,7 +216,7 @@ def _slow() -> tuple[Panel, ...]:
                 {"slowest": VERMILION, "19 of 20 are faster": ORANGE, "median": BLUE, "fastest": SKY}
             ),
             w=10,
-            h=7,
+            h=8,
             about=About(
                 "Time that ranks compute in a step, without waiting.",
                 "the upper line leaves the others: one straggler. All spread: uneven work.",
@@ -212,34 +224,6 @@ def _slow() -> tuple[Panel, ...]:
                 "no rank made a step.",
             ),
             empty=NO_COMPUTE,
-        ),
-        lines(
-            "How long do they wait for data, and for each other?",
-            Query(
-                'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
-                "data, worst rank",
-            ),
-            Query(
-                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
-                "data, median rank",
-            ),
-            Query(
-                "quantile(0.5, max by (rank) (rate(training_collective_wait_seconds_total{@run}[$__rate_interval])))",
-                "each other, median rank",
-            ),
-            unit="percentunit",
-            overrides=named(
-                {"data, worst rank": VERMILION, "data, median rank": ORANGE, "each other, median rank": BLUE}
-            ),
-            w=10,
-            h=7,
-            about=About(
-                "Share of the time in which ranks wait.",
-                "only the worst rank waits for data: its disk or its shard. All wait for each other: a straggler.",
-                "*Node and container* of that rank's node.",
-                "the job does not tell.",
-            ),
-            empty=NO_PHASES,
         ),
         table(
             "Every rank with its machine, the slowest first",
@@ -350,6 +334,34 @@ def _together() -> tuple[Panel, ...]:
                 "all do the same.",
             ),
             empty="All ranks are in the same phase.",
+        ),
+        lines(
+            "How long do they wait for data, and for each other?",
+            Query(
+                'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
+                "data, worst rank",
+            ),
+            Query(
+                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
+                "data, median rank",
+            ),
+            Query(
+                "quantile(0.5, max by (rank) (rate(training_collective_wait_seconds_total{@run}[$__rate_interval])))",
+                "each other, median rank",
+            ),
+            unit="percentunit",
+            overrides=named(
+                {"data, worst rank": VERMILION, "data, median rank": ORANGE, "each other, median rank": BLUE}
+            ),
+            w=24,
+            h=7,
+            about=About(
+                "Share of the time in which ranks wait.",
+                "only the worst rank waits for data: its disk or its shard. All wait for each other: a straggler.",
+                "*Node and container* of that rank's node.",
+                "the job does not tell.",
+            ),
+            empty=NO_PHASES,
         ),
         heatmap(
             "Since when is each rank silent?",

@@ -17,6 +17,7 @@ from dashboards.palette import (
     VERMILION,
     WARNING,
     Override,
+    bound,
     by_last_digit,
     fixed,
     named,
@@ -202,7 +203,7 @@ def _progress() -> tuple[Panel, ...]:
             unit="s",
             overrides=[
                 *named({"median": BLUE, "99 of 100 are below": ORANGE, "longest of the last 100": VERMILION}),
-                _dashed("undisturbed"),
+                bound("undisturbed"),
             ],
             about=About(
                 "Time of training steps; *undisturbed* is the mean of those without outliers.",
@@ -402,7 +403,7 @@ def _checkpoints() -> tuple[Panel, ...]:
             Query("max(training_uncommitted_seconds{@run})", "since the last checkpoint"),
             Query("max(training_checkpoint_interval_seconds{@run})", "usual interval"),
             unit="s",
-            overrides=[*named({"since the last checkpoint": BLUE}), _dashed("usual interval")],
+            overrides=[*named({"since the last checkpoint": BLUE}), bound("usual interval")],
             fill=10,
             w=8,
             about=About(
@@ -749,14 +750,3 @@ def _identity() -> tuple[Panel, ...]:
             empty="Never.",
         ),
     )
-
-
-def _dashed(name: str) -> Override:
-    return {
-        "matcher": {"id": "byName", "options": name},
-        "properties": [
-            {"id": "color", "value": fixed(GREY)},
-            {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [6, 6]}},
-            {"id": "custom.fillOpacity", "value": 0},
-        ],
-    }

@@ -1,0 +1,127 @@
+"""`python -m dashboards.pictures`: draw every dashboard over the scenario, with the tool dashrender.
+
+The tool draws with Grafana's own components in a browser, without a Grafana server; it is no part of this repository.
+It is found by `--dashrender` or $DASHRENDER, a directory with `dashrender.mjs` in it, installed and built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dashboards.__main__ import DIRECTORY
+from dashboards.catalogue import BOARDS
+from dashboards.scenario.cluster import BASELINE, RUN, Cluster
+from dashboards.scenario.timeline import DEFAULT_SECONDS, Timeline
+
+WIDE, NARROW = 1600, 1000
+AS_SCRAPED_EVERY = "3s"
+"""What the data source would be told; slower than the scenario scrapes, so that rates look as they do in use."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen on a dashboard for its picture.
+
+    Attributes:
+        uid: Of the dashboard.
+        values: Of its variables.
+        until: Share of the scenario at which the picture ends.
+    """
+
+    uid: str
+    values: dict[str, str] = field(default_factory=dict)
+    until: float = 1.0
+
+
+CHOICES = {
+    choice.uid: choice
+    for choice in (
+        Choice("training-run", {"run": RUN}),
+        # While the straggler straggles.
+        Choice("training-ranks", {"run": RUN, "rank": "3"}, until=0.69),
+        Choice("training-gpus", {"node": "node-2"}, until=0.69),
+        Choice("training-node", {"node": "node-1"}),
+        Choice("training-compare", {"baseline": BASELINE}),
+    )
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw.
+
+    Returns:
+        0, or 1 when a picture could not be drawn, or 2 when the tool is not there.
+    """
+    parser = argparse.ArgumentParser(prog="python -m dashboards.pictures", description=__doc__)
+    parser.add_argument(
+        "--dashrender", type=Path, default=os.environ.get("DASHRENDER"), help="directory of the tool"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/dashboards"), help="where to (default %(default)s)"
+    )
+    parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="length of the scenario")
+    parser.add_argument("--only", action="append", metavar="UID", help="this dashboard; may be repeated")
+    parser.add_argument(
+        "--prometheus", metavar="URL", help="of a scenario that has ended; none is started then"
+    )
+    parser.add_argument("--begin", type=float, help="Unix time at which that one began")
+    given = parser.parse_args(arguments)
+    if given.dashrender is None or not (given.dashrender / "dashrender.mjs").exists():
+        sys.stderr.write("no pictures: dashrender is not there; say where with --dashrender or $DASHRENDER\n")
+        return 2
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.prometheus:
+        return _draw_all(given, given.prometheus, given.begin)
+    work = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
+    try:
+        with Cluster(work, Timeline(seconds=given.seconds)) as cluster:
+            cluster.wait()
+            time.sleep(1)
+            return _draw_all(given, cluster.url, cluster.started)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _draw_all(given: argparse.Namespace, url: str, begin: float) -> int:
+    status = 0
+    for board in BOARDS:
+        if given.only and board.uid not in given.only:
+            continue
+        choice = CHOICES.get(board.uid, Choice(board.uid))
+        for theme, width in (("dark", WIDE), ("light", WIDE), ("dark", NARROW)):
+            picture = given.out / f"{board.uid}-{theme}{'' if width == WIDE else '-narrow'}.png"
+            command = [
+                "node",
+                str(given.dashrender / "dashrender.mjs"),
+                "render",
+                str(DIRECTORY / f"{board.uid}.json"),
+                f"--prom={url}",
+                f"--from={begin:.0f}",
+                f"--to={begin + choice.until * given.seconds:.0f}",
+                f"--scrape-interval={AS_SCRAPED_EVERY}",
+                f"--width={width}",
+                f"--theme={theme}",
+                "--expand",
+                f"--out={picture}",
+                *(f"--var={name}={value}" for name, value in choice.values.items()),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if not picture.exists():
+                sys.stderr.write(f"{board.uid}: {done.stdout}{done.stderr}\n")
+                status = 1
+            else:
+                sys.stdout.write(f"{picture}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,353 @@
+"""Starts the scenario's processes, makes things happen to them at their time, and ends them.
+
+The parent of all: the exporters of four machines, the ranks of two runs, and one Prometheus. One thread of its own
+follows the timeline. Everything lives in one directory, which the caller removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+from typing_extensions import Self
+
+from dashboards.scenario import machine
+from dashboards.scenario.timeline import Timeline
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "rules"
+SCRAPE_SECONDS = 1.0
+RULES_SECONDS = 3.0
+RUN, BASELINE = "llama-7b-b", "llama-7b-a"
+JOB = "training"
+
+ENERGY = {
+    "interval": "2s",
+    "whole_machine": True,
+    "cpu_tdp_watts": 350,
+    "cpu_idle_watts": 90,
+    "pue": 1.12,
+    "carbon_intensity": 344,
+    "carbon_zone": "DE",
+    "carbon_factor": "lifecycle",
+    "carbon_kind": "average",
+    "currency": "EUR",
+    "electricity_price": 0.21,
+    "device_prices": [{"device": "*H100*", "per_hour": 2.4}],
+    "site_water": 0.3,
+    "source_water": 1.6,
+    "embodied_carbon": [{"device": "*H100*", "kilograms": 164, "lifetime": "208w"}],
+}
+"""Prices and intensities of an invented site."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine.
+
+    Attributes:
+        name: What Prometheus calls it.
+        replay: Its GPUs: a machine of the package, or a description.
+        ranks: (run, rank, local rank) of the processes on it.
+    """
+
+    name: str
+    replay: str | dict[str, Any]
+    ranks: Sequence[tuple[str, int, int]] = ()
+
+
+def nodes(timeline: Timeline) -> tuple[Node, ...]:
+    """The machines of the scenario."""
+    return (
+        Node("node-1", machine.h100(timeline, first_uuid=1, faults=False), ((RUN, 0, 0), (RUN, 1, 1))),
+        Node("node-2", machine.h100(timeline, first_uuid=9, faults=True), ((RUN, 2, 0), (RUN, 3, 1))),
+        Node("node-3", "no-gpu", ((BASELINE, 0, 0), (BASELINE, 1, 1))),
+        Node("node-4", "a100-mig"),
+    )
+
+
+class Cluster:
+    """The scenario as processes; use it as a context manager.
+
+    Args:
+        work: An empty directory, which is filled.
+        timeline: When what happens.
+        environ: Of the caller.
+    """
+
+    def __init__(self, work: Path, timeline: Timeline, environ: Mapping[str, str] = os.environ) -> None:
+        self.timeline = timeline
+        self.started = 0.0
+        self.url = ""
+        self._work = work
+        self._environment = {
+            name: value
+            for name, value in environ.items()
+            if not name.startswith("EXPORTER_") and name != "RANK"
+        } | {"PYTHONPATH": str(ROOT)}
+        self._nodes = nodes(timeline)
+        self._ports: dict[str, int] = {}
+        self._sidecars: dict[str, subprocess.Popen[bytes]] = {}
+        self._ranks: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._prometheus: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        self._director = threading.Thread(target=self._direct, name="scenario", daemon=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self._prepare()
+            for node in self._nodes:
+                self._start_sidecar(node)
+            self._start_prometheus()
+            self.started = time.time()
+            for node in self._nodes:
+                for run, rank, local in node.ranks:
+                    self._start_rank(node, run, rank, local, attempt=0)
+            self._director.start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def wait(self) -> None:
+        """Until the scenario is over."""
+        left = self.started + self.timeline.seconds - time.time()
+        if left > 0:
+            time.sleep(left)
+
+    def query(self, expression: str, **parameters: str) -> list[dict[str, Any]]:
+        """An instant query to the scenario's Prometheus."""
+        return query(self.url, expression, **parameters)
+
+    # ------------------------------------------------------------ processes
+
+    def _prepare(self) -> None:
+        for node in self._nodes:
+            directory = self._work / node.name
+            for name in ("feed", "lock", "checkpoints"):
+                (directory / name).mkdir(parents=True)
+                (directory / name).chmod(0o700)
+            replay = node.replay
+            if isinstance(replay, dict):
+                path = directory / "machine.yaml"
+                path.write_text(yaml.safe_dump(replay, sort_keys=False), encoding="utf-8")
+                replay = str(path)
+            configuration: dict[str, Any] = {
+                "feed": {"dir": str(directory / "feed")},
+                "collectors": {
+                    "processes": {"interval": "2s"},
+                    "process_memory": {"interval": "5s", "deadline": "4s"},
+                    "filesystem": {"interval": "5s", "deadline": "4s", "mount_points_include": ["/"]},
+                },
+                "gpu": {"replay": replay, "interval": "1s", "retry": "2s"},
+                "energy": ENERGY | {"lock_dir": str(directory / "lock")},
+            }
+            (directory / "exporter.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
+            self._ports[node.name] = _free_port()
+
+    def _start_sidecar(self, node: Node) -> None:
+        directory = self._work / node.name
+        with (directory / "exporter.log").open("ab") as log:
+            self._sidecars[node.name] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "exporter",
+                    f"--config.file={directory / 'exporter.yaml'}",
+                    f"--web.listen-address=127.0.0.1:{self._ports[node.name]}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=self._environment,
+            )
+
+    def _start_rank(self, node: Node, run: str, rank: int, local: int, *, attempt: int) -> None:
+        directory = self._work / node.name
+        world = sum(1 for one in self._nodes for of, _, _ in one.ranks if of == run)
+        environment = self._environment | {
+            "EXPORTER_FEED_DIR": str(directory / "feed"),
+            "EXPORTER_RUN": run,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local),
+            "WORLD_SIZE": str(world),
+        }
+        plan = {
+            "begin": self.started,
+            "seconds": self.timeline.seconds,
+            "baseline": run == BASELINE,
+            "straggler": run == RUN and rank == world - 1,
+            "crashes": run == RUN and rank == world - 2,
+            "attempt": attempt,
+            "checkpoint": str(self._work / f"{run}.step"),
+        }
+        with (directory / f"{run}-{rank}.log").open("ab") as log:
+            self._ranks[(run, rank)] = subprocess.Popen(
+                [sys.executable, "-m", "dashboards.scenario.job", json.dumps(plan)],
+                stdin=subprocess.PIPE,  # its life line
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=environment,
+            )
+
+    def _start_prometheus(self) -> None:
+        program = shutil.which("prometheus")
+        if program is None:
+            raise FileNotFoundError("the scenario needs Prometheus: apt-get install prometheus")
+        directory = self._work / "prometheus"
+        directory.mkdir()
+        for path in RULES.glob("*.yml"):
+            rules = yaml.safe_load(path.read_text(encoding="utf-8"))
+            for group in rules["groups"]:
+                group["interval"] = f"{int(RULES_SECONDS)}s"
+            (directory / path.name).write_text(yaml.safe_dump(rules), encoding="utf-8")
+        interval = f"{int(SCRAPE_SECONDS * 1000)}ms"
+        configuration = {
+            "global": {"scrape_interval": interval, "scrape_timeout": interval},
+            "rule_files": [str(directory / "*.yml")],
+            "scrape_configs": [
+                {
+                    "job_name": JOB,
+                    "static_configs": [
+                        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}}
+                        for name, port in self._ports.items()
+                    ],
+                }
+            ],
+        }
+        (directory / "prometheus.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        with (directory / "prometheus.log").open("ab") as log:
+            self._prometheus = subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={directory / 'prometheus.yaml'}",
+                    f"--storage.tsdb.path={directory / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                    "--log.level=warn",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        end = time.monotonic() + 30
+        while not _ready(self.url):
+            if time.monotonic() > end or self._prometheus.poll() is not None:
+                raise TimeoutError(f"Prometheus is not ready: see {directory / 'prometheus.log'}")
+            time.sleep(0.1)
+
+    # ------------------------------------------------------------ what happens
+
+    def _direct(self) -> None:
+        """Follow the timeline."""
+        timeline = self.timeline
+        third = self._nodes[2]
+        events = sorted(
+            [
+                (timeline.at(timeline.down[0]), self._sidecars[third.name].kill),
+                (timeline.at(timeline.down[1]), lambda: self._revive(third)),
+                (timeline.at(timeline.crash), self._crash),
+                (timeline.at(timeline.crash + timeline.restart), self._restart),
+            ],
+            key=lambda event: event[0],
+        )
+        for at, act in events:
+            if self._stopping.wait(max(0.0, self.started + at - time.time())):
+                return
+            act()
+
+    def _revive(self, node: Node) -> None:
+        self._sidecars[node.name].wait()
+        self._start_sidecar(node)
+
+    def _crash(self) -> None:
+        """One rank is killed; the launcher ends the others, as torchrun does."""
+        ranks = {rank: process for (run, rank), process in self._ranks.items() if run == RUN}
+        victim = ranks.pop(len(ranks) - 2)
+        victim.send_signal(signal.SIGKILL)
+        time.sleep(min(1.0, self.timeline.at(0.01)))
+        for process in ranks.values():
+            process.terminate()
+        for process in (victim, *ranks.values()):
+            process.wait()
+            _close(process)
+
+    def _restart(self) -> None:
+        for node in self._nodes:
+            for run, rank, local in node.ranks:
+                if run == RUN:
+                    self._start_rank(node, run, rank, local, attempt=1)
+
+    def _end(self) -> None:
+        self._stopping.set()
+        if self._director.is_alive():
+            self._director.join(timeout=10)
+        for process in self._ranks.values():
+            _close(process)
+        everything = [*self._ranks.values(), *self._sidecars.values()]
+        if self._prometheus is not None:
+            everything.append(self._prometheus)
+        for process in everything:
+            process.terminate()
+        for process in everything:
+            _wait(process)
+
+
+def query(url: str, expression: str, **parameters: str) -> list[dict[str, Any]]:
+    """An instant query."""
+    asked = urllib.parse.urlencode({"query": expression, **parameters}).encode()
+    with urllib.request.urlopen(f"{url}/api/v1/query", data=asked, timeout=30) as answer:  # noqa: S310  # ours
+        result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+    return result
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as answer:  # noqa: S310  # ours
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None and not process.stdin.closed:
+        with contextlib.suppress(OSError):
+            process.stdin.close()

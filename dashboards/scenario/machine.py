@@ -1,0 +1,90 @@
+"""Described machines of the scenario, from those of the package: the same cards, with the scenario's load and faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dashboards.scenario.timeline import Timeline
+from exporter.collectors import nvml
+
+MACHINES = Path(nvml.__file__).parent / "machines"
+HOT_GPU, ILL_GPU, LOST_GPU = 1, 5, 6
+"""The GPU of the straggler's local rank, one with memory errors, and one that falls off the bus."""
+
+NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
+
+
+def h100(timeline: Timeline, *, first_uuid: int, faults: bool) -> dict[str, Any]:
+    """Eight H100 that work as the run does.
+
+    Args:
+        timeline: Of the scenario.
+        first_uuid: Number of the first GPU, so that no two machines share a UUID.
+        faults: Whether a GPU becomes hot, one has memory errors, and one is lost.
+    """
+    machine: dict[str, Any] = yaml.safe_load((MACHINES / "h100.yaml").read_text(encoding="utf-8"))
+    machine["description"] = "Eight H100 of the dashboards' scenario."
+    model = machine["models"]["h100"]
+    model["load"] = {"steps": _load(timeline), "ripple": 0.04}
+    # As it should be: at its power limit now and then, and a card keeps the memory that it once had.
+    model["values"] |= {"memory_used": 71_400_000_000, "power": {"idle": 71_000, "busy": 685_000}}
+    machine["gpus"] = [
+        {"model": "h100", "uuid": f"GPU-{first_uuid + place:08d}-5ca1-ab1e-0000-000000000000"}
+        for place in range(8)
+    ]
+    if faults:
+        machine["timeline"] = _faults(timeline)
+    return machine
+
+
+def _load(timeline: Timeline) -> list[dict[str, Any]]:
+    """How busy the GPUs are, from beginning to end."""
+    begin, end = timeline.pause
+    again = timeline.crash + timeline.restart
+    shares = (
+        (begin, NORMAL_LEVEL),
+        (end, PAUSED_LEVEL),
+        (timeline.crash, NORMAL_LEVEL),
+        (again, DOWN_LEVEL),
+        (1.5, NORMAL_LEVEL),
+    )
+    steps, since = [], 0.0
+    for until, level in shares:
+        steps.append({"seconds": _duration(timeline.at(until - since)), "level": level})
+        since = until
+    return steps
+
+
+def _faults(timeline: Timeline) -> list[dict[str, Any]]:
+    since, until = _duration(timeline.at(timeline.straggle)), _duration(timeline.at(timeline.crash))
+    ill = _duration(timeline.at(timeline.nan))
+    lost, back = (_duration(timeline.at(share)) for share in timeline.lost)
+    return [
+        {
+            "at": since,
+            "until": until,
+            "gpus": [HOT_GPU],
+            "set": {
+                "clock_sm": {"idle": 345, "busy": 1290},
+                "clock_graphics": {"idle": 345, "busy": 1290},
+                "temperature": {"idle": 62, "busy": 89},
+                "memory_temperature": {"idle": 70, "busy": 97},
+                "temperature_margin": {"idle": 12, "busy": 0},
+                "power": {"idle": 71_000, "busy": 468_000},
+                "event_reasons": 0x44,
+                # 0.6 s of each second, in nanoseconds.
+                "throttle_hw_thermal": {"idle": 600_000_000, "busy": 600_000_000, "counter_from": 0},
+            },
+        },
+        {"at": ill, "gpus": [ILL_GPU], "xid": [63], "set": {"ecc_corrected_dram": 4, "remapping_pending": 1}},
+        {"at": lost, "gpus": [LOST_GPU], "xid": [79]},
+        {"at": lost, "until": back, "gpus": [LOST_GPU], "lost": True},
+        {"at": back, "gpus": [LOST_GPU], "set": {"recovery_action": 1}},
+    ]
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"

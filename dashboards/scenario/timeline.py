@@ -1,0 +1,51 @@
+"""What happens in the scenario, and when: shares of its length, so that a minute and an hour look alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+DEFAULT_SECONDS = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When what happens.
+
+    Attributes:
+        seconds: Length of the scenario.
+        pause: No data arrives between these.
+        straggle: From here on one GPU is hot, and its rank slow, until the crash.
+        nan: Around here a gradient is no number.
+        lost: A GPU without a rank is off the bus between these.
+        down: An exporter is dead between these.
+        crash: A rank is killed here; the run starts again `restart` later.
+        restart: How long that takes.
+        saves: Checkpoints are saved here; the one of `failing` fails.
+        failing: A checkpoint that cannot be written.
+        validation: A validation begins here.
+    """
+
+    seconds: float = DEFAULT_SECONDS
+    pause: tuple[float, float] = (0.22, 0.29)
+    straggle: float = 0.45
+    nan: float = 0.38
+    lost: tuple[float, float] = (0.5, 0.66)
+    down: tuple[float, float] = (0.34, 0.46)
+    crash: float = 0.7
+    restart: float = 0.05
+    saves: tuple[float, ...] = (0.1, 0.2, 0.32, 0.44, 0.56, 0.66, 0.86, 0.95)
+    failing: float = 0.56
+    validation: float = 0.36
+
+    def at(self, share: float) -> float:
+        """Seconds from the beginning."""
+        return share * self.seconds
+
+    def paused(self, seconds: float) -> bool:
+        """Whether no data arrives at a time."""
+        return self.at(self.pause[0]) <= seconds < self.at(self.pause[1])
+
+    def hot(self, seconds: float) -> bool:
+        """Whether the GPU of the straggler is slowed down by heat at a time."""
+        return self.at(self.straggle) <= seconds < self.at(self.crash)

@@ -1,0 +1,244 @@
+"""What the tests of the dashboards share: their queries, the names in them, and the variables put into them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the dashboards are not installed with the exporter
+
+from dashboards.board import panels_of  # noqa: E402
+from dashboards.catalogue import BOARDS  # noqa: E402
+
+RULES = ROOT / "deploy" / "prometheus" / "rules"
+METRICS = ROOT / "docs" / "METRICS.md"
+
+MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARDS}
+
+OF_PROMETHEUS = {
+    "up": {"job", "instance"},
+    "scrape_duration_seconds": {"job", "instance"},
+    "ALERTS": {"alertname", "alertstate", "severity", "run", "rank", "gpu", "job", "instance"},
+}
+
+BUILTIN = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
+CHOSEN = {
+    "job": ".+",
+    "node": ".+",
+    "run": ".+",
+    "rank": ".+",
+    "gpu": ".+",
+    "perf_tag": ".+",
+    "baseline": "a",
+}
+
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query, and where it stands."""
+
+    uid: str
+    panel: str
+    kind: str
+    letter: str
+    expression: str
+    instant: bool
+
+    def __str__(self) -> str:
+        return f"{self.uid}: {self.panel!r} {self.letter}"
+
+
+def asked(uid: str) -> Iterator[Asked]:
+    """All queries of a dashboard's panels."""
+    for panel in panels_of(MODELS[uid]):
+        for target in panel["targets"]:
+            yield Asked(
+                uid, panel["title"], panel["type"], target["refId"], target["expr"], target["instant"]
+            )
+
+
+def everything(uid: str) -> list[Asked]:
+    """All queries of a dashboard: of its panels, variables and annotations."""
+    model = MODELS[uid]
+    found = list(asked(uid))
+    found.extend(
+        Asked(uid, mark["name"], "annotation", "A", mark["expr"], instant=False)
+        for mark in model["annotations"]["list"]
+        if "expr" in mark
+    )
+    found.extend(
+        Asked(uid, f"${variable['name']}", "variable", "A", inner(variable["query"]["query"]), instant=True)
+        for variable in model["templating"]["list"]
+        if variable["type"] == "query"
+    )
+    return found
+
+
+def inner(query: str) -> str:
+    """The expression of a variable's query."""
+    match = re.fullmatch(r"query_result\((.*)\)|label_values\((.*), \w+\)", query)
+    assert match, query
+    return match[1] or match[2]
+
+
+def filled(expression: str, values: Mapping[str, str] = CHOSEN, builtin: Mapping[str, str] = BUILTIN) -> str:
+    """Put values in the place of variables, as Grafana does."""
+    return re.sub(r"\$\{?([a-z_]\w*)\}?", lambda name: {**values, **builtin}[name[1]], expression)
+
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_NAME = re.compile(r"(?<![\w:$])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])")
+_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
+_WORDS = {
+    "and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "bool", "offset",
+    "end", "start", "atan2",
+}  # fmt: skip
+
+
+def selectors(expression: str) -> list[tuple[str, set[str]]]:
+    """(metric, labels matched) of every selector."""
+    bare = _GROUPING.sub(" ", expression)
+    found = [
+        (match[1], set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", _STRING.sub('""', match[2]))))
+        for match in re.finditer(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", bare)
+    ]
+    rest = re.sub(r"\{[^}]*\}", " ", _STRING.sub(" ", bare))
+    rest = re.sub(r"\[[^\]]*\]", " ", rest)
+    known = {name for name, _ in found}
+    found.extend(
+        (name, set())
+        for name in _NAME.findall(rest)
+        if name not in _WORDS and name not in known and not name[0].isdigit()
+    )
+    return found
+
+
+def grouped(expression: str) -> set[str]:
+    """Labels by which the expression groups or joins."""
+    found: set[str] = set()
+    for match in re.finditer(r"\b(?:by|on|group_left)\s*\(([^)]*)\)", expression):
+        found.update(re.findall(r"\w+", match[1]))
+    return found
+
+
+@functools.cache
+def families() -> dict[str, set[str]]:
+    """Every sample name that the exporter serves, with its labels; from the metric reference."""
+    found: dict[str, set[str]] = {}
+    for line in METRICS.read_text(encoding="utf-8").splitlines():
+        match = re.match(r"\| `(\w+)` \| (\w+) \| ([^|]*) \|", line)
+        if match:
+            labels = set(re.findall(r"`(\w+)`", match[3]))
+            for suffix in SUFFIXES.get(match[2], ("",)):
+                found[match[1] + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
+    return found
+
+
+@functools.cache
+def records() -> set[str]:
+    """Every series that a recording rule makes."""
+    found: set[str] = set()
+    for path in sorted(RULES.glob("*.yml")):
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            found.update(rule["record"] for rule in group["rules"] if "record" in rule)
+    return found
+
+
+class Served:
+    """A Prometheus that has scraped the scenario.
+
+    Args:
+        url: Of it.
+        begin: Of the time range, Unix seconds.
+        end: Of the time range.
+    """
+
+    STEP = 2
+
+    def __init__(self, url: str, begin: float, end: float) -> None:
+        self._url = url
+        self._begin = begin
+        self._end = end
+        self._builtin = {
+            "__rate_interval": "8s",
+            "__range": f"{int(end - begin)}s",
+            "__interval": f"{self.STEP}s",
+            "__range_s": str(int(end - begin)),
+        }
+
+    def values(self, model: Mapping[str, Any]) -> dict[str, str]:
+        """The value of each variable: All where it can be, else the first."""
+        chosen: dict[str, str] = {}
+        for variable in model["templating"]["list"]:
+            if variable["type"] != "query":
+                continue
+            options = self._options(variable, chosen)
+            assert options, f"{model['uid']}: ${variable['name']} has no values"
+            every = variable.get("allValue") or "|".join(re.escape(option) for option in options)
+            chosen[variable["name"]] = every if variable["includeAll"] else options[0]
+        return chosen
+
+    def answer(self, one: Asked, values: Mapping[str, str]) -> list[dict[str, Any]]:
+        """The series that a query gives, without those that have no finite value."""
+        expression = filled(one.expression, values, self._builtin)
+        if one.instant:
+            found = self._ask("query", query=expression, time=str(self._end))
+        else:
+            found = self._ask(
+                "query_range",
+                query=expression,
+                start=str(self._begin),
+                end=str(self._end),
+                step=str(self.STEP),
+            )
+        return [
+            series
+            for series in found
+            if any(
+                value not in {"NaN", "+Inf", "-Inf"} for _, value in series.get("values") or [series["value"]]
+            )
+        ]
+
+    def _options(self, variable: Mapping[str, Any], chosen: Mapping[str, str]) -> list[str]:
+        query = filled(variable["query"]["query"], chosen, self._builtin)
+        result = re.fullmatch(r"query_result\((.*)\)", query)
+        if result:
+            texts = [
+                json.dumps(series["metric"]).replace('": "', '="')
+                for series in self._ask("query", query=result[1])
+            ]
+            pattern = variable["regex"].strip("/").replace('run="', 'run="')
+            return [found[1] for text in texts if (found := re.search(pattern, text))]
+        match = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
+        assert match, query
+        parameters = urllib.parse.urlencode({"match[]": match[1], "start": self._begin, "end": self._end})
+        with urllib.request.urlopen(
+            f"{self._url}/api/v1/label/{match[2]}/values?{parameters}", timeout=30
+        ) as answer:
+            values: list[str] = json.load(answer)["data"]
+        return values
+
+    def _ask(self, endpoint: str, **parameters: str) -> list[dict[str, Any]]:
+        body = urllib.parse.urlencode(parameters).encode()
+        try:
+            with urllib.request.urlopen(f"{self._url}/api/v1/{endpoint}", data=body, timeout=30) as answer:
+                data = json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters['query']}: {error.read().decode()}") from error
+        assert data["resultType"] in {"vector", "matrix"}, f"{parameters['query']}: {data['resultType']}"
+        result: list[dict[str, Any]] = data["result"]
+        return result
