@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On CI every foreign program and framework must be there; elsewhere tests that miss one skip and say so.
 TORCH ?= $(if $(CI),torch==2.13.0,)
 
-.PHONY: setup system check lint types test bench docs demo clean
+.PHONY: setup system check lint types test bench docs demo dashboards clean
 
 setup: $(BIN)/.installed
 
@@ -44,6 +44,13 @@ docs: setup
 
 demo: $(BIN)/.demo
 	$(BIN)/python -m exporter demo
+
+# Regenerates and checks them; with DASHRENDER=<directory of that tool> also draws each, into build/dashboards.
+dashboards: setup system
+	$(BIN)/python -m dashboards
+	$(BIN)/python -m pytest -q tests/test_dashboards.py tests/test_dashboards_scenario.py
+	@if [ -n "$(DASHRENDER)" ]; then $(BIN)/python -m dashboards.pictures --dashrender "$(DASHRENDER)"; else \
+	  echo 'no pictures: make dashboards DASHRENDER=<directory of dashrender>'; fi
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
