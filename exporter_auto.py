@@ -1,11 +1,17 @@
-"""What `import torch` calls where training-exporter is installed (entry point group `torch.backends`).
+"""What other libraries call where training-exporter is installed: `import torch`, Lightning's Trainers, one-logger.
 
-A module outside of the package, so that nothing of it is imported, and nothing happens, unless `EXPORTER_AUTO=1`, which
+Each by an entry point. A module outside of the package, so that nothing of it is imported, and nothing happens, unless `EXPORTER_AUTO=1`, which
 `python -m exporter run` sets for the job. Whatever goes wrong here stays here: an exception would make `import torch`
 fail.
 """
 
+from __future__ import annotations
+
 import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def start() -> None:
@@ -18,3 +24,51 @@ def start() -> None:
         install()
     except Exception:  # noqa: BLE001, S110  # see above; what a bridge cannot do it tells itself
         pass
+
+
+def lightning_callbacks() -> list[Any]:
+    """Give the callbacks of every Trainer of `lightning`."""
+    return _callbacks("lightning", "lightning.pytorch")
+
+
+def pytorch_lightning_callbacks() -> list[Any]:
+    """Give those of `pytorch_lightning`."""
+    return _callbacks("lightning", "pytorch_lightning")
+
+
+def fabric_callbacks() -> list[Any]:
+    """Give those of every Fabric of `lightning`."""
+    return _callbacks("fabric", "lightning.fabric")
+
+
+def lightning_fabric_callbacks() -> list[Any]:
+    """Give those of `lightning_fabric`."""
+    return _callbacks("fabric", "lightning_fabric")
+
+
+class OneLoggerExporterConfig:
+    """What one-logger asks a package with an exporter."""
+
+    @staticmethod
+    def get_default_config() -> dict[str, Any]:
+        """Name the exporter, and whether it is wanted."""
+        return {
+            "class_name": "exporter.bridges.one_logger.OneLoggerExporter",
+            "config": {},
+            "enabled": _wanted(),
+        }
+
+
+def _wanted() -> bool:
+    return os.environ.get("EXPORTER_AUTO") == "1" and os.environ.get("EXPORTER_DISABLED") != "1"
+
+
+def _callbacks(bridge: str, package: str) -> list[Any]:
+    if not _wanted():
+        return []
+    try:
+        from importlib import import_module  # noqa: PLC0415  # see above
+
+        return [import_module(f"exporter.bridges.{bridge}").automatic(package)]
+    except Exception:  # noqa: BLE001  # see above
+        return []

@@ -11,15 +11,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from exporter.bridges import elastic, monitor, wait_counters
+from exporter.bridges import (
+    accelerate,
+    elastic,
+    keras,
+    monitor,
+    one_logger,
+    plain_torch,
+    transformers,
+    wait_counters,
+)
 from exporter.recording.notices import tell_once
 
 BRIDGES: dict[str, Callable[[], None]] = {
     "elastic": elastic.install,
     "monitor": monitor.install,
     "wait_counters": wait_counters.install,
+    "plain_torch": plain_torch.install,
+    "transformers": transformers.install,
+    "accelerate": accelerate.install,
+    "keras": keras.install,
+    "one_logger": one_logger.install,
 }
-"""Every bridge by name."""
+"""Every bridge by name; those to Lightning are its own entry points (see `exporter_auto`)."""
 
 _installed: set[str] = set()
 

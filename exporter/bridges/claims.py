@@ -80,15 +80,16 @@ class Claims:
 
     Attributes:
         holder: Who tells; `NOBODY` while nobody does.
+        standing: Who tells while nobody else does.
     """
 
     def __init__(self) -> None:
         self.holder: Teller = NOBODY
-        self._standing: Teller = NOBODY
+        self.standing: Teller = NOBODY
 
     def stand(self, teller: Teller) -> None:
         """Let a teller hold the claim whenever nobody else does."""
-        self._standing = teller
+        self.standing = teller
         if self.holder is NOBODY:
             self.holder = teller
 
@@ -101,7 +102,7 @@ class Claims:
         holder = self.holder
         if holder is teller:
             return True
-        if holder is not NOBODY and holder is not self._standing and holder.strength >= teller.strength:
+        if holder is not NOBODY and holder is not self.standing and holder.strength >= teller.strength:
             return False
         self.holder = teller
         holder.yields()
@@ -110,7 +111,7 @@ class Claims:
     def release(self, teller: Teller) -> None:
         """Give it back; harmless for one that has not got it."""
         if self.holder is teller:
-            self.holder = self._standing
+            self.holder = self.standing
 
 
 NOBODY = Teller()

@@ -46,6 +46,11 @@ def callback(package: str | None = None) -> Any:
     return type("ExporterCallback", (Hooks, *bases), {"package": package})()
 
 
+def automatic(package: str) -> Any:
+    """Make one that nobody has asked for."""
+    return callback(package)
+
+
 def _first_installed() -> Any:
     try:
         return import_module(PACKAGES[0])

@@ -28,7 +28,7 @@ from exporter.bridges import torch_hooks
 from exporter.bridges.batches import samples_and_tokens
 from exporter.bridges.brackets import never_raises
 from exporter.bridges.claims import CLAIMS, WATCHING, Teller
-from exporter.bridges.course import BATCH, EVALUATION, FACE, ITERATION, LOOP, SAVE, Abandoned, Course
+from exporter.bridges.course import BATCH, EVALUATION, FACE, ITERATION, LOAD, LOOP, SAVE, Abandoned, Course
 
 MOST_LOOKED_AT = 64
 """Values of a dictionary among which an optimizer's state is looked for."""
@@ -43,12 +43,15 @@ class LoopTeller(Teller):
 
     Args:
         courteous: Whether a job that uses `exporter.training` itself is left to it.
+
+    Attributes:
+        courteous: The same.
     """
 
     strength = WATCHING
 
     def __init__(self, *, courteous: bool = False) -> None:
-        self._courteous = courteous
+        self.courteous = courteous
         self.forget()
 
     def forget(self) -> None:
@@ -69,7 +72,7 @@ class LoopTeller(Teller):
     def course(self) -> Course | None:
         """Where the loop is, made when something is told first; None where the job tells it itself."""
         if self._course is None:
-            if self._courteous and FACE in sys.modules and not Course.brought_the_face:
+            if self.courteous and FACE in sys.modules and not Course.brought_the_face:
                 return None
             self._course = Course()
         return self._course
@@ -138,7 +141,11 @@ class LoopTeller(Teller):
     def loss_is(self, loss: Any) -> None:
         """Take the loss from before it is scaled."""
         course = self._mine(training=True)
-        if course is not None and not self._loss_is_told:
+        if course is None:
+            return
+        self._training_goes_on(course)
+        self._turn_begins(course)
+        if not self._loss_is_told:
             self._loss_is_told = True
             course.record_loss(loss)
 
@@ -245,11 +252,17 @@ class LoopTeller(Teller):
 
     def save_begins(self, saved: Any) -> bool:
         """Something is written."""
+        return self.checkpoint_begins(whole=holds_optimizer(saved))
+
+    def checkpoint_begins(self, *, whole: bool) -> bool:
+        """A checkpoint is written, if the training has begun; only from a whole one can the job go on."""
         course = self._course
-        if course is None or self._thread != threading.get_ident() or not course.is_open(LOOP):
+        if course is None or self._thread != threading.get_ident():
+            return False
+        if course.is_open(SAVE) or not course.is_open(LOOP):
             return False
         self._turn_ends()
-        if holds_optimizer(saved):
+        if whole:
             course.begin_save(self.step)
         else:
             course.begin(SAVE, course.training.phase("checkpoint_save_sync"))
@@ -260,6 +273,19 @@ class LoopTeller(Teller):
         del result
         if self._course is not None:
             self._course.end(SAVE, error)
+
+    def load_begins(self) -> bool:
+        """A checkpoint is read."""
+        course = self._mine(training=False)
+        if course is None or course.is_open(LOAD):
+            return False
+        course.begin(LOAD, course.training.checkpoint_load())
+        return True
+
+    def load_ends(self, error: BaseException | None) -> None:
+        """It is read, or cannot be."""
+        if self._course is not None:
+            self._course.end(LOAD, error)
 
     # The end ----------------------------------------------------------------------------------------------------
 
@@ -302,16 +328,39 @@ def _steps_made(state: Any) -> int:
 
 
 def install() -> None:
-    """Tell of the job's own loop whenever nobody else tells.
+    """Tell of the job's own loop whenever nobody else tells, except where the job itself does.
+
+    Raises:
+        ImportError: There is no torch.
+    """
+    standing(courteous=os.environ.get("EXPORTER_AUTO") == "1")
+
+
+def standing(*, courteous: bool = False) -> LoopTeller:
+    """Give the teller of this process, which tells whenever nobody else does; made at the first call.
+
+    Args:
+        courteous: Whether a job that uses `exporter.training` itself is left to it.
 
     Raises:
         ImportError: There is no torch.
     """
     torch_hooks.install()
-    teller = LoopTeller(courteous=os.environ.get("EXPORTER_AUTO") == "1")
+    teller = CLAIMS.standing
+    if isinstance(teller, LoopTeller):
+        teller.courteous = teller.courteous and courteous
+        return teller
+    teller = LoopTeller(courteous=courteous)
     CLAIMS.stand(teller)
     # After the recorder's, hence called before it: what is told then is published.
     atexit.register(never_raises(teller.exits))
     Finalize(None, never_raises(teller.exits), exitpriority=10)  # a child of multiprocessing skips the former
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=never_raises(teller.forget))
+    return teller
+
+
+def telling() -> LoopTeller | None:
+    """Give it while it tells."""
+    holder = CLAIMS.holder
+    return holder if isinstance(holder, LoopTeller) else None

@@ -1,0 +1,147 @@
+"""The bridge to Hugging Face Accelerate: its job's own loop, what it leaves to the Accelerator, and what it logs.
+
+Used in the training process. With `EXPORTER_AUTO=1` every Accelerator is watched; a tracker takes what the job logs, and
+has it watched too:
+
+    Accelerator(log_with=exporter.bridges.accelerate.tracker())
+
+An Accelerate loop is the job's own, and is told as one without a framework (`exporter.bridges.plain_torch`). Accelerate
+adds the ranks, the loss before it is divided by the accumulated batches, and what is written and read as a checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from exporter.bridges import plain_torch
+from exporter.bridges.brackets import bracket, bracket_what_exists, never_raises
+from exporter.bridges.imports import when_imported
+from exporter.bridges.ranks import tell_rank
+
+VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
+GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
+LEARNING_RATES = ("learning_rate", "lr", "train/lr", "train/learning_rate")
+"""Names under which jobs log what is meant; the loss of the training is known better, from each step."""
+
+
+def install() -> None:
+    """Watch every Accelerator, from when Accelerate is imported."""
+    when_imported("accelerate.accelerator", _watch)
+
+
+def tracker() -> Any:
+    """Make a tracker for `log_with`.
+
+    Raises:
+        ImportError: Accelerate is not installed.
+    """
+    plain_torch.standing()
+    _watch(import_module("accelerate.accelerator"))
+    base: Any = import_module("accelerate.tracking").GeneralTracker
+    return type("ExporterTracker", (Tracking, base), {})()
+
+
+def _watch(module: ModuleType) -> None:
+    accelerator = module.Accelerator
+    bracket(accelerator, "__init__", _made_begins, _made)
+    bracket(accelerator, "backward", _backward_begins, _backward_ends)
+    bracket_what_exists(accelerator, ("save_state",), _save_begins, _save_ends)
+    bracket_what_exists(accelerator, ("save_model",), _weights_begin, _save_ends)
+    bracket_what_exists(accelerator, ("load_state",), _load_begins, _load_ends)
+
+
+class Tracking:
+    """What the Accelerator calls when the job logs; on every rank."""
+
+    name = "exporter"
+    requires_logging_directory = False
+    main_process_only = False
+
+    @property
+    def tracker(self) -> Tracking:
+        """What does the work."""
+        return self
+
+    @never_raises
+    def store_init_configuration(self, values: Any) -> None:
+        """The job's own configuration is its own."""
+
+    @never_raises
+    def log(self, values: Any, step: int | None = None, **_others: Any) -> None:
+        """Numbers of the job."""
+        del step
+        teller = plain_torch.telling()
+        course = None if teller is None else teller.course
+        if course is None or not isinstance(values, Mapping):
+            return
+        validation = _first(values, VALIDATION_LOSSES)
+        if validation is not None:
+            course.training.record(loss=validation, mode="validation")
+        course.training.record(
+            grad_norm=_first(values, GRADIENT_NORMS),
+            learning_rate=_first(values, LEARNING_RATES),
+            epoch=values.get("epoch"),
+        )
+
+    def finish(self) -> None:
+        """Nothing is to be done."""
+
+
+def _first(values: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
+    return next((values[name] for name in names if name in values), None)
+
+
+def _made_begins(accelerator: Any, *_args: Any, **_kwargs: Any) -> object:
+    return accelerator
+
+
+def _made(accelerator: Any, _result: Any, error: BaseException | None) -> None:
+    teller = plain_torch.telling()
+    course = None if teller is None or error is not None else teller.course
+    if course is None:
+        return
+    tell_rank(int(accelerator.process_index))
+    course.training.describe(
+        framework="accelerate",
+        framework_version=str(getattr(sys.modules.get("accelerate"), "__version__", "")) or None,
+        precision=str(accelerator.mixed_precision),
+        world_size=int(accelerator.num_processes),
+    )
+
+
+def _backward_begins(_accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> object:
+    teller = plain_torch.telling()
+    if teller is not None:
+        teller.loss_is(kwargs.get("loss", loss))
+    return None
+
+
+def _backward_ends(_kept: Any, _result: Any, _error: BaseException | None) -> None:
+    """The backward pass itself is told by torch."""
+
+
+def _save_begins(*_args: Any, **_kwargs: Any) -> object:
+    teller = plain_torch.telling()
+    return teller if teller is not None and teller.checkpoint_begins(whole=True) else None
+
+
+def _weights_begin(*_args: Any, **_kwargs: Any) -> object:
+    teller = plain_torch.telling()
+    return teller if teller is not None and teller.checkpoint_begins(whole=False) else None
+
+
+def _save_ends(teller: plain_torch.LoopTeller, result: Any, error: BaseException | None) -> None:
+    teller.save_ends(result, error)
+
+
+def _load_begins(*_args: Any, **_kwargs: Any) -> object:
+    teller = plain_torch.telling()
+    return teller if teller is not None and teller.load_begins() else None
+
+
+def _load_ends(teller: plain_torch.LoopTeller, _result: Any, error: BaseException | None) -> None:
+    teller.load_ends(error)

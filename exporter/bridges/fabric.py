@@ -1,0 +1,86 @@
+"""The bridge to Lightning Fabric: its job's own loop, and what it leaves to Fabric.
+
+Used in the training process, for `lightning.fabric` and `lightning_fabric` alike. With `EXPORTER_AUTO=1` every Fabric has
+one among its callbacks, by Lightning's own entry points (see `exporter_auto`); otherwise it is given:
+
+    Fabric(callbacks=[exporter.bridges.fabric.callback()])
+
+A Fabric loop is the job's own, and is told as one without a framework (`exporter.bridges.plain_torch`). Fabric adds the
+ranks, and what is written and read as a checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from exporter.bridges import plain_torch
+from exporter.bridges.brackets import bracket, never_raises
+from exporter.bridges.ranks import tell_rank
+
+PACKAGES = ("lightning.fabric", "lightning_fabric")
+
+
+class FabricCallback:
+    """Tells which Fabric there is."""
+
+    @never_raises
+    def on_after_setup(self, fabric: Any, **_module: Any) -> None:
+        """A model has been set up."""
+        tell_rank(int(fabric.global_rank))
+        teller = plain_torch.telling()
+        course = None if teller is None else teller.course
+        if course is not None:
+            package = sys.modules.get(type(fabric).__module__.split(".")[0])
+            course.training.describe(
+                framework="fabric",
+                framework_version=str(getattr(package, "__version__", "")) or None,
+                precision=str(getattr(getattr(fabric, "_precision", None), "precision", "")) or None,
+                world_size=int(fabric.world_size),
+            )
+
+
+def callback(package: str | None = None, *, courteous: bool = False) -> FabricCallback:
+    """Make a callback for Fabric.
+
+    Args:
+        package: `lightning.fabric` or `lightning_fabric`; None for those that are loaded.
+        courteous: Whether a job that uses `exporter.training` itself is left to it.
+
+    Raises:
+        ImportError: Fabric is not installed.
+    """
+    plain_torch.standing(courteous=courteous)
+    for each in PACKAGES:
+        if each == package or (package is None and each in sys.modules):
+            fabric: Any = import_module(each).Fabric
+            bracket(fabric, "save", _save_begins, _save_ends)
+            bracket(fabric, "load", _load_begins, _load_ends)
+    return FabricCallback()
+
+
+def automatic(package: str) -> FabricCallback:
+    """Make one that nobody has asked for."""
+    return callback(package, courteous=True)
+
+
+def _save_begins(_fabric: Any, _path: Any = None, state: Any = None, *_args: Any, **kwargs: Any) -> object:
+    teller = plain_torch.telling()
+    saved = kwargs.get("state", state)
+    values = saved.values() if hasattr(saved, "values") else ()
+    whole = any(hasattr(each, "param_groups") for each in values) or plain_torch.holds_optimizer(saved)
+    return teller if teller is not None and teller.checkpoint_begins(whole=whole) else None
+
+
+def _save_ends(teller: plain_torch.LoopTeller, result: Any, error: BaseException | None) -> None:
+    teller.save_ends(result, error)
+
+
+def _load_begins(*_args: Any, **_kwargs: Any) -> object:
+    teller = plain_torch.telling()
+    return teller if teller is not None and teller.load_begins() else None
+
+
+def _load_ends(teller: plain_torch.LoopTeller, _result: Any, error: BaseException | None) -> None:
+    teller.load_ends(error)

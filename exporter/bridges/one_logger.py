@@ -1,0 +1,297 @@
+"""The bridge from NVIDIA's one-logger: a job that is instrumented with it, as NeMo and Megatron are, is recorded here too.
+
+Used in the training process, on the threads that call one-logger. With `EXPORTER_AUTO=1` every recorder of one-logger's is
+listened to. Otherwise an exporter is given to its provider, or named in its configuration of exporters:
+
+    provider.with_exporter(exporter.bridges.one_logger.OneLoggerExporter())
+
+An exporter is not shown the iterations, nor what is inside of them, unless the job asks for that; so the exporter listens
+to the recorder as well. Spans become spans of `exporter.training`, which computes its figures itself; the configuration
+is taken over with them. The application and its initialisation are told in any case, the training only while no
+framework's bridge tells it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from time import time
+from types import ModuleType
+from typing import Any
+
+from exporter.bridges.brackets import bracket, never_raises
+from exporter.bridges.claims import CLAIMS, INSTRUMENTED, Teller
+from exporter.bridges.imports import when_imported
+from exporter.bridges.one_logger_settings import take_over, take_over_training
+from exporter.recording.notices import tell_once
+
+_RECORDER = "nv_one_logger.recorder.default_recorder"
+LATE_SECONDS = 0.5
+"""A begin or an end that is told later than this is told with its time."""
+
+_SETUP = {
+    "application": "app",
+    "distributed_code_initialization": "distributed_init",
+    "data_loader_initialization": "dataloader_init",
+    "model_initialization": "model_init",
+    "optimizer_initialization": "optimizer_init",
+}
+"""Spans of the job, by the name of their callbacks."""
+_LOOPS = {"checkpoint_load": "load_checkpoint", "validation_loop": "validation", "testing_loop": "testing"}
+"""Spans of the training likewise."""
+_BLOCKS = {
+    "training_single_iteration": "training_iteration",
+    "validation_single_iteration": "validation_iteration",
+    "TESTING_SINGLE_ITERATION": "testing_iteration",
+    "data_loading": "data_loading",
+    "model_forward": "model_forward",
+    "zero_grad": "zero_grad",
+    "model_backward": "model_backward",
+    "optimizer_update": "optimizer_update",
+}
+"""Spans of the training that are many, by the name of their context managers."""
+
+
+class Told:
+    """A span that has been told.
+
+    Attributes:
+        name: Of the span.
+        block: What was entered; None where callbacks are called.
+        callback: Their name.
+        handled: What was being handled when it began: no failure of its own.
+    """
+
+    __slots__ = ("name", "block", "callback", "handled")
+
+    def __init__(self, name: str, block: Any, callback: str) -> None:
+        self.name = name
+        self.block = block
+        self.callback = callback
+        self.handled = sys.exc_info()[1]
+
+
+class SpanTeller(Teller):
+    """Tells of what one-logger is told; the same thing twice is told once."""
+
+    strength = INSTRUMENTED
+
+    def __init__(self) -> None:
+        self._told: dict[Any, Told] = {}
+        self._last_event: Any = None
+        self._iterations_seen = False
+        self._iterations = 0
+        self._seconds = 0.0
+        self._training: Any = None
+
+    @property
+    def training(self) -> Any:
+        """`exporter.training`."""
+        if self._training is None:
+            from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
+
+            self._training = training
+        return self._training
+
+    def yields(self) -> None:
+        """A framework's bridge goes on with the training."""
+        for key, told in reversed(list(self._told.items())):
+            if told.name not in _SETUP:
+                del self._told[key]
+                self._end(told, None, None)
+
+    def starts(self, span: Any) -> None:
+        """A span has begun."""
+        if span is None or span.id in self._told:
+            return
+        name = _text(span.name)
+        if name == "application":
+            take_over(self.training)
+        elif name not in _SETUP and not CLAIMS.take(self):
+            return
+        told = self._begin(name, span)
+        if told is not None:
+            self._told[span.id] = told
+
+    def stops(self, span: Any, error: BaseException | None) -> None:
+        """A span is over."""
+        told = None if span is None else self._told.pop(span.id, None)
+        if told is None:
+            return
+        self._end(told, span, error if error is not told.handled else None)
+        if told.name == "training_loop":
+            CLAIMS.release(self)
+
+    def happens(self, event: Any, span: Any) -> None:
+        """A span was given an event."""
+        if event is None or event is self._last_event:
+            return
+        self._last_event = event
+        name = _text(event.name)
+        if name == "update_training_telemetry_config":
+            take_over_training(self.training)
+        elif CLAIMS.holder is not self:
+            return
+        elif name == "save_checkpoint_success":
+            self.training.on_save_checkpoint_success(_value(event, "current_iteration") or 0)
+        elif name == "training_metrics_update" and not self._iterations_seen and span.id in self._told:
+            self._count(event)
+
+    def _begin(self, name: str, span: Any) -> Told | None:
+        training = self.training
+        if name in _SETUP or name in _LOOPS:
+            callback = _SETUP.get(name) or _LOOPS[name]
+            getattr(training, f"on_{callback}_start")(start_time_msec=_late(span.start_event))
+            return Told(name, None, callback)
+        if name in {"checkpoint_save_sync", "checkpoint_save_async"}:
+            training.on_save_checkpoint_start(
+                global_step=_value(span, "current_iteration") or 0, start_time_msec=_late(span.start_event)
+            )
+            return Told(name, None, "save_checkpoint")
+        if name == "training_loop":
+            self._iterations, self._seconds = 0, 0.0
+            block = training.training_loop(
+                train_iterations_start=_value(span, "train_iterations_start") or 0,
+                train_samples_start=_value(span, "train_samples_start"),
+                train_iterations_target_or_fn=_value(span, "train_iterations_target"),
+                train_samples_target_or_fn=_value(span, "train_samples_target"),
+            )
+        elif name in _BLOCKS:
+            self._iterations_seen = self._iterations_seen or name == "training_single_iteration"
+            block = getattr(training, _BLOCKS[name])()
+        else:
+            block = training.span(name)
+        block.__enter__()
+        return Told(name, block, "")
+
+    def _end(self, told: Told, span: Any, error: BaseException | None) -> None:
+        if told.block is None:
+            stop = None if span is None else _late(span.stop_event)
+            getattr(self.training, f"on_{told.callback}_end")(finish_time_msec=stop)
+        elif error is None:
+            told.block.__exit__(None, None, None)
+        else:
+            told.block.__exit__(type(error), error, error.__traceback__)
+
+    def _count(self, event: Any) -> None:
+        """Count iterations that are only told in sum."""
+        iterations, seconds = _value(event, "num_iterations"), _value(event, "total_iteration_time_sec")
+        last = _value(event, "current_iteration")
+        if iterations is None or seconds is None or last is None:
+            return
+        new = iterations - self._iterations
+        each = (seconds - self._seconds) / new if new > 0 else 0.0
+        self._iterations, self._seconds = iterations, seconds
+        for number in range(new):
+            self.training.step(last + 2 - new + number, seconds=max(each, 0.0))
+
+
+def _text(name: Any) -> str:
+    return str(getattr(name, "value", name))
+
+
+def _value(owner: Any, name: str) -> Any:
+    attribute = owner.attributes.get(name)
+    return getattr(attribute, "value", attribute)
+
+
+def _late(event: Any) -> float | None:
+    """Milliseconds since the epoch of an event that was told late; None for one of now."""
+    if event is None:
+        return None
+    now = time()
+    then = float(event.timestamp.seconds_since_epoch)
+    return then * 1000 if now - then > LATE_SECONDS else None
+
+
+TELLER = SpanTeller()
+"""That of this process."""
+
+
+def install() -> None:
+    """Listen to every recorder of one-logger's, from when it is imported."""
+    when_imported(_RECORDER, _watch)
+
+
+def _watch(module: ModuleType) -> None:
+    recorder = module.DefaultRecorder
+    bracket(recorder, "start", _call_begins, _started)
+    bracket(recorder, "stop", _stop_begins, _stopped)
+    bracket(recorder, "event", _event_begins, _happened)
+
+
+def _call_begins(*_args: Any, **_kwargs: Any) -> object:
+    return True
+
+
+def _started(_kept: Any, span: Any, _error: BaseException | None) -> None:
+    TELLER.starts(span)
+
+
+def _stop_begins(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> object:
+    return kwargs.get("span", span), sys.exc_info()[1]
+
+
+def _stopped(kept: Any, _result: Any, error: BaseException | None) -> None:
+    if error is None:
+        TELLER.stops(*kept)
+
+
+def _event_begins(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> object:
+    return (kwargs.get("span", span),)
+
+
+def _happened(kept: Any, event: Any, _error: BaseException | None) -> None:
+    TELLER.happens(event, kept[0])
+
+
+class Exporting:
+    """What one-logger calls of an exporter."""
+
+    @never_raises
+    def initialize(self) -> None:
+        """Listen to the recorder too, where it is one-logger's own."""
+        module = sys.modules.get(_RECORDER)
+        if module is not None:
+            _watch(module)
+
+    @never_raises
+    def export_start(self, span: Any) -> None:
+        """A span has begun."""
+        TELLER.starts(span)
+
+    @never_raises
+    def export_stop(self, span: Any) -> None:
+        """A span is over."""
+        TELLER.stops(span, sys.exc_info()[1])
+
+    @never_raises
+    def export_event(self, event: Any, span: Any) -> None:
+        """A span was given an event."""
+        TELLER.happens(event, span)
+
+    @never_raises
+    def export_error(self, event: Any, span: Any) -> None:
+        """A span was given an error: its end says so too."""
+
+    @never_raises
+    def export_telemetry_data_error(self, error: Any) -> None:
+        """One-logger has refused a call: what comes may be incomplete."""
+        tell_once(
+            "one-logger", f"one-logger tells that its data is not complete: {_value(error, 'error_message')}"
+        )
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+def __getattr__(name: str) -> Any:
+    """Make the exporter's class when it is asked for: one-logger may not be installed."""
+    if name != "OneLoggerExporter":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    base = import_module("nv_one_logger.exporter.exporter").Exporter
+    made = type(
+        name, (Exporting, base), {"__module__": __name__, "__doc__": "An exporter for one-logger's provider."}
+    )
+    globals()[name] = made
+    return made
