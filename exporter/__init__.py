@@ -21,17 +21,25 @@ REGISTRY.on_first(RECORDER.start)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from exporter import training
     from exporter.recording import events
     from exporter.recording.events import Event, Severity, log
+    from exporter.training import span
 
 
 def __getattr__(name: str) -> object:
-    """Load the events at their first use: they are a fifth of what the whole import would cost."""
-    if name not in {"Event", "Severity", "events", "log"}:
-        raise AttributeError(f"module 'exporter' has no attribute {name!r}")
-    from exporter.recording import events as module  # noqa: PLC0415  # see above
+    """Load events and training at their first use: each costs as much as a good part of all the rest."""
+    found: object
+    if name in {"Event", "Severity", "events", "log"}:
+        from exporter.recording import events as module  # noqa: PLC0415  # see above
 
-    found: object = module if name == "events" else getattr(module, name)
+        found = module if name == "events" else getattr(module, name)
+    elif name in {"span", "training"}:
+        import exporter.training as face  # noqa: PLC0415  # see above
+
+        found = face if name == "training" else face.span
+    else:
+        raise AttributeError(f"module 'exporter' has no attribute {name!r}")
     globals()[name] = found
     return found
 
@@ -54,5 +62,7 @@ __all__ = [
     "log",
     "registry",
     "shutdown",
+    "span",
     "start_sidecar",
+    "training",
 ]

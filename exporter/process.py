@@ -15,7 +15,7 @@ from exporter.errors import DefinitionError, FeedError
 from exporter.recording.agent import AGENT
 from exporter.recording.definition import check_label
 from exporter.recording.identity import Identity, clean_text, identity_from
-from exporter.recording.late import WHEN_EVENTS_ARE_LOADED
+from exporter.recording.late import WHEN_EVENTS_ARE_LOADED, WHEN_TRAINING_IS_LOADED
 from exporter.recording.notices import tell_once
 from exporter.recording.recorder import Recorder
 from exporter.recording.stat import REGISTRY
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from exporter.feed.overrides import OverridesReader
     from exporter.feed.writer import FeedWriter
     from exporter.recording.event_log import EventLog
+    from exporter.training.recording import TrainingRecording
 
 DEFAULT_FLUSH_SECONDS = 1.0
 
@@ -134,6 +135,17 @@ def _wire_events(events: EventLog) -> None:
 WHEN_EVENTS_ARE_LOADED.append(_wire_events)
 
 
+def _wire_training(training: TrainingRecording) -> None:
+    """Have the training of this process, which is loaded at its first use, recorded like its Stats."""
+    training.record(on=REGISTRY.recording)
+    training.since(RECORDER.began)
+    training.on_first(RECORDER.start)
+    RECORDER.attach_training(training)
+
+
+WHEN_TRAINING_IS_LOADED.append(_wire_training)
+
+
 def _begin_anew() -> None:
     RECORDER.events.renew()
     RECORDER.renew()
@@ -184,7 +196,7 @@ def configure(
 def flush(timeout_seconds: float = 5.0) -> bool:
     """Publish everything recorded so far, values of this thread's CUDA tensors included.
 
-    Event handlers are given the same time to take what was logged before.
+    Event handlers and exporters of spans are given the same time to take what was logged before.
 
     Returns:
         Whether it arrived in the feed within the time.
@@ -193,8 +205,11 @@ def flush(timeout_seconds: float = 5.0) -> bool:
     for tally in REGISTRY.tallies():
         if tally.collect is not None:
             tally.collect()
+    RECORDER.training.collect()
     RECORDER.events.flush(timeout_seconds)
-    return RECORDER.flush(max(deadline - monotonic(), 0.1))
+    arrived = RECORDER.flush(max(deadline - monotonic(), 0.1))
+    RECORDER.training.flush(max(deadline - monotonic(), 0.1))
+    return arrived
 
 
 def shutdown() -> None:

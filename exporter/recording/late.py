@@ -14,3 +14,5 @@ if TYPE_CHECKING:
 
 WHEN_EVENTS_ARE_LOADED: list[Callable[[Any], None]] = []
 """Called with the event log of the process."""
+WHEN_TRAINING_IS_LOADED: list[Callable[[Any], None]] = []
+"""Called with the recording of training of the process."""

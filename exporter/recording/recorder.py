@@ -22,7 +22,7 @@ from time import monotonic, perf_counter, sleep, time
 from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.overrides import Rule
 from exporter.recording.passive import PassiveMeasurer
-from exporter.recording.recorder_seams import NoEvents
+from exporter.recording.recorder_seams import NoEvents, NoTraining
 from exporter.recording.registry import Registry
 from exporter.recording.tally import BUFFER_SAMPLES, Tally
 from exporter.recording.values import Recording, StatReading
@@ -30,7 +30,7 @@ from exporter.recording.windows import WindowClock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from exporter.recording.recorder_seams import Events, Sink
+    from exporter.recording.recorder_seams import Events, Sink, Training
 
 TICK_SECONDS = 0.25
 """How often buffers are looked at between flushes: a million adds a second fill a buffer in 0.52 s. Each look costs
@@ -81,6 +81,7 @@ class Recorder:
         self._open_sink = open_sink
         self._changed_rules = changed_rules
         self.events: Events = NoEvents()
+        self.training: Training = NoTraining()
         self._prepare = prepare
         self._flush_seconds = flush_seconds
         self._wall = wall
@@ -119,6 +120,15 @@ class Recorder:
                     f"a recording rule of the sidecar's configuration is left out: {problem}",
                 )
         self.events = events
+
+    def attach_training(self, training: Training) -> None:
+        """Record the training of this process too, from now on."""
+        self.training = training
+
+    @property
+    def began(self) -> float:
+        """Unix time at which the recording of this process began."""
+        return self._began
 
     def start(self) -> None:
         """Start the thread unless it runs; cheap to call again, never raises."""
@@ -172,7 +182,7 @@ class Recorder:
             thread.join(EXIT_SECONDS)
 
         def step() -> bool:
-            if self._registry.tallies() or self.events.in_use():
+            if self._registry.tallies() or self.events.in_use() or self.training.in_use():
                 self._close_windows()
                 self._publish(final=True)
             if self._sink is not None:
@@ -181,6 +191,7 @@ class Recorder:
 
         # Where the recording thread hangs in the sink the last recording is lost, and the process ends all the same.
         self._guarded(step, max(until - self._clock(), 0.1))
+        self.training.close()
         end_notices()
 
     def renew(self) -> None:
@@ -201,6 +212,7 @@ class Recorder:
                 for tally in self._registry.tallies():
                     tally.reset(wall=now)
                 self.events.reset()
+                self.training.reset()
             self.events.renew()
             self._sink = None
             self._began = self._wall()
@@ -225,8 +237,9 @@ class Recorder:
         self._forked = True
         self._registry.after_fork()
         self.events.after_fork()
+        self.training.after_fork()
         self._passive.after_fork()
-        if self._registry.tallies() or self.events.in_use():
+        if self._registry.tallies() or self.events.in_use() or self.training.in_use():
             self.start()
 
     def _run(self) -> None:
@@ -275,6 +288,7 @@ class Recorder:
     def _tick_cycle(self) -> bool:
         self._renew()
         self.events.tick()
+        self.training.drain(self._give_way)
         self._close_windows()
         full = [tally for tally in self._registry.tallies() if len(tally.buffer) > HIGH_WATER]
         for tally in full:
@@ -307,6 +321,9 @@ class Recorder:
                 tally.close_window(started, ended, late_windows=late >= seconds, wall=wall)
 
     def _publish(self, *, final: bool) -> bool:
+        self.training.drain(self._give_way)
+        if final:
+            self.training.settle()
         tallies = self._registry.tallies()
         wall = self._wall()
         for tally in tallies:
@@ -314,16 +331,19 @@ class Recorder:
                 self._drain(tally)
             tally.expire(wall=wall)
         recording = Recording(
-            tuple([self._reading(tally) for tally in tallies if tally.enabled]),
+            (*[self._reading(tally) for tally in tallies if tally.enabled], *self.training.series()),
             final,
             self._delay_seconds,
             self._passive.stuck_since,
             self.events.reading(),
+            self.training.reading(),
         )
         self._delay_seconds = 0.0
         if self._sink is None:
-            touched = recording.events or any(
-                reading.count or reading.rejected or reading.overflows for reading in recording.stats
+            touched = (
+                recording.events
+                or recording.training
+                or any(reading.count or reading.rejected or reading.overflows for reading in recording.stats)
             )
             if self._forked and not touched:
                 return True  # such as a DataLoader's worker, which inherits every Stat and uses none

@@ -1,14 +1,14 @@
-"""What the recorder works with: where recordings go, and the events that are recorded beside the Stats.
+"""What the recorder works with: where recordings go, and the events and the training recorded beside the Stats.
 
-Used in the training process. The recorder knows neither the feed nor the event log, which are loaded later or never.
+Used in the training process. The recorder knows none of them: they are loaded later, or never.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from exporter.recording.overrides import Rule
-from exporter.recording.values import NO_EVENTS, EventsReading, Recording
+from exporter.recording.values import NO_EVENTS, EventsReading, Recording, StatReading, TrainingReading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,6 +68,77 @@ if TYPE_CHECKING:
         def after_fork(self) -> None:
             """In a forked child: forget what the parent recorded."""
             ...
+
+    class Training(Protocol):
+        """What the recorder asks of the recording of training."""
+
+        def in_use(self) -> bool:
+            """Whether anything was told."""
+            ...
+
+        def drain(self, give_way: Callable[[], None]) -> None:
+            """Interpret what was told up to now, and give way between two pieces."""
+            ...
+
+        def series(self) -> Sequence[StatReading]:
+            """Read its families."""
+            ...
+
+        def reading(self) -> TrainingReading | None:
+            """Tell what the families do not."""
+            ...
+
+        def settle(self) -> None:
+            """Count what may still be corrected."""
+            ...
+
+        def collect(self) -> None:
+            """Take the values of the calling thread's tensors that have arrived."""
+            ...
+
+        def flush(self, timeout_seconds: float) -> bool:
+            """Give exporters time to take what was recorded."""
+            ...
+
+        def close(self) -> None:
+            """Give exporters a bounded time to end."""
+            ...
+
+        def reset(self) -> None:
+            """Count from zero."""
+            ...
+
+        def after_fork(self) -> None:
+            """In a forked child: forget what the parent recorded."""
+            ...
+
+
+class NoTraining:
+    """Stands for the recording of training in a process that does not use it: it is not loaded."""
+
+    def in_use(self) -> bool:
+        """It is not."""
+        return False
+
+    def drain(self, give_way: Callable[[], None]) -> None:
+        """There is nothing to interpret."""
+
+    def series(self) -> Sequence[StatReading]:
+        """There are no families."""
+        return ()
+
+    def reading(self) -> TrainingReading | None:
+        """There is nothing to tell."""
+        return None
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Nobody waits for anything."""
+        return timeout_seconds >= 0
+
+    def settle(self) -> None:
+        """There is nothing to count."""
+
+    collect = close = reset = after_fork = settle
 
 
 class NoEvents:

@@ -44,7 +44,7 @@ _NAMES: Mapping[str, str] = {
         " StandardTrainingJobEventName StandardTrainingJobSpanName"
     ),
     "provider": "OneLoggerProvider",
-    "record": "checkpoint_saved describe interruption record skipped_step step",
+    "telling": "checkpoint_saved describe interruption record skipped_step step",
     "recorder": "DefaultRecorder Recorder",
     "spans": "Span",
     "timed": "timed_span",

@@ -116,6 +116,15 @@ class Span:
         """What it is part of; None of a root."""
         return self._parent_span
 
+    def set_parent(self, parent_span: Span | None) -> None:
+        """Put it into the tree; only its recording does, before anybody else has it."""
+        self._parent_span = parent_span
+
+    def set_initial_attributes(self, attributes: Attributes) -> None:
+        """Say what it is by what only its recording knows; what the job has given it stays."""
+        attributes.update(self._initial_attributes)
+        self._initial_attributes = attributes
+
     @property
     def events(self) -> list[Event]:
         """The start, the latest events of its own, oldest first, and the stop if it has stopped."""

@@ -1,0 +1,180 @@
+"""Phases: what the main thread spends its time on; each moment counts for one phase, so that they sum to wall time.
+
+Used by the recording thread of the training process. The innermost open phase is the active one; before the first step
+it is `init` where none is open, afterwards `other`. A phase inside the same phase is part of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import floor
+
+from exporter.training.kinds import WAITS, WORK
+from exporter.training.series import PHASE_BUCKETS, Families
+
+BINS_PER_SECOND = 10
+MOST_BINS = 25
+"""Bins of the timeline that are kept: two and a half seconds."""
+INIT, OTHER = "init", "other"
+
+
+class Entry:
+    """A phase that is open.
+
+    Attributes:
+        phase: Its name.
+        seconds: Of it, without what was done within it.
+    """
+
+    __slots__ = ("phase", "seconds")
+
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
+        self.seconds = 0.0
+
+
+class PhaseClock:
+    """The phases of the main thread.
+
+    Args:
+        families: Where they are counted.
+        began: Monotonic time at which the process's recording began.
+
+    Attributes:
+        seconds: Exclusive seconds by phase, up to `last`.
+        last: Time up to which is counted.
+        since: Time since which the active phase is active.
+        work: Seconds of all phases that are work.
+        waits: Seconds of all phases in which a rank waits.
+    """
+
+    def __init__(self, families: Families, began: float) -> None:
+        self._families = families
+        self._stack: list[Entry] = []
+        self._base = INIT
+        self._active = INIT
+        self._own: Entry | None = None
+        self.seconds: dict[str, float] = {INIT: 0.0}
+        self.last = self.since = began
+        self.work = self.waits = 0.0
+        self._bin = floor(began * BINS_PER_SECOND) + 1
+        self._bin_end = self._bin / BINS_PER_SECOND
+        self._bin_seconds: dict[str, float] = {}
+        self._bins: deque[tuple[float, tuple[tuple[str, float], ...]]] = deque(maxlen=MOST_BINS)
+        self._enter(INIT)
+
+    def restart(self, at: float) -> None:
+        """Count from zero; what is open stays open."""
+        self.seconds = {self._active: 0.0}
+        self.last = self.since = max(at, self.last)
+        self.work = self.waits = 0.0
+        self._bins.clear()
+        self._bin_seconds = {}
+        self._bin = floor(self.last * BINS_PER_SECOND) + 1
+        self._bin_end = self._bin / BINS_PER_SECOND
+        for entry in self._stack:
+            entry.seconds = 0.0
+
+    @property
+    def active(self) -> str:
+        """The phase that is active."""
+        return self._active
+
+    def begin(self, phase: str, at: float) -> Entry | None:
+        """Begin a phase; None where it is part of the same one."""
+        if phase == self._active and self._stack:
+            return None
+        self.advance(at)
+        entry = Entry(phase)
+        self._stack.append(entry)
+        self._enter(phase)
+        self._switch()
+        return entry
+
+    def end(self, entry: Entry, at: float) -> None:
+        """End a phase; it need not be the innermost."""
+        self.advance(at)
+        if self._stack and self._stack[-1] is entry:
+            self._stack.pop()
+        elif entry in self._stack:
+            self._stack.remove(entry)
+        else:
+            return
+        self._families.histogram("training.phase_duration", PHASE_BUCKETS, phase=entry.phase).observe(
+            entry.seconds
+        )
+        self._switch()
+
+    def training_begins(self, at: float) -> None:
+        """Note that the initialisation is over."""
+        if self._base == INIT:
+            self.advance(at)
+            self._base = OTHER
+            self._switch()
+
+    def advance(self, at: float) -> None:
+        """Count the time up to a moment; one before the last is taken as the last."""
+        while at >= self._bin_end:
+            self._count(self._bin_end - self.last)
+            self.last = self._bin_end
+            self._close_bin(at)
+        passed = at - self.last
+        if passed > 0:
+            self._count(passed)
+            self.last = at
+
+    def timeline(self) -> tuple[tuple[float, tuple[tuple[str, float], ...]], ...]:
+        """Give the bins that are over, the oldest first."""
+        return tuple(self._bins)
+
+    def publish(self, offset: float) -> None:
+        """Bring the families up to date.
+
+        Args:
+            offset: Of the wall clock from the monotonic one.
+        """
+        for phase, seconds in self.seconds.items():
+            counter = self._families.counter("training.phase", "seconds", phase=phase)
+            counter.add(seconds - counter.value)
+            self._families.gauge("training.phase_active", phase=phase).set(float(phase == self._active))
+        since = self._families.gauge("training.phase_active_since_timestamp", "seconds")
+        since.set(round(self.since + offset, 3))
+
+    def _count(self, passed: float) -> None:
+        if passed <= 0:
+            return
+        phase = self._active
+        self.seconds[phase] += passed
+        self._bin_seconds[phase] = self._bin_seconds.get(phase, 0.0) + passed
+        if self._own is not None:
+            self._own.seconds += passed
+        if phase in WORK:
+            self.work += passed
+        if phase in WAITS:
+            self.waits += passed
+
+    def _close_bin(self, at: float) -> None:
+        self._bins.append((self._bin_end, tuple(sorted(self._bin_seconds.items()))))
+        self._bin_seconds = {}
+        self._bin += 1
+        behind = floor(at * BINS_PER_SECOND) - self._bin - MOST_BINS
+        if behind > 0:  # a long phase: of its bins only those that will be kept are cut
+            self._bin += behind
+        self._bin_end = self._bin / BINS_PER_SECOND
+        if behind > 0:
+            start = (self._bin - 1) / BINS_PER_SECOND
+            self._count(start - self.last)
+            self.last = start
+            self._bin_seconds = {}
+
+    def _enter(self, phase: str) -> None:
+        self._families.counter("training.phase_entries", phase=phase).add()
+        self.seconds.setdefault(phase, 0.0)
+
+    def _switch(self) -> None:
+        self._own = self._stack[-1] if self._stack else None
+        active = self._base if self._own is None else self._own.phase
+        if active != self._active:
+            self._active = active
+            self.since = self.last
+        self.seconds.setdefault(active, 0.0)

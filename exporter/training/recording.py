@@ -1,0 +1,343 @@
+"""The recording of training in this process: marks in, families, records and a reading out.
+
+Used in the training process, by the recording thread, and by a job's thread in three cases: its buffer is full, it has
+made a rare call and nothing is in the way, or it wants misuse raised. Whoever interprets holds the lock, and between two
+short pieces gives it and the interpreter lock away. Nothing here waits for it, except where misuse is to be raised.
+
+After a fork the child knows nothing of what its parent did, and is not configured.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic, time
+
+from exporter.errors import OneLoggerError
+from exporter.recording.late import WHEN_TRAINING_IS_LOADED
+from exporter.recording.marks import MOST_ITEMS, Track, in_order
+from exporter.recording.values import StatReading, TrainingReading
+from exporter.training import calls, hot, kinds, provider, reports, telling
+from exporter.training.delivery import close_all, flush_all
+from exporter.training.events import ErrorEvent, Event
+from exporter.training.interpreter import Interpreter, time_of
+from exporter.training.job import Job
+from exporter.training.kinds import Kind
+from exporter.training.misuse import Misuse
+from exporter.training.names import SpanName, name_of
+from exporter.training.phases import PhaseClock
+from exporter.training.provider import Configured
+from exporter.training.reading import read
+from exporter.training.series import Families
+from exporter.training.spans import Span
+from exporter.training.types import Attributes, TracingTimestamp
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SLICE_ITEMS = 256
+"""Items interpreted between two chances for the job's threads: two tenths of a millisecond."""
+HELP_ITEMS = 1024
+"""Items that a thread which makes a rare call interprets at most."""
+STRICT_SECONDS = 1.0
+"""The longest that a call waits whose misuse is to be raised."""
+EXIT_SECONDS = 2.0
+_STANDARD = {str(kind.name): kind for kind in kinds.KINDS} | {
+    str(kinds.SAVE_NAMES["async"]): kinds.CHECKPOINT_SAVE
+}
+
+
+class TrainingRecording:
+    """What this process records of its training."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self._recording = True
+        self._begin(monotonic())
+        self._announced: Configured | None = None
+        self._known_training: object = None
+        hot.Hooks.full = self._full
+        hot.Hooks.settle = self._settle
+        hot.Hooks.span = self._span_of
+        reports.on_report(self._report)
+        provider.record_by(self)
+        provider.on_change(self._configured)
+
+    def _begin(self, began: float) -> None:
+        self._families = Families()
+        self._misuse = Misuse(self._families)
+        job = Job(self._families, self._misuse)
+        self._interpreter = Interpreter(job, PhaseClock(self._families, began), self._misuse)
+        self._known_drops: dict[Track, int] = {}
+
+    # What the recorder asks ------------------------------------------------------------------------------
+
+    def on_first(self, start: Callable[[], None]) -> None:
+        """Say what is to be called when there is something to record; it must be cheap and never raise."""
+        hot.TRACKS.on_new(start)
+
+    def record(self, *, on: bool) -> None:
+        """Say whether anything is recorded in this process."""
+        self._recording = on
+        hot.switch(on=on)
+
+    def since(self, began: float) -> None:
+        """Say at which Unix time the recording of the process began; its first phase begins then."""
+        if not self._interpreter.started:
+            self._begin(monotonic() - max(time() - began, 0.0))
+
+    def in_use(self) -> bool:
+        """Whether anything was told."""
+        return self._interpreter.started or hot.TRACKS.waiting() or self._misuse.waiting
+
+    def drain(self, give_way: Callable[[], None] = lambda: None) -> None:
+        """Interpret all marks up to now.
+
+        Args:
+            give_way: Called between two pieces.
+        """
+        until = monotonic()
+        while True:
+            with self._lock:
+                self._owner = threading.get_ident()
+                more = self._piece(SLICE_ITEMS, until)
+                self._owner = None
+            if not more:
+                return
+            give_way()
+
+    def series(self) -> Sequence[StatReading]:
+        """Read all families, with the time up to now."""
+        with self._lock:
+            interpreter = self._interpreter
+            if interpreter.started:
+                interpreter.clock.advance(monotonic())
+                interpreter.clock.publish(interpreter.offset)
+                interpreter.job.progress.publish(interpreter.offset)
+                interpreter.job.looping.publish()
+            elif not self._misuse.latest:
+                return ()
+            return self._families.readings()
+
+    def reading(self) -> TrainingReading | None:
+        """Tell what the families do not; None while nothing was told."""
+        with self._lock:
+            return read(self._interpreter) if self._interpreter.started else None
+
+    def collect(self) -> None:
+        """Take the values of the calling thread's tensors that have arrived."""
+        telling.collect()
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait until the exporters of spans have taken what there is."""
+        return flush_all(timeout_seconds)
+
+    def close(self) -> None:
+        """Give the exporters of spans a bounded time to end."""
+        with self._lock:
+            self._interpreter.job.progress.settle()
+        close_all(EXIT_SECONDS)
+
+    def settle(self) -> None:
+        """Count what may still be corrected; before the last reading."""
+        with self._lock:
+            self._interpreter.job.progress.settle()
+
+    def reset(self) -> None:
+        """Count from zero; what is open stays open."""
+        with self._lock:
+            self._interpreter.reset(monotonic())
+
+    def after_fork(self) -> None:
+        """In a forked child: forget what the parent recorded."""
+        self._lock = threading.Lock()
+        self._owner = None
+        hot.TRACKS.clear()
+        hot.Hooks.values = None
+        hot.raise_misuse(on=False)
+        hot.switch(on=self._recording)
+        self._announced = self._known_training = None
+        self._begin(monotonic())
+
+    # What the job's threads do ---------------------------------------------------------------------------
+
+    def _piece(self, most: int, until: float) -> bool:
+        """Interpret some marks; by whoever holds the lock.
+
+        Returns:
+            Whether there are more.
+        """
+        interpreter = self._interpreter
+        interpreter.offset = time() - monotonic()
+        self._misuse.settle()
+        tracks = hot.TRACKS.all()
+        busy = [track for track in tracks if track.buffer or track.waiting]
+        for track in busy:
+            if track.dropped != self._known_drops.get(track, 0):
+                interpreter.dropped(track, track.dropped - self._known_drops.get(track, 0))
+                self._known_drops[track] = track.dropped
+        if len(busy) == 1 and not busy[0].waiting:
+            interpreter.take(busy[0], busy[0].take(most))
+            return bool(busy[0].buffer)
+        if busy:
+            marks = in_order(busy, until, most, time_of)
+            for _, _, track, code, value in marks:
+                interpreter.take(track, [code, value])
+            return bool(marks)
+        for track in hot.TRACKS.forget_ended():
+            self._known_drops.pop(track, None)
+            interpreter.forget(track)
+        return False
+
+    def _try(self, most: int, pieces: int) -> bool:
+        """Interpret on this thread, if nobody else does."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._owner = threading.get_ident()
+            until = monotonic()
+            for _ in range(pieces):
+                if not self._piece(most, until):
+                    break
+        finally:
+            self._owner = None
+            self._lock.release()
+        return True
+
+    def _full(self, track: Track, failing: bool) -> None:  # noqa: FBT001  # as the hot path calls it
+        if hot.limit < 0:
+            self._strict(failing=failing)
+        elif not self._try(hot.limit, 4) and len(track.buffer) > MOST_ITEMS:
+            track.drop()
+
+    def _settle(self, track: Track, failing: bool) -> None:  # noqa: FBT001  # as the hot path calls it
+        if hot.limit < 0:
+            self._strict(failing=failing)
+        elif len(track.buffer) <= HELP_ITEMS:
+            self._try(HELP_ITEMS, 1)
+
+    def _strict(self, *, failing: bool) -> None:
+        """Interpret at once, and raise what was wrong.
+
+        Raises:
+            OneLoggerError: A call since the last one cannot be meant so; not while the job's own exception passes.
+        """
+        if self._owner == threading.get_ident() or not self._lock.acquire(timeout=STRICT_SECONDS):
+            return
+        try:
+            self._owner = threading.get_ident()
+            while self._piece(HELP_ITEMS, monotonic()):
+                pass
+            problems = list(self._misuse.latest)
+            self._misuse.latest.clear()
+        finally:
+            self._owner = None
+            self._lock.release()
+        if problems and not failing:
+            raise OneLoggerError(problems[0])
+
+    def _span_of(self, track: Track, kind: Kind) -> Span | None:
+        """Give the span of an open block, as far as it is known by now."""
+        self._try(hot.FULL_ITEMS, 4)
+        return self._interpreter.span_of(track, kind)
+
+    def _report(self, call: str, rule: str, expected: str) -> None:
+        self._misuse.report(call, rule, expected)
+
+    def _configured(self, configured: Configured) -> None:
+        """Take a change of the configuration, on the thread that makes it."""
+        if not configured.enabled:
+            hot.switch(on=False)
+            return
+        training, settings = configured.training, configured.settings
+        first = self._announced is None
+        if first:
+            self._announced = configured
+            calls.say("configured", configured=configured)
+        if training is not None and training is not self._known_training:
+            self._known_training = training
+            varying = tuple(sorted(training.varying() & set(calls.LOOP_FIELDS)))
+            world = "world_size" in settings.varying()
+
+            def values() -> dict[str, Any]:
+                found = {name: training.value(name) for name in varying}
+                return found | {"world_size": settings.value("world_size")} if world else found
+
+            hot.Hooks.values = values if varying or world else None
+            if not first:
+                calls.say("set_training_telemetry_config", training=calls.training_values())
+        hot.raise_misuse(on=settings.propagates)
+
+    # Spans that the job makes by itself -------------------------------------------------------------------
+
+    def start_span(
+        self,
+        name: SpanName,
+        span_attributes: Attributes | None = None,
+        start_event_attributes: Attributes | None = None,
+        start_time: TracingTimestamp | None = None,
+        parent_span: Span | None = None,
+    ) -> Span:
+        """Begin one, in the parent that is given or else in what this thread or task is in."""
+        kind = _STANDARD.get(name_of(name)) or kinds.kind_named(name, phase=False)
+        values: dict[str, Any] | None = None
+        if kind is kinds.APPLICATION:
+            values = calls.application_values()
+        elif kind is kinds.TRAINING_LOOP:
+            values = calls.loop_values("start", 0, None, None, None)
+        elif kind is kinds.CHECKPOINT_SAVE:
+            values = calls.save_values(0)
+        return calls.begin(
+            kind,
+            "start",
+            at=start_time,
+            name=name,
+            span_attributes=span_attributes,
+            start_event_attributes=start_event_attributes,
+            parent=parent_span,
+            values=values,
+        )
+
+    def stop_span(
+        self,
+        span: Span,
+        stop_event_attributes: Attributes | None = None,
+        stop_time: TracingTimestamp | None = None,
+    ) -> None:
+        """End one."""
+        if not isinstance(span, Span):
+            reports.report("recorder.stop", "no_such_span", f"a span, not {type(span).__name__}")
+            return
+        kind = _STANDARD.get(span.name_str) or kinds.kind_named(span.name, phase=False)
+        calls.end(kind, "stop", at=stop_time, span=span, attributes=stop_event_attributes)
+
+    def span_event(self, span: Span, event: Event) -> None:
+        """Record an event of one, of a standard one too."""
+        if isinstance(event, Event) and hasattr(span, "add_event"):
+            span.add_event(event)
+        else:
+            reports.report("recorder.event", "no_such_span", "a span and an event")
+
+    def span_error(self, span: Span, event: ErrorEvent) -> None:
+        """Record an error of the application in one, of a standard one too."""
+        if isinstance(span, Span):
+            span.keep(event)
+            calls.say("span_error", span=span, event=event)
+        else:
+            reports.report("recorder.error", "no_such_span", "a span that is active")
+
+    def active_spans(self, name: SpanName) -> list[Span]:
+        """Give those of a name that have not ended."""
+        self._try(hot.FULL_ITEMS, 4)
+        text = name_of(name)
+        found = [opened.span for opened in self._interpreter.open_spans()]
+        return [span for span in found if span is not None and span.name_str == text]
+
+
+TRAINING = TrainingRecording()
+"""That of this process."""
+
+for _tell in WHEN_TRAINING_IS_LOADED:
+    _tell(TRAINING)
