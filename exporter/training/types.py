@@ -78,6 +78,8 @@ def plain_value(value: object) -> Any:
             return int(value)
         if isinstance(value, Real):
             return float(value)
+        if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():  # its truth values and dates
+            return plain_value(value.item())  # type: ignore[attr-defined]  # every scalar of numpy has it
         return f"<{kind.__name__}>" if hasattr(kind, "device") else str(value)
     except Exception:  # noqa: BLE001  # the user's own `__str__`, `__int__`, `__float__`
         return f"<{kind.__name__}>"

@@ -1,0 +1,343 @@
+"""The way of records to the exporters: threads, queues, pauses, losses, the end of the process and forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from elastic_support import total
+from one_logger_support import KeepingExporter, reported
+
+from exporter.errors import OneLoggerError
+from exporter.training import delivery
+from exporter.training.delivery import Filter, Sink
+from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.names import (
+    DEFAULT_SPANS_EXPORT_BLACKLIST,
+    ExportCustomizationMode,
+    StandardTrainingJobSpanName,
+)
+from exporter.training.spans import Span
+
+SOON = 10.0
+
+
+@pytest.fixture
+def sinks() -> Iterator[list[Sink]]:
+    made: list[Sink] = []
+    yield made
+    for sink in made:
+        for outlet in sink._outlets:
+            getattr(outlet.exporter, "gate", threading.Event()).set()
+        sink.close()
+
+
+def begun(sinks: list[Sink], *exporters: Any, **options: Any) -> Sink:
+    sink = Sink(exporters, **options)
+    sinks.append(sink)
+    sink.begin()
+    return sink
+
+
+def dropped(reason: str, exporter: str = "KeepingExporter") -> float:
+    return total("training.span.exporter.dropped", exporter=exporter, reason=reason)
+
+
+def test_every_record_arrives_in_order_on_a_thread_of_the_exporters_own(sinks: list[Sink]) -> None:
+    exporter = KeepingExporter()
+    sink = begun(sinks, exporter)
+    span = Span.create("work")
+
+    sink.start(span)
+    sink.event(span, Event.create("update"))
+    sink.error(span, ErrorEvent.create("bad"))
+    span.stop()
+    sink.stop(span)
+    sink.telemetry_data_error(
+        TelemetryDataError.create(TelemetryDataError.ErrorType.NO_TELEMETRY_DATA, "nothing")
+    )
+
+    assert sink.flush(SOON)
+    assert exporter.kept == [
+        ("initialize", ""),
+        ("start", "work"),
+        ("event", "update"),
+        ("error", "bad"),
+        ("stop", "work"),
+        ("telemetry_data_error", "nothing"),
+    ]
+    assert exporter.threads == {"exporter-spans-KeepingExporter"}
+
+
+def test_what_an_exporter_is_given_does_not_change_any_more(sinks: list[Sink]) -> None:
+    exporter = KeepingExporter()
+    exporter.gate.clear()
+    sink = begun(sinks, exporter)
+    span = Span.create("work")
+
+    sink.start(span)
+    span.add_attribute("late", 1)
+    span.stop()
+    exporter.gate.set()
+
+    assert sink.flush(SOON)
+    (seen,) = exporter.spans
+    assert seen.active
+    assert seen.attributes.to_json() == {}
+    assert seen.id == span.id
+
+
+def test_d29_a_flaky_backend_loses_nothing(sinks: list[Sink]) -> None:
+    calls = iter(range(10_000))
+    exporter = KeepingExporter(lambda _: next(calls) % 3 == 1)
+    sink = begun(sinks, exporter, first_pause_seconds=0.001)
+    before = dropped("failed")
+    for number in range(100):
+        sink.start(Span.create(f"span-{number}"))
+
+    assert sink.flush(SOON)
+    assert [name for method, name in exporter.kept if method == "start"] == [f"span-{n}" for n in range(100)]
+    assert dropped("failed") == before
+
+
+def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on(
+    sinks: list[Sink],
+) -> None:
+    class Poisoned(KeepingExporter):
+        def export_start(self, span: Any) -> None:
+            if span.name_str == "poison":
+                raise ValueError("never")
+            super().export_start(span)
+
+    exporter = Poisoned()
+    sink = begun(sinks, exporter, first_pause_seconds=0.001)
+    name = "test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on.Poisoned"
+    for each in ("good", "poison", "better"):
+        sink.start(Span.create(each))
+
+    assert sink.flush(SOON)
+    assert [name for method, name in exporter.kept if method == "start"] == ["good", "better"]
+    assert [error.error_message for error in exporter.errors] == ["1 records before this one were dropped"]
+    assert exporter.errors[0].error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+    assert dropped("failed", name) == 1
+    assert total("training.span.exporter.errors", exporter=name) == delivery.ATTEMPTS
+    assert total("training.span.exporter.records", exporter=name) == 2
+
+
+def test_d24_an_exporter_that_cannot_connect_is_asked_again_and_misses_nothing(sinks: list[Sink]) -> None:
+    down = threading.Event()
+    down.set()
+    exporter = KeepingExporter(lambda method: method == "initialize" and down.is_set())
+    sink = begun(sinks, exporter, first_pause_seconds=0.001)
+    sink.start(Span.create("work"))
+    assert not sink.flush(0.2)
+
+    down.clear()
+    assert sink.flush(SOON)
+    assert exporter.kept == [("initialize", ""), ("start", "work")]
+
+
+def test_the_pause_between_attempts_grows_up_to_a_bound_and_success_ends_it() -> None:
+    outlet = delivery.Outlet(KeepingExporter(), "pauses")
+    pauses = []
+    for failures in (1, 2, 3, 9, 1000):
+        outlet._failures = failures
+        pauses.append(outlet._pause())
+
+    assert pauses == [0.1, 0.2, 0.4, 25.6, delivery.LONGEST_PAUSE_SECONDS]
+    assert outlet._attempt("initialize")
+    assert outlet._failures == 0
+
+
+def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: list[Sink]) -> None:
+    hanging, working = KeepingExporter(), KeepingExporter()
+    hanging.gate.clear()
+    sink = begun(sinks, hanging, working, bound=10)
+    before, before_second = dropped("queue_full"), dropped("queue_full", "KeepingExporter-2")
+    began = time.monotonic()
+    for number in range(100):
+        sink.start(Span.create(f"span-{number}"))
+        assert sink._outlets[1].drain(SOON)
+
+    assert time.monotonic() - began < SOON
+    assert len(working.kept) == 101
+    assert dropped("queue_full") - before == 90
+    assert dropped("queue_full", "KeepingExporter-2") == before_second
+
+    hanging.gate.set()
+    assert sink.flush(SOON)
+    sink.start(Span.create("after"))
+    assert sink.flush(SOON)
+    assert [error.error_message for error in hanging.errors] == ["90 records before this one were dropped"]
+
+
+def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
+    exporter = KeepingExporter()
+    exporter.gate.clear()
+    sink = Sink([exporter])
+    sink.begin()
+    for number in range(5):
+        sink.start(Span.create(f"span-{number}"))
+    before = dropped("exit")
+    began = time.monotonic()
+    sink.close(0.2)
+
+    assert time.monotonic() - began < SOON
+    assert dropped("exit") - before >= 5
+    sink.start(Span.create("too late"))
+    assert dropped("exit") - before >= 6
+    exporter.gate.set()
+
+
+def test_at_the_end_what_waits_goes_out_and_the_exporter_is_closed() -> None:
+    exporter = KeepingExporter()
+    sink = Sink([exporter])
+    sink.begin()
+    for number in range(1000):
+        sink.start(Span.create(f"span-{number}"))
+    sink.close(SOON)
+
+    assert len(exporter.kept) == 1002
+    assert exporter.kept[-1] == ("close", "")
+    assert exporter.closed
+
+
+def test_at_the_end_nobody_waits_for_the_pauses_of_a_backend_that_is_down() -> None:
+    exporter = KeepingExporter(lambda method: method.startswith("start"))
+    sink = Sink([exporter], first_pause_seconds=1000.0)
+    sink.begin()
+    sink.start(Span.create("work"))
+    while "start" not in exporter.calls:
+        time.sleep(0.01)
+    began = time.monotonic()
+    sink.close(SOON)
+
+    assert time.monotonic() - began < SOON
+    assert exporter.kept[-1] == ("close", "")
+
+
+def test_an_exporter_that_wants_to_end_the_process_does_not(sinks: list[Sink]) -> None:
+    class Leaving(KeepingExporter):
+        def export_start(self, span: Any) -> None:
+            raise SystemExit(1)
+
+    sink = begun(sinks, Leaving(), first_pause_seconds=0.001)
+    sink.start(Span.create("work"))
+
+    assert sink.flush(SOON)
+
+
+def test_records_of_many_threads_all_arrive(sinks: list[Sink]) -> None:
+    exporter = KeepingExporter()
+    sink = begun(sinks, exporter)
+
+    def record() -> None:
+        for number in range(500):
+            sink.start(Span.create(f"span-{number}"))
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sink.flush(SOON)
+    assert len(exporter.kept) == 2001
+
+
+def test_an_exporter_that_holds_records_back_is_asked_to_write_them_when_none_waits(
+    sinks: list[Sink],
+) -> None:
+    class Holding(KeepingExporter):
+        written: tuple[int, ...] = ()
+
+        def write_out(self) -> None:
+            self.written = (*self.written, len(self.kept) - 1)
+
+    exporter = Holding()
+    sink = begun(sinks, exporter)
+    for number in range(delivery.WRITTEN_TOGETHER * 2 + 3):
+        sink.start(Span.create(f"span-{number}"))
+
+    assert sink.flush(SOON)
+    assert exporter.written[-1] == delivery.WRITTEN_TOGETHER * 2 + 3
+    assert max(b - a for a, b in zip((0, *exporter.written), exporter.written, strict=False)) <= 256
+
+
+def test_the_parent_that_is_told_is_the_nearest_that_is_exported(sinks: list[Sink]) -> None:
+    exporter = KeepingExporter()
+    sink = begun(sinks, exporter, filter=Filter.default())
+    loop = Span.create(StandardTrainingJobSpanName.TRAINING_LOOP)
+    iteration = Span.create(StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION, loop)
+    save = Span.create(StandardTrainingJobSpanName.CHECKPOINT_SAVE_SYNC, iteration)
+    for span in (loop, iteration, save):
+        sink.start(span)
+
+    assert sink.flush(SOON)
+    assert [span.name_str for span in exporter.spans] == ["training_loop", "checkpoint_save_sync"]
+    assert exporter.spans[1].parent_span.id == loop.id
+
+
+ITERATION, CUSTOM = StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION, "custom"
+
+
+@pytest.mark.parametrize(
+    ("filter", "wanted"),
+    [
+        (Filter.default(), {"application", CUSTOM}),
+        (Filter.everything(), {"application", CUSTOM, ITERATION.value}),
+        (Filter(ExportCustomizationMode.WHITELIST_SPANS, [ITERATION, CUSTOM]), {CUSTOM, ITERATION.value}),
+        (Filter(ExportCustomizationMode.WHITELIST_SPANS), set()),
+        (Filter(ExportCustomizationMode.BLACKLIST_SPANS, [CUSTOM]), {"application", ITERATION.value}),
+        (Filter(ExportCustomizationMode.BLACKLIST_SPANS, []), {"application", CUSTOM, ITERATION.value}),
+    ],
+)
+def test_d32_every_mode_is_what_it_says(filter: Filter, wanted: set[str]) -> None:
+    names = ["application", CUSTOM, ITERATION]
+
+    assert {str(name) for name in names if filter.wants(name)} == wanted
+
+
+def test_a_filter_beside_all_spans_is_reported_and_a_mode_that_is_none_refused() -> None:
+    with reported() as found:
+        Filter(ExportCustomizationMode.EXPORT_ALL_SPANS, ["a"])
+    assert [rule for _, rule, _ in found] == ["filter_of_all"]
+
+    with pytest.raises(OneLoggerError, match="must be one of EXPORT_ALL_SPANS"):
+        Filter("NOTHING")  # type: ignore[arg-type]
+
+
+def test_the_default_leaves_out_the_short_and_frequent_spans() -> None:
+    assert not any(Filter.default().wants(name) for name in DEFAULT_SPANS_EXPORT_BLACKLIST)
+    assert len(DEFAULT_SPANS_EXPORT_BLACKLIST) == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_d49_a_forked_child_tells_nothing_and_ends_at_once(sinks: list[Sink]) -> None:
+    exporter = KeepingExporter()
+    sink = begun(sinks, exporter)
+    sink.start(Span.create("parent"))
+    assert sink.flush(SOON)
+    child = os.fork()
+    if child == 0:
+        sink.start(Span.create("child"))
+        quiet = sink.flush(0.1) and sink._outlets[0]._queue.empty()
+        sink.close()
+        os._exit(0 if quiet and len(exporter.kept) == 2 else 1)
+
+    assert os.waitpid(child, 0)[1] == 0
+    sink.start(Span.create("again"))
+    assert sink.flush(SOON)
+    assert [name for _, name in exporter.kept] == ["", "parent", "again"]
+
+
+def test_an_object_without_the_methods_is_told_what_it_lacks() -> None:
+    class Half:
+        def export_start(self, span: object) -> None: ...
+
+    assert Sink.missing_methods(Half()) == [name for name in delivery.METHODS if name != "export_start"]
+    assert Sink.missing_methods(KeepingExporter()) == []

@@ -1,0 +1,459 @@
+"""The exporters: files, loggers, OpenTelemetry, Weights & Biases, one's own, and those that a configuration names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from one_logger_support import KeepingExporter, fresh_provider, reported
+
+from exporter.errors import ExportError
+from exporter.training.configuration import OneLoggerConfig
+from exporter.training.delivery import Sink
+from exporter.training.events import Event
+from exporter.training.exporters.base import BaseExporter
+from exporter.training.exporters.configuration import ExporterConfig, ExporterConfigManager
+from exporter.training.exporters.file import FileExporter
+from exporter.training.exporters.logger import LoggerExporter
+from exporter.training.provider import OneLoggerProvider
+from exporter.training.recorder import DefaultRecorder
+from exporter.training.spans import Span
+from exporter.training.types import Attributes
+
+SOON = 10.0
+
+
+def told(exporter: BaseExporter) -> None:
+    """Tell an exporter of a span with a child, an event and an error, and close it."""
+    recorder = DefaultRecorder([exporter])
+    outer = recorder.start("outer", Attributes({"size": 2**70, "bad": float("nan"), "a.b": [1, 2]}))
+    recorder.stop(recorder.start("inner"))
+    recorder.event(outer, Event.create("update", Attributes({"loss": 0.5})))
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError as error:
+        recorder.error(outer, "it failed", error)
+    recorder.stop(outer)
+    recorder.telemetry_data_error("a gap")
+    assert recorder.sink.flush(SOON)
+    recorder.close()
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.setFormatter(logging.Formatter("12:00 [%(levelname)s] <%(name)s> %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture
+def logger() -> Iterator[tuple[logging.Logger, Lines]]:
+    found, lines = logging.getLogger("one-logger-test"), Lines()
+    found.setLevel(logging.INFO)
+    found.propagate = False
+    found.addHandler(lines)
+    yield found, lines
+    found.removeHandler(lines)
+
+
+def test_records_have_one_loggers_shapes_and_say_what_they_are_part_of(tmp_path: Path) -> None:
+    told(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
+
+    start, inner, event, error, stop, gap = lines_of(tmp_path / "deep" / "telemetry.json")
+    assert [each["type"] for each in (start, inner, event, error, stop, gap)] == [
+        "start",
+        "complete",
+        "event",
+        "application_error",
+        "stop",
+        "telemetry_data_error",
+    ]
+    assert start["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
+    assert inner["parent_id"] == start["id"] == event["span_id"] == stop["id"]
+    assert start["parent_id"] is None
+    assert set(inner) >= {"start_event", "stop_event"}
+    assert event["event"] == {
+        "name": "update",
+        "attributes": {"loss": 0.5, "timestamp_msec": event["event"]["attributes"]["timestamp_msec"]},
+    }
+    assert error["event"]["attributes"]["exception_type"] == "ZeroDivisionError"
+    assert "1 / 0" in error["event"]["attributes"]["exception_traceback"]
+    assert stop["attributes"]["duration_msec"] >= 0
+    assert gap["error"]["attributes"]["telemetry_data_error_type"] == "incomplete_telemetry_data"
+    assert [each["count"] for each in (start, inner, event, error, stop, gap)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_d35_records_say_whose_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    recorder = DefaultRecorder([FileExporter(tmp_path / "t.json")])
+    with fresh_provider():
+        OneLoggerProvider.instance().configure(
+            OneLoggerConfig(application_name="app", world_size_or_fn=4, session_tag_or_fn="s"), recorder
+        )
+        recorder.stop(recorder.start("work"))
+        assert recorder.sink.flush(SOON)
+
+    (record,) = lines_of(tmp_path / "t.json")
+    assert (record["application_name"], record["rank"], record["pid"]) == ("app", 3, os.getpid())
+    assert record["node_name"] == os.uname().nodename
+
+
+@pytest.mark.parametrize("rank", ["abc", "-1", ""])
+def test_d24_an_environment_that_makes_no_sense_is_rank_0(
+    rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    told(FileExporter(tmp_path / "t.json"))
+
+    assert {record["rank"] for record in lines_of(tmp_path / "t.json")} == {0}
+
+
+def test_d30_the_previous_runs_file_is_appended_to_or_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    told(FileExporter(path))
+    told(FileExporter(path))
+    assert len(lines_of(path)) == 12
+
+    told(FileExporter(path, rotate=True))
+    assert len(lines_of(path)) == 6
+    assert len(lines_of(tmp_path / "t.json.1")) == 12
+
+
+def test_a_file_that_becomes_too_large_is_rotated_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    recorder = DefaultRecorder([FileExporter(path, max_bytes=2000, backups=100)])
+    for _ in range(50):
+        recorder.stop(recorder.start("work"))
+    recorder.close()
+
+    files = list(tmp_path.iterdir())
+    assert len(files) > 2
+    assert sum(len(lines_of(each)) for each in files) == 50
+    assert all(each.stat().st_size <= 2000 for each in files)
+
+
+def test_the_path_may_name_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTER_RUN", "run/7")
+    monkeypatch.setenv("RANK", "2")
+    told(FileExporter(f"{tmp_path}/{{run}}-{{rank}}-{{pid}}.json"))
+
+    assert [path.name for path in tmp_path.iterdir()] == [f"run_7-2-{os.getpid()}.json"]
+
+
+def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Path) -> None:
+    exporter = FileExporter(tmp_path / "there" / "t.json")
+    (tmp_path / "there").write_text("a file", encoding="ascii")
+    with pytest.raises(ExportError, match=r"t\.json"):
+        exporter.initialize()
+    (tmp_path / "there").unlink()
+    exporter.initialize()
+    (tmp_path / "there" / "t.json").unlink()
+    (tmp_path / "there" / "t.json").mkdir()
+
+    span = Span.create("work")
+    exporter.export_start(span)
+    span.stop()
+    for _ in range(2):  # offered again, it is refused again: nothing is half done
+        with pytest.raises(ExportError):
+            exporter.export_stop(span)
+    (tmp_path / "there" / "t.json").rmdir()
+    exporter.export_stop(span)
+    exporter.close()
+    assert [(each["type"], each["count"]) for each in lines_of(tmp_path / "there" / "t.json")] == [
+        ("complete", 1)
+    ]
+
+
+def test_an_exporter_takes_nothing_before_it_is_initialised_and_after_it_is_closed(tmp_path: Path) -> None:
+    exporter = FileExporter(tmp_path / "t.json")
+    with pytest.raises(ExportError, match="not initialized"):
+        exporter.export_start(Span.create("work"))
+    exporter.initialize()
+    assert exporter.ready
+    exporter.export_start(Span.create("open"))
+    exporter.close()
+    with pytest.raises(ExportError, match="closed"):
+        exporter.export_start(Span.create("work"))
+
+    assert exporter.closed
+    assert [each["name"] for each in lines_of(tmp_path / "t.json")] == ["open"]
+
+
+def test_d31_any_key_survives_a_log_line(logger: tuple[logging.Logger, Lines]) -> None:
+    told(LoggerExporter(logger[0]))
+
+    records = [LoggerExporter.deserialize_log(line) for line in logger[1].lines]
+    assert [each["type"] for each in records] == [
+        "start",
+        "complete",
+        "event",
+        "application_error",
+        "stop",
+        "telemetry_data_error",
+    ]
+    assert records[0]["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
+    assert all("\n" not in line for line in logger[1].lines)
+
+
+keys = st.text(min_size=1, max_size=8)
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.lists(st.integers(), max_size=3)
+)
+trees = st.dictionaries(
+    keys, leaves | st.dictionaries(keys, leaves, min_size=1, max_size=3), min_size=1, max_size=4
+)
+
+
+@given(trees)
+def test_d31_every_log_line_reads_back_as_what_it_was(fields: dict[str, Any]) -> None:
+    line = LoggerExporter._format_log(fields)
+
+    assert LoggerExporter.deserialize_log(line) == fields
+    assert LoggerExporter.deserialize_log(f"2026-11-20 [INFO] {line} [end") == fields
+
+
+@pytest.mark.parametrize("text", ["", "no brackets", "[a=]", "[=1", "[a=1", "[a=1 b=2]", "[a.b=1 | a=2"])
+def test_a_text_without_a_record_is_refused(text: str) -> None:
+    with pytest.raises(ExportError, match="no record in square brackets"):
+        LoggerExporter.deserialize_log(text)
+
+
+def test_an_exporter_of_ones_own_needs_no_decorator_and_may_override_what_it_wants() -> None:
+    from exporter.training.exporters.json_records import BaseJsonExporter
+
+    class Mine(BaseJsonExporter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.records: list[dict[str, Any]] = []
+
+        def _write(self, json_dict: dict[str, Any]) -> None:
+            self.records.append(json_dict)
+
+    mine = Mine()
+    told(mine)
+
+    assert len(mine.records) == 6
+
+
+def test_a_configuration_in_the_code_goes_before_a_files_and_a_files_before_packages(tmp_path: Path) -> None:
+    file = tmp_path / "exporters.json"
+    listed = [
+        {"class_name": "FileExporter", "config": {"file_path": "a.json", "rotate": True}},
+        {"class_name": "a.b.Other", "enabled": False},
+    ]
+    file.write_text(json.dumps({"exporters": listed}), encoding="ascii")
+    package = SimpleNamespace(
+        get_default_config=lambda: {"class_name": "Package", "config": {"x": 1}, "enabled": True}
+    )
+    manager = ExporterConfigManager(
+        environment={},
+        directory=tmp_path,
+        packages=[SimpleNamespace(name="p", load=lambda: package)],  # type: ignore[list-item]  # an entry point's part
+    )
+
+    assert manager.generate_export_config() == [ExporterConfig("Package", {"x": 1})]
+    found = manager.generate_export_config(
+        [{"class_name": "FileExporter", "config": {"file_path": str(tmp_path / "t.json")}}], str(file)
+    )
+    assert found == [
+        ExporterConfig("FileExporter", {"file_path": str(tmp_path / "t.json"), "rotate": True}),
+        ExporterConfig("a.b.Other", {}, enabled=False),
+    ]
+    (made,) = manager.create_exporters_from_config(found)
+    told(made)  # type: ignore[arg-type]  # it is a FileExporter
+    assert len(lines_of(tmp_path / "t.json")) == 6
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
+def test_the_file_is_found_by_the_variable_or_in_the_working_directory(suffix: str, tmp_path: Path) -> None:
+    text = '{"exporters": [{"class_name": "X"}]}'  # JSON is YAML
+    usual, named = tmp_path / f"one_logger_exporters_config.{suffix}", tmp_path / f"named.{suffix}"
+    for path in (usual, named):
+        path.write_text(text.replace("X", path.stem), encoding="ascii")
+
+    def found(environment: dict[str, str]) -> list[str]:
+        manager = ExporterConfigManager(environment=environment, directory=tmp_path, packages=[])
+        return [each.class_name for each in manager.generate_export_config()]
+
+    assert found({}) == ["one_logger_exporters_config"]
+    assert found({"ONE_LOGGER_EXPORTER_CONFIG_PATH": str(named)}) == ["named"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"exporters": 5}', '{"exporters": [5, {"class_name": 3}]}'])
+def test_a_file_that_cannot_be_read_is_reported_and_left_out(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "exporters.json"
+    file.write_text(text, encoding="ascii")
+    manager = ExporterConfigManager(environment={}, directory=tmp_path, packages=[])
+
+    with reported() as found:
+        assert manager.generate_export_config(config_file_path=file) == []
+
+    assert found
+    assert {call for call, _, _ in found} == {"with_export_config"}
+
+
+def test_a_package_and_a_class_that_cannot_be_loaded_are_reported_and_left_out(tmp_path: Path) -> None:
+    broken = EntryPoint("broken", "no_such_module:Config", "nv_one_logger.exporter_configs")
+    manager = ExporterConfigManager(environment={}, directory=tmp_path, packages=[broken])
+    with reported() as found:
+        assert manager.generate_export_config() == []
+        asked = [
+            ExporterConfig("no.such.Class"),
+            ExporterConfig("NoModule"),
+            ExporterConfig("FileExporter", {"no_such_argument": 1}),
+            ExporterConfig(
+                "exporter.training.exporters.file.FileExporter", {"file_path": str(tmp_path / "t")}
+            ),
+        ]
+        made = manager.create_exporters_from_config(asked)
+
+    assert [rule for _, rule, _ in found] == ["package", "exporter", "exporter", "exporter"]
+    assert [type(each) for each in made] == [FileExporter]
+
+
+def test_a_configuration_written_for_one_logger_makes_ours(tmp_path: Path) -> None:
+    asked = ExporterConfig(
+        "nv_one_logger.exporter.file_exporter.FileExporter", {"file_path": str(tmp_path / "t.json")}
+    )
+
+    (made,) = ExporterConfigManager({}, tmp_path, []).create_exporters_from_config([asked])
+    assert type(made) is FileExporter
+
+
+def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_name() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from exporter.bridges.opentelemetry import OTelExporter
+
+    memory = InMemorySpanExporter()
+    with fresh_provider():
+        recorder = DefaultRecorder([OTelExporter(memory)])
+        OneLoggerProvider.instance().configure(
+            OneLoggerConfig(application_name="my app", world_size_or_fn=4, session_tag_or_fn="s"), recorder
+        )
+        outer = recorder.start("outer", Attributes({"size": 2**70}))
+        inner = recorder.start("inner")
+        recorder.event(inner, Event.create("update", Attributes({"loss": 0.5})))
+        recorder.error(inner, "it failed", ValueError("why"))
+        recorder.stop(inner)
+        recorder.stop(outer)
+        assert recorder.sink.flush(SOON)
+        assert not trace.get_current_span().get_span_context().is_valid
+
+    first, second = memory.get_finished_spans()
+    assert (first.name, second.name) == ("inner", "outer")
+    assert first.parent.span_id == second.context.span_id
+    assert [event.name for event in first.events] == ["update", "exception"]
+    assert first.events[1].attributes["exception.type"] == "ValueError"
+    assert first.resource.attributes["service.name"] == "my app"
+    assert second.attributes["size"] == float(2**70)
+    assert second.attributes["one_logger_span_id"] == str(outer.id)
+    assert second.end_time >= first.end_time >= first.start_time >= second.start_time
+
+
+def test_d33_spans_that_opentelemetrys_backend_refuses_are_kept_and_offered_again() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace.export import SpanExportResult
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from exporter.bridges.opentelemetry import OTelExporter
+
+    class Flaky(InMemorySpanExporter):  # type: ignore[misc]  # the SDK is not looked at when types are checked
+        refused = 0
+
+        def export(self, spans: Any) -> Any:
+            self.refused += 1
+            return super().export(spans) if self.refused % 3 == 0 else SpanExportResult.FAILURE
+
+    memory = Flaky()
+    sink = Sink([OTelExporter(memory)], first_pause_seconds=0.001)
+    sink.begin()
+    for number in range(20):
+        span = Span.create(f"span-{number}")
+        sink.start(span)
+        span.stop()
+        sink.stop(span)
+        assert sink.flush(SOON)
+    open_span = Span.create("open")
+    sink.start(open_span)
+    sink.flush(SOON)
+    memory.refused = 2
+    sink.close(SOON)
+
+    assert [span.name for span in memory.get_finished_spans()] == [*(f"span-{n}" for n in range(20)), "open"]
+
+
+def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> None:
+    from exporter.bridges import wandb
+
+    logged: list[dict[str, Any]] = []
+    finished: list[bool] = []
+    run = SimpleNamespace(
+        log=lambda metrics, commit: logged.append(metrics),
+        finish=lambda quiet: finished.append(quiet),  # noqa: PLW0108  # by keyword
+    )
+    told(wandb.WandBExporterAsync(wandb.Config("team"), begin=lambda config: run))
+
+    metrics = {name: value for each in logged for name, value in each.items()}
+    assert metrics["outer.update.loss"] == 0.5
+    assert metrics["outer.error.exception_type"] == "ZeroDivisionError"
+    assert metrics["inner.duration_msec"] >= 0
+    assert metrics["telemetry_data_error"] == "INCOMPLETE_TELEMETRY_DATA"
+    assert all("app_last_log_time" in each for each in logged)
+    assert finished == [True]
+
+
+def test_the_names_of_metrics_are_the_jobs_choice() -> None:
+    from exporter.bridges import wandb
+
+    logged: list[dict[str, Any]] = []
+    run = SimpleNamespace(log=lambda metrics, commit: logged.append(metrics), finish=lambda quiet: None)
+    flat = wandb.WandBExporter({"entity": "team"}, wandb.FlatMetricNamingStrategy(), begin=lambda config: run)
+    slashed = wandb.HierarchicalMetricNamingStrategy(separator="/")
+    told(flat)
+
+    assert any("loss" in each for each in logged)
+    span, event = Span.create("s"), Event.create("e", Attributes({"a": 1}))
+    assert slashed.from_event_attribute(span, event, event.attributes["a"]) == "s/e/a"
+
+
+def test_importing_the_bridges_loads_no_package_that_is_not_asked_for() -> None:
+    from exporter.bridges import wandb  # noqa: F401
+
+    assert "wandb" not in sys.modules
+
+
+def test_an_exporter_that_keeps_everything_sees_the_same_records() -> None:
+    keeping = KeepingExporter()
+    told(keeping)
+
+    assert [method for method, _ in keeping.kept] == [
+        "initialize",
+        "start",
+        "start",
+        "stop",
+        "event",
+        "error",
+        "stop",
+        "telemetry_data_error",
+        "close",
+    ]

@@ -1,0 +1,331 @@
+"""Attributes, events, spans and timers: one-logger's classes, and what ours mend in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from one_logger_support import reported
+
+from exporter.errors import OneLoggerError
+from exporter.training import attributes as standard
+from exporter.training import names
+from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.spans import MOST_EVENTS, Span
+from exporter.training.timers import MetricSummarizer, MultiWindowTimer, Timer
+from exporter.training.types import Attribute, Attributes, TracingTimestamp, plain_value
+
+
+class Device:
+    """Stands for a tensor: asking for its text would wait for the device."""
+
+    device = "cuda:0"
+
+    def __str__(self) -> str:
+        raise AssertionError("it was waited for")
+
+
+class Rude:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except type(error):
+        return error
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("a", "a"),
+        (True, True),
+        (2**70, 2**70),
+        (1.5, 1.5),
+        (None, None),
+        (names.CheckPointStrategy.SYNC, "sync"),
+        (names.OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS, "propagate_exceptions"),
+        ([1, 2], [1, 2]),
+        ((1, 2.5), [1.0, 2.5]),
+        ([1, "a", None], ["1", "a", "None"]),
+        ({"a": 1, "b": [2]}, ["a:1", "b:[2]"]),
+        (Device(), "<Device>"),
+        ([Device()], ["<Device>"]),
+        (Rude(), "<Rude>"),
+    ],
+)
+def test_an_attribute_holds_any_value_as_something_that_can_be_exported(value: Any, kept: Any) -> None:
+    found = Attribute("name", value).value
+
+    assert found == kept
+    assert type(found) is type(kept)
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    found = [plain_value(each) for each in (numpy.int64(3), numpy.float32(0.5), numpy.bool_(True))]
+
+    assert found == [3, 0.5, True]
+    assert [type(each) for each in found] == [int, float, bool]
+
+
+def test_attributes_are_read_back_as_what_they_are() -> None:
+    attributes = Attributes({"flag": True, "count": 3, "share": 0.5, "name": "a"})
+
+    assert attributes.get_bool_value("flag") is True
+    assert attributes.get_int_value("count") == 3
+    assert attributes.get_float_value("share") == 0.5
+    assert attributes.get_float_value("count") == 3
+    assert attributes.get_str_value("name") == "a"
+    assert attributes.get_int_value("missing") is None
+    with pytest.raises(OneLoggerError, match="must be an integer"):
+        attributes.get_int_value("name")
+
+
+def test_merged_attributes_are_of_the_class_that_merges() -> None:
+    first = standard.TestingMetricsUpdateAttributes.create(1, 2)
+
+    merged = standard.TestingMetricsUpdateAttributes.merge(first, Attributes({"interval": 5, "more": "x"}))
+
+    assert type(merged) is standard.TestingMetricsUpdateAttributes
+    assert (merged.current_iteration, merged.interval) == (1, 5)
+    assert merged.to_json() == {"current_iteration": 1, "interval": 5, "more": "x"}
+    assert Attributes.from_json(merged.to_json()).to_json() == merged.to_json()
+
+
+def test_what_a_standard_event_needs_is_insisted_on() -> None:
+    with pytest.raises(OneLoggerError, match="train_iterations_start is required"):
+        standard.TrainingLoopAttributes.create(None, 1)  # type: ignore[arg-type]
+    with pytest.raises(OneLoggerError, match="rank is required"):
+        _ = standard.OneLoggerInitializationAttributes().rank
+
+
+def test_a_standard_event_tells_its_fields_in_their_own_types() -> None:
+    made = standard.CheckpointSaveSpanAttributes.create(names.CheckPointStrategy.ASYNC, 7, 2)
+    telemetry = standard.TrainingTelemetryAttributes.create("tag", 32, 10, custom_metadata={"a": 1})
+
+    assert made.to_json() == {
+        "checkpoint_strategy": "async",
+        "current_iteration": 7,
+        "save_checkpoint_attempt_count": 2,
+    }
+    assert made.checkpoint_strategy is names.CheckPointStrategy.ASYNC
+    assert telemetry.custom_metadata == ["a:1"]
+    assert telemetry.app_type == "training"
+    assert telemetry.seq_length is None
+
+
+def test_names_print_as_their_values() -> None:
+    assert f"{names.StandardTrainingJobSpanName.DIST_INIT}" == "distributed_code_initialization"
+    by_name: dict[str, int] = {names.StandardSpanName.APPLICATION: 1}
+    assert by_name["application"] == 1
+    assert [each.value for each in names.ExportCustomizationMode] == [1, 2, 3]
+
+
+def test_an_event_owns_its_attributes() -> None:
+    shared = Attributes({"a": 1})
+    first = Event.create("first", shared, TracingTimestamp(10.0, 1.0))
+    shared.add("a", 2)
+    second = Event.create("second", shared, TracingTimestamp(20.0, 2.0))
+
+    assert first.attributes.to_json() == {"a": 1, "timestamp_msec": 10_000}
+    assert second.attributes.to_json() == {"a": 2, "timestamp_msec": 20_000}
+    assert shared.to_json() == {"a": 2}
+
+
+def test_an_error_tells_its_exception_even_one_without_a_text() -> None:
+    event = ErrorEvent.create("it failed", raised(KeyError()))
+
+    told = event.attributes.to_json()
+    assert told["exception_type"] == "KeyError"
+    assert told["exception_message"] == "KeyError()"
+    assert "raise error" in told["exception_traceback"]
+
+
+def test_an_error_whose_exception_cannot_be_printed_is_told_all_the_same() -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+        __repr__ = __str__
+
+    event = ErrorEvent.create("it failed", raised(SilentError()))
+
+    assert event.exception_message == "SilentError"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event.create("e", Attributes({"a": [1, 2]}), TracingTimestamp(1.5, 2.5)),
+        ErrorEvent(TracingTimestamp(1.5, 2.5), "bad", "ValueError", "text", "trace"),
+        TelemetryDataError(
+            TracingTimestamp(1.5, 2.5), TelemetryDataError.ErrorType.NO_TELEMETRY_DATA, "nothing"
+        ),
+    ],
+)
+def test_events_survive_json(event: Event) -> None:
+    found = Event.from_json(json.loads(json.dumps(event.to_json())))
+
+    assert type(found) is type(event)
+    assert found == event
+    assert hash(found) == hash(event)
+
+
+def test_a_span_survives_json() -> None:
+    span = Span.create("work", None, Attributes({"a": 1}), None, TracingTimestamp(1.0, 1.0))
+    span.add_event(Event.create("inside", None, TracingTimestamp(1.5, 1.5)))
+    span.stop(None, TracingTimestamp(2.0, 3.5))
+
+    found = Span.from_json(json.loads(json.dumps(span.to_json())))
+
+    assert (found.id, found.name, found.duration_msec()) == (span.id, "work", 2500)
+    assert [event.name for event in found.events] == ["span_start", "inside", "span_stop"]
+    assert found.attributes.to_json() == span.attributes.to_json()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(2.4999999999999996, 2500), (0.0004, 0), (0.0006, 1), (-1.0, 0)]
+)
+def test_d11_a_duration_is_rounded_and_never_negative(seconds: float, shown: int) -> None:
+    span = Span.create("work", start_time=TracingTimestamp(100.0, 0.0))
+
+    span.stop(stop_time=TracingTimestamp(50.0, seconds))  # the wall clock went back
+
+    assert span.duration_msec() == shown
+
+
+def test_the_length_of_a_span_that_is_active_is_refused() -> None:
+    with pytest.raises(OneLoggerError, match="has not ended"):
+        Span.create("work").duration_msec()
+
+
+def test_a_second_stop_changes_nothing() -> None:
+    span = Span.create("work", start_time=TracingTimestamp(0.0, 0.0))
+    span.stop(stop_time=TracingTimestamp(1.0, 1.0))
+    span.stop(stop_time=TracingTimestamp(9.0, 9.0))
+
+    assert span.duration_msec() == 1000
+    assert not span.active
+
+
+def test_an_event_of_a_span_that_has_ended_is_a_misuse_and_raises_nothing() -> None:
+    span = Span.create("work")
+    span.stop()
+
+    with reported() as found:
+        span.add_event(Event.create("late"))
+
+    assert [(call, rule) for call, rule, _ in found] == [("work.add_event", "stopped_span")]
+    assert [event.name for event in span.events] == ["span_start", "span_stop"]
+
+
+def test_d42_d43_a_span_of_many_events_keeps_the_latest_and_costs_the_same() -> None:
+    span = Span.create("loop")
+    for number in range(10_000):
+        span.add_event(Event.create("update", Attributes({"number": number})))
+
+    assert len(span.events) == MOST_EVENTS + 1
+    assert span.events[-1].attributes.get_int_value("number") == 9_999
+    assert span.active
+
+
+def test_attributes_may_be_set_while_another_thread_reads_them() -> None:
+    span = Span.create("work", span_attributes=standard.TestingMetricsUpdateAttributes.create(1, 1))
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(20_000):
+            span.add_attribute(f"a{number % 997}", number)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reads = 0
+    while not done.is_set():
+        assert type(span.as_it_is(None).attributes) is standard.TestingMetricsUpdateAttributes
+        reads += 1
+    writer.join()
+
+    assert reads
+    assert len(span.updated_attributes) == 997
+
+
+def test_a_time_of_the_past_is_taken_whatever_its_age_and_one_ahead_becomes_now() -> None:
+    def at(seconds: float) -> TracingTimestamp:
+        return TracingTimestamp.for_timestamp(seconds, wall_clock=lambda: 1000.0, perf_clock=lambda: 50.0)
+
+    assert at(100.0) == TracingTimestamp(100.0, -850.0)
+    assert at(5000.0) == at(math.inf) == at(math.nan) == TracingTimestamp(1000.0, 50.0)
+    assert TracingTimestamp.for_timestamp(
+        5000.0, 60.0, False, wall_clock=lambda: 1000.0, perf_clock=lambda: 50.0
+    ) == TracingTimestamp(5000.0, 60.0)
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=20))
+def test_windows_add_up_and_their_extremes_are_those_of_the_windows(lengths: list[float]) -> None:
+    timer = MultiWindowTimer()
+    at = 0.0
+    for length in lengths:
+        timer.start(TracingTimestamp(at, at))
+        at += length
+        timer.stop(TracingTimestamp(at, at))
+
+    assert timer.total_window_count == len(lengths)
+    assert timer.total_time_sec == pytest.approx(sum(lengths), abs=1e-6)
+    assert (timer.min_window_duration_sec is None) is (not lengths)
+    if lengths:
+        assert timer.max_window_duration_sec == pytest.approx(max(lengths), abs=1e-6)
+
+
+def test_d12_no_window_has_no_extremes() -> None:
+    timer = MultiWindowTimer()
+    timer.start(TracingTimestamp(0.0, 0.0))
+
+    assert timer.is_active
+    assert timer.min_window_duration_sec is timer.avg_window_duration_sec is None
+    assert timer.total_time_sec == 0.0
+
+
+def test_timers_that_are_used_out_of_order_are_reported_and_go_on() -> None:
+    timer, windows = Timer(iter(range(100)).__next__), MultiWindowTimer()
+    with reported() as found:
+        timer.stop()
+        timer.start()
+        timer.start()
+        elapsed = timer.stop(reset=True)
+        windows.stop()
+
+    assert elapsed == 1
+    assert not timer.running
+    assert [rule for _, rule, _ in found] == ["not_running", "running", "not_running"]
+
+
+def test_a_summary_tells_the_latest_the_extremes_the_mean_and_the_total() -> None:
+    summary = MetricSummarizer()
+    for value in (3, 1, 2):
+        summary.add_value(value)
+
+    assert vars(summary) == {
+        "latest_value": 2,
+        "min_value": 1,
+        "max_value": 3,
+        "avg_value": 2.0,
+        "total_value": 6,
+        "count": 3,
+    }
+
+
+def test_names_survive_pickling() -> None:
+    assert pickle.loads(pickle.dumps(names.StandardTrainingJobSpanName.TRAINING_LOOP)) is (
+        names.StandardTrainingJobSpanName.TRAINING_LOOP
+    )
