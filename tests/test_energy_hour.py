@@ -1,0 +1,156 @@
+"""An hour of a simulated load, end to end: from registers that wrap to the joules of the run.
+
+The GPUs are replayed by the real NVML child on a clock that does not wait, the CPUs' registers are files that wrap
+like real ones. In between, everything happens that happens to a sidecar in an hour: it is killed and started again,
+nobody looks for a while, registers cannot be read, a card falls off the bus, a driver is loaded anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from energy_support import EPYC, Machine
+from gpu_support import machine as described
+from gpu_support import replay
+from ledger_support import START
+
+from exporter.cli.gpu_wiring import rows_of, totals_of
+from exporter.collectors.family import Distribution
+from exporter.collectors.gpu_seams import gpu_readings
+from exporter.collectors.gpu_state import Fleet
+from exporter.collectors.job import EnergyReading, MachineUse, RunUse
+from exporter.ledger.energy import EnergyCollector, Sources
+from exporter.ledger.node_lock import NodeLock
+from exporter.ledger.pages import Pages
+from exporter.ledger.state import StateStore
+
+PASS_SECONDS = 5.0
+BEGIN = 5000.0
+
+GPUS = """
+models:
+  card:
+    name: Card
+    architecture: hopper
+    load: {steps: [{seconds: 50s, level: 1.0}, {seconds: 10s, level: 0.2}]}
+    values:
+      utilization: {idle: 0, busy: 100}
+      power: {idle: 70000, busy: 690000}
+      energy: {idle: 70000, busy: 690000, counter_from: 4294000000, bits: 32}
+gpus: [{model: card, count: 4}]
+timeline:
+  - {at: 20m, until: 21m30s, gpus: [1], lost: true}
+  - {at: 35m, until: 35m20s, gpus: [2], errors: {nvmlDeviceGetTotalEnergyConsumption: UNKNOWN}}
+  - {at: 40m, gpus: [3], set: {energy: {idle: 70000, busy: 690000, counter_from: 0}}}
+  - {at: 50m, until: 50m5s, gpus: [0], returns: {nvmlDeviceGetTotalEnergyConsumption: 17}}
+"""
+
+
+def gpu_joules(seconds: float) -> float:
+    """What one of the GPUs has drawn by then: 690 W for 50 s, 194 W for 10 s, again and again."""
+    minutes, rest = divmod(seconds, 60.0)
+    return minutes * 36_440.0 + min(rest, 50.0) * 690.0 + max(0.0, rest - 50.0) * 194.0
+
+
+@dataclass
+class Node:
+    """A machine with the sidecar's parts that count energy."""
+
+    directory: Path
+    machine: Machine
+    gpu_resets: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        (self.directory / "state").mkdir()
+        self.start()
+
+    def start(self) -> None:
+        self.state = StateStore(self.directory / "state", keeper="here")
+        self.lock = NodeLock(self.directory, self.machine.boot)
+        pages = Pages(self.state)
+        self.rapl = self.machine.collector(pages)
+        self.fleet = Fleet(monotonic=lambda: self.machine.now)
+        self.page = pages.page("gpu")
+        self.fleet.restore(totals_of(self.page.load() or {}, self.wall))
+        self.energy = EnergyCollector(
+            Sources(readings=self.readings, use=self.use, gpu_use=lambda: (), alive=lambda: {"r"}),
+            pages,
+            self.lock,
+            boot=self.machine.boot,
+            whole_machine=True,
+            clock=lambda: self.wall,
+            monotonic=lambda: self.machine.now,
+        )
+
+    def restart(self) -> None:
+        """SIGKILL: nothing is written any more, the kernel drops the locks."""
+        self.gpu_resets.update(self.fleet.resets())
+        self.lock.release()
+        self.state.close()
+        self.start()
+
+    @property
+    def wall(self) -> float:
+        return START + self.machine.now - BEGIN
+
+    def readings(self) -> list[EnergyReading]:
+        return [*self.rapl.readings, *gpu_readings(self.fleet.energies())]
+
+    def use(self) -> MachineUse:
+        busy = self.machine.now - BEGIN
+        return MachineUse(self.machine.now, (RunUse("r", frozenset({1}), busy, 4, 250),), busy, 4, 1000)
+
+    def collect(self) -> dict[str, float]:
+        """One pass of everything; gives the joules of the run by component."""
+        self.rapl.collect()
+        self.page.save(rows_of(self.fleet.totals(), self.wall, kept={}))
+        found: Counter[str] = Counter()
+        for family in self.energy.collect().families:
+            for sample in family.samples:
+                if family.spec.name == "training_energy_joules_total":
+                    assert not isinstance(sample.value, Distribution)
+                    found[sample.labels[1]] += sample.value  # type: ignore[assignment]  # joules, not a number of things
+        return dict(found)
+
+
+def test_an_hour_of_wraps_gaps_and_restarts_stays_within_a_quarter_of_a_percent(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine", {**EPYC, "intel-rapl:0:0": ("dram", 65_712.999613)}, now=BEGIN)
+    node = Node(tmp_path, machine)
+    restarts = gaps = 0
+    drawn_before: dict[str, float] = {}
+    for number, message in enumerate(replay(described(GPUS), 3600.0, period_seconds=PASS_SECONDS).samples):
+        if number:
+            machine.draw(PASS_SECONDS, 350.0 + 200.0 * math.sin(machine.now / 60.0))
+        if number % 97 in range(50, 59):  # the machine stands still: nobody looks for 45 s
+            gaps += number % 97 == 50
+            continue
+        if number % 83 in range(40, 46):  # killed, and started anew after half a minute
+            continue
+        if number % 83 == 46:
+            restarts += 1
+            node.restart()
+        if number % 61 == 20:  # the registers cannot be read for once
+            for key in EPYC:
+                machine.register(key).write_text("N/A\n")
+        node.fleet.take_sample({**message, "time": BEGIN + message["time"]}, child=1 + restarts)
+        counted = node.collect()
+        drawn = {
+            "cpu": sum(joules for key, joules in machine.joules.items() if key in EPYC),
+            "dram": machine.joules["intel-rapl:0:0"],
+            "gpu": 4 * gpu_joules(message["time"]),
+        }
+        if number == 1:
+            counted_before, drawn_before = counted, drawn
+    node.gpu_resets.update(node.fleet.resets())
+
+    assert (restarts, gaps) == (9, 7)
+    assert sum(reading.resets["wrap"] for reading in node.rapl.readings) > 30
+    assert node.gpu_resets["wrap"] == 4
+    assert node.gpu_resets["reset"] == 1
+    for component, joules in drawn.items():
+        found = counted[component] - counted_before[component]
+        assert found == pytest.approx(joules - drawn_before[component], rel=0.0025), component
