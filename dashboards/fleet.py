@@ -18,6 +18,22 @@ NO_RULES = (
 HEAD = "{{run}}"
 
 
+def _troubles() -> str:
+    """How many things are wrong with a node."""
+    wrong = (
+        ("exporter", "instance:exporter:up == bool 0"),
+        ("missing", "instance:gpu_missing:sum > bool 0"),
+        ("heat", "instance:gpu_thermal_throttle:ratio5m > bool 0.01"),
+        ("xid", "instance:gpu_xid:count1h > bool 0"),
+        ("collectors", "instance:exporter_collectors_failed:count > bool 0"),
+    )
+    parts = (f'label_replace({expression}, "of", "{name}", "", "")' for name, expression in wrong)
+    return f"sum by (instance) ({' or '.join(parts)})"
+
+
+TROUBLES = _troubles()
+
+
 def board() -> Board:
     """The dashboard."""
     return Board(
@@ -134,19 +150,19 @@ def _runs() -> tuple[Panel, ...]:
     return (
         table(
             "All runs",
-            rows("run:training_run:info"),
-            rows("run:training_ranks_up:sum"),
-            rows("run:training_last_progress:age_seconds"),
-            rows("run:training_progress:ratio"),
-            rows("run:training_eta:seconds"),
-            rows("run:training_tokens:rate5m"),
-            rows("run:training_step_seconds:p50_5m"),
-            rows("run:training_mfu:ratio5m"),
-            rows("run:training_straggler_score:min"),
-            rows("run:training_goodput_optimistic:ratio6h"),
-            rows("run:training_restarts:increase1d"),
-            rows("run:training_power:watts5m"),
-            rows("run:training_energy_per_token:joules15m"),
+            rows("max by (run, user, model) (run:training_run:info)"),
+            rows("max by (run) (run:training_ranks_up:sum)"),
+            rows("max by (run) (run:training_last_progress:age_seconds)"),
+            rows("max by (run) (run:training_progress:ratio)"),
+            rows("max by (run) (run:training_eta:seconds)"),
+            rows("max by (run) (run:training_tokens:rate5m)"),
+            rows("max by (run) (run:training_step_seconds:p50_5m)"),
+            rows("max by (run) (run:training_mfu:ratio5m)"),
+            rows("max by (run) (run:training_straggler_score:min)"),
+            rows("max by (run) (run:training_goodput_optimistic:ratio6h)"),
+            rows("max by (run) (run:training_restarts:increase1d)"),
+            rows("max by (run) (run:training_power:watts5m)"),
+            rows("max by (run) (run:training_energy_per_token:joules15m)"),
             columns=(
                 Column(
                     "run",
@@ -196,7 +212,10 @@ def _cluster() -> tuple[Panel, ...]:
     return (
         lines(
             "Which runs waste their time?",
-            Query("bottomk(8, run:training_goodput_optimistic:ratio1h)", HEAD),
+            Query(
+                "run:training_goodput_optimistic:ratio1h and bottomk(8, run:training_goodput_optimistic:ratio1h @ end())",
+                HEAD,
+            ),
             unit="percentunit",
             most=1,
             color={"mode": "shades", "fixedColor": BLUE},
@@ -225,7 +244,10 @@ def _cluster() -> tuple[Panel, ...]:
         ),
         lines(
             "Which runs have a straggler?",
-            Query("bottomk(8, run:training_straggler_score:min)", HEAD),
+            Query(
+                "run:training_straggler_score:min and bottomk(8, run:training_straggler_score:min @ end())",
+                HEAD,
+            ),
             unit="percentunit",
             most=1,
             color={"mode": "shades", "fixedColor": ORANGE},
@@ -298,6 +320,7 @@ def _nodes() -> tuple[Panel, ...]:
             rows("max by (instance) (instance:host_cpu:ratio)"),
             rows("max by (instance) (instance:host_memory:ratio)"),
             rows("sum by (instance) (instance:exporter_collectors_failed:count)"),
+            rows(TROUBLES),
             columns=(
                 Column(
                     "instance",
@@ -308,6 +331,7 @@ def _nodes() -> tuple[Panel, ...]:
                         to("training-exporter", "The exporter itself", node="${__value.raw}"),
                     ),
                 ),
+                Column("N", "Troubles", unit="none", width=90, thresholds=above(1)),
                 Column("A", "Exporter", width=100, mappings=words({1: ("answers", PLAIN), 0: ("down", BAD)})),
                 Column("B", "Ranks", unit="none", width=70),
                 Column("C", "GPUs", unit="none", width=70),
@@ -324,9 +348,9 @@ def _nodes() -> tuple[Panel, ...]:
                 Column("L", "Memory", unit="percentunit", decimals=0, width=90, thresholds=above(0.9, 0.95)),
                 Column("M", "Failed collectors", unit="none", width=130, thresholds=above(1)),
             ),
-            sort="Held back",
+            sort="Troubles",
             about=About(
-                "A line for each node. Its name leads to the dashboards about it.",
+                "A line for each node, those with most troubles first. Its name leads to the dashboards about it.",
                 "an exporter that is down; missing GPUs; heat that holds them back; Xid errors; much GPU use without "
                 "ranks, or ranks without GPU use.",
                 "follow the link; drain the node for Xid errors and missing GPUs.",
