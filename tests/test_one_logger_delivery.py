@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from elastic_support import total
 from one_logger_support import KeepingExporter, reported
 
 from exporter.errors import OneLoggerError
+from exporter.process import RECORDER
+from exporter.recording.stat import REGISTRY
 from exporter.training import delivery
 from exporter.training.delivery import Filter, Sink
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
@@ -41,6 +42,16 @@ def begun(sinks: list[Sink], *exporters: Any, **options: Any) -> Sink:
     sinks.append(sink)
     sink.begin()
     return sink
+
+
+def total(name: str, **labels: str) -> float:
+    """Read a counter without waiting for any exporter, as `exporter.flush` does."""
+    RECORDER.flush(SOON)
+    return sum(
+        each.sum
+        for each in REGISTRY.tallies()
+        if each.definition.name == name and each.definition.labels == tuple(sorted(labels.items()))
+    )
 
 
 def dropped(reason: str, exporter: str = "KeepingExporter") -> float:
