@@ -13,6 +13,8 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
+from exporter.bridges.ending import ENDING
+
 LOOP, ITERATION, PHASE, EVALUATION, BATCH = "loop", "iteration", "phase", "evaluation", "batch"
 SAVE, LOAD = "save", "load"
 """Kinds of what may be open; of an evaluation and its batches, validation and test are two."""
@@ -82,6 +84,7 @@ class Course:
     def begin_loop(self, step: int, target: int | None = None) -> None:
         """Begin a training loop; whatever an earlier one left open has been given up."""
         self.end_all(Abandoned())
+        ENDING.begin_application(self.training)
         span = self.training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=target)
         self.begin(LOOP, span)
 

@@ -145,7 +145,7 @@ class Hooks:
         """An epoch ends."""
         del trainer, pl_module
         if self.teller is not None:
-            self.teller.turn_ends()
+            self.teller.epoch_ends()
 
     @never_raises
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_batch_and_index: Any) -> None:

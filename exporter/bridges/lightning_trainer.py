@@ -106,6 +106,11 @@ class TrainerTeller(Teller):
         if not self._fetches_are_seen:
             self.fetch_of_batch_begins()
 
+    def epoch_ends(self) -> None:
+        """An epoch is over."""
+        self.turn_ends()
+        self._training.record(epoch=int(self.trainer.current_epoch) + 1)
+
     def fetch_of_batch_begins(self) -> None:
         """A batch is asked for: one turn ends there, and the next one begins."""
         if not self._in_batch:

@@ -26,13 +26,14 @@ class _TakenOver:
 def take_over(training: Any) -> None:
     """Configure ours as theirs is, at the begin of the application."""
     theirs = _theirs()
-    provider = training.TrainingTelemetryProvider.instance()
-    if theirs is None or _TakenOver.settings or provider.one_logger_ready:
+    if theirs is None or _TakenOver.settings:
         return
-    fields = {
-        name: value for name, value in _fields(training.OneLoggerConfig, theirs).items() if name not in _OWN
-    }
     try:
+        provider = training.TrainingTelemetryProvider.instance()
+        if provider.one_logger_ready:
+            return
+        given = _fields(training.OneLoggerConfig, theirs)
+        fields = {name: value for name, value in given.items() if name not in _OWN}
         provider.with_base_config(training.OneLoggerConfig(**fields)).configure_provider()
     except Exception as error:  # noqa: BLE001  # the job's own values; the spans are told all the same
         tell_once("one-logger settings", f"one-logger's configuration is not taken over: {error}")

@@ -16,12 +16,10 @@ A job that uses `exporter.training` itself, or a framework with a bridge of its 
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
 from collections.abc import Mapping
-from multiprocessing.util import Finalize
 from typing import Any
 
 from exporter.bridges import torch_hooks
@@ -29,6 +27,7 @@ from exporter.bridges.batches import samples_and_tokens
 from exporter.bridges.brackets import never_raises
 from exporter.bridges.claims import CLAIMS, WATCHING, Teller
 from exporter.bridges.course import BATCH, EVALUATION, FACE, ITERATION, LOAD, LOOP, SAVE, Abandoned, Course
+from exporter.bridges.ending import ENDING
 
 MOST_LOOKED_AT = 64
 """Values of a dictionary among which an optimizer's state is looked for."""
@@ -60,6 +59,7 @@ class LoopTeller(Teller):
         self._thread: int | None = None
         self._start = 0
         self._turns = 0
+        self._epochs = self._turns_at_epoch = 0
         self._fetches = 0
         self._evaluating = False
         self._in_optimizer = False
@@ -124,10 +124,17 @@ class LoopTeller(Teller):
             course.phase(None)
             if isinstance(error, StopIteration) and not self._worked:
                 course.abandon_iteration()
+                self._epoch_ends(course)
         else:
             course.phase("forward")
             samples, tokens = samples_and_tokens(batch)
             course.training.record(samples=samples, tokens=tokens, microbatches=1)
+
+    def _epoch_ends(self, course: Course) -> None:
+        if self._turns > self._turns_at_epoch:
+            self._turns_at_epoch = self._turns
+            self._epochs += 1
+            course.training.record(epoch=self._epochs)
 
     def evaluates(self) -> None:
         """A model has been set to evaluate; before the first turn, that may be one that is not trained."""
@@ -235,6 +242,7 @@ class LoopTeller(Teller):
         course.end(EVALUATION)
         if not course.is_open(LOOP):
             course.begin_loop(self.step)
+            course.training.record(epoch=self._epochs)
 
     def _turn_begins(self, course: Course) -> None:
         if not course.is_open(ITERATION):
@@ -289,14 +297,13 @@ class LoopTeller(Teller):
 
     # The end ----------------------------------------------------------------------------------------------------
 
-    def exits(self) -> None:
+    @never_raises
+    def exits(self, error: BaseException | None) -> None:
         """The process ends, with an exception that nobody has caught or in order."""
         course = self._course
         if course is not None:
             self._turn_ends()
-            error = getattr(sys, "last_value", None)
-            if not isinstance(error, BaseException):
-                error = None
+            if error is None:
                 course.abandon_iteration()
             course.end_all(error)
 
@@ -352,9 +359,7 @@ def standing(*, courteous: bool = False) -> LoopTeller:
         return teller
     teller = LoopTeller(courteous=courteous)
     CLAIMS.stand(teller)
-    # After the recorder's, hence called before it: what is told then is published.
-    atexit.register(never_raises(teller.exits))
-    Finalize(None, never_raises(teller.exits), exitpriority=10)  # a child of multiprocessing skips the former
+    ENDING.when_it_ends(teller.exits)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=never_raises(teller.forget))
     return teller

@@ -68,6 +68,7 @@ class RunTeller(Teller):
         training: `exporter.training`.
         batches_are_seen: Whether the work on each batch is told, and not only what is logged.
         mode: Of the evaluation that is under way.
+        is_bracketed: Whether the call is bracketed, and its end will be told.
     """
 
     strength = LEADING
@@ -77,6 +78,7 @@ class RunTeller(Teller):
         self.training: Any = self.course.training
         self.batches_are_seen = False
         self.mode = "validation"
+        self.is_bracketed = False
         self._loss: Any = None
         self._in_batch = False
 
@@ -114,6 +116,10 @@ class RunTeller(Teller):
             world_size=int(args.world_size),
             **_flops(model, recomputed=bool(getattr(args, "gradient_checkpointing", False))),
         )
+
+    def epoch_is(self, epoch: float | None) -> None:
+        """Take where the Trainer is, in epochs; a thousandth of one is rounding."""
+        self.training.record(epoch=int((epoch or 0.0) + 0.001))
 
     def turn_begins(self) -> None:
         """An optimizer step begins, or goes on."""
@@ -168,7 +174,7 @@ class Hooks:
     @never_raises
     def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_others: Any) -> None:
         """The training loop begins."""
-        teller = _told_now()
+        teller = _told_now() or _claim()
         if teller is not None:
             teller.describe(args, model)
             teller.course.begin_loop(
@@ -181,20 +187,23 @@ class Hooks:
         teller = _told_now()
         if teller is not None:
             teller.course.end(LOOP)
+            if not teller.is_bracketed:
+                CLAIMS.release(teller)
 
     @never_raises
     def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
         """An epoch begins."""
         teller = _told_now()
         if teller is not None:
-            teller.training.record(epoch=int(state.epoch or 0))
+            teller.epoch_is(state.epoch)
 
     @never_raises
-    def on_epoch_end(self, *_args_state_and_control: Any, **_others: Any) -> None:
+    def on_epoch_end(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
         """An epoch ends, perhaps amid a turn."""
         teller = _told_now()
         if teller is not None:
             teller.course.abandon_iteration()
+            teller.epoch_is(state.epoch)
 
     @never_raises
     def on_step_begin(self, *_args_state_and_control: Any, **_others: Any) -> None:
@@ -239,10 +248,9 @@ class Hooks:
             return
         if "eval_loss" in logs:
             teller.training.record(loss=logs["eval_loss"], mode="validation")
-        loss = None if teller.batches_are_seen else logs.get("loss")
-        teller.training.record(
-            loss=loss, grad_norm=logs.get("grad_norm"), learning_rate=logs.get("learning_rate")
-        )
+        if not teller.batches_are_seen:
+            teller.training.record(loss=logs.get("loss"))
+        teller.training.record(grad_norm=logs.get("grad_norm"), learning_rate=logs.get("learning_rate"))
 
 
 def _told_now() -> RunTeller | None:
@@ -254,6 +262,13 @@ def _claimed(trainer: Any) -> RunTeller | None:
     """Begin to tell of a Trainer that has one of our callbacks, unless somebody tells already."""
     if not any(isinstance(each, Hooks) for each in trainer.callback_handler.callbacks):
         return None
+    teller = _claim()
+    if teller is not None:
+        teller.is_bracketed = True
+    return teller
+
+
+def _claim() -> RunTeller | None:
     teller = RunTeller()
     return teller if CLAIMS.take(teller) else None
 
