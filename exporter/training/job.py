@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _NOBODY = Sink(())
 _EVENTS = StandardTrainingJobEventName
-_NAMED = ("perf_tag", "global_batch_size", "log_every_n_train_iterations")
+_NAMED = frozenset({"perf_tag", "global_batch_size", "log_every_n_train_iterations", "custom_metadata"})
 _OFTEN = 50
 """Iterations between two updates where nothing is configured."""
 

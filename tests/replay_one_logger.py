@@ -1,0 +1,325 @@
+"""Replays golden vectors of one-logger through `exporter.training`, each in a fresh process under a fake clock.
+
+    python tests/replay_one_logger.py FILE...
+
+prints each difference between what a vector asks for and what this package gives, and exits 0 only when there is none.
+A vector asks for its `right` records, or where it has none for the reference's; the misuse counter is to rise by one at
+each step that it names, and nothing may be raised. Its strategy, where it is the library's default, is left out: here
+an exception is raised only where a job asks for it, and the vectors forbid any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading  # noqa: F401  # before the clock is replaced: its locks wait in real time
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+LEFT_OUT = {"node_name", "one_logger_training_telemetry_version"}
+BASE_FIELDS = ("world_size", "session_tag", "is_baseline_run")
+QUIET = "disable_quietly_and_report_metric_error"
+
+
+class Clock:
+    """Stands still but for `set`.
+
+    Args:
+        wall: Unix time at the start.
+        monotonic: Monotonic time at the start.
+    """
+
+    def __init__(self, wall: float, monotonic: float) -> None:
+        self._wall, self._monotonic = wall, monotonic
+        self.now = 0.0
+        self.offset = 0.0
+
+    def wall(self) -> float:
+        """Unix time."""
+        return self._wall + self.now + self.offset
+
+    def monotonic(self) -> float:
+        """Monotonic time, and the performance counter's."""
+        return self._monotonic + self.now
+
+    def install(self) -> None:
+        """Replace the clocks of this process; what is imported from now on knows no others."""
+        time.time = self.wall
+        time.monotonic = time.perf_counter = self.monotonic
+        time.time_ns = lambda: round(self.wall() * 1e9)
+        time.monotonic_ns = time.perf_counter_ns = lambda: round(self.monotonic() * 1e9)
+
+
+class Replay:
+    """One vector, in this process.
+
+    Args:
+        vector: Of the file.
+        clock: The fake one.
+    """
+
+    def __init__(self, vector: Mapping[str, Any], clock: Clock) -> None:
+        from exporter import training  # noqa: PLC0415  # under the fake clock
+
+        self.training = training
+        self.vector = vector
+        self.clock = clock
+        self.records: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+        self.values: dict[str, Any] = {}
+        self.entered: list[tuple[str, Any]] = []
+        self.step = 0
+
+    def run(self) -> Iterator[str]:
+        """Replay all steps; gives the differences."""
+        import exporter  # noqa: PLC0415  # under the fake clock
+
+        self._configure()
+        before = self._misuse()
+        for self.step, (now, call, arguments) in enumerate(self.vector["steps"]):
+            self.clock.now = now
+            try:
+                self._do(call, arguments)
+            except Exception as error:  # noqa: BLE001  # whatever comes out is the difference
+                yield f"step {self.step} {call}: raised {error!r}"
+            if not exporter.flush():
+                yield f"step {self.step} {call}: was not flushed"
+            misuse = self._misuse()
+            expected = 1 if self.step in self.vector["misuse"] else 0
+            if misuse - before != expected:
+                yield f"step {self.step} {call}: {misuse - before:g} misuses, expected {expected}"
+            before = misuse
+            yield from self._compare(call)
+        yield from self.problems
+
+    def _configure(self) -> None:
+        training, config = self.training, dict(self.vector["config"])
+        self.variables = set(config.pop("variables", ()))
+        telemetry = config.pop("telemetry")
+        strategy = config.pop("error_handling_strategy", None)
+        if strategy == QUIET:
+            config["error_handling_strategy"] = training.OneLoggerErrorHandlingStrategy(strategy)
+        if telemetry is not None:
+            config["telemetry_config"] = training.TrainingTelemetryConfig(**self._fields(telemetry))
+        settings = training.OneLoggerConfig(application_name="replay", **self._fields(config))
+        provider = training.TrainingTelemetryProvider.instance()
+        provider.with_base_config(settings).with_exporter(_exporter(self)).configure_provider()
+
+    def _fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Spell fields as the classes do, those that vary as callables."""
+        classes = (self.training.OneLoggerConfig, self.training.TrainingTelemetryConfig)
+        fields = {}
+        for name, value in given.items():
+            varies = any(hasattr(each, f"{name}_or_fn") for each in classes)
+            if name in self.variables:
+                self.values[name] = value
+                fields[f"{name}_or_fn"] = lambda name=name: self.values[name]
+            else:
+                fields[f"{name}_or_fn" if varies else name] = value
+        return fields
+
+    def _do(self, call: str, arguments: dict[str, Any]) -> None:
+        training = self.training
+        if call == "cm_enter":
+            name = arguments["name"]
+            block = getattr(training, name)(**{key: arguments[key] for key in arguments if key != "name"})
+            span = block.__enter__()
+            if span is None:
+                self.problems.append(f"step {self.step} {name}: gave None")
+            self.entered.append((name, block))
+        elif call == "cm_exit":
+            self._exit(arguments["name"], raising=arguments.get("raise", False))
+        elif call == "set_training_telemetry_config":
+            settings = training.TrainingTelemetryConfig(**self._fields(arguments))
+            training.TrainingTelemetryProvider.instance().set_training_telemetry_config(settings)
+        elif call == "set_value":
+            self.values.update(arguments)
+        elif call == "set_wall_offset":
+            self.clock.offset = arguments["sec"]
+        else:
+            getattr(training, call)(**arguments)
+
+    def _exit(self, name: str, *, raising: bool) -> None:
+        places = [place for place, (entered, _) in enumerate(self.entered) if entered == name]
+        if not places:
+            return
+        _, block = self.entered.pop(places[-1])
+        if not raising:
+            block.__exit__(None, None, None)
+            return
+        try:
+            raise RuntimeError("of the body")
+        except RuntimeError as error:
+            if block.__exit__(type(error), error, error.__traceback__):
+                self.problems.append(f"step {self.step} {name}: the body's exception did not come out")
+
+    def _misuse(self) -> float:
+        """Read the counter where everybody does: in the feed."""
+        from exporter.feed.codec import decode  # noqa: PLC0415  # under the fake clock
+
+        feeds = list(Path(os.environ["EXPORTER_FEED_DIR"]).glob("*.feed"))
+        stats = [stat for feed in feeds for stat in decode(feed.read_bytes()).recording.stats]
+        return sum(stat.sum or 0 for stat in stats if stat.definition.name == "training.misuse")
+
+    def _compare(self, call: str) -> Iterator[str]:
+        wanted = self.vector["right"]
+        if wanted is None:
+            records = self.vector["reference"]["records"]
+            wanted = [record for record in records if record["type"] != "telemetry_data_error"]
+        missing = [record for record in wanted if record["step"] == self.step]
+        extra = []
+        for record in [record for record in self.records if record["step"] == self.step]:
+            match = next((each for each in missing if not list(differences(each, record))), None)
+            if match is None:
+                extra.append(record)
+            else:
+                missing.remove(match)
+        for record in list(missing):
+            near = next((each for each in extra if _subject(each) == _subject(record)), None)
+            if near is None:
+                yield f"step {self.step} {call}: missing {record}"
+                continue
+            extra.remove(near)
+            for difference in differences(record, near):
+                yield f"step {self.step} {call}: {_subject(record)}: {difference}"
+        for record in extra:
+            yield f"step {self.step} {call}: superfluous {record}"
+
+
+def _exporter(replay: Replay) -> object:
+    """Keep all records in memory, in the vectors' form."""
+
+    class Memory:
+        def initialize(self) -> None:
+            pass
+
+        def export_start(self, span: Any) -> None:
+            parent = span.parent_span
+            self._keep(
+                "span_start",
+                span=span.name_str,
+                parent=None if parent is None else parent.name_str,
+                attributes=_plain(span.attributes),
+            )
+
+        def export_event(self, event: Any, span: Any) -> None:
+            self._keep(
+                "event", event=event.name_str, span=span.name_str, attributes=_plain(event.attributes)
+            )
+
+        def export_stop(self, span: Any) -> None:
+            self._keep("span_stop", span=span.name_str, duration_msec=span.duration_msec())
+
+        def export_error(self, event: Any, span: Any) -> None:
+            del event
+            self._keep("error", span=span.name_str)
+
+        def export_telemetry_data_error(self, error: Any) -> None:
+            replay.problems.append(f"step {replay.step}: {error}")
+
+        def close(self) -> None:
+            pass
+
+        def _keep(self, kind: str, **fields: Any) -> None:
+            replay.records.append({"step": replay.step, "type": kind, **fields})
+
+    return Memory()
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    found = json.loads(json.dumps(attributes.to_json()))
+    return {name: value for name, value in found.items() if name not in LEFT_OUT}
+
+
+def _subject(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    return record["type"], record.get("event"), record["span"]
+
+
+def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """Compare two records, attribute by attribute, within the vectors' tolerances."""
+    for name in sorted({*expected, *found}):
+        if name == "attributes":
+            yield from differences(expected[name], found.get(name, {}))
+        elif name not in expected:
+            yield f"{name} is {found[name]!r}, expected to be absent"
+        elif name not in found:
+            yield f"{name} is absent, expected {expected[name]!r}"
+        elif not same(name, expected[name], found[name]):
+            yield f"{name} is {found[name]!r}, expected {expected[name]!r}"
+
+
+def same(name: str, expected: Any, found: Any) -> bool:
+    """Compare two values within the vectors' tolerances."""
+    if isinstance(expected, bool) or isinstance(found, bool):
+        return expected is found
+    if not isinstance(expected, int | float) or not isinstance(found, int | float):
+        return bool(expected == found)
+    if name.endswith("timestamp_sec"):
+        return abs(expected - found) <= 1e-5
+    if name in {"timestamp_msec", "duration_msec"}:
+        return abs(expected - found) <= 1
+    if isinstance(expected, int) and isinstance(found, int):
+        return expected == found
+    if isinstance(expected, int) != isinstance(found, int):
+        return False
+    return abs(expected - found) <= 1e-6 * max(1, abs(expected), abs(found))
+
+
+def replay_one(path: str, number: int) -> int:
+    """Replay one vector of a file here; the exit status."""
+    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    start = content["clock"]
+    clock = Clock(start["wall_start_sec"], start["monotonic_start_sec"])
+    clock.install()
+    problems = list(Replay(content["vectors"][number], clock).run())
+    for problem in problems:
+        print(f"  {problem}")
+    return 1 if problems else 0
+
+
+def replay_all(paths: list[str]) -> int:
+    """Replay all vectors of all files, each in a process of its own; the exit status."""
+    failed = total = 0
+    for path in paths:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content.get("schema") != "one-logger-golden/1":
+            print(f"{path}: not of the schema one-logger-golden/1")
+            return 2
+        for number, vector in enumerate(content["vectors"]):
+            total += 1
+            with tempfile.TemporaryDirectory(prefix="replay-") as feed:
+                environment = {
+                    name: value
+                    for name, value in os.environ.items()
+                    if name not in {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "EXPORTER_DISABLED"}
+                }
+                environment |= {"EXPORTER_FEED_DIR": feed, "EXPORTER_RUN": "replay"}
+                root = str(Path(__file__).resolve().parents[1])
+                environment["PYTHONPATH"] = os.pathsep.join(
+                    filter(None, (root, environment.get("PYTHONPATH")))
+                )
+                command = [sys.executable, __file__, "--vector", path, str(number)]
+                done = subprocess.run(
+                    command, env=environment, capture_output=True, text=True, check=False, timeout=300
+                )
+            verdict = "same" if done.returncode == 0 else "DIFFERENT"
+            print(f"{vector['id']}: {verdict}")
+            if done.returncode:
+                failed += 1
+                print(done.stdout + done.stderr, end="")
+    print(f"{total - failed} of {total} vectors are the same")
+    return 1 if failed or not total else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[1] == "--vector":
+        sys.exit(replay_one(sys.argv[2], int(sys.argv[3])))
+    if len(sys.argv) < 2:
+        print(__doc__)
+        sys.exit(2)
+    sys.exit(replay_all(sys.argv[1:]))
