@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -153,9 +154,14 @@ timeline:
   - {at: 1s, until: 4s, gpus: [1], hang: ["*"]}
   - {at: 5s, until: 8s, gpus: [1], hang: ["*"]}
 """
-    with watching(described(tmp_path, hangs)) as collector:
-        wait_until(lambda: value(collector, RESTARTS, "hung") == 2)
-        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0})
+    patient = dataclasses.replace(QUICK, first_backoff=5.0, most_backoff=5.0)  # a gap that nobody can miss
+    with watching(described(tmp_path, hangs), timings=patient) as collector:
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
+        others: list[float | None] = []
+        while value(collector, RESTARTS, "hung") != 2 or gpus_up(collector) != {"0": 1, "1": 0}:
+            others.append(value(collector, "gpu_power_watts", "0"))
+            time.sleep(0.02)
+        assert None not in others
         wait_until(lambda: len(nvml_children()) == 1)  # the second call has returned as well
         time.sleep(0.5)
         assert gpus_up(collector) == {"0": 1, "1": 0}

@@ -9,7 +9,8 @@ Its rules:
   5 s, then ever more seldom, up to 5 min. So is one that crashed.
 - A child that asks to be replaced (memory, another driver, other devices) is, at once.
 - A child whose call on one GPU takes long is replaced before the others' readings are too old, by one without
-  that GPU: only its series end.
+  that GPU: only its series end. The fourth time in a minute there is a wait first, and the others have a gap: a
+  new child costs a second of a core.
 - A child that says nothing for the deadline hangs in a call. It may not even be possible to kill it, and killing it
   in a driver's hands can do harm: it is left alone, and told to end when its call returns. After some
   patience there is one replacement, without the GPU that the call was for; while the first one hangs,
@@ -36,6 +37,9 @@ STARTING, HUNG, CRASHED, RELEASED = "starting", "hung", "crashed", "released"
 
 AT_ONCE = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
 """Farewells after which a new child is to go on without a gap."""
+
+HANGS_AT_ONCE = 3
+"""As many times, until a child has been steady, a GPU that hangs costs the others no gap."""
 
 RESTART_REASONS = (
     CRASHED,
@@ -253,7 +257,7 @@ class Supervisor:
             self._skip |= {gpu}
         self._hung_since = None
         self._forgive(child, now)
-        self._restart(HUNG, now)
+        self._restart(HUNG, now, at_once=1 if gpu is None else HANGS_AT_ONCE)
 
     def _listen(self, child: NvmlChild) -> None:
         now = self._monotonic()
@@ -335,11 +339,11 @@ class Supervisor:
     def _deadline(self, child: NvmlChild) -> float:
         return self._timings.deadline if child.serving else self._timings.start_deadline
 
-    def _restart(self, reason: str, now: float) -> None:
-        """Start another one, at once unless that has just been done."""
+    def _restart(self, reason: str, now: float, *, at_once: int = 1) -> None:
+        """Start another one, at once unless that has just been done so many times."""
         self._count(reason)
         self._failures += 1
-        self._due = now if self._failures == 1 else now + self._backoff()
+        self._due = now if self._failures <= at_once else now + self._backoff()
 
     def _count(self, reason: str) -> None:
         known = reason if reason in self.restarts else "unknown"
