@@ -2,21 +2,23 @@
 
 Used in the training process, on the job's threads. It raises nothing of its own, unless the job chose
 `PROPAGATE_EXCEPTIONS`, and always gives a span: before configuration, on a rank that is disabled and where the job's
-own recorder fails, one that goes nowhere.
+own recorder fails, one that goes nowhere. A short standard span that nobody exports gives what `training_iteration()`
+gives: the same methods, at a tenth of the cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ContextDecorator
 
 from exporter.errors import OneLoggerError
-from exporter.training.names import SpanName, name_of
-from exporter.training.provider import current
+from exporter.training import hot
+from exporter.training.names import SpanName, StandardTrainingJobSpanName, name_of
+from exporter.training.provider import current, recording
 from exporter.training.recorder import Recorder
 from exporter.training.reports import report
 from exporter.training.spans import Span
-from exporter.training.training_recorder import get_recorder
+from exporter.training.training_recorder import TrainingRecorder, get_recorder
 from exporter.training.types import Attributes
 
 TYPE_CHECKING = False
@@ -27,6 +29,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["get_recorder", "timed_span"]
+
+_SHORT: Mapping[object, Callable[[], hot.Hot]] = {
+    StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION: hot.training_iteration,
+    StandardTrainingJobSpanName.VALIDATION_SINGLE_ITERATION: hot.validation_iteration,
+    StandardTrainingJobSpanName.TESTING_SINGLE_ITERATION: hot.testing_iteration,
+    StandardTrainingJobSpanName.DATA_LOADING: hot.data_loading,
+    StandardTrainingJobSpanName.MODEL_FORWARD: hot.model_forward,
+    StandardTrainingJobSpanName.MODEL_BACKWARD: hot.model_backward,
+    StandardTrainingJobSpanName.ZERO_GRAD: hot.zero_grad,
+    StandardTrainingJobSpanName.OPTIMIZER_UPDATE: hot.optimizer_update,
+}
+"""Spans that are entered many times a second: where nobody exports them, two marks will do."""
 
 
 class timed_span(ContextDecorator):  # noqa: N801  # one-logger's name, and a class is what it must be
@@ -47,15 +61,20 @@ class timed_span(ContextDecorator):  # noqa: N801  # one-logger's name, and a cl
         start_event_attributes: Attributes | None = None,
     ) -> None:
         self._arguments = (name, span_attributes, start_event_attributes)
+        self._block: hot.Hot | None = None
         self._recorder: Recorder | None = None
         self._span: Span | None = None
 
     def _recreate_cm(self) -> Self:
         return type(self)(*self._arguments)
 
-    def __enter__(self) -> Span:
+    def __enter__(self) -> Span | hot.Hot:
         recorder = get_recorder()
         name, attributes, start = self._arguments
+        if not attributes and not start:
+            self._block = _short_block(name, recorder)
+            if self._block is not None:
+                return self._block.__enter__()
         span: Span | None = _guarded("timed_span", lambda: recorder.start(name, attributes, start))
         if span is None:  # the job's own recorder failed, or gave nothing
             return Span.create(name, None, attributes, start)
@@ -68,14 +87,24 @@ class timed_span(ContextDecorator):  # noqa: N801  # one-logger's name, and a cl
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        recorder, span = self._recorder, self._span
-        self._recorder = self._span = None
-        if recorder is None or span is None:
-            return
-        if isinstance(error, Exception):
-            message = f"Error in {name_of(self._arguments[0])}: {type(error).__name__}"
-            _guarded("timed_span", lambda: recorder.error(span, message, error))
-        _guarded("timed_span", lambda: recorder.stop(span))
+        block, recorder, span = self._block, self._recorder, self._span
+        self._block = self._recorder = self._span = None
+        if block is not None:
+            block.__exit__(kind, error, traceback)
+        elif recorder is not None and span is not None:
+            if isinstance(error, Exception):
+                message = f"Error in {name_of(self._arguments[0])}: {type(error).__name__}"
+                _guarded("timed_span", lambda: recorder.error(span, message, error))
+            _guarded("timed_span", lambda: recorder.stop(span))
+
+
+def _short_block(name: SpanName, recorder: Recorder) -> hot.Hot | None:
+    """Give the block of a short standard span that nobody exports; None for every other."""
+    make = _SHORT.get(name)
+    if make is None or type(recorder) is not TrainingRecorder or recording() is None:
+        return None
+    configured = current()
+    return make() if configured is None or not configured.sink.wants(name) else None
 
 
 def _guarded(call: str, step: Callable[[], Any]) -> Any:
