@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On CI every foreign program and framework must be there; elsewhere tests that miss one skip and say so.
 TORCH ?= $(if $(CI),torch==2.13.0,)
 
-.PHONY: setup system check lint types test bench docs demo dashboards clean
+.PHONY: setup system check lint types test bench docs demo dashboards rules clean
 
 setup: $(BIN)/.installed
 
@@ -51,6 +51,11 @@ dashboards: setup system
 	$(BIN)/python -m pytest -q tests/test_dashboards.py tests/test_dashboards_scenario.py
 	@if [ -n "$(DASHRENDER)" ]; then $(BIN)/python -m dashboards.pictures --dashrender "$(DASHRENDER)"; else \
 	  echo 'no pictures: make dashboards DASHRENDER=<directory of dashrender>'; fi
+
+# From deploy/prometheus/templates and thresholds.yaml; then what the new ones say in their cases.
+rules: setup system
+	$(BIN)/python deploy/prometheus/render.py
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_rules.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
