@@ -23,7 +23,7 @@ BUSY = "gpu_utilization_busy_seconds_total"
 
 @contextmanager
 def kept(tmp_path: Path, pages: Pages, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
-    options = GpuOptions(replay=described(tmp_path), period=0.1)
+    options = GpuOptions(replay=described(tmp_path, "\nshared: true\n"), period=0.1)
     gpus = KeptGpus(lambda: GpuCollector(options, timings=QUICK), pages, counts=counts)
     try:
         yield gpus
@@ -45,6 +45,21 @@ def test_energy_is_absent_while_another_exporter_counts_and_nothing_else_is(tmp_
         assert before == []
         assert any("another exporter on this machine counts" in what for what in told)
         assert len(shown(gpus, ENERGY)) == 2
+
+
+def test_energy_that_another_exporter_has_counted_is_not_counted_again(tmp_path: Path) -> None:
+    counting = [True]
+    with kept(tmp_path, Pages(StateStore(tmp_path)), counts=lambda: counting[0]) as gpus:
+        wait_until(lambda: sum(shown(gpus, ENERGY)) > 5.0)
+        counting[0] = False
+        last = sum(each.joules["nvml_counter"] for each in gpus.energies())
+        assert shown(gpus, ENERGY) == []
+        time.sleep(1.0)  # 200 J
+        counting[0] = True
+        again = sum(shown(gpus, ENERGY))
+
+        assert last <= again < last + 100.0
+        wait_until(lambda: sum(shown(gpus, ENERGY)) > again)
 
 
 def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ class KeptGpus:
     Args:
         make: Makes the collector of the GPUs, and does not start it.
         keeper: Where the counters are kept.
-        counts: Whether this exporter is the one that counts the energy of these GPUs.
+        counts: Whether this exporter is the one that counts the energy of this machine's GPUs. Not asked about GPUs
+            that nobody else sees.
         released: Whether to begin without NVML.
         clock: Unix time, by which the age of a counter is known after a restart.
 
@@ -67,6 +68,7 @@ class KeptGpus:
         self._clock = clock
         self._rows: Rows | None = None  # as last saved; None while it is not known what was kept
         self._begun = False
+        self._rests = False  # while another exporter counts the energy
         self._closed = False
         self._passing = threading.Lock()  # held in a pass, so that none goes on after `close`
 
@@ -82,12 +84,15 @@ class KeptGpus:
             problems: list[tuple[str, str]] = []
             unsupported: list[str] = []
             self._open(problems, unsupported)
+            rested, self._rests = self._rests, not (self._gpus.apart or self._counts())
+            if rested or self._rests:
+                self._gpus.hold_energy(end=not self._rests)
             collected = self._gpus.collect()
             # Asked for after the families were made: what is saved is never less than what is shown.
             saved = self._save(self._gpus.totals(), problems)
             withheld = frozenset() if saved else _KEPT
             families = [family for family in collected.families if family.spec.name not in withheld]
-            if any(family.spec is ENERGY for family in families) and not self._counts():
+            if self._rests and any(family.spec is ENERGY for family in families):
                 families = [family for family in families if family.spec is not ENERGY]
                 unsupported.append("another exporter on this machine counts its energy: absent here")
             return Collected(

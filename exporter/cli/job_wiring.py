@@ -28,7 +28,7 @@ from exporter.collectors.oom_kills import oom_kills
 from exporter.collectors.process_memory import ProcessMemoryCollector
 from exporter.collectors.process_tree import Member
 from exporter.collectors.processes import ProcessCollector
-from exporter.collectors.rapl import RaplCollector, always
+from exporter.collectors.rapl import RaplCollector
 from exporter.feed import runs
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy import EnergyCollector, Sources
@@ -132,8 +132,7 @@ class Wiring:
         return KeptGpus(
             lambda: GpuCollector(options, visible=visible, on_change=on_change),
             self._pages,
-            # What is described is no other exporter's.
-            counts=self._lock.acquire if options.replay is None else always,
+            counts=self._lock.acquire,
             released=self.gpu is not None and self.gpu.released,
         )
 

@@ -169,6 +169,20 @@ class GpuCollector:
         self._supervisor.resume()
 
     @property
+    def apart(self) -> bool:
+        """Whether nobody else sees these GPUs: they are described, and not as shared."""
+        return self._machine is not None and not self._machine.shared
+
+    def hold_energy(self, *, end: bool = False) -> None:
+        """Count no energy since the first call in a row: another exporter does.
+
+        Args:
+            end: Whether this is the last one.
+        """
+        with self._lock:
+            self._fleet.hold_energy(end=end)
+
+    @property
     def released(self) -> bool:
         """Whether NVML was let go."""
         with self._lock:

@@ -184,6 +184,7 @@ class Fleet:
         self._costs: dict[tuple[str, ...], Counter] = {}
         self._kept: dict[str, dict[str, CounterTotal]] = {}
         self._gone: dict[str, GpuState] = {}
+        self._held: dict[tuple[str, str], float] = {}
 
     def take_machine(self, message: Mapping[str, Any]) -> None:
         """Note what a child found when it started."""
@@ -270,6 +271,21 @@ class Fleet:
                     (f"{spec.name}|{label}", CounterTotal(total, 0, 0)) for label, total in chain.items()
                 )
         return found
+
+    def hold_energy(self, *, end: bool = False) -> None:
+        """Take the energy of every GPU back to what it was at the first call in a row.
+
+        Args:
+            end: Whether this is the last one.
+        """
+        for gpu in self.gpus.values():
+            for reading in (ENERGY_READING, INTEGRAL_READING):
+                for counter in gpu.counters.get(reading, {}).values():
+                    counter.total = self._held.setdefault((gpu.uuid, reading), counter.total)
+            if gpu.fallback_joules is not None:
+                gpu.fallback_joules = self._held.setdefault((gpu.uuid, _FALLBACK), gpu.fallback_joules)
+        if end:
+            self._held.clear()
 
     def restore(self, totals: GpuTotals) -> None:
         """Go on from counters that were kept; to be called before the first message."""

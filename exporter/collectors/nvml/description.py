@@ -257,6 +257,13 @@ class Machine:
     newest_field: Annotated[int, Range(0)] | None = field(
         default=None, metadata=_help("Greater field ids are invalid; none are where it is left out.")
     )
+    shared: bool = field(
+        default=False,
+        metadata=_help(
+            "Whether the exporters of a machine share these GPUs, so that one of them counts their energy, as with real "
+            "ones; else each has its own."
+        ),
+    )
     models: Mapping[str, Model] = field(default_factory=dict, metadata=_help("Kinds of GPUs by a key."))
     gpus: tuple[Gpus, ...] = field(default=(), metadata=_help("The GPUs in NVML's order."))
     timeline: tuple[Happening, ...] = field(default=(), metadata=_help("What happens to them."))
