@@ -116,8 +116,7 @@ class TrainerTeller(Teller):
         if not self._in_batch:
             self.turn_ends()
             if not self._course.is_open(ITERATION):
-                self._batches_in_turn, self._step_at_turn = 0, self.step
-                self._course.begin_iteration()
+                self._turn_begins()
         self._course.phase("data_loading")
 
     def fetch_of_batch_ends(self) -> None:
@@ -126,8 +125,11 @@ class TrainerTeller(Teller):
             self._course.phase("forward")
 
     def batch_begins(self) -> None:
-        """A batch has been brought to its device."""
-        self._course.begin_iteration()
+        """A batch has been brought to its device, or the module will fetch it itself."""
+        if self._batches_in_turn:
+            self.turn_ends()
+        if not self._course.is_open(ITERATION):
+            self._turn_begins()
         self._course.phase("forward")
         self._batches_in_turn += 1
         self._in_batch = True
@@ -146,6 +148,10 @@ class TrainerTeller(Teller):
         )
         if not self._fetches_are_seen:
             self.fetch_of_batch_begins()
+
+    def _turn_begins(self) -> None:
+        self._batches_in_turn, self._step_at_turn = 0, self.step
+        self._course.begin_iteration()
 
     def turn_ends(self) -> None:
         """Close the iteration if its optimizer step is made; else more batches belong to it."""

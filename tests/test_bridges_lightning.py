@@ -1,0 +1,247 @@
+"""The bridge to PyTorch Lightning, with the real Trainer on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+from bridges_support import Job, job, wanted
+
+pytestmark = [wanted("lightning"), pytest.mark.timeout(240)]
+
+PRELUDE = """
+import contextlib, logging, os, sys, tempfile, warnings
+warnings.simplefilter("ignore")
+import torch
+import lightning.pytorch as pl
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from exporter.bridges import lightning as bridge
+for name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+ROOT = tempfile.mkdtemp(dir=os.environ["EXPORTER_FEED_DIR"] + "/..")
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).pow(2).mean()
+    def validation_step(self, batch, index):
+        pass
+    test_step = validation_step
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.125)
+
+def loader(samples, size=4, **options):
+    return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=size, **options)
+
+def trainer(**options):
+    options = {"max_epochs": 1, "enable_checkpointing": False, "num_sanity_val_steps": 0, **options}
+    callbacks = options.pop("callbacks", []) + [bridge.callback()]
+    return pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+                      devices=1, default_root_dir=ROOT, callbacks=callbacks, **options)
+"""
+
+SCENARIOS = """
+def accumulation():
+    trainer(accumulate_grad_batches=2, max_epochs=2, num_sanity_val_steps=1).fit(Module(), loader(20), loader(8))
+
+def two_optimizers():
+    class Gan(Module):
+        automatic_optimization = False
+        def training_step(self, batch, index):
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                self.manual_backward(self.layer(batch[0]).mean())
+                optimizer.step()
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.Adam(self.parameters())]
+    made = trainer(max_epochs=1)
+    made.fit(Gan(), loader(12))
+    path = f"{ROOT}/gan.ckpt"
+    made.save_checkpoint(path)
+    begin("two_optimizers_resumed")
+    trainer(max_epochs=2).fit(Gan(), loader(12), ckpt_path=path)
+    print("two_optimizers_resumed", gauges())
+
+def failed_save():
+    class Failing(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            if "bad" in str(path):
+                raise OSError(28, "No space left on device")
+            super().save_checkpoint(checkpoint, path, storage_options)
+    made = trainer(plugins=[Failing()])
+    class Saving(pl.Callback):
+        def on_train_batch_end(self, trainer, *rest):
+            with contextlib.suppress(OSError):
+                trainer.save_checkpoint(f"{ROOT}/bad.ckpt")
+            trainer.save_checkpoint(f"{ROOT}/good.ckpt")
+            trainer.save_checkpoint(f"{ROOT}/weights.ckpt", weights_only=True)
+    made.callbacks.append(Saving())
+    made.fit(Module(), loader(8))
+    assert os.path.exists(f"{ROOT}/good.ckpt")
+
+def asynchronous():
+    class Slow(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            if "bad" in str(path):
+                raise OSError("broken")
+            super().save_checkpoint(checkpoint, path, storage_options)
+    made = trainer(plugins=[AsyncCheckpointIO(Slow())])
+    class Saving(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            trainer.save_checkpoint(f"{ROOT}/{'good' if index < 2 else 'bad'}{index}.ckpt")
+    made.callbacks.append(Saving())
+    with contextlib.suppress(OSError):
+        made.fit(Module(), loader(12))
+
+def failing():
+    class Failing(Module):
+        def training_step(self, batch, index):
+            if index == 2:
+                raise ZeroDivisionError("amid an iteration")
+            return super().training_step(batch, index)
+    try:
+        trainer().fit(Failing(), loader(16))
+    except ZeroDivisionError as error:
+        print("raised", error)
+    trainer().fit(Module(), loader(4))
+
+def several_loops():
+    made = trainer(max_epochs=1)
+    module = Module()
+    made.fit(module, loader(8))
+    made.test(module, loader(12), verbose=False)
+    made.fit_loop.max_epochs = 2
+    made.fit(module, loader(8))
+    made.validate(module, loader(4), verbose=False)
+    print("several_loops", gauges())
+
+def resumed():
+    made = trainer(max_epochs=1)
+    made.fit(Module(), loader(8))
+    made.save_checkpoint(f"{ROOT}/resume.ckpt")
+    made = trainer(max_epochs=3)
+    made.fit(Module(), loader(8), ckpt_path=f"{ROOT}/resume.ckpt")
+    print("resumed", gauges())
+
+def without_length():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            return iter(torch.randn(5, 4).split(1))
+    class Bare(Module):
+        def training_step(self, batch, index):
+            return self.layer(batch).pow(2).mean()
+    trainer().fit(Bare(), DataLoader(Endless(), batch_size=None))
+    class Reader(Module):
+        def training_step(self, dataloader_iter):
+            batch, _, _ = next(dataloader_iter)
+            return self.layer(batch[0]).pow(2).mean()
+    trainer().fit(Reader(), loader(8))
+
+def not_finite():
+    class Odd(Module):
+        def training_step(self, batch, index):
+            loss = super().training_step(batch, index)
+            return loss * (float("nan") if index == 1 else float("inf") if index == 2 else 1)
+    trainer(gradient_clip_val=1.0).fit(Odd(), loader(12))
+
+def workers():
+    trainer(max_epochs=1).fit(Module(), loader(8, num_workers=1), loader(4, num_workers=1))
+
+for scenario in (accumulation, two_optimizers, failed_save, asynchronous, failing, several_loops, resumed,
+                 without_length, not_finite, workers):
+    begin(scenario.__name__)
+    scenario()
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return job(tmp_path_factory.mktemp("lightning"), PRELUDE + SCENARIOS)
+
+
+def test_a_step_is_one_of_the_optimizer_however_many_batches_it_takes(told: Job) -> None:
+    assert told.value("training_steps_total", "accumulation", mode="train") == 6
+    assert told.value("training_microbatches_total", "accumulation") == 10
+    assert told.value("training_samples_total", "accumulation", mode="train") == 40
+    assert told.value("training_epochs_total", "accumulation") == 2
+    assert told.value("training_step_duration_seconds_count", "accumulation", mode="train") == 6
+
+
+def test_each_part_of_a_batch_is_a_phase_of_its_own(told: Job) -> None:
+    phases = told.phases("accumulation")
+
+    assert (phases["forward"], phases["backward"], phases["optimizer"]) == (10, 10, 6)
+    assert (phases["data_loading"], phases["zero_grad"]) == (10, 6)
+
+
+def test_the_sanity_check_is_time_of_validation_and_no_validation(told: Job) -> None:
+    assert told.phases("accumulation")["validation"] == 3
+    assert told.value("training_steps_total", "accumulation", mode="validation") == 4
+
+
+def test_in_manual_optimization_a_step_is_a_batch_also_after_a_restart(told: Job) -> None:
+    assert told.value("training_steps_total", "two_optimizers", mode="train") == 3
+    assert told.phases("two_optimizers")["optimizer"] == 6
+    assert told.phases("two_optimizers")["backward"] == 6
+    assert told.value("training_steps_total", "two_optimizers_resumed", mode="train") == 3
+    assert told.told()["two_optimizers_resumed"]["training.step"] == 6
+
+
+def test_a_save_that_fails_is_counted_and_does_not_hinder_the_next(told: Job) -> None:
+    assert told.value("training_checkpoints_total", "failed_save", result="failed") == 2
+    assert told.value("training_checkpoints_total", "failed_save", result="ok") == 2
+    assert told.phases("failed_save")["checkpoint_save_sync"] == 6
+    assert told.value("training_steps_total", "failed_save", mode="train") == 2
+
+
+def test_an_asynchronous_save_has_succeeded_when_it_is_written(told: Job) -> None:
+    assert told.value("training_checkpoints_total", "asynchronous", kind="async", result="ok") == 2
+    assert told.value("training_checkpoints_total", "asynchronous", kind="async", result="failed") == 1
+    assert told.phases("asynchronous")["checkpoint_save_async"] == 3
+    assert told.value("training_background_seconds_total", "asynchronous", task="checkpoint_finalize")
+
+
+def test_an_exception_amid_an_iteration_comes_out_and_the_next_fit_counts_right(told: Job) -> None:
+    assert "raised amid an iteration" in told.done.stdout
+    assert told.value("training_steps_total", "failing", mode="train") == 2 + 1
+
+
+def test_several_loops_of_one_trainer_go_on_counting(told: Job) -> None:
+    assert told.value("training_steps_total", "several_loops", mode="train") == 4
+    assert told.value("training_steps_total", "several_loops", mode="test") == 3
+    assert told.value("training_steps_total", "several_loops", mode="validation") == 1
+    assert told.told()["several_loops"]["training.step"] == 4
+
+
+def test_a_loop_begins_where_its_checkpoint_ended(told: Job) -> None:
+    gauges = told.told()["resumed"]
+
+    assert (gauges["training.step"], gauges["training.step_target"]) == (6, 6)
+    assert gauges["training.learning_rate"] == 0.125
+    assert gauges["training.loss,mode=train"] > 0
+    assert told.phases("resumed")["checkpoint_load"] == 1
+
+
+def test_loaders_without_a_length_and_steps_that_fetch_themselves_are_told(told: Job) -> None:
+    assert told.value("training_steps_total", "without_length", mode="train") == 5 + 2
+
+
+def test_losses_and_gradients_that_are_not_finite_are_counted(told: Job) -> None:
+    assert told.value("training_nonfinite_total", "not_finite", kind="loss", value="nan") == 2
+    assert (told.value("training_nonfinite_total", "not_finite", kind="grad") or 0) >= 1
+
+
+def test_workers_of_a_loader_tell_nothing_of_their_own(told: Job) -> None:
+    assert told.value("training_steps_total", "workers", mode="train") == 2
+    assert told.value("training_samples_total", "workers", mode="train") == 8
+
+
+def test_nothing_was_told_out_of_order_and_no_notice_was_given(told: Job) -> None:
+    assert "training_misuse_total" not in told.page
+    assert "exporter" not in told.done.stderr
+
+
+def test_the_run_is_described(told: Job) -> None:
+    assert 'framework="lightning"' in told.page
+    assert 'model="Module"' in told.page
