@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from run_support import environment, free_port, processes_naming, scrape, started, wait_until
 
 from exporter.cli.demo import make_plan
-from exporter.cli.simulated_job import Scenario
+from exporter.cli.scenario import Scenario
 
 STEPS = re.compile(r'^demo_step_duration_seconds_count\{(?:.*,)?rank="(\d)".*\} (\S+)$', re.MULTILINE)
+PHASES = re.compile(r'^training_phase_seconds_total\{phase="(\w+)"', re.MULTILINE)
 WINDOW = re.compile(r'^demo_step_duration_window_mean_seconds\{(?:.*,)?rank="(\d)"', re.MULTILINE)
 
 
@@ -82,10 +84,17 @@ def test_another_machine_can_be_asked_for_or_none(tmp_path: Path) -> None:
     assert not any(argument.startswith("--gpu.replay=h") for argument in own.sidecar)
 
 
-def test_a_cycle_shows_a_gap_and_a_restart_over_which_the_totals_continue(tmp_path: Path) -> None:
+def value(text: str, series: str) -> float | None:
+    """The value of a series whose labels begin so."""
+    found = re.search(rf"^{re.escape(series)}.*? (\S+)$", text, re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
+@pytest.mark.timeout(60)
+def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
     pages = []
     with demo(tmp_path, "--demo.speed=6") as (process, port):
-        until = time.monotonic() + 16
+        until = time.monotonic() + 20
         while time.monotonic() < until:
             pages.append(page(port))
             time.sleep(0.15)
@@ -95,10 +104,18 @@ def test_a_cycle_shows_a_gap_and_a_restart_over_which_the_totals_continue(tmp_pa
 
     begun = [text for text in pages if len(steps(text)) == 2]
     assert any(not WINDOW.findall(text) for text in begun[5:]), "no gap"
-    assert "rank 1 ended with status 137" in said
+    assert "rank 1 ended with status 137; all ranks start again" in said
     counts = [steps(text)["1"] for text in begun]
     assert counts == sorted(counts)
     assert counts[-1] > Scenario().crash_step
+    last = begun[-1]
+    assert {"forward", "backward", "grad_sync", "validation", "checkpoint_load"} <= set(PHASES.findall(last))
+    assert value(last, 'training_nonfinite_total{kind="loss"') == 1
+    assert (value(last, 'training_checkpoints_total{kind="sync",result="ok"') or 0) >= 5
+    # What rank 0 did within its last flush nobody has seen, and it may be some steps ahead of rank 1.
+    lost = (Scenario().crash_step - 1) % Scenario().checkpoint_steps
+    assert lost - 8 <= (value(last, "training_lost_steps_total") or 0) <= lost + 8
+    assert value(last, "training_attempt{") == 2
 
 
 def test_ctrl_c_ends_everything_with_success(tmp_path: Path) -> None:
@@ -117,15 +134,16 @@ def test_it_ends_by_itself_after_its_duration(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
+    others = set(processes_naming("--checkpoint="))
     with demo(tmp_path) as (process, port):
         wait_until(lambda: len(steps(page(port))) == 2)
-        ranks = processes_naming("--checkpoint=")
+        ranks = set(processes_naming("--checkpoint=")) - others
         process.kill()
         process.wait()
 
         assert len(ranks) >= 2
         wait_until(lambda: processes_naming(str(tmp_path)) == {}, seconds=15)
-        wait_until(lambda: not set(ranks) & set(processes_naming("--checkpoint=")))
+        wait_until(lambda: not ranks & set(processes_naming("--checkpoint=")))
 
 
 def test_its_own_directory_is_private_and_removed(tmp_path: Path) -> None:
@@ -177,7 +195,7 @@ def test_the_numbers_follow_from_the_seed() -> None:
 
     assert [one.loss(0, step) for step in range(50)] == [again.loss(0, step) for step in range(50)]
     assert [one.loss(0, step) for step in range(50)] != [other.loss(0, step) for step in range(50)]
-    assert one.step_seconds(0, 7) != one.step_seconds(1, 7)
+    assert one.compute_seconds(0, 7) != one.compute_seconds(1, 7)
 
 
 def test_a_restarted_rank_gets_past_the_step_at_which_it_was_killed() -> None:
@@ -191,6 +209,6 @@ def test_a_restarted_rank_gets_past_the_step_at_which_it_was_killed() -> None:
 
 def test_a_cycle_takes_about_a_minute() -> None:
     scenario = Scenario()
-    steps_seconds = sum(scenario.step_seconds(1, step) for step in range(scenario.cycle_steps))
+    steps_seconds = sum(scenario.step_seconds(step) for step in range(scenario.cycle_steps))
 
     assert 45 < steps_seconds + scenario.pause_seconds + scenario.restart_seconds < 75

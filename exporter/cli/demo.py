@@ -1,7 +1,8 @@
 """`python -m exporter demo [flags]`: the sidecar and a small simulated job, to be scraped at once.
 
 The parent of real processes: a sidecar, as `run` starts it, and two ranks (`simulated_job`) that write to a
-private feed directory. It restarts a rank that dies, as a launcher would, and tells what is to be seen when.
+private feed directory. When a rank dies it ends the others and starts all of them again, as torchrun would, and it
+tells what is to be seen when.
 No threads: signals are blocked and taken one at a time. Ctrl-C ends everything and removes the directory;
 when the demo is killed, the ranks see their standard input close, and the sidecar sees that no run is left.
 """
@@ -25,6 +26,7 @@ from urllib.parse import urlsplit
 from exporter.cli import job, sidecar_process
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, Parser, add_flags, parse_duration_flag, resolve
 from exporter.cli.run import say
+from exporter.cli.scenario import DEFAULT, Scenario
 from exporter.cli.sidecar_process import (
     DURATION_FLAG,
     JOINED,
@@ -35,7 +37,6 @@ from exporter.cli.sidecar_process import (
     sidecar_command,
     without,
 )
-from exporter.cli.simulated_job import DEFAULT, Scenario
 from exporter.errors import ConfigurationError, FeedError, Problem
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
@@ -66,6 +67,8 @@ SIDECAR_ENDS_SECONDS = 10.0
 CONNECT_SECONDS = 0.5
 POLL_SECONDS = 0.05
 TICK_SECONDS = 0.5
+FLUSH_SECONDS = 1.0
+"""Of the ranks at speed 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,7 @@ class Demo:
             FEED_DIRECTORY_VARIABLE: str(feed_directory),
             "EXPORTER_RUN": RUN_NAME,
             "WORLD_SIZE": str(plan.scenario.ranks),
+            "EXPORTER_FLUSH_SECONDS": str(FLUSH_SECONDS / plan.scenario.speed),
         }
         command = (*plan.sidecar, f"{FEED_FLAG}={feed_directory}")
         self._sidecar = SidecarProcess(
@@ -266,8 +270,8 @@ class Demo:
         # Each rank has the reading end as its standard input and ends when the writing one is closed.
         self._life_line, self._hold = os.pipe()
         self._ranks: dict[int, int] = {}  # process id to rank
-        self._attempts = dict.fromkeys(range(plan.scenario.ranks), 0)
-        self._due = dict.fromkeys(range(plan.scenario.ranks), monotonic())  # when a rank is to be started
+        self._attempt = 0
+        self._due: float | None = monotonic()  # when all ranks are to be started
         self._ending = False
         self._status = 0
 
@@ -317,15 +321,16 @@ class Demo:
             self._wait(POLL_SECONDS)
 
     def _start_ranks(self, now: float) -> None:
-        for rank in [rank for rank, due in self._due.items() if now >= due]:
-            del self._due[rank]
-            self._ranks[self._start_rank(rank)] = rank
+        if self._due is not None and now >= self._due and not self._ranks:
+            self._due = None
+            for rank in range(self._plan.scenario.ranks):
+                self._ranks[self._start_rank(rank)] = rank
 
     def _start_rank(self, rank: int) -> int:
         scenario = self._plan.scenario
         arguments = {
             "--rank": rank,
-            "--attempt": self._attempts[rank],
+            "--attempt": self._attempt,
             "--seed": scenario.seed,
             "--speed": scenario.speed,
             "--checkpoint": self._work / f"checkpoint-{rank}",
@@ -364,12 +369,15 @@ class Demo:
                 self._rank_ended(self._ranks.pop(pid), status)
 
     def _rank_ended(self, rank: int, status: int) -> None:
-        if self._ending:
+        if self._ending or self._due is not None:
             return
         delay = self._plan.scenario.restart_seconds / self._plan.scenario.speed
-        self._attempts[rank] += 1
-        self._due[rank] = self._monotonic() + delay
-        say(f"rank {rank} ended with status {job.exit_status(status)}; it starts again in {delay:g} s")
+        self._attempt += 1
+        self._due = self._monotonic() + delay
+        for pid in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        say(f"rank {rank} ended with status {job.exit_status(status)}; all ranks start again in {delay:g} s")
 
     def _answers(self) -> bool:
         """Whether the sidecar accepts connections."""
@@ -382,23 +390,32 @@ class Demo:
 
     def _announce(self) -> None:
         scenario = self._plan.scenario
-        step = 0.2 / scenario.speed
+        step = 0.22 / scenario.speed
         pause = scenario.pause_seconds / scenario.speed
-        metrics = f"{self._plan.listening.url}{self._plan.telemetry_path}"
+        url = self._plan.listening.url
+        metrics = f"{url}{self._plan.telemetry_path}"
         curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
         replay = self._plan.replay
-        gpus = f"\n  {curl} | grep '^gpu_'   # GPUs of the described machine {replay}" if replay else ""
+        gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the described machine {replay}" if replay else ""
+        # A checkpoint each 25 steps: what was done since the last one is lost.
+        lost = (scenario.crash_step - 1) % scenario.checkpoint_steps
         with contextlib.suppress(OSError):  # nobody reads it
             print(
                 f"""
-A simulated job of {scenario.ranks} ranks; its metrics are at
+A simulated job of {scenario.ranks} ranks. What a person wants to see of it:
+
+  {url}/
+
+and its metrics, for Prometheus:
 
   {metrics}
 
-  {curl} | grep '^demo_'{gpus}
+  {curl} | grep '^training_'   # steps, phases, goodput
+  {curl} | grep '^demo_'       # Stats of its own{gpus}
 
 About {scenario.pause_step * step:.0f} s after the start all ranks wait {pause:.0f} s for data: window gauges vanish, totals stay.
-About {scenario.crash_step * step + pause:.0f} s after the start rank {scenario.crash_rank} is killed and started again: its totals continue.
+About {scenario.nonfinite_step * step + pause:.0f} s after the start a loss is NaN: it is counted, and kept out of the loss.
+About {scenario.crash_step * step + pause:.0f} s after the start rank {scenario.crash_rank} is killed; all ranks start again, and {lost} steps are lost.
 Then it all begins again. Ctrl-C ends it.
 """,
                 flush=True,

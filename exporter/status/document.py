@@ -242,7 +242,7 @@ def _gpus(gpus: Sequence[Gpu]) -> str:
         Column("tensor cores", lambda gpu: known(gpu.tensor, share), "n"),
         Column("memory", memory, "n"),
         Column("power", power, "n"),
-        Column("lately", lambda gpu: spark(gpu.history, f"power of GPU {gpu.index}", _watts)),
+        Column("lately", lambda gpu: spark(gpu.history, f"power of GPU {gpu.index}", _watts, floor=0.0)),
         Column("temperature", lambda gpu: known(gpu.celsius, lambda value: f"{value:.0f} °C"), "n"),
         Column("energy", lambda gpu: known(gpu.joules, energy), "n"),
     )
@@ -262,7 +262,9 @@ def _machine(machine: Machine) -> str:
     cells = "".join(
         (
             cell(
-                "CPU", known(machine.cpu_ratio, share), spark(machine.cpu_history, "use of the CPUs", share)
+                "CPU",
+                known(machine.cpu_ratio, share),
+                spark(machine.cpu_history, "use of the CPUs", share, floor=0.0),
             ),
             cell("CPUs", known(machine.cpus, number)),
             cell(

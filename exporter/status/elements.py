@@ -78,11 +78,17 @@ def ago(at: float | None, now: float) -> str:
     return MISSING if at is None else f"{duration(max(0.0, now - at))} ago"
 
 
-def spark(points: Sequence[Point], name: str, words: Callable[[float | None], str]) -> str:
+def spark(
+    points: Sequence[Point], name: str, words: Callable[[float | None], str], *, floor: float | None = None
+) -> str:
     """A line of what was; as long as the exporter runs, at most a quarter of an hour."""
     slots = min(max(len(points), _FEWEST_SLOTS), _MOST_SLOTS)
     return sparkline(
-        points, slots=slots, name=f"{name}, last {duration(POINT_SECONDS * len(points))}", words=words
+        points,
+        slots=slots,
+        name=f"{name}, last {duration(POINT_SECONDS * len(points))}",
+        words=words,
+        floor=floor,
     )
 
 

@@ -12,7 +12,12 @@ WIDTH, HEIGHT, MARGIN = 180.0, 36.0, 3.0
 
 
 def sparkline(
-    points: Sequence[float | None], *, slots: int, name: str, words: Callable[[float | None], str]
+    points: Sequence[float | None],
+    *,
+    slots: int,
+    name: str,
+    words: Callable[[float | None], str],
+    floor: float | None = None,
 ) -> str:
     """Draw a line; nothing where fewer than two points have a number.
 
@@ -21,12 +26,14 @@ def sparkline(
         slots: Points that the width has room for; the latest stands at the right edge.
         name: What it shows, for those who cannot see it.
         words: Writes a number.
+        floor: What the lower edge stands for; None for the least of the points.
     """
     known = [value for value in points if value is not None]
     if len(known) < 2:
         return ""
     low, high = min(known), max(known)
-    span = (high - low) or 1.0
+    bottom = low if floor is None else floor
+    span = (high - bottom) or 1.0
     step = WIDTH / max(slots - 1, 1)
     first = WIDTH - step * (len(points) - 1)
     pieces: list[str] = []
@@ -36,7 +43,7 @@ def sparkline(
             pen_up = True
             continue
         x = first + step * index
-        y = HEIGHT - MARGIN - (value - low) / span * (HEIGHT - 2 * MARGIN)
+        y = HEIGHT - MARGIN - (value - bottom) / span * (HEIGHT - 2 * MARGIN)
         # A lone point between two gaps is a dot: a line of no length with round ends.
         pieces.append(f"M{x:.1f} {y:.1f}h0" if pen_up else f"L{x:.1f} {y:.1f}")
         pen_up = False

@@ -43,14 +43,16 @@ def number(value: float | None, unit: str = "") -> str:
     if value == int(value) and abs(value) < 1e5:
         return f"{value:.0f}{tail}"
     for factor, prefix in _PREFIXES:
-        if abs(value) >= factor and (abs(value) >= 1e5 or unit):
+        if abs(value) >= factor and (abs(value) >= 1e4 or unit):
             return f"{value / factor:.3g} {prefix}{unit}" if unit else f"{value / factor:.3g}{prefix}"
     return f"{value:.4g}{tail}"
 
 
 def share(ratio: float | None) -> str:
     """A ratio in per cent."""
-    return DASH if ratio is None else f"{100 * ratio:.0f} %"
+    if ratio is None:
+        return DASH
+    return f"{100 * ratio:.1f} %" if 0 < ratio < 0.1 else f"{100 * ratio:.0f} %"
 
 
 def energy(joules: float | None) -> str:
