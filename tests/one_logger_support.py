@@ -14,6 +14,7 @@ from typing import Any
 
 from exporter.training import provider, reports
 from exporter.training.exporters.base import BaseExporter
+from exporter.training.recording import TRAINING
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,15 +85,20 @@ def reported() -> Iterator[list[tuple[str, str, str]]]:
 
 @contextmanager
 def fresh_provider() -> Iterator[None]:
-    """Begin, and end, as a process in which nothing is configured."""
-    provider.forget()
+    """Begin, and end, as a process in which nothing is configured, as a forked child does."""
+    _begin_anew()
     try:
         yield
     finally:
         configured = provider.current()
         if configured is not None:
             configured.sink.close()
-        provider.forget()
+        _begin_anew()
+
+
+def _begin_anew() -> None:
+    provider.forget()
+    TRAINING.after_fork()
 
 
 def run_python(

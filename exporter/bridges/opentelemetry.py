@@ -63,18 +63,7 @@ class OTelExporter(BaseExporter):
         self._resource = resource
         self._ended = _Ended()
         self._open: dict[UUID, SdkSpan] = {}
-        self._tracer: Any = None
-
-    def initialize(self) -> None:
-        """Set up a tracer of its own."""
-        super().initialize()
-        limits = SpanLimits(max_events=MOST_EVENTS)
-        # atexit would end it before the job's last spans have arrived; `close` does it.
-        provider = TracerProvider(
-            resource=self._resource or _resource(), span_limits=limits, shutdown_on_exit=False
-        )
-        provider.add_span_processor(self._ended)
-        self._tracer = provider.get_tracer("training-exporter")
+        self._made: Any = None
 
     def export_start(self, span: Span) -> None:
         """Begin the span, in the parent that is exported too."""
@@ -112,7 +101,7 @@ class OTelExporter(BaseExporter):
         """Send a span of its own, without a length: the application's may have ended, or not be exported."""
         super().export_telemetry_data_error(error)
         when = _nanoseconds(error.timestamp)
-        begun = self._tracer.start_span(error.name_str, context={}, start_time=when)
+        begun = self._tracer().start_span(error.name_str, context={}, start_time=when)
         begun.set_attributes(_attributes(error.attributes))
         begun.set_status(Status(StatusCode.ERROR, error.error_message))
         begun.end(when)
@@ -144,12 +133,25 @@ class OTelExporter(BaseExporter):
             self._exporter.shutdown()
             super().close()
 
+    def _tracer(self) -> Any:
+        """Give a tracer of its own; made at the first record, when the provider knows the application's name."""
+        if self._made is None:
+            # atexit would end it before the job's last spans have arrived; `close` does it.
+            provider = TracerProvider(
+                resource=self._resource or _resource(),
+                span_limits=SpanLimits(max_events=MOST_EVENTS),
+                shutdown_on_exit=False,
+            )
+            provider.add_span_processor(self._ended)
+            self._made = provider.get_tracer("training-exporter")
+        return self._made
+
     def _of(self, span: Span) -> SdkSpan:
         return self._open.get(span.id) or self._begin(span)
 
     def _begin(self, span: Span, *, keep: bool = True) -> SdkSpan:
         parent = None if span.parent_span is None else self._open.get(span.parent_span.id)
-        begun: SdkSpan = self._tracer.start_span(
+        begun: SdkSpan = self._tracer().start_span(
             span.name_str,
             context={} if parent is None else set_span_in_context(parent, {}),  # never the job's own
             start_time=_nanoseconds(span.start_event.timestamp),

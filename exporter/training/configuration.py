@@ -195,10 +195,11 @@ class Settings:
         return type(self)(**self.given | dict(update or {}))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Settings) and type(self) is type(other) and self.given == other.given
+        if not isinstance(other, Settings) or type(self) is not type(other):
+            return False
+        return all(getattr(self, name) == getattr(other, name) for name, _ in self.fields())
 
-    def __hash__(self) -> int:
-        return hash((type(self).__name__, *sorted(self.given)))
+    __hash__ = None  # type: ignore[assignment]  # its fields may be set
 
     def __repr__(self) -> str:
         return (

@@ -326,6 +326,7 @@ class Sink:
         first_pause_seconds: float = FIRST_PAUSE_SECONDS,
     ) -> None:
         self._filter = filter or Filter.everything()
+        self._left_out: frozenset[str] = frozenset()
         self._process = os.getpid()
         names: dict[str, int] = {}
         outlets = []
@@ -348,6 +349,10 @@ class Sink:
         if self._outlets:
             _OPEN.add(self)
 
+    def leave_out(self, events: Iterable[str]) -> None:
+        """Export no events of these names from now on."""
+        self._left_out = frozenset(events)
+
     def wants(self, name: SpanName) -> bool:
         """Whether there is anybody to take a span of this name."""
         return bool(self._outlets) and self._filter.wants(name) and os.getpid() == self._process
@@ -359,7 +364,7 @@ class Sink:
 
     def event(self, span: Span, event: Event) -> None:
         """Take an event of a span."""
-        if self.wants(span.name):
+        if self.wants(span.name) and event.name_str not in self._left_out:
             self._put("export_event", event, span.as_it_is(self._told_parent(span)))
 
     def error(self, span: Span, event: ErrorEvent) -> None:

@@ -140,7 +140,7 @@ class Hot:
 
 def _handle(kind: Kind, track: Track) -> Hot:
     """Make the handle of a kind on a track."""
-    buffer = track.buffer
+    buffer, now = track.buffer, clock
     extend = buffer.extend
     entered, left, failed = kind.code + ENTER, kind.code + EXIT, kind.code + FAIL
 
@@ -150,11 +150,11 @@ def _handle(kind: Kind, track: Track) -> Hot:
         __slots__ = ()
 
         def __enter__(self) -> Hot:
-            extend((entered, clock()))
+            extend((entered, now()))
             return self
 
         def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
-            extend((left if exception is None else failed, clock()))
+            extend((left if exception is None else failed, now()))
             if len(buffer) > limit:
                 Hooks.full(track, exception is not None)
 
@@ -163,7 +163,7 @@ def _handle(kind: Kind, track: Track) -> Hot:
 
 def _iteration(kind: Kind, track: Track) -> Hot:
     """Make the handle of an iteration: beside being a block, it is where the job's callables are asked."""
-    buffer = track.buffer
+    buffer, now = track.buffer, clock
     extend = buffer.extend
     entered, left, failed = kind.code + ENTER, kind.code + EXIT, kind.code + FAIL
 
@@ -173,7 +173,7 @@ def _iteration(kind: Kind, track: Track) -> Hot:
         __slots__ = ()
 
         def __enter__(self) -> Hot:
-            extend((entered, clock()))
+            extend((entered, now()))
             if limit < 0:
                 Hooks.full(track, False)  # noqa: FBT003  # the block is only entered
             return self
@@ -181,7 +181,7 @@ def _iteration(kind: Kind, track: Track) -> Hot:
         def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
             if Hooks.values is not None:
                 extend((VALUES, Hooks.values()))
-            extend((left if exception is None else failed, clock()))
+            extend((left if exception is None else failed, now()))
             if len(buffer) > limit:
                 Hooks.full(track, exception is not None)
 
@@ -201,40 +201,31 @@ _NAMES = {
 }
 
 
-class _Here:
-    """The track of the present thread or task, and its handles as attributes.
+class _Place:
+    """The track of one thread or task, and its handles as attributes.
 
     Attributes:
         track: The track.
-        extend: Of its buffer.
+        buffer: Its marks.
+        extend: Of the buffer.
     """
 
     track: Track
+    buffer: list[Any]
     extend: Callable[[Any], None]
     _anchor: Anchor
     _blocks: dict[Kind, Hot]
 
-    def __init__(self, parent: Track | None = None) -> None:
-        self._parent = parent
-
-    def __getattr__(self, name: str) -> Any:
-        """Make a handle at its first use, and the track at the first of all."""
-        if "track" not in self.__dict__:
-            self._anchor = Anchor()
-            self._blocks = {}
-            self.track = TRACKS.make(self._anchor, self._parent)
-            self.extend = self.track.buffer.extend
-            return getattr(self, name)
-        kind = _NAMES.get(name)
-        if kind is None:
-            raise AttributeError(name)
-        handle = self.block(kind)
-        setattr(self, name, handle)
-        return handle
+    def _begin(self, track: Track, anchor: Anchor) -> None:
+        self._anchor = anchor
+        self._blocks = {}
+        self.track = track
+        self.buffer = track.buffer
+        self.extend = track.buffer.extend
 
     def block(self, kind: Kind) -> Hot:
         """Give the handle of any kind."""
-        handle: Hot | None = self._blocks.get(kind)
+        handle = self._blocks.get(kind)
         if handle is None:
             handle = (_iteration if kind in _ITERATIONS else _handle)(kind, self.track)
             self._blocks[kind] = handle
@@ -243,12 +234,41 @@ class _Here:
     def say(self, code: int, value: object) -> None:
         """Put any other mark."""
         self.extend((code, value))
-        if len(self.track.buffer) > limit >= 0:
+        if len(self.buffer) > limit >= 0:
             Hooks.full(self.track, False)  # noqa: FBT003  # nothing is failing
 
 
-class _Thread(_Here, threading.local):
-    """That of each thread."""
+class _Thread(_Place, threading.local):
+    """That of each thread; made, with its usual handles, when the thread looks at it first."""
+
+    def __init__(self) -> None:
+        anchor = Anchor()
+        self._begin(TRACKS.make(anchor), anchor)
+        for name, kind in _NAMES.items():
+            setattr(self, name, self.block(kind))
+
+
+class _TaskPlace(_Place):
+    """That of an asyncio task."""
+
+    def __init__(self, parent: Track) -> None:
+        anchor = Anchor()
+        self._begin(TRACKS.make(anchor, parent), anchor)
+
+    def __getattr__(self, name: str) -> Hot:
+        """Make a handle at its first use: a job may have thousands of tasks."""
+        if name not in _NAMES:
+            raise AttributeError(name)
+        return self.block(_NAMES[name])
+
+
+class _First:
+    """That of a process which has not marked yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Begin with the first mark."""
+        switch(on=True)
+        return getattr(_place, name)
 
 
 class _Task:
@@ -258,15 +278,15 @@ class _Task:
         return getattr(_of_task(), name)
 
 
-class _Inert(_Here):
+class _Inert(_Place):
     """That of a process in which nothing is recorded."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._anchor = Anchor()
-        self._blocks = {}
-        self.track = Track(0, self._anchor)
+        anchor = Anchor()
+        self._begin(Track(0, anchor), anchor)
         self.extend = self._drop
+        for name, kind in _NAMES.items():
+            setattr(self, name, self.block(kind))
 
     def block(self, kind: Kind) -> Hot:
         """Give a handle that does nothing."""
@@ -286,18 +306,17 @@ class _Nothing(Hot):
         """Forget it."""
 
 
-THREADS: Any = _Thread()
+_threads: Any = None
 _TASKS: Any = _Task()
 _INERT: Any = _Inert()
-_place: Any = THREADS
+_place: Any = _First()
 _running_loop: Callable[[], object] | None = None
-_OF_TASK: ContextVar[tuple[weakref.ref[Any], _Here] | None] = ContextVar("exporter-training", default=None)
+_OF_TASK: ContextVar[tuple[weakref.ref[Any], _Place] | None] = ContextVar("exporter-training", default=None)
 
 
 def here() -> Any:
     """Give the track and the handles of the calling thread or task."""
-    if _place is THREADS:
-        look_for_tasks()
+    look_for_tasks()
     return _place
 
 
@@ -307,14 +326,17 @@ def look_for_tasks() -> None:
     if _running_loop is None:
         asyncio = sys.modules.get("asyncio")
         _running_loop = getattr(asyncio, "_get_running_loop", None)
-    if _running_loop is not None and _place is THREADS and _running_loop() is not None:
+    if _running_loop is not None and _place is not _INERT and _running_loop() is not None:
+        switch(on=True)
         _place = _TASKS
 
 
 def switch(*, on: bool) -> None:
     """Record from now on, or nothing any more."""
-    global _place  # noqa: PLW0603  # read on the hot path, where an attribute would cost
-    _place = THREADS if on else _INERT
+    global _place, _threads  # noqa: PLW0603  # read on the hot path, where an attribute would cost
+    if on and _threads is None:
+        _threads = _Thread()
+    _place = _threads if on else _INERT
 
 
 def is_on() -> bool:
@@ -328,16 +350,16 @@ def raise_misuse(*, on: bool) -> None:
     limit = -1 if on else FULL_ITEMS
 
 
-def _of_task() -> _Here:
-    if _running_loop is None or _running_loop() is None:
-        return THREADS  # type: ignore[no-any-return]  # a thread's is one too
-    task = sys.modules["asyncio"].current_task()
+def _of_task() -> _Place:
+    task = None
+    if _running_loop is not None and _running_loop() is not None:
+        task = sys.modules["asyncio"].current_task()
     if task is None:
-        return THREADS  # type: ignore[no-any-return]  # a thread's is one too
+        return _threads  # type: ignore[no-any-return]  # a thread's is one too
     known = _OF_TASK.get()
     if known is None or known[0]() is not task:
-        parent = THREADS.track if known is None else known[1].track
-        known = (weakref.ref(task), _Here(parent))
+        parent = _threads.track if known is None else known[1].track
+        known = (weakref.ref(task), _TaskPlace(parent))
         _OF_TASK.set(known)
     return known[1]
 

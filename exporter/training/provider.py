@@ -20,6 +20,7 @@ from typing_extensions import Self
 from exporter.errors import OneLoggerError
 from exporter.training.configuration import OneLoggerConfig, TrainingTelemetryConfig
 from exporter.training.delivery import Sink
+from exporter.training.names import StandardTrainingJobEventName
 from exporter.training.reports import report
 
 TYPE_CHECKING = False
@@ -68,6 +69,14 @@ if TYPE_CHECKING:
 
 
 CONFIGURE_FIRST = "configure the provider before: with_base_config(…), then configure_provider()"
+
+
+_SWITCHED = (
+    ("is_train_iterations_enabled", StandardTrainingJobEventName.TRAINING_METRICS_UPDATE.value),
+    ("is_validation_iterations_enabled", StandardTrainingJobEventName.VALIDATION_METRICS_UPDATE.value),
+    ("is_test_iterations_enabled", StandardTrainingJobEventName.TESTING_METRICS_UPDATE.value),
+)
+"""A field of the training's configuration → the event that is not exported where it is false."""
 
 
 class Configured:
@@ -186,6 +195,10 @@ def set_training(configured: Configured, training: TrainingTelemetryConfig) -> b
 
 
 def _tell(configured: Configured) -> None:
+    training = configured.training
+    if training is not None:
+        switched_off = [event for flag, event in _SWITCHED if training.value(flag) is False]
+        configured.sink.leave_out(switched_off)
     for listener in _State.listeners:
         listener(configured)
 

@@ -81,7 +81,8 @@ class TrainingRecording:
     def record(self, *, on: bool) -> None:
         """Say whether anything is recorded in this process."""
         self._recording = on
-        hot.switch(on=on)
+        if not on:
+            hot.switch(on=False)
 
     def since(self, began: float) -> None:
         """Say at which Unix time the recording of the process began; its first phase begins then."""
@@ -157,7 +158,8 @@ class TrainingRecording:
         hot.TRACKS.clear()
         hot.Hooks.values = None
         hot.raise_misuse(on=False)
-        hot.switch(on=self._recording)
+        if not self._recording or not hot.is_on():
+            hot.switch(on=self._recording)
         self._announced = self._known_training = None
         self._begin(monotonic())
 

@@ -51,7 +51,8 @@ def record(
     if base is None:
         report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {mode!r}"[:200])
         return
-    extend = hot._place.extend  # noqa: SLF001  # `here()` costs as much as all the rest
+    place = hot._place  # noqa: SLF001  # `here()` costs as much as all the rest
+    extend = place.extend
     if loss is not None:
         if type(loss) in _PLAIN:
             extend((base + _LOSS, loss))
@@ -82,9 +83,8 @@ def record(
         )
     if epoch is not None:
         extend((base + _EPOCH, epoch if type(epoch) in _PLAIN else _number(epoch)))
-    track = hot._place.track  # noqa: SLF001  # as above
-    if len(track.buffer) > hot.limit:
-        hot.Hooks.full(track, False)  # noqa: FBT003  # nothing is failing
+    if len(place.buffer) > hot.limit:
+        hot.Hooks.full(place.track, False)  # noqa: FBT003  # nothing is failing
 
 
 def describe(
