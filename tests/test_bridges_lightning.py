@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 from bridges_support import Job, job, wanted
+
+import exporter_auto
 
 pytestmark = [wanted("lightning"), pytest.mark.timeout(240)]
 
@@ -245,3 +250,112 @@ def test_nothing_was_told_out_of_order_and_no_notice_was_given(told: Job) -> Non
 def test_the_run_is_described(told: Job) -> None:
     assert 'framework="lightning"' in told.page
     assert 'model="Module"' in told.page
+
+
+# Without a line of code ---------------------------------------------------------------------------------------
+
+UNCHANGED = """
+import logging, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+import {package} as pl
+logging.getLogger("{package}").setLevel(logging.ERROR)
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).pow(2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+loader = DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=4)
+callbacks = []
+if {explicit}:
+    from exporter.bridges import lightning
+    callbacks.append(lightning.callback())
+trainer = pl.Trainer(max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
+                     accelerator="cpu", devices=1, callbacks=callbacks, default_root_dir=".")
+trainer.fit(Module(), loader)
+print("bridged", "exporter.training" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("package", "explicit"), [("lightning.pytorch", True), ("pytorch_lightning", False)])
+def test_a_job_that_is_not_changed_is_told_once(tmp_path: Path, package: str, explicit: bool) -> None:
+    if importlib.util.find_spec(package.partition(".")[0]) is None:
+        pytest.skip(f"not installed: {package}")
+    told = job(tmp_path, UNCHANGED.format(package=package, explicit=explicit), EXPORTER_AUTO="1")
+
+    assert told.value("training_steps_total", mode="train") == 6
+    assert told.value("training_samples_total", mode="train") == 24
+    assert told.phases()["backward"] == told.phases()["optimizer"] == 6
+    assert told.value("training_checkpoints_total", result="ok") == 2
+
+
+def test_a_job_that_does_not_ask_for_it_is_left_alone(tmp_path: Path) -> None:
+    told = job(tmp_path, UNCHANGED.format(package="lightning.pytorch", explicit=False))
+
+    assert "bridged False" in told.done.stdout
+    assert "training_steps_total" not in told.page
+
+
+@pytest.mark.parametrize("name", ["EXPORTER_AUTO", "EXPORTER_DISABLED"])
+def test_nobody_is_given_a_callback_unless_it_is_wanted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTER_AUTO", "1")
+    monkeypatch.setenv(name, {"EXPORTER_AUTO": "0", "EXPORTER_DISABLED": "1"}[name])
+
+    assert exporter_auto.lightning_callbacks() == exporter_auto.pytorch_lightning_callbacks() == []
+    assert exporter_auto.fabric_callbacks() == exporter_auto.lightning_fabric_callbacks() == []
+    assert exporter_auto.OneLoggerExporterConfig.get_default_config()["enabled"] is False
+
+
+TWO_RANKS = """
+import logging, os, warnings
+warnings.simplefilter("ignore")
+import torch
+import lightning.pytorch as pl
+for name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).pow(2).mean()
+    def train_dataloader(self):
+        size = 4 if self.global_rank == 0 else 2
+        return DataLoader(TensorDataset(torch.randn(3 * size, 4)), batch_size=size)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+if __name__ == "__main__":
+    trainer = pl.Trainer(max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+                         enable_checkpointing=False, accelerator="cpu", devices=2, strategy="{strategy}",
+                         use_distributed_sampler=False)
+    trainer.fit(Module())
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_ranks_that_lightning_starts_itself_are_told_apart_and_count_their_own_share(
+    tmp_path: Path, strategy: str
+) -> None:
+    (tmp_path / "train.py").write_text(TWO_RANKS.format(strategy=strategy))
+    told = job(
+        tmp_path,
+        "import runpy, sys; sys.argv = ['train.py']; runpy.run_path('train.py', run_name='__main__')"
+        if strategy == "ddp_spawn"
+        else "import subprocess, sys; subprocess.run([sys.executable, 'train.py'], check=True)",
+        EXPORTER_AUTO="1",
+    )
+
+    assert told.value("training_steps_total", mode="train", rank="0") == 3
+    assert told.value("training_steps_total", mode="train", rank="1") == 3
+    assert told.value("training_samples_total", mode="train", rank="0") == 12
+    assert told.value("training_samples_total", mode="train", rank="1") == 6
+    assert told.value("training_step_duration_seconds_count", mode="train") == 3
