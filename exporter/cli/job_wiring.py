@@ -84,7 +84,13 @@ class Wiring:
         self.configure_goodput(configuration.goodput)
         self._lock = NodeLock(settings.lock_dir, boot)
         self.energy = EnergyCollector(
-            Sources(readings=self._readings, use=self._machine_use, gpu_use=self._gpu_use, alive=self._alive),
+            Sources(
+                readings=self._readings,
+                use=self._machine_use,
+                gpu_use=self._gpu_use,
+                alive=self._alive,
+                work=lambda: jobs.work.latest,
+            ),
             self._pages,
             self._lock,
             boot=boot,

@@ -48,6 +48,7 @@ from exporter.ledger.totals import Entry, RankKey
 from exporter.ledger.training_info import SPECS as INFO_SPECS
 from exporter.ledger.training_info import Gpus, RankDevices, TrainingInfoBlock
 from exporter.ledger.views import GapRules, SeatView, view
+from exporter.ledger.work_use import WorkUses
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class JobCollector:
         processes: Who records, and who did a short while ago; None while the feed cannot be read.
         sessions: Counts goodput.
         info: Says who trains what.
+        work: Says what the processes do.
         gpus: What is known of GPUs; set by the composition root.
         generation: Grows whenever published totals have changed, and never otherwise.
     """
@@ -134,6 +136,7 @@ class JobCollector:
         self.generation = 0
         self.info = TrainingInfoBlock()
         self.gpus = Gpus()
+        self.work = WorkUses()
         self.sessions = sessions or Sessions(state, linger_seconds=linger_seconds)
         self._feed = reader
         self._directory = directory
@@ -231,6 +234,7 @@ class JobCollector:
     ) -> list[Family]:
         state, devices = self._state, RankDevices(self.gpus)
         pids = {process_id: entry.pid for process_id, entry in entries.items() if entry.alive}
+        self.work.update(views, pids, devices, self.gpus.readings(), self.sessions.flows())
         counts = SelfCounts(
             files=len(entries) + refused,
             refused=self._refusals,

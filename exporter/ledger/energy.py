@@ -40,6 +40,7 @@ from exporter.ledger.energy_families import (
     GPU_IDLE,
     INTENSITY,
     INTENSITY_TIME,
+    PHASE_QUALITY,
     PRICE,
     PUE,
     RESETS,
@@ -51,6 +52,7 @@ from exporter.ledger.energy_families import (
 from exporter.ledger.node_lock import NodeLock, Standing
 from exporter.ledger.run_energy import RunEnergy
 from exporter.ledger.tariffs import SECONDS_PER_HOUR, Tariffs, TariffsInForce
+from exporter.ledger.work_use import WorkUse
 
 SAME_PASS_SECONDS = 60.0
 """A run that lived so shortly before the last pass of a sidecar lived until its end."""
@@ -67,12 +69,14 @@ class Sources:
         use: What the runs have used; None while it is not known.
         gpu_use: Who uses which GPU.
         alive: The runs that live, as the feed says; None while it is not known.
+        work: What the processes of the runs do, and what has become of their work.
     """
 
     readings: Callable[[], Sequence[EnergyReading]]
     use: Callable[[], MachineUse | None]
     gpu_use: Callable[[], Sequence[GpuProcessUse]]
     alive: Callable[[], Collection[str] | None]
+    work: Callable[[], WorkUse] = WorkUse
 
 
 @dataclass(slots=True, eq=False)
@@ -171,10 +175,13 @@ class EnergyCollector:
         now = self._monotonic()
         gpu_use = self._sources.gpu_use()
         self._devices.update(self._sources.readings(), now, working=self._working(gpu_use))
-        self._divide(tariffs, gpu_use, draft, now=now, whole_machine=whole_machine)
+        work = self._sources.work()
+        self._divide(tariffs, gpu_use, work, draft, now=now, whole_machine=whole_machine)
+        for name, run in self._runs.items():
+            run.counters.work.settle(work.flows.get(name))
         self._save(draft)
         self._forget(now)
-        self._publish(tariffs, draft, now)
+        self._publish(tariffs, work, draft, now)
         return draft.finish()
 
     def _working(self, gpu_use: Sequence[GpuProcessUse]) -> Callable[[str], bool | None]:
@@ -251,6 +258,7 @@ class EnergyCollector:
         self,
         tariffs: TariffsInForce,
         gpu_use: Sequence[GpuProcessUse],
+        work: WorkUse,
         draft: Draft,
         *,
         now: float,
@@ -273,6 +281,8 @@ class EnergyCollector:
         came = names - self._runs.keys()
         runs = {name: self._open_run(name, draft, now) for name in sorted(names)}
         self._shares = {}
+        for name, run in runs.items():
+            run.counters.work.begin([each for each in work.processes if each.run == name])
         for device in self._devices:
             for share in shares_of(device.reading, before or use, use, gpu_use, whole):
                 self._shares[share.run, device.reading.component, device.reading.device] = share.ratio
@@ -299,7 +309,9 @@ class EnergyCollector:
     ) -> None:
         joules = device.pending + (device.bridged if run.survived else 0.0)
         reading = device.reading
-        run.counters.use(reading.component, share.method, share.ratio * joules * counts, tariffs)
+        given = share.ratio * joules * counts
+        run.counters.use(reading.component, share.method, given, tariffs)
+        run.counters.work.split(reading.component, reading.device, given, seconds)
         run.counters.hold(reading, share.ratio, seconds, tariffs)
 
     def _save(self, draft: Draft) -> None:
@@ -311,15 +323,15 @@ class EnergyCollector:
         for run in self._runs.values():
             if not run.kept or not self._saved:
                 run.saved = False
-            elif run.counters.changed or not run.saved:
+            elif run.counters.changed or run.counters.work.changed or not run.saved:
                 run.saved = False
                 with draft.part():
                     run.page.save(run.counters.rows())
-                    run.saved, run.counters.changed = True, False
+                    run.saved, run.counters.changed, run.counters.work.changed = True, False, False
 
     # What goes out --------------------------------------------------------------------------------------
 
-    def _publish(self, tariffs: TariffsInForce, draft: Draft, now: float) -> None:
+    def _publish(self, tariffs: TariffsInForce, work: WorkUse, draft: Draft, now: float) -> None:
         samples: Samples = {spec: {} for spec in SPECS}
         self._tell_devices(samples, now)
         _tell_tariffs(tariffs, samples)
@@ -328,6 +340,10 @@ class EnergyCollector:
                 for spec, labels, value in run.counters.samples():
                     everything = (name, *labels)
                     samples[spec][everything] = value
+        for process in work.processes:
+            for phase, ratio in process.quality.items():
+                labels = (process.run, phase)
+                samples[PHASE_QUALITY][labels] = min(ratio, samples[PHASE_QUALITY].get(labels, 1.0))
         for labels, ratio in self._shares.items():
             samples[SHARE][labels] = min(1.0, ratio)
         for spec, found in samples.items():

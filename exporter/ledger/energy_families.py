@@ -155,6 +155,40 @@ COST = FamilySpec(
     source="sum of energy * PUE * price; sum of time * price * share",
 )
 
+_WORK = "Absent where the job does not use exporter.training, and as training_energy_joules_total."
+PHASE_ENERGY = FamilySpec(
+    "training_phase_energy_joules_total",
+    "counter",
+    f"Energy of the run on this machine by what its processes did, and by the way in which that was found: regression (of the device's increments on the time in each phase) or time_share. With the phase unattributed it sums to the run's energy. {_WORK}",
+    ("run", "phase", "component", "method"),
+    unit="joules",
+    source="exporter.ledger.phase_power",
+)
+PHASE_QUALITY = FamilySpec(
+    "training_phase_energy_quality_ratio",
+    "gauge",
+    "Share of the phase's energy from increments of the device's counter in which there was no other phase; rank by rank, the least. Absent where no device of the run has a counter of its own.",
+    ("run", "phase"),
+    unit="ratio",
+    source="1 - energy in increments shared with another phase / energy of the phase",
+)
+PRODUCTIVE_ENERGY = FamilySpec(
+    "training_productive_energy_joules_total",
+    "counter",
+    f"Energy of work that a successful save covers, or whose process did all that it was to do. {_WORK}",
+    ("run",),
+    unit="joules",
+    source="energy of work * share of it that became productive",
+)
+WASTED_ENERGY = FamilySpec(
+    "training_wasted_energy_joules_total",
+    "counter",
+    f"Energy of the run that did not advance the training for good, by the causes of training_badput_seconds_total; other has what could be attributed to no phase. With productive energy, and that of work whose fate is open, it sums to the run's energy. {_WORK}",
+    ("run", "cause"),
+    unit="joules",
+    source="energy of phases, energy of work * share of it that was lost",
+)
+
 SPECS = (
     COUNTING,
     SOURCE_INFO,
@@ -175,4 +209,8 @@ SPECS = (
     PRICE,
     DEVICE_PRICE,
     COST,
+    PHASE_ENERGY,
+    PHASE_QUALITY,
+    PRODUCTIVE_ENERGY,
+    WASTED_ENERGY,
 )

@@ -33,6 +33,7 @@ class Goodput:
 
     Attributes:
         productive: Work that is safe.
+        validated: What of that is validation.
         badput: Wall time lost, by cause.
         wall: All of it.
         lost_steps: Steps that were executed and have to be again.
@@ -51,6 +52,7 @@ class Goodput:
     """
 
     productive: float = 0.0
+    validated: float = 0.0
     badput: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     wall: float = 0.0
     lost_steps: int = 0
@@ -212,6 +214,7 @@ class Goodput:
                 attempt.spent[cause] = spent
                 if cause == "validation" and attempt.validates:
                     self.productive += spent - before
+                    self.validated += spent - before
                 else:
                     self.badput[cause] += spent - before
         if reading.failed_seconds > attempt.failed:

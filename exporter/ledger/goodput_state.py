@@ -123,6 +123,7 @@ def _segments(found: Any) -> list[Segment]:
 
 _GOODPUT: Mapping[str, Callable[[Any], object]] = {
     "productive": _seconds,
+    "validated": _seconds,
     "badput": _causes,
     "wall": _seconds,
     "lost_steps": _count,

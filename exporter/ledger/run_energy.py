@@ -6,6 +6,8 @@ and is kept in a page of the ledger's state.
     ("energy", component, method)   joules        ("water", scope)            litres
     ("carbon", component)           grams         ("cost", kind, currency)    money
     ("embodied", component)         grams         ("alive", boot)             monotonic time of the last pass
+    ("phase", phase, component, method)   joules  ("productive",), ("wasted", cause)   joules
+    and the rows of `WorkEnergy`
 """
 
 from __future__ import annotations
@@ -15,8 +17,18 @@ from collections.abc import Iterator, Mapping
 from exporter.collectors.family import FamilySpec
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Rows
-from exporter.ledger.energy_families import CARBON, COST, EMBODIED, ENERGY, WATER
+from exporter.ledger.energy_families import (
+    CARBON,
+    COST,
+    EMBODIED,
+    ENERGY,
+    PHASE_ENERGY,
+    PRODUCTIVE_ENERGY,
+    WASTED_ENERGY,
+    WATER,
+)
 from exporter.ledger.tariffs import JOULES_PER_KWH, NODE, TariffsInForce
+from exporter.ledger.work_energy import WorkEnergy
 
 FAMILIES: Mapping[str, FamilySpec] = {
     "energy": ENERGY,
@@ -24,6 +36,9 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "embodied": EMBODIED,
     "water": WATER,
     "cost": COST,
+    "phase": PHASE_ENERGY,
+    "productive": PRODUCTIVE_ENERGY,
+    "wasted": WASTED_ENERGY,
 }
 """The first word of a row, and the family whose labels are the others, after `run`."""
 
@@ -33,11 +48,13 @@ class RunEnergy:
 
     Attributes:
         alive_at: Monotonic time of the last pass in which the run lived, in this boot; None when it did not.
+        work: What the energy went into.
         changed: Whether there is something that was not yet saved.
     """
 
     def __init__(self, boot: str) -> None:
         self.alive_at: float | None = None
+        self.work = WorkEnergy(self._add)
         self.changed = False
         self._boot = boot
         self._counters: dict[tuple[str, ...], float] = {}
@@ -88,7 +105,7 @@ class RunEnergy:
 
     def rows(self) -> Rows:
         """Write everything."""
-        rows: Rows = {name: (value,) for name, value in self._counters.items()}
+        rows: Rows = {name: (value,) for name, value in self._counters.items()} | self.work.rows()
         if self.alive_at is not None:
             rows["alive", self._boot] = (self.alive_at,)
         return rows
@@ -103,3 +120,5 @@ class RunEnergy:
                 self.alive_at = value if self.alive_at is None else self.alive_at
             elif name[0] in FAMILIES and len(name) == len(FAMILIES[name[0]].labels):
                 self._counters[name] = self._counters.get(name, 0.0) + value
+            else:
+                self.work.resume(name, values)

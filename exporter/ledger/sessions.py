@@ -8,6 +8,9 @@ as ranks have: the state is kept under the tag, so that with a shared state dire
 process, of another run and on another node perhaps, goes on where the last one was. Nothing is published before it is
 saved, and the feed file of a dead process stays until what it says is safe.
 
+A node without rank 0 counts its lowest rank in the same way, for itself: nothing of that is published, but the node's
+energy is divided by what has become of the work.
+
 A process is bound to its session when it tells its tag, or begins to train, or ends; what it tells is cumulative, so
 that nothing is lost by waiting.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.family import Family, FamilySpec, Sample
@@ -29,10 +32,11 @@ from exporter.ledger.goodput import Goodput
 from exporter.ledger.goodput_state import decode_goodput, encode_goodput
 from exporter.ledger.interruptions import Evidence, reason_of
 from exporter.ledger.process_start import started_at
-from exporter.ledger.ranks import Ranks
+from exporter.ledger.ranks import Rank, Ranks
 from exporter.ledger.seats import Moment, Record
-from exporter.ledger.state import StateKey, StateStore
+from exporter.ledger.state import StateKey, StateStore, file_name
 from exporter.ledger.totals import Entry
+from exporter.ledger.work_use import Flows
 from exporter.recording.values import TrainingReading
 
 TAG_SECONDS = 30.0
@@ -150,10 +154,21 @@ class Sessions:
         """Whether the feed file of a dead process is still needed."""
         return process_id in self._holds
 
-    def attempts(self) -> Iterator[tuple[StateKey, Goodput]]:
-        """Give what is counted of each session that may be shown, for who divides other things by the same causes."""
-        for session in self._shown():
-            yield session.key, session.goodput
+    def flows(self) -> Mapping[str, Flows]:
+        """Tell what has become of the work of each run, for who divides other things by it."""
+        found = {}
+        for session in self._latest(session for session in self._sessions.values() if session.safe):
+            goodput, attempt = session.goodput, session.goodput.attempt
+            assert attempt is not None  # noqa: S101  # it is the latest for that
+            found[attempt.run] = Flows(
+                session=file_name(session.key),
+                productive=goodput.productive - goodput.validated,
+                lost=goodput.badput["lost_progress"],
+                hung=goodput.badput["hang"],
+                uncommitted=goodput.uncommitted,
+                validates=attempt.validates,
+            )
+        return found
 
     # One pass -------------------------------------------------------------------------------------------
 
@@ -174,7 +189,7 @@ class Sessions:
         if not ranks.owner:
             return []
         problems = [] if self._resumed else self._resume_recent(now)
-        records = sorted(_of_rank_0(ranks), key=lambda record: (record.process.started, record.process.id))
+        records = sorted(_leading(ranks), key=lambda record: (record.process.started, record.process.id))
         by_id = {record.process.id: record for record in records}
         bound = {record.process.id: self._bind(record, now) for record in records}
         self._first_told = {each: when for each, when in self._first_told.items() if each in by_id}
@@ -203,8 +218,8 @@ class Sessions:
     def _bind(self, record: Record, now: Moment) -> StateKey | None:
         """Tell to which session a process belongs; None as long as that is not known, or there is none."""
         process = record.process
-        if (key := self._bound.get(process.id)) is not None:
-            return key
+        if (known := self._bound.get(process.id)) is not None:
+            return known
         reading = _reading(record)
         if reading is None:
             return self._bind_silent(record)
@@ -213,8 +228,12 @@ class Sessions:
         waited = now.monotonic - since >= TAG_SECONDS
         if tag or reading.loop or reading.finished or waited or not record.living:
             kind, name = ("session", tag) if tag else ("run", process.run)
-            self._bound[process.id] = ("goodput", kind, name)
-            return self._bound[process.id]
+            key: StateKey = ("goodput", kind, name)
+            if process.rank:
+                # Not the run's: it only tells this node what has become of its work.
+                key = (*key, str(process.rank), self._state.keeper, "")
+            self._bound[process.id] = key
+            return key
         return None
 
     def _bind_silent(self, record: Record) -> StateKey | None:
@@ -374,7 +393,7 @@ class Sessions:
             return [str(error)]
         self._resumed = True
         for key in keys:
-            if len(key) != 3 or key[0] != "goodput":
+            if len(key) not in {3, 6} or key[0] != "goodput":
                 continue
             session = _Session(key)
             if not self._open(session) and session.goodput.attempt is not None:
@@ -443,26 +462,24 @@ class Sessions:
 
     # What goes out --------------------------------------------------------------------------------------
 
-    def _shown(self) -> Iterator[_Session]:
-        """Those that may be shown; of two for one run the later, as a run may change its session tag."""
-        latest: dict[str, _Session] = {}
-        for session in self._sessions.values():
+    @staticmethod
+    def _latest(sessions: Iterable[_Session]) -> Iterator[_Session]:
+        """Of two for one run the later: a run may change its session tag."""
+        latest: dict[str, tuple[float, _Session]] = {}
+        for session in sessions:
             attempt = session.goodput.attempt
-            if attempt is None or not session.safe or not session.goodput.trains:
+            if attempt is None or not session.goodput.trains:
                 continue
-            other = latest.get(attempt.run)
-            if (
-                other is None
-                or other.goodput.attempt is None
-                or other.goodput.attempt.recorded <= attempt.recorded
-            ):
-                latest[attempt.run] = session
-        yield from latest.values()
+            if attempt.run not in latest or latest[attempt.run][0] <= attempt.recorded:
+                latest[attempt.run] = attempt.recorded, session
+        for _, session in latest.values():
+            yield session
 
     def families(self) -> list[Family]:
         """Fill the families of every session that may be shown."""
         samples: dict[FamilySpec, list[Sample]] = {spec: [] for spec in families.SPECS}
-        for session in self._shown():
+        ours = (session for session in self._sessions.values() if session.safe and len(session.key) == 3)
+        for session in self._latest(ours):
             attempt = session.goodput.attempt
             assert attempt is not None  # noqa: S101  # it is shown for that
             _fill(samples, session.goodput, attempt)
@@ -493,10 +510,17 @@ def _fill(samples: Mapping[FamilySpec, list[Sample]], goodput: Goodput, attempt:
         samples[spec].extend(Sample((*run, name), value) for name, value in values.items())
 
 
-def _of_rank_0(ranks: Ranks) -> Iterator[Record]:
+def _leading(ranks: Ranks) -> Iterator[Record]:
+    """The processes of rank 0; of a run that has none here, those of the lowest rank."""
+    lowest: dict[str, Rank] = {}
     for rank in ranks:
-        seat = rank.totals.seats.get(0) if rank.key.rank == 0 else None
-        for record in () if seat is None else seat.records:
+        run, number = rank.key.run, rank.key.rank
+        if number is not None and 0 in rank.totals.seats:
+            other = lowest.get(run)
+            if other is None or number < (other.key.rank or 0):
+                lowest[run] = rank
+    for rank in lowest.values():
+        for record in rank.totals.seats[0].records:
             if record.snapshot is not None:
                 yield record
 

@@ -99,6 +99,14 @@ class RankDevices:
         held = self._of_pid.get(pid) if pid is not None else None
         return next(iter(held)) if held is not None and len(held) == 1 else None
 
+    def alone(self, pid: int | None) -> str:
+        """Give the UUID of the GPU that a process holds and nobody else does; "" where there is none such."""
+        mine = self.of(pid)
+        if mine is None:
+            return ""
+        holders = [held for held in self._of_pid.values() if any(uuid == mine[1] for _, uuid in held)]
+        return mine[1] if len(holders) == 1 else ""
+
     def name(self, pid: int | None) -> str:
         """Give the model of a process's GPU; "" where it is not known."""
         held = self._of_pid.get(pid) if pid is not None else None

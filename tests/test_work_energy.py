@@ -1,0 +1,340 @@
+"""Energy of the work: by phase, and by what became of it; both sums are the run's energy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from goodput_support import PaperJob, Watched
+from hypothesis import given
+from hypothesis import strategies as st
+from ledger_support import Clock, Sidecar
+
+from exporter.collectors.family import Collected, Distribution
+from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
+from exporter.ledger.attempts import CAUSES
+from exporter.ledger.energy import EnergyCollector, Sources
+from exporter.ledger.node_lock import NodeLock
+from exporter.ledger.pages import Pages
+from exporter.ledger.run_energy import RunEnergy
+from exporter.ledger.training_info import Gpus
+from exporter.ledger.work_use import Flows, ProcessWork
+
+GPU = "GPU-a"
+
+
+def a_process(phases: Mapping[str, float], watts: Mapping[str, float] | None = None) -> ProcessWork:
+    return ProcessWork("r", 0, "p", phases, GPU, watts)
+
+
+def flows(productive: float = 0.0, lost: float = 0.0, hung: float = 0.0, uncommitted: float = 0.0) -> Flows:
+    return Flows("s", productive, lost, hung, uncommitted, validates=False)
+
+
+class Run:
+    """The counters of one run, fed by hand."""
+
+    def __init__(self) -> None:
+        self.energy = RunEnergy("boot")
+        self.phases: dict[str, float] = {}
+        self.given = 0.0
+
+    def divide(
+        self,
+        joules: float,
+        spent: Mapping[str, float],
+        *,
+        seconds: float = 10.0,
+        watts: Mapping[str, float] | None = None,
+        device: str = GPU,
+    ) -> None:
+        for phase, lasted in spent.items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + lasted
+        self.energy.work.begin([a_process(dict(self.phases), watts)])
+        self.energy.work.split("gpu" if device == GPU else "cpu", device, joules, seconds)
+        self.given += joules
+
+    def restart(self) -> None:
+        rows = self.energy.rows()
+        self.energy = RunEnergy("boot")
+        self.energy.resume(rows)
+
+    def counters(self, name: str) -> dict[tuple[str, ...], float]:
+        found = {labels: value for spec, labels, value in self.energy.samples() if spec.name == name}
+        return {labels: round(value, 6) for labels, value in found.items() if value}
+
+    def phase(self) -> dict[tuple[str, ...], float]:
+        return self.counters("training_phase_energy_joules_total")
+
+    def wasted(self) -> dict[str, float]:
+        return {
+            labels[0]: value for labels, value in self.counters("training_wasted_energy_joules_total").items()
+        }
+
+    def productive(self) -> float:
+        return self.counters("training_productive_energy_joules_total").get((), 0.0)
+
+    def pool(self) -> float:
+        return (self.energy.rows().get(("pool",)) or (0.0,))[0] or 0.0
+
+    def check(self) -> None:
+        assert sum(self.phase().values()) == pytest.approx(self.given, abs=1e-5)
+        assert self.productive() + sum(self.wasted().values()) + self.pool() == pytest.approx(
+            self.given, abs=1e-5
+        )
+
+
+def test_energy_is_split_by_time_where_powers_are_not_known() -> None:
+    run = Run()
+    run.divide(100.0, {"forward": 2.0, "data_loading": 2.0, "init": 6.0})
+    run.divide(100.0, {"forward": 5.0, "data_loading": 5.0}, device="package0")
+
+    assert run.phase() == {
+        ("forward", "gpu", "time_share"): 20,
+        ("data_loading", "gpu", "time_share"): 20,
+        ("init", "gpu", "time_share"): 60,
+        ("forward", "cpu", "time_share"): 50,
+        ("data_loading", "cpu", "time_share"): 50,
+    }
+    assert run.wasted() == {"data_stall": 70, "init": 60}
+    assert run.pool() == 70
+    run.check()
+
+
+def test_energy_is_split_by_power_where_that_is_known() -> None:
+    run = Run()
+    run.divide(1000.0, {"forward": 5.0, "data_loading": 5.0}, watts={"forward": 180.0, "data_loading": 20.0})
+
+    assert run.phase() == {("forward", "gpu", "regression"): 900, ("data_loading", "gpu", "regression"): 100}
+    run.check()
+
+
+def test_the_powers_of_one_device_are_no_others() -> None:
+    run = Run()
+    run.divide(100.0, {"forward": 5.0, "init": 5.0}, watts={"forward": 1.0, "init": 0.0}, device="package0")
+
+    assert {labels[2] for labels in run.phase()} == {"time_share"}
+
+
+def test_what_no_phase_explains_is_unattributed() -> None:
+    run = Run()
+    run.divide(100.0, {"init": 2.5})
+    run.divide(100.0, {})
+
+    assert run.phase() == {("init", "gpu", "time_share"): 25, ("unattributed", "gpu", "time_share"): 175}
+    assert run.wasted() == {"init": 25, "other": 175}
+    run.check()
+
+
+def test_work_waits_until_it_is_known_what_became_of_it() -> None:
+    run = Run()
+    run.energy.work.settle(flows())
+    run.divide(1000.0, {"forward": 10.0})
+    run.energy.work.settle(flows(uncommitted=10.0))
+    before = [run.productive(), run.pool()]
+    run.energy.work.settle(flows(productive=6.0, lost=2.0, hung=1.0, uncommitted=1.0))
+
+    assert before == [0, 1000]
+    assert run.productive() == 600
+    assert run.wasted() == {"lost_progress": 200, "hang": 100}
+    assert run.pool() == pytest.approx(100)
+    run.check()
+
+
+def test_a_sidecar_that_is_killed_goes_on_with_what_was_saved() -> None:
+    run = Run()
+    run.energy.work.settle(flows())
+    run.divide(1000.0, {"forward": 10.0})
+    run.restart()
+    run.energy.work.settle(flows(productive=5.0, uncommitted=5.0))
+
+    assert run.productive() == 500
+    assert run.pool() == pytest.approx(500)
+    run.check()
+
+
+def test_another_sessions_numbers_move_nothing() -> None:
+    run = Run()
+    run.energy.work.settle(flows())
+    run.divide(1000.0, {"forward": 10.0})
+    run.energy.work.settle(Flows("another", 1e6, 1e6, 0.0, 1.0, validates=False))
+    run.energy.work.settle(flows(productive=1.0))
+
+    assert run.pool() == 1000
+    run.check()
+
+
+def test_validation_is_productive_where_the_configuration_says_so() -> None:
+    run = Run()
+    run.energy.work.settle(Flows("s", 0.0, 0.0, 0.0, 0.0, validates=True))
+    run.divide(100.0, {"validation": 10.0})
+
+    assert run.productive() == 100
+    run.check()
+
+
+def test_a_run_that_tells_nothing_of_training_has_no_such_counters() -> None:
+    run = Run()
+    run.energy.work.begin([])
+    run.energy.work.split("gpu", GPU, 100.0, 10.0)
+
+    assert list(run.energy.samples()) == []
+
+
+def test_every_cause_begins_at_zero() -> None:
+    run = Run()
+    run.energy.work.begin([a_process({})])
+    names = {(spec.name, *labels) for spec, labels, _ in run.energy.samples()}
+
+    assert names == {("training_productive_energy_joules_total",)} | {
+        ("training_wasted_energy_joules_total", cause) for cause in CAUSES
+    }
+
+
+amounts = st.floats(0, 1e6)
+phase_seconds = st.dictionaries(
+    st.sampled_from(["forward", "data_loading", "other", "init"]), amounts, max_size=3
+)
+steps = st.tuples(amounts, phase_seconds, st.tuples(amounts, amounts, amounts, amounts), st.booleans())
+
+
+@given(st.lists(steps, max_size=8))
+def test_whatever_happens_both_sums_are_the_runs_energy(
+    story: list[tuple[float, dict[str, float], tuple[float, float, float, float], bool]],
+) -> None:
+    run = Run()
+    done = [0.0, 0.0, 0.0]
+    for joules, spent, (productive, lost, hung, uncommitted), restarts in story:
+        run.divide(joules, spent, watts={"forward": 700.0} if joules > 5 else None)
+        done = [done[0] + productive, done[1] + lost, done[2] + hung]
+        run.energy.work.settle(flows(done[0], done[1], done[2], uncommitted))
+        if restarts:
+            run.restart()
+        assert sum(run.phase().values()) == pytest.approx(run.given, rel=1e-6, abs=1e-4)
+        total = run.productive() + sum(run.wasted().values()) + run.pool()
+        assert total == pytest.approx(run.given, rel=1e-6, abs=1e-4)
+
+
+class Machine:
+    """A GPU that one job holds, the ledger, and the collector that divides energy."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = Clock()
+        self.sidecar = Sidecar(directory, clock=self.clock)
+        self.joules = 0.0
+        jobs = self.sidecar.collector
+        jobs.gpus = Gpus(use=self.uses, readings=self.readings)
+        self.collector = EnergyCollector(
+            Sources(
+                readings=self.readings,
+                use=self.use,
+                gpu_use=self.uses,
+                alive=lambda: {"r"},
+                work=lambda: jobs.work.latest,
+            ),
+            Pages(self.sidecar.state),
+            NodeLock(directory, "boot"),
+            boot="boot",
+            clock=lambda: self.clock.wall,
+            monotonic=lambda: self.clock.monotonic,
+        )
+        self.job = Watched(self.sidecar, job=PaperJob())
+
+    def readings(self) -> tuple[EnergyReading, ...]:
+        return (
+            EnergyReading(
+                "gpu",
+                GPU,
+                "nvml_counter",
+                measured=True,
+                joules=self.joules,
+                watts=None,
+                at=self.clock.monotonic,
+            ),
+        )
+
+    def uses(self) -> tuple[GpuProcessUse, ...]:
+        return (GpuProcessUse(7, "0", GPU),)
+
+    def use(self) -> MachineUse:
+        run = RunUse("r", frozenset({7}), 0.0, 1, 0)
+        return MachineUse(self.clock.monotonic, (run,), 0.0, 1, 0)
+
+    def look(self, watts: float = 100.0) -> dict[tuple[str, ...], float]:
+        """Let the clock be where the job is, and both look."""
+        before = self.clock.monotonic
+        self.job.write()
+        self.sidecar.feed.files[self.job.process.id].pid = 7
+        self.joules += watts * (self.clock.monotonic - before)
+        self.sidecar.collect()
+        return told(self.collector.collect())
+
+
+def told(collected: Collected) -> dict[tuple[str, ...], float]:
+    return {
+        (family.spec.name.removeprefix("training_"), *sample.labels): round(sample.value, 3)
+        for family in collected.families
+        for sample in family.samples
+        if not isinstance(sample.value, Distribution) and family.spec.name.startswith("training_")
+    }
+
+
+def test_a_jobs_joules_become_productive_with_its_work(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    job = machine.job.job
+    job.spend("init", 10.0)
+    machine.look()
+    job.begin_loop(0)
+    job.spend("init", 10.0)
+    machine.look()
+    for _ in range(20):
+        job.train(1.0, data=0.25)
+    machine.look()
+    job.save(5.0)
+    page = machine.look()
+
+    assert page["energy_joules_total", "r", "gpu", "exclusive"] == 1000 + 2500 + 500
+    assert page["phase_energy_joules_total", "r", "iteration", "gpu", "time_share"] == 2000
+    assert page["productive_energy_joules_total", "r"] == 2000
+    assert page["wasted_energy_joules_total", "r", "init"] == 1000
+    assert page["wasted_energy_joules_total", "r", "data_stall"] == 500
+    assert page["wasted_energy_joules_total", "r", "checkpoint_save"] == 500
+    assert page["wasted_energy_joules_total", "r", "lost_progress"] == 0
+
+
+def test_the_joules_of_lost_steps_are_wasted(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    job = machine.job.job
+    job.spend("init", 10.0)
+    job.begin_loop(0)
+    machine.look()
+    for _ in range(10):
+        job.train(1.0)
+    machine.look()
+    machine.job.die()
+    machine.job = Watched(machine.sidecar, job=PaperJob())
+    machine.job.job.spend("init", 10.0)
+    machine.job.job.begin_loop(4)
+    page = machine.look(watts=0.0)
+
+    assert page["wasted_energy_joules_total", "r", "lost_progress"] == 600
+    assert page["productive_energy_joules_total", "r"] == 400
+
+
+def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.job = Watched(machine.sidecar, job=PaperJob(), rank=5)
+    job = machine.job.job
+    job.spend("init", 10.0)
+    job.begin_loop(0)
+    machine.look()
+    for _ in range(10):
+        job.train(1.0)
+    machine.look()
+    job.save(0.0)
+    page = machine.look()
+    families = machine.sidecar.collect().families
+
+    assert page["productive_energy_joules_total", "r"] == 1000
+    assert "training_productive_seconds_total" not in families
