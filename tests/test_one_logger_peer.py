@@ -1,0 +1,287 @@
+"""Beside the real one-logger: the same job writes records of the same shapes, and its exporters serve here."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_logger_support import fresh_provider, run_python
+
+from exporter.training.inventory import HOMES, PATHS
+
+pytest.importorskip("nv_one_logger")
+
+THEIRS = """
+from nv_one_logger.api.config import OneLoggerConfig
+from nv_one_logger.api.timed_span import timed_span
+from nv_one_logger.core.attributes import Attributes
+from nv_one_logger.core.event import Event
+from nv_one_logger.exporter.file_exporter import FileExporter
+from nv_one_logger.training_telemetry.api.callbacks import on_distributed_init_end, on_distributed_init_start
+from nv_one_logger.training_telemetry.api.config import TrainingTelemetryConfig
+from nv_one_logger.training_telemetry.api.context import (
+    application, checkpoint_load, checkpoint_save, dataloader_init, model_init, optimizer_init, testing_loop,
+    training_iteration, training_loop, validation_iteration, validation_loop)
+from nv_one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
+"""
+
+JOB = """
+import enum
+from pathlib import Path
+
+class Mine(str, enum.Enum):
+    CUSTOM = "custom"
+    FAILING = "failing"
+    __str__ = str.__str__
+
+provider = TrainingTelemetryProvider.instance()
+(provider.with_base_config(OneLoggerConfig(application_name="app", session_tag_or_fn="session", world_size_or_fn=4,
+        custom_metadata={"team": "x"}))
+    .with_exporter(FileExporter(file_path=Path("telemetry.json")))
+    .configure_provider())
+
+@application()
+def main():
+    provider.set_training_telemetry_config(TrainingTelemetryConfig(perf_tag_or_fn="perf", global_batch_size_or_fn=32,
+        seq_length_or_fn=128, flops_per_sample_or_fn=1000, is_log_throughput_enabled_or_fn=True,
+        train_iterations_target_or_fn=20, train_samples_target_or_fn=640, log_every_n_train_iterations=5))
+    on_distributed_init_start()
+    on_distributed_init_end()
+    for block in (dataloader_init, model_init, optimizer_init, checkpoint_load):
+        with block():
+            pass
+    with training_loop(train_iterations_start=0) as loop:
+        for step in range(20):
+            with training_iteration():
+                sum(range(1000))
+            if step % 10 == 9:
+                with checkpoint_save(global_step=step + 1):
+                    pass
+                with validation_loop():
+                    for _ in range(3):
+                        with validation_iteration():
+                            sum(range(100))
+        loop.add_attribute("mine", "yes")
+        with timed_span(Mine.CUSTOM, span_attributes=Attributes({"a": 1})) as span:
+            provider.recorder.event(span, Event.create("happened", Attributes({"b": [1, 2]})))
+        try:
+            with timed_span(Mine.FAILING):
+                raise ValueError("why")
+        except ValueError:
+            pass
+    with testing_loop():
+        pass
+
+main()
+"""
+
+OURS = re.sub(r"from nv_one_logger[\w.]+ import", "from exporter.training import", THEIRS)
+"""The same job with only its imports changed."""
+
+
+def shapes(path: Path) -> list[tuple[str, str, list[str], set[str]]]:
+    found = []
+    for line in path.read_text(encoding="ascii").splitlines():
+        record: dict[str, Any] = json.loads(line)
+        event = record.get("event", {})
+        attributes = record.get("attributes", event.get("attributes", {}))
+        keys = set(record) - {"parent_id", "rank", "node_name", "application_name"}
+        found.append((record["type"], record.get("name", event.get("name")), sorted(attributes), keys))
+    return found
+
+
+def test_the_same_job_with_only_its_imports_changed_writes_records_of_the_same_shapes(tmp_path: Path) -> None:
+    for name, imports in (("theirs", THEIRS), ("ours", OURS)):
+        (tmp_path / name).mkdir()
+        done = run_python(imports + JOB, tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    theirs, ours = (shapes(tmp_path / name / "telemetry.json") for name in ("theirs", "ours"))
+
+    assert len(ours) == 38
+    assert ours == theirs
+
+
+def test_values_are_theirs_too(tmp_path: Path) -> None:
+    """All that does not depend on the clock."""
+    told: dict[str, list[Any]] = {}
+    for name, imports in (("theirs", THEIRS), ("ours", OURS)):
+        (tmp_path / name).mkdir()
+        assert run_python(imports + JOB, tmp_path / name).returncode == 0
+        lines = (tmp_path / name / "telemetry.json").read_text(encoding="ascii").splitlines()
+        told[name] = [steady(json.loads(line)) for line in lines]
+
+    assert told["ours"] == told["theirs"]
+
+
+def steady(record: dict[str, Any]) -> dict[str, Any]:
+    event = record.get("event", {})
+    attributes = record.get("attributes", {}) | event.get("attributes", {})
+    varies = ("_sec", "_msec", "throughput", "version", "traceback", "error_message", "interval")
+    return {name: value for name, value in attributes.items() if not any(each in name for each in varies)} | {
+        "type": record["type"]
+    }
+
+
+def test_one_loggers_own_exporter_serves_here(tmp_path: Path) -> None:
+    job = OURS.replace(
+        "from exporter.training import FileExporter",
+        "from nv_one_logger.exporter.file_exporter import FileExporter",
+    )
+    done = run_python(job + JOB, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    records = shapes(tmp_path / "telemetry.json")
+    assert len(records) == 38
+    assert {name for _, name, _, _ in records} >= {"application", "training_loop", "custom", "happened"}
+
+
+def test_their_reader_reads_our_log_lines() -> None:
+    from nv_one_logger.exporter.logger_exporter import (  # type: ignore[import-untyped]  # it has no types
+        LoggerExporter as Theirs,
+    )
+
+    from exporter.training.exporters.logger import LoggerExporter as Ours
+
+    record = {"type": "event", "event": {"name": "e", "attributes": {"a": 1, "b": [1, 2]}}, "count": 3}
+    line = Ours._format_log(record)
+
+    assert Theirs.deserialize_log(line) == record
+    assert Ours.deserialize_log(line) == record
+
+
+PACKAGES = ("nv_one_logger.api", "nv_one_logger.training_telemetry.api", "nv_one_logger.exporter")
+"""Whose names are imported from elsewhere."""
+
+
+@pytest.mark.parametrize(("theirs", "ours"), PATHS.items())
+def test_every_public_name_of_each_of_their_modules_is_in_ours(theirs: str, ours: str) -> None:
+    try:
+        there = importlib.import_module(theirs)
+    except ImportError:
+        pytest.skip("not installed")
+    here, training = importlib.import_module(ours), importlib.import_module("exporter.training")
+    own = [
+        name
+        for name, value in vars(there).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and str(getattr(value, "__module__", "")).startswith("nv_one_logger")
+        and (value.__module__ == theirs or theirs in PACKAGES)
+    ]
+
+    assert [name for name in own if not hasattr(here, name)] == []
+    assert [name for name in own if name not in HOMES and "otel" not in theirs] == []
+    for name in own:
+        if name in HOMES:
+            assert getattr(training, name) is getattr(here, name)
+
+
+CALLABLES = [
+    ("training_telemetry.api.context", "training_loop"),
+    ("training_telemetry.api.context", "checkpoint_save"),
+    ("training_telemetry.api.callbacks", "on_train_start"),
+    ("training_telemetry.api.callbacks", "on_app_end"),
+    ("training_telemetry.api.callbacks", "on_save_checkpoint_success"),
+    ("api.timed_span", "timed_span"),
+    ("core.event", "Event"),
+    ("core.event", "ErrorEvent"),
+    ("core.event", "TelemetryDataError"),
+    ("core.span", "Span"),
+    ("exporter.exporter_config", "ExporterConfig"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), CALLABLES)
+def test_arguments_have_their_names_and_places(module: str, name: str) -> None:
+    there = inspect.signature(getattr(importlib.import_module(f"nv_one_logger.{module}"), name))
+    here = inspect.signature(getattr(importlib.import_module("exporter.training"), name))
+
+    assert [each for each in here.parameters if each in there.parameters] == list(there.parameters)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TrainingLoopAttributes",
+        "CheckpointSaveSpanAttributes",
+        "OneLoggerInitializationAttributes",
+        "TrainingTelemetryAttributes",
+        "TrainingMetricsUpdateAttributes",
+        "ValidationMetricsUpdateAttributes",
+        "TestingMetricsUpdateAttributes",
+        "SaveCheckpointSuccessEventAttributes",
+        "SyncCheckpointMetricsUpdateAttributes",
+    ],
+)
+def test_attribute_classes_are_made_and_read_alike(name: str) -> None:
+    there = getattr(importlib.import_module("nv_one_logger.training_telemetry.api.attributes"), name)
+    here = getattr(importlib.import_module("exporter.training"), name)
+    parameters = inspect.signature(there.create).parameters
+    values: dict[str, Any] = {each: {"k": 1} if each == "custom_metadata" else 1 for each in parameters}
+    values |= {each: "sync" for each in values if each == "checkpoint_strategy"}
+
+    assert list(inspect.signature(here.create).parameters) == list(parameters)
+    assert here.create(**values).to_json() == there.create(**values).to_json()
+    properties = [each for each, value in vars(there).items() if isinstance(value, property)]
+    assert [each for each in properties if not hasattr(here, each)] == []
+
+
+def test_methods_of_their_classes_are_in_ours() -> None:
+    missing = []
+    for theirs in PATHS:
+        try:
+            there = importlib.import_module(theirs)
+        except ImportError:
+            continue
+        for name, kind in vars(there).items():
+            if not inspect.isclass(kind) or kind.__module__ != theirs or name not in HOMES:
+                continue
+            here = getattr(importlib.import_module("exporter.training"), name)
+            missing += [
+                f"{name}.{method}"
+                for method, value in vars(kind).items()
+                if not method.startswith(("_", "model_", "validate_", "apply_"))
+                and (inspect.isfunction(value) or isinstance(value, (property, classmethod, staticmethod)))
+                and not hasattr(here, method)
+            ]
+
+    assert missing == []
+
+
+def test_the_fields_of_their_configurations_are_ours() -> None:
+    for name in ("OneLoggerConfig", "LoggerConfig"):
+        there = getattr(importlib.import_module("nv_one_logger.api.config"), name)
+        here = getattr(importlib.import_module("exporter.training"), name)
+        assert {each for each, _ in here.fields()} == set(there.model_fields)
+    there = importlib.import_module("nv_one_logger.training_telemetry.api.config").TrainingTelemetryConfig
+    here = importlib.import_module("exporter.training").TrainingTelemetryConfig
+    assert {each for each, _ in here.fields()} == set(there.model_fields)
+
+
+def test_their_configuration_objects_are_taken(tmp_path: Path) -> None:
+    from nv_one_logger.training_telemetry.api.config import (  # type: ignore[import-untyped]  # it has no types
+        TrainingTelemetryConfig as Theirs,
+    )
+
+    from exporter.training import OneLoggerConfig, TrainingTelemetryProvider
+
+    theirs = Theirs(perf_tag_or_fn="p", global_batch_size_or_fn=lambda: 8, save_checkpoint_strategy="async")
+    with fresh_provider():
+        (
+            TrainingTelemetryProvider.instance()
+            .with_base_config(
+                OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
+            )
+            .configure_provider()
+        )
+        TrainingTelemetryProvider.instance().set_training_telemetry_config(theirs)
+        found = TrainingTelemetryProvider.instance().config.telemetry_config
+
+    assert found is not None
+    assert found.global_batch_size == 8
+    assert found.save_checkpoint_strategy == "async"
