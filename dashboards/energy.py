@@ -196,6 +196,7 @@ def _power() -> tuple[Panel, ...]:
             ),
             unit="watt",
             overrides=[*by_last_digit(), bounds("B")],
+            legend="hidden",
             about=About(
                 "Power by the cards' own energy counters, which miss nothing between two readings; dashed: what one "
                 "draws without work.",
@@ -272,7 +273,7 @@ def _worth() -> tuple[Panel, ...]:
                 f"sum by (run) (rate(training_model_flops_total{{@run}}[$__rate_interval])) / {JOULES}",
                 "{{run}}",
             ),
-            unit="short",
+            unit="sishort",
             color={"mode": "shades", "fixedColor": BLUE},
             w=6,
             about=About(

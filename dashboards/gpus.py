@@ -35,7 +35,7 @@ from dashboards.panels import (
     to,
     words,
 )
-from dashboards.queries import Query, now, rows
+from dashboards.queries import Query, events, now, rows
 
 UID = "training-gpus"
 
@@ -463,25 +463,22 @@ def _errors() -> tuple[Panel, ...]:
     return (
         lines(
             "New errors",
-            Query("sum by (xid) (increase(gpu_xid_errors_total{@gpu}[$__rate_interval]))", "Xid {{xid}}"),
+            Query(events("gpu_xid_errors_total{@gpu}", "xid", born=True), "Xid {{xid}}"),
             Query(
-                'sum by (type) (increase(gpu_ecc_errors_total{@gpu, scope="volatile"}[$__rate_interval])) > 0',
+                events('gpu_ecc_errors_total{@gpu, scope="volatile"}', "type") + " > 0",
                 "ECC {{type}}",
             ),
+            Query(events("gpu_pcie_errors_total{@gpu}", "kind") + " > 0", "PCIe {{kind}}"),
+            Query(events("gpu_pcie_replays_total{@gpu}") + " > 0", "PCIe replays"),
             Query(
-                "sum by (kind) (increase(gpu_pcie_errors_total{@gpu}[$__rate_interval])) > 0", "PCIe {{kind}}"
-            ),
-            Query("sum(increase(gpu_pcie_replays_total{@gpu}[$__rate_interval])) > 0", "PCIe replays"),
-            Query(
-                "sum by (type) (increase(gpu_nvlink_errors_total{@gpu}[$__rate_interval])) > 0",
+                events("gpu_nvlink_errors_total{@gpu}", "type") + " > 0",
                 "NVLink {{type}}",
             ),
             unit="none",
             bars=True,
             overrides=by_query((BAD, WARNING, KHAKI, GREY, PURPLE)),
             about=About(
-                "Errors in each interval by kind. The first one of an Xid cannot be seen here (a counter that is born "
-                "has not grown): the table has it.",
+                "Errors in each interval by kind. PCIe, NVLink and ECC are shown where they are not zero.",
                 "anything that comes again. Xid 48, 63, 64, 74, 79, 94, 95, 119 and 120 are the hardware; 13, 31, 43 "
                 "and 45 are mostly the program.",
                 drain,

@@ -21,7 +21,7 @@ from dashboards.palette import (
     named,
 )
 from dashboards.panels import About, Column, Panel, above, bars, lines, stat, table, to, words
-from dashboards.queries import Query, now, rows
+from dashboards.queries import Query, events, now, rows
 
 UID = "training-node"
 
@@ -313,9 +313,7 @@ def _memory() -> tuple[Panel, ...]:
         ),
         lines(
             "What happened at the limit?",
-            Query(
-                "sum by (event) (increase(cgroup_memory_events_total{@node}[$__rate_interval]))", "{{event}}"
-            ),
+            Query(events("cgroup_memory_events_total{@node}", "event"), "{{event}}"),
             unit="none",
             bars=True,
             overrides=named({"max": ORANGE, "high": KHAKI, "oom": VERMILION, "oom_kill": RED, "low": GREY}),

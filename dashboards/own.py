@@ -31,7 +31,7 @@ from dashboards.panels import (
     to,
     words,
 )
-from dashboards.queries import Query, now, rows
+from dashboards.queries import Query, events, now, rows
 
 UID = "training-exporter"
 LOG = "the exporter's log names the reason once for each change"
@@ -233,7 +233,7 @@ def _complete() -> tuple[Panel, ...]:
         lines(
             "Why were series dropped?",
             Query(
-                "sum by (reason) (increase(exporter_series_dropped_by_reason_total{@node}[$__rate_interval]))",
+                events("exporter_series_dropped_by_reason_total{@node}", "reason"),
                 "{{reason}}",
             ),
             unit="none",
@@ -298,11 +298,11 @@ def _feed() -> tuple[Panel, ...]:
         lines(
             "Was anything of the job lost?",
             Query(
-                "sum by (reason) (increase(training_feed_dropped_total{@node}[$__rate_interval]))",
+                events("training_feed_dropped_total{@node}", "reason"),
                 "{{reason}}",
             ),
             Query(
-                "sum by (reason) (increase(exporter_feed_refused_total{@node}[$__rate_interval]))",
+                events("exporter_feed_refused_total{@node}", "reason"),
                 "refused: {{reason}}",
             ),
             unit="none",
@@ -482,15 +482,13 @@ def _nvml() -> tuple[Panel, ...]:
     return (
         lines(
             "What went wrong with NVIDIA's library?",
+            Query(events("exporter_nvml_errors_total{@node}", "error"), "{{error}}"),
             Query(
-                "sum by (error) (increase(exporter_nvml_errors_total{@node}[$__rate_interval]))", "{{error}}"
-            ),
-            Query(
-                "sum by (reason) (increase(exporter_nvml_child_restarts_total{@node}[$__rate_interval]))",
+                events("exporter_nvml_child_restarts_total{@node}", "reason"),
                 "restart: {{reason}}",
             ),
             Query(
-                "sum by (reason) (increase(exporter_nvml_resets_total{@node}[$__rate_interval]))",
+                events("exporter_nvml_resets_total{@node}", "reason"),
                 "counter: {{reason}}",
             ),
             unit="none",
@@ -543,18 +541,14 @@ def _web() -> tuple[Panel, ...]:
         ),
         lines(
             "Connections turned away or broken",
+            Query(events("exporter_http_connections_refused_total{@node}"), "refused"),
+            Query(events("exporter_http_connections_evicted_total{@node}"), "evicted"),
             Query(
-                "sum(increase(exporter_http_connections_refused_total{@node}[$__rate_interval]))", "refused"
-            ),
-            Query(
-                "sum(increase(exporter_http_connections_evicted_total{@node}[$__rate_interval]))", "evicted"
-            ),
-            Query(
-                "sum by (reason) (increase(exporter_http_peer_errors_total{@node}[$__rate_interval]))",
+                events("exporter_http_peer_errors_total{@node}", "reason"),
                 "{{reason}}",
             ),
             Query(
-                "sum(increase(exporter_http_render_timeouts_total{@node}[$__rate_interval]))",
+                events("exporter_http_render_timeouts_total{@node}"),
                 "answer too late",
             ),
             unit="none",
@@ -570,7 +564,7 @@ def _web() -> tuple[Panel, ...]:
         lines(
             "Warnings and errors in the log",
             Query(
-                'sum by (level) (increase(exporter_log_messages_total{@node, level=~"warn|error"}[$__rate_interval]))',
+                events('exporter_log_messages_total{@node, level=~"warn|error"}', "level"),
                 "{{level}}",
             ),
             unit="none",

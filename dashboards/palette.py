@@ -31,6 +31,7 @@ CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, KHAKI, RED, GREY, VIOLET)
 GOOD, PLAIN, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
 
 PHASES = {
+    "iteration": "#2F5F99",
     "forward": BLUE,
     "backward": SKY,
     "optimizer": GREEN,

@@ -124,6 +124,7 @@ def lines(
     thresholds: Json | None = None,
     decimals: int | None = None,
     soft: bool = True,
+    logarithmic: bool = False,
     links: Sequence[Json] = (),
 ) -> Panel:
     """Series over time.
@@ -146,7 +147,7 @@ def lines(
         "lineInterpolation": "stepAfter" if steps_drawn else "linear",
         "lineWidth": 0 if stacked else 1,
         "pointSize": 4,
-        "scaleDistribution": {"type": "linear"},
+        "scaleDistribution": {"type": "log", "log": 10} if logarithmic else {"type": "linear"},
         "showPoints": "never" if stacked or bars else "auto",
         "spanNulls": False,
         "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
@@ -160,7 +161,7 @@ def lines(
     }
     if soft and least == 0 and most is None and unit in SOFT_MOST:
         custom["axisSoftMax"] = SOFT_MOST[unit]
-    defaults = _defaults(unit, empty, thresholds or NEUTRAL, least, most, decimals)
+    defaults = _defaults(unit, empty, thresholds or NEUTRAL, None if logarithmic else least, most, decimals)
     defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
     return _panel("timeseries", title, queries, about, w, h, defaults, overrides, options)

@@ -47,8 +47,8 @@ CHOICES = {
     for choice in (
         Choice("training-run", {"run": RUN}),
         # While the straggler straggles.
-        Choice("training-ranks", {"run": RUN, "rank": "3"}, until=0.69),
-        Choice("training-gpus", {"node": "node-2"}, until=0.69),
+        Choice("training-ranks", {"run": RUN, "rank": "3"}, until=0.67),
+        Choice("training-gpus", {"node": "node-2"}, until=0.67),
         Choice("training-node", {"node": "node-1"}),
         Choice("training-compare", {"baseline": BASELINE}),
     )

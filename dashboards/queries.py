@@ -67,6 +67,23 @@ class Query:
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
+def events(counter: str, by: str = "", *, born: bool = False) -> str:
+    """How often something happened in each step of the picture: whole numbers, each event once.
+
+    An `increase` over `$__rate_interval` looks back further than a step and would draw an event several times.
+
+    Args:
+        counter: The counter, with its selectors.
+        by: Labels that are kept.
+        born: The counter begins to exist with the first event, which is then one too.
+    """
+    here = f"sum by ({by}) ({counter})"
+    before = f"sum by ({by}) ({counter} offset $__interval)"
+    if born:
+        before = f"({before} or 0 * {here})"
+    return f"clamp_min({here} - {before}, 0)"
+
+
 def now(expression: str, legend: str = "__auto") -> Query:
     """The value at the end of the time range."""
     return Query(expression, legend, instant=True)

@@ -346,7 +346,7 @@ def _together() -> tuple[Panel, ...]:
                 "data, median rank",
             ),
             Query(
-                "quantile(0.5, max by (rank) (rate(training_collective_wait_seconds_total{@run}[$__rate_interval])))",
+                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="grad_sync"}[$__rate_interval])))',
                 "each other, median rank",
             ),
             unit="percentunit",

@@ -23,7 +23,7 @@ from dashboards.palette import (
     named,
 )
 from dashboards.panels import About, Column, Panel, above, bars, below, heatmap, lines, stat, steps, table, to
-from dashboards.queries import Query, now, rows
+from dashboards.queries import Query, events, now, rows
 
 UID = "training-run"
 
@@ -205,6 +205,7 @@ def _progress() -> tuple[Panel, ...]:
                 *named({"median": BLUE, "99 of 100 are below": ORANGE, "longest of the last 100": VERMILION}),
                 bound("undisturbed"),
             ],
+            logarithmic=True,
             about=About(
                 "Time of training steps; *undisturbed* is the mean of those without outliers.",
                 "a median well above *undisturbed*, or a widening distance between the two upper lines.",
@@ -250,6 +251,7 @@ def _phases() -> tuple[Panel, ...]:
             unit="percentunit",
             most=1,
             stacked=True,
+            color=fixed(GREY),
             overrides=named(PHASES),
             legend="right",
             w=16,
@@ -320,7 +322,7 @@ def _learning() -> tuple[Panel, ...]:
             "How large is the loss?",
             Query("max by (mode) (training_loss{@run})", "{{mode}}"),
             Query(
-                "sum by (kind, value) (increase(training_nonfinite_total{@run}[$__rate_interval])) > 0",
+                events("training_nonfinite_total{@run}", "kind, value", born=True) + " > 0",
                 "{{kind}} was {{value}}",
             ),
             unit="none",
@@ -377,7 +379,7 @@ def _learning() -> tuple[Panel, ...]:
         lines(
             "Skipped steps",
             Query(
-                "sum by (reason) (increase(training_skipped_steps_total{@run}[$__rate_interval]))",
+                events("training_skipped_steps_total{@run}", "reason"),
                 "{{reason}}",
             ),
             unit="none",
@@ -431,7 +433,7 @@ def _checkpoints() -> tuple[Panel, ...]:
         lines(
             "Do checkpoints succeed?",
             Query(
-                "sum by (result) (increase(training_checkpoints_total{@run}[$__rate_interval]))",
+                events("training_checkpoints_total{@run}", "result"),
                 "{{result}}",
             ),
             unit="none",
@@ -491,7 +493,7 @@ def _checkpoints() -> tuple[Panel, ...]:
             now(
                 "sqrt(2 * (histogram_quantile(0.5, sum by (le)"
                 ' (training_checkpoint_duration_seconds_bucket{@run, part="blocking"})))'
-                f" * {WALL} / on () (sum(training_interruptions_total{{@run}}) > 0))"
+                f" * max({WALL}) / (sum(training_interruptions_total{{@run}}) > 0))"
             ),
             unit="s",
             decimals=0,
@@ -591,7 +593,7 @@ def _goodput() -> tuple[Panel, ...]:
         ),
         stat(
             "Mean time between interruptions",
-            now(f"{WALL} / on () (sum(training_interruptions_total{{@run}}) > 0)"),
+            now(f"max({WALL}) / (sum(training_interruptions_total{{@run}}) > 0)"),
             unit="dtdurations",
             w=5,
             about=About(
@@ -672,8 +674,8 @@ def _allocator() -> tuple[Panel, ...]:
         ),
         lines(
             "Did it have to try again, or run out?",
-            Query("sum(increase(training_gpu_alloc_retries_total{@rank}[$__rate_interval]))", "tried again"),
-            Query("sum(increase(training_gpu_oom_total{@rank}[$__rate_interval]))", "out of memory"),
+            Query(events("training_gpu_alloc_retries_total{@rank}"), "tried again"),
+            Query(events("training_gpu_oom_total{@rank}"), "out of memory"),
             unit="none",
             bars=True,
             overrides=named({"tried again": ORANGE, "out of memory": VERMILION}),
@@ -693,7 +695,7 @@ def _identity() -> tuple[Panel, ...]:
         lines(
             "Events",
             Query(
-                "sum by (type, severity) (increase(training_events_total{@run}[$__rate_interval]))",
+                events("training_events_total{@run}", "type, severity", born=True),
                 "{{type}} ({{severity}})",
             ),
             unit="none",

@@ -14,6 +14,9 @@ MACHINES = Path(nvml.__file__).parent / "machines"
 HOT_GPU, ILL_GPU, LOST_GPU = 1, 5, 6
 """The GPU of the straggler's local rank, one with memory errors, and one that falls off the bus."""
 
+GPUS = 8
+BEHIND_SECONDS = 1.7
+"""By which a replayed GPU runs behind the one before it; here they are to go together."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 
 
@@ -27,21 +30,25 @@ def h100(timeline: Timeline, *, first_uuid: int, faults: bool) -> dict[str, Any]
     """
     machine: dict[str, Any] = yaml.safe_load((MACHINES / "h100.yaml").read_text(encoding="utf-8"))
     machine["description"] = "Eight H100 of the dashboards' scenario."
-    model = machine["models"]["h100"]
-    model["load"] = {"steps": _load(timeline), "ripple": 0.04}
-    # As it should be: at its power limit now and then, and a card keeps the memory that it once had.
-    model["values"] |= {"memory_used": 71_400_000_000, "power": {"idle": 71_000, "busy": 685_000}}
-    machine["gpus"] = [
-        {"model": "h100", "uuid": f"GPU-{first_uuid + place:08d}-5ca1-ab1e-0000-000000000000"}
-        for place in range(8)
-    ]
+    model = machine["models"].pop("h100")
+    # A card keeps the memory that it once had.
+    model["values"]["memory_used"] = 71_400_000_000
+    machine["gpus"] = []
+    for place in range(GPUS):
+        kind = f"h100-{place}"
+        machine["models"][kind] = model | {
+            "load": {"steps": _load(timeline, place * BEHIND_SECONDS), "ripple": 0.04}
+        }
+        machine["gpus"].append(
+            {"model": kind, "uuid": f"GPU-{first_uuid + place:08d}-5ca1-ab1e-0000-000000000000"}
+        )
     if faults:
         machine["timeline"] = _faults(timeline)
     return machine
 
 
-def _load(timeline: Timeline) -> list[dict[str, Any]]:
-    """How busy the GPUs are, from beginning to end."""
+def _load(timeline: Timeline, behind: float) -> list[dict[str, Any]]:
+    """How busy a GPU is, from beginning to end, when it runs behind by so many seconds."""
     begin, end = timeline.pause
     again = timeline.crash + timeline.restart
     shares = (
@@ -53,7 +60,8 @@ def _load(timeline: Timeline) -> list[dict[str, Any]]:
     )
     steps, since = [], 0.0
     for until, level in shares:
-        steps.append({"seconds": _duration(timeline.at(until - since)), "level": level})
+        seconds = timeline.at(until - since) - (0.0 if steps else behind)
+        steps.append({"seconds": _duration(seconds), "level": level})
         since = until
     return steps
 
