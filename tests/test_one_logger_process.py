@@ -1,0 +1,377 @@
+"""Whole processes with training telemetry: examples, ends of all kinds, forks, descriptors, a bare interpreter."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_logger_support import ROOT, run_python
+
+HEAD = """
+    import os, sys
+    from pathlib import Path
+    from exporter import training
+    from exporter.training import *
+    from exporter.training import FileExporter, OneLoggerConfig, TrainingTelemetryConfig, TrainingTelemetryProvider
+
+    provider = TrainingTelemetryProvider.instance()
+    def configure(**fields):
+        (provider.with_base_config(OneLoggerConfig(application_name="app", session_tag_or_fn="s", world_size_or_fn=5,
+                telemetry_config=dict(perf_tag_or_fn="p", global_batch_size_or_fn=32, log_every_n_train_iterations=10),
+                **fields))
+            .with_exporter(FileExporter(file_path=Path("telemetry.json")))
+            .configure_provider())
+"""
+
+SEED_PAGE = """
+from pathlib import Path
+from exporter.training import (
+    Attributes, Event, ExportCustomizationMode, FileExporter, OneLoggerConfig, TrainingTelemetryConfig,
+    TrainingTelemetryProvider, application, timed_span, training_iteration, training_loop)
+
+num_epochs, dataloader = 2, [(number, number) for number in range(15)]
+
+# Initialize the telemetry provider with a default configuration
+base_config = OneLoggerConfig(
+    application_name="test_app",
+    session_tag_or_fn="test_session",
+    world_size_or_fn=5,
+)
+
+training_config = TrainingTelemetryConfig(
+    world_size_or_fn=5,
+    is_log_throughput_enabled_or_fn=True,
+    flops_per_sample_or_fn=100,
+    global_batch_size_or_fn=32,
+    log_every_n_train_iterations=10,
+    perf_tag_or_fn="test_perf",
+)
+
+# configure the telemetry library and start the main() function
+(TrainingTelemetryProvider.instance()
+    .with_base_config(base_config)
+    .with_exporter(FileExporter(file_path=Path("training_telemetry.json")))
+    .with_export_customization(export_customization_mode=ExportCustomizationMode.BLACKLIST_SPANS,
+                               span_name_filter=["training_single_iteration"])
+    .configure_provider())
+
+@application()
+def main() -> None:
+    # Set training telemetry config after on_app_start is called
+    TrainingTelemetryProvider.instance().set_training_telemetry_config(training_config)
+    with training_loop(train_iterations_start=0) as training_span:
+        for epoch in range(num_epochs):
+            for batch_idx, (inputs, targets) in enumerate(dataloader):
+                with training_iteration():
+                    pass
+        training_span.add_attribute("my_custom_attribute", "my_custom_value")
+        with timed_span("my_custom_span", span_attributes=Attributes({"my_custom_attribute": "my_custom_value"})) as s:
+            TrainingTelemetryProvider.instance().recorder.event(s, Event.create("my_event"))
+
+main()
+"""
+
+
+def records(directory: Path, name: str = "telemetry.json") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / name).read_text(encoding="ascii").splitlines()]
+
+
+def spans(directory: Path, *types: str) -> list[str]:
+    return [each["name"] for each in records(directory) if each["type"] in types]
+
+
+def job(code: str) -> str:
+    """The head and a body that is indented like it."""
+    return HEAD + code
+
+
+def test_d50_the_job_of_the_seed_page_runs_with_only_its_imports_changed(tmp_path: Path) -> None:
+    done = run_python(SEED_PAGE, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path, "training_telemetry.json")
+    names = [each.get("name") or each["event"]["name"] for each in found]
+    assert names[0] == names[-1] == "application"
+    assert names.count("training_metrics_update") == 3
+    assert {"training_loop", "my_custom_span", "my_event"} <= set(names)
+    loop = next(each for each in found if each["type"] == "stop" and each["name"] == "training_loop")
+    assert loop["attributes"]["my_custom_attribute"] == "my_custom_value"
+
+
+def test_d36_nothing_but_what_was_asked_for_appears_in_the_working_directory(tmp_path: Path) -> None:
+    run_python(SEED_PAGE, tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"feed", "job.py", "training_telemetry.json"}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(
+    not find_spec("nv_one_logger") or not find_spec("torch"), reason="needs the example and torch"
+)
+def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path: Path) -> None:
+    package = find_spec("nv_one_logger.training_telemetry")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    example = Path(next(iter(package.submodule_search_locations))) / "docs" / "example.py"
+    code = re.sub(
+        r"from nv_one_logger[\w.]+ import", "from exporter.training import", example.read_text("utf-8")
+    )
+    done = run_python(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110)
+
+    assert done.returncode == 0, done.stderr
+    names = [
+        each.get("name") or each["event"]["name"] for each in records(tmp_path, "training_telemetry.json")
+    ]
+    assert names.count("training_metrics_update") == 4  # 32 iterations: 10, 20, 30 and the rest
+    assert names.count("loss_calculation_span") == 32
+    assert "save_checkpoint_success" in names
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError('it failed')", 1), ("main = 5 / 0", 1)]
+)
+def test_what_was_told_before_an_orderly_end_is_in_the_file(end: str, code: int, tmp_path: Path) -> None:
+    body = f"""
+    configure()
+    with application(), training_loop(train_iterations_start=0):
+        for _ in range(25):
+            with training_iteration():
+                pass
+        {end}
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == code, done.stderr
+    assert spans(tmp_path, "stop")[-2:] == ["training_loop", "application"]
+    updates = [
+        each for each in records(tmp_path) if each.get("event", {}).get("name") == "training_metrics_update"
+    ]
+    assert [each["event"]["attributes"]["num_iterations"] for each in updates] == [10, 20, 25]
+
+
+def test_a_job_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
+    body = """
+    import time, exporter
+    configure()
+    on_app_start()
+    on_train_start(train_iterations_start=0)
+    for _ in range(100):
+        on_training_single_iteration_start(); on_training_single_iteration_end()
+    exporter.flush()
+    print("ready", flush=True)
+    time.sleep(60)
+    """
+    script, feed = tmp_path / "job.py", tmp_path / "feed"
+    feed.mkdir(mode=0o700)
+    script.write_text("\n".join(line[4:] for line in job(body).splitlines()), encoding="utf-8")
+    environment = {"PYTHONPATH": str(ROOT), "EXPORTER_FEED_DIR": str(feed)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGKILL)
+
+    assert "application" in spans(tmp_path, "start")
+    assert sum(each["type"] == "event" for each in records(tmp_path)) == 12
+
+
+def test_d49_a_forked_worker_writes_nothing_under_its_parents_name(tmp_path: Path) -> None:
+    body = """
+    configure()
+    with application(), training_loop(train_iterations_start=0):
+        with training_iteration():
+            pass
+        child = os.fork()
+        if child == 0:
+            with training_iteration(), timed_span("of the child"):
+                pass
+            on_app_end()
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        with timed_span("of the parent"):
+            pass
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path)
+    assert len({each["pid"] for each in found}) == 1
+    assert [each["count"] for each in found] == list(range(1, len(found) + 1))
+    assert "of the child" not in spans(tmp_path, "complete", "start")
+    assert "of the parent" in spans(tmp_path, "complete", "start")
+
+
+def test_a_child_of_multiprocessing_may_configure_itself(tmp_path: Path) -> None:
+    body = """
+    import multiprocessing
+    def work():
+        configure()
+        with application():
+            pass
+    if __name__ == "__main__":
+        for method in ("fork", "spawn"):
+            process = multiprocessing.get_context(method).Process(target=work)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path)
+    assert len({each["pid"] for each in found}) == 2
+    assert sum(each["type"] in {"complete", "stop"} for each in found) == 2
+
+
+def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None:
+    body = """
+    import threading
+    provider.with_export_customization(training.ExportCustomizationMode.WHITELIST_SPANS, ["work"])
+    configure()
+    failures = []
+    def work():
+        try:
+            for _ in range(500):
+                with timed_span("work") as span:
+                    span.add_attribute("a", 1)
+                with training_iteration(), model_forward():
+                    pass
+        except BaseException as error:
+            failures.append(error)
+    with application():
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for each in threads: each.start()
+        for each in threads: each.join()
+    assert failures == []
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    ends = [each for each in records(tmp_path) if each["type"] in {"complete", "stop"}]
+    assert [each["name"] for each in ends] == ["work"] * 2000
+    assert len({each["id"] for each in ends}) == 2000
+
+
+@pytest.mark.parametrize("configuration", ["", "configure(enable_for_current_rank=False)", "configure()"])
+def test_d44_no_state_opens_descriptors(configuration: str, tmp_path: Path) -> None:
+    body = f"""
+    import resource
+    {configuration}
+    with application(), training_loop(train_iterations_start=0):
+        with training_iteration(): pass
+        before = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40, before + 40))
+        for number in range(2000):
+            with training_iteration(), timed_span("mine"):
+                pass
+            on_model_init_end()  # a misuse
+            provider.force_disable_logging() if number == 1500 else None
+        after = len(os.listdir("/proc/self/fd"))
+    assert after <= before + 10, (before, after)
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_d14_d21_calls_in_the_wrong_order_never_raise_and_measuring_goes_on(tmp_path: Path) -> None:
+    body = """
+    configure(error_handling_strategy="disable_quietly_and_report_metric_error")
+    on_app_end(); on_train_end(); on_training_single_iteration_end(); on_save_checkpoint_success(5)
+    on_app_start(); on_app_start()
+    with training_loop(train_iterations_start=-5): pass
+    on_train_start(train_iterations_start=0); on_train_start(train_iterations_start=7)
+    for _ in range(10):
+        with training_iteration(): pass
+    on_train_end(); on_app_end(); on_app_end(); on_validation_end()
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert spans(tmp_path, "stop")[-2:] == ["training_loop", "application"]
+    assert len(done.stderr.splitlines()) < 20
+
+
+def test_d27_a_second_application_in_one_process_is_told_too(tmp_path: Path) -> None:
+    body = """
+    configure()
+    for _ in range(2):
+        with application():
+            pass
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert spans(tmp_path, "stop", "complete") == ["application"] * 2
+
+
+@pytest.mark.parametrize("rank", ["abc", "", "3.5"])
+def test_d24_a_rank_that_is_no_number_harms_nothing(rank: str, tmp_path: Path) -> None:
+    done = run_python(job("    configure()\n    with application(): pass\n"), tmp_path, RANK=rank)
+
+    assert done.returncode == 0, done.stderr
+    first = next(each for each in records(tmp_path) if each["type"] == "event")
+    assert first["event"]["attributes"]["rank"] == 0
+
+
+def test_d24_an_exporter_that_cannot_connect_does_not_delay_the_job(tmp_path: Path) -> None:
+    body = """
+    import time
+    class Down(FileExporter):
+        def initialize(self):
+            raise ConnectionError("no route to host")
+    provider.with_exporter(Down(file_path="down.json"))
+    began = time.monotonic()
+    configure()
+    with application():
+        pass
+    assert time.monotonic() - began < 10
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert spans(tmp_path, "stop") == ["application"]
+
+
+@pytest.mark.timeout(60)
+def test_d45_a_bare_interpreter_imports_every_name(tmp_path: Path) -> None:
+    code = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    from exporter import training
+    from exporter.training.inventory import HOMES
+    for name in HOMES:
+        assert getattr(training, name) is not None, name
+    assert not [module for module in sys.modules if module.split(".")[0] in {"pydantic", "yaml", "torch", "numpy"}]
+    """
+    script = tmp_path / "bare.py"
+    script.write_text("\n".join(line[4:] for line in code.splitlines()), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(script), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_recording_that_is_switched_off_harms_nothing(tmp_path: Path) -> None:
+    body = """
+    configure()
+    with application() as span, timed_span("mine") as mine, training_iteration() as one:
+        for each in (span, mine, one):
+            each.add_attribute("a", 1)
+    """
+    done = run_python(job(body), tmp_path, EXPORTER_DISABLED="1")
+
+    assert done.returncode == 0, done.stderr
