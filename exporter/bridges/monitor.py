@@ -76,8 +76,7 @@ class MonitorBridge:
     def step(self) -> None:
         """Take out what is in the queue, and go on while it fills."""
         left = len(self.queue)
-        while left > 0:
-            waiting = len(self.queue)
+        while left > 0 and (waiting := len(self.queue)):
             if waiting == QUEUE_EVENTS:
                 self._lost(1)
             # Half of what waits, however many threads log: in a flood, this one must do more in its turn than all others
