@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Callable
 
-
 from exporter.errors import OneLoggerError
 from exporter.training.configuration import OneLoggerConfig, TrainingTelemetryConfig
 from exporter.training.delivery import Sink
