@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,9 +11,12 @@ from gpu_support import SMALL, Replayed, assert_sound, machine, replay, small, v
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporter.collectors.family import Distribution
 from exporter.collectors.nvml.buffers import Ring
 from exporter.collectors.nvml.conversions import GarbageError, celsius, count, hertz, ratio, size, watts
+from exporter.collectors.nvml.description import UNCHANGED
 from exporter.collectors.nvml.fields import throttle_fields
+from exporter.collectors.nvml.machine_files import load_machine
 
 
 def seconds_of(played: Replayed, reason: str) -> float | None:
@@ -168,6 +172,33 @@ def test_garbage_is_absent_and_counted() -> None:
         assert all(labels[-1] == "nvml_power" for labels in values(families, name)), name
     assert set(values(families, "gpu_up").values()) == {1.0}
     assert any(error == "garbage" for _, error in values(families, "exporter_nvml_errors_total"))
+
+
+@pytest.mark.parametrize("garbage", [0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, -1])
+def test_one_wrong_number_everywhere_is_shown_nowhere(garbage: int) -> None:
+    h100 = load_machine("h100")
+    (model,) = h100.models.values()
+    numbers = {
+        each.name: garbage
+        for each in dataclasses.fields(model.values)
+        if getattr(model.values, each.name) is not UNCHANGED
+        and each.name not in {"event_types", "nvlinks", "nvlinks_active", "sample_buffers", "mig_mode"}
+    }
+    gpus = dataclasses.replace(h100.gpus[0], values=dataclasses.replace(model.values, **numbers), count=1)
+    played = replay(dataclasses.replace(h100, gpus=(gpus,), timeline=()), 30, details=True)
+    families = played.families()
+
+    assert_sound(families)
+    shown = {
+        family.spec.name
+        for family in families
+        for sample in family.samples
+        if not isinstance(sample.value, Distribution) and (sample.value < 0 or sample.value >= 1e18)
+    }
+    # A margin of -1 is one degree beyond the limit, all ones or not.
+    assert shown <= {"gpu_temperature_margin_celsius"}
+    assert set(values(families, "gpu_up").values()) == {1.0}
+    assert values(families, "exporter_nvml_errors_total")
 
 
 def test_lists_of_a_wrong_length_and_text_that_is_none_cost_only_themselves() -> None:

@@ -11,6 +11,9 @@ from math import isfinite
 
 _ALL_ONES = frozenset({0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 
+BEYOND_COUNTING = (1 << 64) - (1 << 32)
+"""All ones, also as a float, and what is left of them after an addition; no counter gets there."""
+
 _OVERSHOOT_PERCENT = 150.0
 """Averages of the driver exceed 100 by a little; more is not a percentage."""
 
@@ -20,12 +23,12 @@ class GarbageError(ValueError):
 
 
 def count(number: int) -> int:
-    """Check a counter: a whole number from 0 to 2^64 - 2.
+    """Check a counter: a whole number from 0, below any that a counter reaches.
 
     Raises:
         GarbageError: It is none.
     """
-    if not isinstance(number, int) or not 0 <= number < 0xFFFFFFFFFFFFFFFF:
+    if not isinstance(number, int) or not 0 <= number < BEYOND_COUNTING:
         raise GarbageError(number)
     return number
 
@@ -59,6 +62,17 @@ def watts(milliwatts: float) -> float:
         GarbageError: It is no power.
     """
     return _within(milliwatts, 0, 1e8) / 1000
+
+
+def temperature(degrees: float) -> float:
+    """Check a temperature in degrees Celsius; -1 is all ones, which NVML gives for one that it does not have.
+
+    Raises:
+        GarbageError: It is none.
+    """
+    if degrees == -1:
+        raise GarbageError(degrees)
+    return celsius(degrees)
 
 
 def celsius(degrees: float) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import isfinite
 
 from exporter.collectors.nvml.codes import DEVICE_DOWN, GARBAGE, LIBRARY_DOWN, UNSUPPORTED, name_of
-from exporter.collectors.nvml.conversions import GarbageError
+from exporter.collectors.nvml.conversions import BEYOND_COUNTING, GarbageError
 from exporter.collectors.nvml.library import CallFailedError, Library
 
 TYPE_CHECKING = False
@@ -226,7 +226,7 @@ def decode(value_type: int, union: Any) -> float | None:
     if not 0 <= value_type < len(_UNION_MEMBERS):
         return None
     number: float = getattr(union, _UNION_MEMBERS[value_type])
-    return number if isfinite(number) and number != 0xFFFFFFFFFFFFFFFF else None
+    return number if isfinite(number) and abs(number) < BEYOND_COUNTING else None
 
 
 def _number_of(value: Any) -> float | None:

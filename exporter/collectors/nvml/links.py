@@ -42,6 +42,7 @@ _PCIE_ERRORS_DETAILS = {
 
 _NVLINK_COUNT = 91
 _NVLINK_SPEED = 164  # of a link, MB/s
+_BEYOND_SPEED = 1e8  # MB/s; all ones are more
 _NVLINK_SPEED_COMMON = 90
 _MOST_LINKS = 36
 _LINKS_OF_OLD_DRIVERS = 18
@@ -159,10 +160,14 @@ def _links(gpu: Gpu) -> range:
 def _read_speed(gpu: Gpu, options: Options, active: list[int], out: dict[str, Any]) -> None:
     asked = active if options.per_link else active[:1]
     fields = _counts(gpu, [(_NVLINK_SPEED, link) for link in asked])
-    speeds = {field[1]: speed * 1e6 for field, speed in fields.items() if isinstance(field, tuple)}
+    speeds = {
+        field[1]: speed * 1e6
+        for field, speed in fields.items()
+        if isinstance(field, tuple) and speed < _BEYOND_SPEED
+    }
     if not speeds and active:
         common = _counts(gpu, (_NVLINK_SPEED_COMMON,)).get(_NVLINK_SPEED_COMMON)
-        speeds = {} if common is None else dict.fromkeys(asked, common * 1e6)
+        speeds = {} if common is None or common >= _BEYOND_SPEED else dict.fromkeys(asked, common * 1e6)
     if not options.per_link:
         out["nvlink_speed"] = {"": min(speeds.values())} if speeds else None
     else:

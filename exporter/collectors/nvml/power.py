@@ -7,7 +7,16 @@ adds them up.
 
 from __future__ import annotations
 
-from exporter.collectors.nvml.conversions import GarbageError, celsius, count, hertz, ratio, small, watts
+from exporter.collectors.nvml.conversions import (
+    GarbageError,
+    celsius,
+    count,
+    hertz,
+    ratio,
+    small,
+    temperature,
+    watts,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +91,7 @@ def read_medium(gpu: Gpu, out: dict[str, Any]) -> None:
     fields = gpu.fields(wanted)
     if gpu.lacks("power"):
         out["power"] = _converted(gpu, _POWER_AVERAGE, fields, watts)
-    memory = _converted(gpu, _MEMORY_TEMPERATURE, fields, celsius)
+    memory = _converted(gpu, _MEMORY_TEMPERATURE, fields, temperature)
     out["temperature_memory"] = _known({"memory": memory})
     out["edpp_multiplier"] = _converted(gpu, _EDPP, fields, ratio)
     enforced = gpu.ask("power_limit.enforced", "nvmlDeviceGetEnforcedPowerLimit", convert=watts)
@@ -123,7 +132,7 @@ def read_slow(gpu: Gpu, options: Options, out: dict[str, Any]) -> None:
                 f"temperature_threshold.{name}",
                 "nvmlDeviceGetTemperatureThreshold",
                 number,
-                convert=celsius,
+                convert=temperature,
             )
             for name, number in thresholds.items()
         }
@@ -143,9 +152,11 @@ def _read_fans(gpu: Gpu, out: dict[str, Any]) -> None:
 
 
 def _temperature(gpu: Gpu) -> float | None:
-    found: float | None = gpu.ask("temperature", "nvmlDeviceGetTemperatureV", _SENSOR_GPU, convert=celsius)
+    found: float | None = gpu.ask(
+        "temperature", "nvmlDeviceGetTemperatureV", _SENSOR_GPU, convert=temperature
+    )
     if found is None and gpu.lacks("temperature"):
-        found = gpu.ask("temperature.v1", "nvmlDeviceGetTemperature", _SENSOR_GPU, convert=celsius)
+        found = gpu.ask("temperature.v1", "nvmlDeviceGetTemperature", _SENSOR_GPU, convert=temperature)
     return found
 
 
