@@ -23,15 +23,15 @@ from exporter.training.reports import report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Protocol, TypeVar
+    from typing import Any, Protocol
+
+    from typing_extensions import Self
 
     from exporter.training.events import ErrorEvent, Event
     from exporter.training.names import SpanName
     from exporter.training.recorder import Recorder
     from exporter.training.spans import Span
     from exporter.training.types import Attributes, TracingTimestamp
-
-    S = TypeVar("S", bound="Singleton")
 
     class SpanRecording(Protocol):
         """What records the spans that a job makes by itself; on the job's threads, never raising."""
