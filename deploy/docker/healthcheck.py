@@ -15,28 +15,28 @@ import sys
 ANSWER_SECONDS = 2.5  # below the timeout of HEALTHCHECK, which kills without a word
 
 
+def problem_of(connection: http.client.HTTPConnection) -> str | None:
+    """Ask once: None when it answers, else what went wrong."""
+    try:
+        connection.request("GET", "/-/healthy")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+    return None if status < http.client.INTERNAL_SERVER_ERROR else f"status {status}"
+
+
 def answers(address: str) -> str | None:
     """Ask over HTTP, then over TLS; None when it answers, else what went wrong."""
-    told = ""
     unverified = ssl.create_default_context()
     unverified.check_hostname = False  # the certificate is not for 127.0.0.1; nothing is sent
     unverified.verify_mode = ssl.CERT_NONE
-    for connection in (
-        http.client.HTTPConnection(address, timeout=ANSWER_SECONDS / 2),
-        http.client.HTTPSConnection(address, timeout=ANSWER_SECONDS / 2, context=unverified),
-    ):
-        try:
-            connection.request("GET", "/-/healthy")
-            status = connection.getresponse().status
-        except (OSError, http.client.HTTPException) as error:
-            told = f"{told}{type(error).__name__}: {error}; "
-        else:
-            if status < http.client.INTERNAL_SERVER_ERROR:
-                return None
-            told = f"{told}status {status}; "
-        finally:
-            connection.close()
-    return f"{address} does not answer: {told.removesuffix('; ')}"
+    plain = problem_of(http.client.HTTPConnection(address, timeout=ANSWER_SECONDS / 2))
+    if plain is None:
+        return None
+    tls = problem_of(http.client.HTTPSConnection(address, timeout=ANSWER_SECONDS / 2, context=unverified))
+    return None if tls is None else f"{address} does not answer: {plain}; over TLS {tls}"
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
     python deploy/prometheus/render.py                                          # `make rules`
     python deploy/prometheus/render.py --check                                  # exit status 1 when they differ
     python deploy/prometheus/render.py --thresholds mine.yaml --output DIRECTORY
+    python deploy/prometheus/render.py --format=prometheusrule --output DIRECTORY   # for the Prometheus operator
 
 A template is a rule file of Prometheus in which `${TrainingHang.for}` stands for the entry `for` under
 `TrainingHang`. Text is put in place of text, so that a template reads as what it becomes, with its comments.
@@ -108,6 +109,19 @@ def render(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return files
 
 
+def resource(files: Mapping[str, str]) -> str:
+    """Put all groups into one PrometheusRule of the Prometheus operator."""
+    groups = [group for text in files.values() for group in yaml.safe_load(text)["groups"]]
+    metadata = {"name": "training-exporter", "labels": {"app.kubernetes.io/name": "training-exporter"}}
+    document = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": metadata,
+        "spec": {"groups": groups},
+    }
+    return yaml.safe_dump(document, sort_keys=False, width=1000, allow_unicode=True)
+
+
 def table(files: Mapping[str, str]) -> str:
     """Write the alerts as a table of Markdown, in the order of the files."""
     lines = [
@@ -147,10 +161,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write Prometheus rules from templates and thresholds.")
     parser.add_argument("--thresholds", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--output", type=Path, metavar="DIRECTORY", help="not beside the templates")
+    parser.add_argument("--format", choices=["rules", "prometheusrule"], default="rules")
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     options = parser.parse_args(arguments)
+    if options.format != "rules" and not options.output:
+        parser.error("--format=prometheusrule needs --output: it is not kept here")
     try:
         files = render(thresholds(options.thresholds))
+        if options.format == "prometheusrule":
+            files = {"prometheusrule.yaml": resource(files)}
         wanted = {(options.output or RULES) / name: text for name, text in files.items()}
         if not options.thresholds and not options.output:
             wanted[RUNBOOK] = with_table(RUNBOOK.read_text(encoding="utf-8"), table(files))

@@ -1,0 +1,448 @@
+"""What is in deploy/ is valid as far as that can be known without a cluster, and fits together and to the exporter."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]  # it brings no types
+import pytest
+import yaml
+from prometheus_support import free_port
+from rules_support import ROOT, alerts, promtool, script
+from serve_support import exporter, sidecar
+
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+SCHEMAS = yaml.safe_load((ROOT / "tests/data/deploy/schemas.yaml").read_text(encoding="utf-8"))
+OVERLAYS = sorted(
+    path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "dashboards"
+)
+BIN = Path(sys.executable).parent
+VERSION = "1.34"
+"""Of Kubernetes: the first with resource.k8s.io/v1, which the overlay of claims is written in."""
+
+
+def program(name: str, package: str) -> str:
+    """Where a validator is; without it the test is skipped, and says what to install."""
+    found = shutil.which(name) or shutil.which(name, path=str(BIN))
+    if found is None:
+        pytest.skip(f"install {package} for {name}")
+    return found
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def check(document: Any, kind: str) -> None:
+    """Hold a document to our schema of its kind, in which a key that we do not use is a mistake."""
+    jsonschema.validate(document, SCHEMAS[kind])
+
+
+# --- YAML, and shell -----------------------------------------------------------------------------------------
+
+
+def test_yaml_is_clean() -> None:
+    yamllint = program("yamllint", "the extra `test`")
+    told = run(
+        yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", DEPLOY, ROOT / "dashboards/provisioning"
+    )
+
+    assert told.returncode == 0, told.stdout
+
+
+def test_shell_scripts_are_clean() -> None:
+    scripts = sorted([*DEPLOY.glob("slurm/*"), *DEPLOY.glob("systemd/*.sh")])
+    told = run(program("shellcheck", "shellcheck"), *scripts)
+
+    assert len(scripts) >= 5
+    assert told.returncode == 0, told.stdout
+
+
+# --- the image -----------------------------------------------------------------------------------------------
+
+
+def dockerfile() -> str:
+    return (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def test_the_image_is_clean_to_hadolint() -> None:
+    told = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
+
+    assert (told.returncode, told.stdout) == (0, "")
+
+
+def test_the_image_runs_as_nobody_and_can_be_asked_how_it_is() -> None:
+    final = dockerfile().rpartition("\nFROM ")[2]
+
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", final, re.MULTILINE)
+    assert (
+        'HEALTHCHECK --interval=30s --timeout=3s --start-period=5s CMD ["python", "/healthcheck.py"]' in final
+    )
+    assert 'ENTRYPOINT ["python", "-m", "exporter"]' in final
+
+
+def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
+    ignore = (DEPLOY / "docker/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    copied: list[str] = re.findall(r"^COPY (?!--from)(\S+) ", dockerfile(), re.MULTILINE)
+
+    assert copied
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    assert [name for name in copied if f"!{name.rstrip('/')}" not in ignore] == []
+
+
+def test_the_image_has_every_dependency_by_hash() -> None:
+    lock = (DEPLOY / "docker/requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+    entries = dict(re.findall(r"^([\w-]+)==\S+((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*$", lock, re.MULTILINE))
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    wanted = re.search(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    assert wanted is not None
+    names = set(re.findall(r'^ *"([\w-]+)', wanted[1], re.MULTILINE))
+
+    assert set(entries) == names | {"bcrypt"}
+
+
+def test_the_health_check_tells_a_living_exporter_from_none(tmp_path: Path) -> None:
+    healthcheck = DEPLOY / "docker/healthcheck.py"
+    with sidecar(tmp_path) as running:
+        alive = run(sys.executable, healthcheck, EXPORTER_HEALTH_ADDRESS=running.address)
+    dead = run(sys.executable, healthcheck, EXPORTER_HEALTH_ADDRESS=f"127.0.0.1:{free_port()}")
+
+    assert (alive.returncode, alive.stderr) == (0, "")
+    assert dead.returncode == 1
+    assert "does not answer: ConnectionRefusedError" in dead.stderr
+
+
+# --- compose and Grafana -------------------------------------------------------------------------------------
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = load(DEPLOY / "compose/compose.yaml")
+    return found
+
+
+def test_the_demo_of_compose_is_well_formed() -> None:
+    check(compose(), "compose")
+
+
+def test_what_the_demo_mounts_is_there_and_what_it_needs_is_a_service() -> None:
+    services = compose()["services"]
+    mounts = [each.split(":") for service in services.values() for each in service.get("volumes", [])]
+    files = [DEPLOY / "compose" / source for source, *_ in mounts if source.startswith(".")]
+    needed = {name for service in services.values() for name in service.get("depends_on", [])}
+
+    assert files
+    assert [str(path) for path in files if not path.exists()] == []
+    assert {source for source, *_ in mounts if not source.startswith(".")} <= set(compose()["volumes"])
+    assert needed <= set(services)
+
+
+def test_the_demo_listens_on_this_machine_only() -> None:
+    ports = [port for service in compose()["services"].values() for port in service["ports"]]
+
+    assert len(ports) == 4
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+
+
+def test_grafana_of_the_demo_finds_its_source_and_its_dashboards() -> None:
+    grafana = compose()["services"]["grafana"]
+    source = load(ROOT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
+    provider = load(ROOT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][0]
+    scrapes = load(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
+    mounted = {target: there for there, target, _ in (each.split(":") for each in grafana["volumes"][:-1])}
+
+    assert source["url"].removeprefix("$") in grafana["environment"]
+    assert source["jsonData"]["timeInterval"] == scrapes  # else panels are empty when zoomed in
+    assert mounted[provider["options"]["path"]] == "../../dashboards/json"
+    assert (ROOT / "dashboards/json/training-run.json").is_file()
+
+
+PROVISIONING = {
+    "datasources/prometheus.yaml": "grafana datasources",
+    "dashboards/training-exporter.yaml": "grafana dashboards",
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), PROVISIONING.items())
+def test_a_provisioning_file_is_well_formed(name: str, kind: str) -> None:
+    check(load(ROOT / "dashboards/provisioning" / name), kind)
+
+
+def test_every_provisioning_file_is_looked_at() -> None:
+    root = ROOT / "dashboards/provisioning"
+
+    assert {str(path.relative_to(root)) for path in root.rglob("*.y*ml")} == set(PROVISIONING)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("datasources/prometheus.yaml", "isDefault:", "isDefalt:"),
+        ("datasources/prometheus.yaml", "timeInterval: 15s", "timeInterval: 15"),
+        ("datasources/prometheus.yaml", "type: prometheus", "type: promtheus"),
+        ("datasources/prometheus.yaml", "apiVersion: 1", "apiVersion: '1'"),
+        ("dashboards/training-exporter.yaml", "type: file", "type: flie"),
+        ("dashboards/training-exporter.yaml", "  path: /", "  pth: /"),
+        ("dashboards/training-exporter.yaml", "disableDeletion: true", "disableDeletion: ja"),
+    ],
+)
+def test_a_mistake_in_a_provisioning_file_is_noticed(name: str, old: str, new: str) -> None:
+    text = (ROOT / "dashboards/provisioning" / name).read_text(encoding="utf-8")
+    assert old in text
+
+    with pytest.raises(jsonschema.ValidationError):
+        check(yaml.safe_load(text.replace(old, new)), PROVISIONING[name])
+
+
+# --- Prometheus and Alertmanager -----------------------------------------------------------------------------
+
+SCRAPES = sorted([*(DEPLOY / "prometheus/scrape").glob("*.yml"), DEPLOY / "compose/prometheus.yml"])
+
+
+def scrape_configs() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in SCRAPES:
+        for each in load(path)["scrape_configs"]:
+            yield path.name, each
+
+
+@pytest.mark.parametrize("path", SCRAPES, ids=lambda path: path.name)
+def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> None:
+    program("promtool", "prometheus")
+    # Debian builds Prometheus without Kubernetes' discovery: its one line is checked by our schema instead.
+    text = path.read_text(encoding="utf-8")
+    for each in re.findall(r"kubernetes_sd_configs: (.*)", text):
+        check(yaml.safe_load(each), "kubernetes_sd_configs")
+    copy = tmp_path / path.name
+    copy.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", text))
+
+    told = promtool(
+        "check", "config", "--syntax-only", *(["--agent"] if path.name == "agent.yml" else []), copy
+    )
+
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_limits_of_a_scrape_lie_above_those_of_the_exporter() -> None:
+    ours = [each for _, each in scrape_configs() if each["job_name"].startswith("training")]
+    example = load(ROOT / "config.example.yaml")
+
+    assert len(ours) == 5
+    assert all(each["sample_limit"] > example["exposition"]["max_series"] for each in ours)
+    assert len({each["label_value_length_limit"] for each in ours}) == 1
+
+
+def test_scrape_jobs_have_the_names_that_the_alerts_go_by() -> None:
+    rules = load(DEPLOY / "prometheus/thresholds.yaml")["rules"]
+    names = {each["job_name"] for _, each in scrape_configs()} - {"prometheus"}
+    monitored = {
+        rule["replacement"]
+        for path in KUBERNETES.rglob("podmonitor.yaml")
+        for rule in load(path)["spec"]["podMetricsEndpoints"][0]["relabelings"]
+        if rule["targetLabel"] == "job"
+    }
+
+    assert rules["job"] in names
+    assert [name for name in names | monitored if not re.fullmatch(rules["jobs"], name)] == []
+
+
+def test_amtool_accepts_the_configuration_of_alertmanager() -> None:
+    told = run(
+        program("amtool", "prometheus-alertmanager"), "check-config", DEPLOY / "prometheus/alertmanager.yml"
+    )
+
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_alertmanager_inhibits_alerts_that_exist() -> None:
+    text = (DEPLOY / "prometheus/alertmanager.yml").read_text(encoding="utf-8")
+    named = {name for value in re.findall(r'alertname[!=~]+"([^"]+)"', text) for name in value.split("|")}
+
+    assert named
+    assert named <= {alert.name for alert in alerts()}
+
+
+# --- Kubernetes ----------------------------------------------------------------------------------------------
+
+
+def built(folder: Path) -> list[dict[str, Any]]:
+    kubectl = program("kubectl", "kubectl 1.27 or later")
+    told = run(kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
+    assert told.returncode == 0, told.stderr
+    return list(yaml.safe_load_all(told.stdout))
+
+
+def check_manifest(document: dict[str, Any]) -> None:
+    """Hold a manifest to the schema of Kubernetes, or to ours of what is not Kubernetes' own."""
+    if document["apiVersion"].startswith("monitoring.coreos.com/"):
+        check(document, document["kind"])
+    elif not document["apiVersion"].startswith("kustomize."):
+        kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `test`")
+        kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(KUBERNETES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(KUBERNETES))
+)
+def test_a_manifest_is_valid_as_it_stands(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        check_manifest(document)
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda path: path.name)
+def test_what_kustomize_builds_is_valid(folder: Path) -> None:
+    documents = built(folder)
+
+    assert documents
+    for document in documents:
+        check_manifest(document)
+
+
+def pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if document["kind"] in {"Job", "DaemonSet"}:
+        yield document["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda path: path.name)
+def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_flags_that_it_knows(
+    folder: Path, tmp_path: Path
+) -> None:
+    documents = built(folder)
+    (pod,) = (pod for document in documents for pod in pods(document))
+    (container,) = (
+        each for each in [*pod["initContainers"], *pod["containers"]] if each["name"] == "exporter"
+    )
+    (monitor,) = (each for each in documents if each["kind"] == "PodMonitor")
+    files = {name: text for each in documents for name, text in each.get("data", {}).items()}
+    arguments = []
+    for argument in container["args"]:
+        flag, _, value = argument.partition("=")
+        if flag == "--config.file":
+            (tmp_path / "config.yaml").write_text(files[Path(value).name])
+            value = str(tmp_path / "config.yaml")
+        arguments.append(f"{flag}={value}")
+
+    told = exporter("--config.check", *arguments)
+
+    assert told.returncode == 0, told.stderr
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert "cpu" not in container["resources"].get("limits", {})
+    (port,) = container["ports"]
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == port["name"]
+    assert len(port["name"]) <= 15  # the API server's limit, which no schema has
+
+
+def test_a_native_sidecar_shares_the_feed_with_the_trainer() -> None:
+    job = load(KUBERNETES / "base/training-job/job.yaml")["spec"]["template"]["spec"]
+    (sidecar_,), (trainer,) = job["initContainers"], job["containers"]
+    feed = next(each["value"] for each in trainer["env"] if each["name"] == "EXPORTER_FEED_DIR")
+
+    assert sidecar_["restartPolicy"] == "Always"
+    assert f"--feed.dir={feed}" in sidecar_["args"]
+    assert {"name": "feed", "mountPath": feed} in sidecar_["volumeMounts"]
+    assert {"name": "feed", "mountPath": feed} in trainer["volumeMounts"]
+
+
+def test_the_dashboards_of_kubernetes_are_those_that_there_are() -> None:
+    folder = KUBERNETES / "base/dashboards"
+    listed = {
+        name for each in load(folder / "kustomization.yaml")["configMapGenerator"] for name in each["files"]
+    }
+
+    assert {(folder / name).resolve() for name in listed} == set((ROOT / "dashboards/json").glob("*.json"))
+    assert len(built(folder)) == len(listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("base/training-job/job.yaml", "restartPolicy: Always", "restartPolicyy: Always"),
+        ("base/training-job/job.yaml", "periodSeconds: 10", "periodSeconds: ten"),
+        ("base/training-job/podmonitor.yaml", "sampleLimit: 20000", "sampleLimitt: 20000"),
+        ("base/training-job/podmonitor.yaml", "sampleLimit: 20000", "sampleLimit: lots"),
+        ("base/training-job/podmonitor.yaml", "scrapeTimeout: 10s", "scrapeTimeout: 10"),
+        ("base/node/daemonset.yaml", "hostPID: true", "hostPid: true"),
+        ("overlays/gpu-by-claim/claim.yaml", "count: 8", "cuont: 8"),
+    ],
+)
+def test_a_mistake_in_a_manifest_is_noticed(name: str, old: str, new: str) -> None:
+    pytest.importorskip("kubernetes_validate", reason="the extra `test`")
+    text = (KUBERNETES / name).read_text(encoding="utf-8")
+    assert old in text
+
+    documents = list(yaml.safe_load_all(text.replace(old, new)))
+
+    with pytest.raises(Exception, match=r"(?i)unexpected|additional|not of type|does not match|not valid"):
+        any(map(check_manifest, documents))
+
+
+def test_rules_can_be_had_as_a_resource_of_the_prometheus_operator(tmp_path: Path) -> None:
+    status = script(DEPLOY / "prometheus/render.py").main(
+        ["--format=prometheusrule", "--output", str(tmp_path)]
+    )
+    resource = load(tmp_path / "prometheusrule.yaml")
+
+    assert status == 0
+    check(resource, "PrometheusRule")
+    assert sum(len(group["rules"]) for group in resource["spec"]["groups"]) > 100
+
+
+# --- systemd -------------------------------------------------------------------------------------------------
+
+
+def unit() -> str:
+    return (DEPLOY / "systemd/training-exporter.service").read_text(encoding="utf-8")
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    copy = tmp_path / "training-exporter.service"
+    copy.write_text(unit().replace("/opt/training-exporter/bin/python", sys.executable))
+
+    told = run(program("systemd-analyze", "systemd"), "verify", "--man=no", copy)
+
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+def test_the_unit_is_as_closed_as_it_says() -> None:
+    told = run(
+        program("systemd-analyze", "systemd"),
+        "security",
+        "--offline=true",
+        "--threshold=19",
+        DEPLOY / "systemd/training-exporter.service",
+    )
+    found = re.search(r"exposure level for \S+ ([\d.]+)", told.stdout)
+    assert found is not None, told.stdout + told.stderr
+
+    assert f"gives it {found[1]} of 10" in unit()
+    assert f"{found[1]} of 10" in (DEPLOY / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_unit_starts_the_exporter_with_flags_that_it_knows(tmp_path: Path) -> None:
+    line = re.search(r"^ExecStart=\S+ -m exporter (.*)$", unit(), re.MULTILINE)
+    assert line is not None
+    (tmp_path / "config.yaml").write_text("")
+    flags = line[1].replace("/etc/training-exporter", str(tmp_path))
+
+    told = exporter("--config.check", *shlex.split(flags))
+
+    assert told.returncode == 0, told.stderr

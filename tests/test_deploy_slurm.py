@@ -1,0 +1,159 @@
+"""Slurm's prolog and epilog, run as Slurm runs them, and the targets that the real Prometheus makes of their files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_support import Prometheus, needs_prometheus, wait_for
+from rules_support import ROOT
+from serve_support import sidecar
+
+SLURM = ROOT / "deploy/slurm"
+
+
+class Node:
+    """A node of a cluster: where its scripts write."""
+
+    def __init__(self, directory: Path) -> None:
+        self.targets = directory / "sd"
+        self.ports = directory / "ports"
+        self.shm = directory / "shm"
+        self.targets.mkdir()
+        self.shm.mkdir()
+
+    def run(self, script: str, job: int, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "SD_DIR": str(self.targets),
+            "PORT_DIR": str(self.ports),
+            "SHM_DIR": str(self.shm),
+            "SLURM_JOB_ID": str(job),
+            "SLURM_JOB_USER": "ann",
+            "SLURM_JOB_UID": str(os.getuid()),
+            "SLURM_JOB_PARTITION": "gpu",
+        }
+        return subprocess.run(
+            [str(SLURM / script)], env=environment | more, capture_output=True, text=True, check=False
+        )
+
+    def files(self) -> list[Path]:
+        return sorted(self.targets.glob("training-*.json"))
+
+    def ports_taken(self) -> list[str]:
+        found = [json.loads(path.read_text())[0]["targets"][0] for path in self.files()]
+        return sorted(target.rpartition(":")[2] for target in found)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_the_prolog_writes_a_target_with_the_labels_of_the_job(node: Node) -> None:
+    told = node.run("prolog.sh", 7)
+
+    (path,) = node.files()
+    (group,) = json.loads(path.read_text())
+    assert (told.returncode, told.stderr) == (0, "")
+    assert group["targets"][0].endswith(":20909")
+    assert group["labels"] == {"slurm_job_id": "7", "slurm_job_user": "ann", "slurm_partition": "gpu"}
+    assert [each.name for each in node.targets.iterdir()] == [path.name]  # nothing unfinished is left
+
+
+def test_jobs_that_start_at_once_on_a_node_get_a_port_each(node: Node) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda job: node.run("prolog.sh", job), range(1, 9)))
+
+    assert node.ports_taken() == [str(20909 + number) for number in range(8)]
+
+
+def test_a_prolog_that_runs_again_keeps_the_port_of_its_job(node: Node) -> None:
+    for job in (1, 2, 1):
+        node.run("prolog.sh", job)
+
+    assert node.ports_taken() == ["20909", "20910"]
+
+
+def test_the_epilog_takes_away_what_is_its_jobs_and_nothing_else(node: Node) -> None:
+    for job in (1, 11):
+        node.run("prolog.sh", job)
+        node.run("task-prolog.sh", job)
+
+    told = node.run("epilog.sh", 1)
+
+    assert (told.returncode, told.stderr) == (0, "")
+    assert [path.name.split("-")[1] for path in node.files()] == ["11"]
+    assert [path.name for path in node.ports.iterdir()] == ["20910"]
+    assert [path.name for path in node.shm.iterdir()] == [f"exporter-{os.getuid()}-11"]
+
+
+def test_a_task_is_told_the_port_and_the_feed_directory_of_its_job(node: Node) -> None:
+    for job in (1, 2):
+        node.run("prolog.sh", job)
+
+    told = node.run("task-prolog.sh", 2)
+
+    feed = node.shm / f"exporter-{os.getuid()}-2"
+    assert told.stdout.splitlines() == [f"export EXPORTER_FEED_DIR={feed}", "export EXPORTER_PORT=20910"]
+    assert feed.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
+def test_a_node_is_never_drained_for_our_sake(script: str, node: Node) -> None:
+    told = node.run(script, 3, SD_DIR="/nowhere/at/all", PORT_DIR="/proc/nothing")
+
+    assert told.returncode == 0
+
+
+def test_a_job_that_cannot_be_told_of_is_said_so(node: Node) -> None:
+    told = node.run("prolog.sh", 3, SD_DIR="/nowhere/at/all")
+
+    assert "job 3 is not monitored" in told.stderr
+
+
+def test_a_node_without_a_free_port_says_so(node: Node) -> None:
+    node.run("prolog.sh", 1, EXPORTER_PORTS="1")
+
+    told = node.run("prolog.sh", 2, EXPORTER_PORTS="1")
+
+    assert "no port left" in told.stderr
+    assert len(node.files()) == 1
+
+
+def test_the_name_of_a_user_cannot_write_json(node: Node) -> None:
+    node.run("prolog.sh", 1, SLURM_JOB_USER='a","targets":["evil:1\\', SLURM_JOB_PARTITION="p\n{")
+
+    (group,) = json.loads(node.files()[0].read_text())
+    assert group["labels"]["slurm_job_user"] == "atargetsevil1"
+    assert len(group["targets"]) == 1
+
+
+@needs_prometheus
+@pytest.mark.timeout(120)
+def test_series_of_a_job_come_with_its_prolog_and_go_with_its_epilog(node: Node, tmp_path: Path) -> None:
+    with sidecar(tmp_path) as exporter:
+        prometheus = Prometheus(tmp_path / "prometheus", {})
+        text = (ROOT / "deploy/prometheus/scrape/slurm.yml").read_text(encoding="utf-8")
+        text = text.replace("/shared/prometheus/sd", str(node.targets))
+        text = text.replace("15s", "500ms").replace("scrape_timeout: 10s", "scrape_timeout: 500ms")
+        (tmp_path / "prometheus/prometheus.yml").write_text(text)
+        with prometheus:
+            node.run("prolog.sh", 42, EXPORTER_FIRST_PORT=exporter.address.rpartition(":")[2])
+            (path,) = node.files()
+            localhost = path.read_text().replace(
+                json.loads(path.read_text())[0]["targets"][0], exporter.address
+            )
+            path.with_suffix(".tmp").write_text(localhost)
+            path.with_suffix(".tmp").replace(path)  # this machine's name need not resolve
+            wait_for(lambda: prometheus.value('up{slurm_job_id="42"}') == 1, seconds=60)
+            job = prometheus.query('exporter_build_info{slurm_job_id="42"}')
+            node.run("epilog.sh", 42)
+            wait_for(lambda: prometheus.value('up{slurm_job_id="42"}') is None, seconds=60)
+
+            assert prometheus.query('exporter_build_info{slurm_job_id="42"}') == []
+            assert job[0]["metric"]["job"] == "training-slurm"
