@@ -197,8 +197,9 @@ def test_one_wrong_number_everywhere_is_shown_nowhere(garbage: int) -> None:
     }
     # A margin of -1 is one degree beyond the limit, all ones or not.
     assert shown <= {"gpu_temperature_margin_celsius"}
-    assert set(values(families, "gpu_up").values()) == {1.0}
     assert values(families, "exporter_nvml_errors_total")
+    down = values(families, "gpu_error_info")  # where nothing at all was an answer
+    assert {labels[-1] for labels in down} <= {"garbage"}
 
 
 def test_lists_of_a_wrong_length_and_text_that_is_none_cost_only_themselves() -> None:
