@@ -86,6 +86,7 @@ class LoopTeller(Teller):
         """Whatever was concluded so far, somebody knows better."""
         if self._course is not None:
             self._turn_ends()
+            self._course.end(EVALUATION)
             self._course.end_all(Abandoned())
         self.forget()
 
@@ -304,6 +305,7 @@ class LoopTeller(Teller):
         if course is not None:
             self._turn_ends()
             if error is None:
+                course.end(EVALUATION)
                 course.abandon_iteration()
             course.end_all(error)
 

@@ -1,0 +1,376 @@
+"""The bridge to loops without a framework: what is concluded from what they ask torch to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bridges_support import Job, job, wanted
+
+from exporter.bridges.plain_torch import holds_optimizer
+
+pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
+
+PRELUDE = """
+import os, sys, tempfile, threading, warnings
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+ROOT = tempfile.mkdtemp(dir=os.environ["EXPORTER_FEED_DIR"] + "/..")
+
+def loader(samples, size=4, **options):
+    return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=size, **options)
+
+def made(kind=torch.optim.Adam, **options):
+    model = nn.Linear(4, 1)
+    return model, kind(model.parameters(), lr=0.125, **options)
+
+def turn(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = model(batch).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+SCENARIOS = """
+from exporter.bridges import plain_torch
+plain_torch.standing()
+
+def ordinary():
+    model, optimizer = made()
+    for epoch in range(2):
+        for (batch,) in loader(12):
+            optimizer.zero_grad()
+            model(batch).pow(2).mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for (batch,) in loader(8):
+                model(batch)
+        model.train()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{ROOT}/whole.pt")
+        torch.save(model.state_dict(), f"{ROOT}/weights.pt")
+    print("ordinary", gauges())
+
+def resumed():
+    model, optimizer = made()
+    optimizer.load_state_dict(torch.load(f"{ROOT}/whole.pt")["optimizer"])
+    for (batch,) in loader(8):
+        turn(model, optimizer, batch)
+    print("resumed", gauges())
+
+def accumulation():
+    model, optimizer = made(torch.optim.SGD)
+    for index, (batch,) in enumerate(loader(24)):
+        (model(batch).pow(2).mean() / 3).backward()
+        if index % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+def gan():
+    (generator, first), (critic, second) = made(), made(torch.optim.SGD)
+    for (batch,) in loader(12):
+        turn(critic, second, batch)
+        turn(generator, first, batch)
+
+def inner_steps():
+    model, optimizer = made()
+    for (batch,) in loader(8):
+        for _ in range(3):
+            turn(model, optimizer, batch)
+
+def without_loader():
+    (generator, first), (critic, second) = made(), made(torch.optim.SGD)
+    for _ in range(5):
+        turn(critic, second, torch.randn(4, 4))
+        turn(generator, first, torch.randn(4, 4))
+
+def closure():
+    model, _ = made()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    for (batch,) in loader(8):
+        def again():
+            optimizer.zero_grad()
+            loss = model(batch).pow(2).mean()
+            loss.backward()
+            return loss
+        optimizer.step(again)
+
+def validation_with_gradients():
+    model, optimizer = made()
+    for _ in range(2):
+        for (batch,) in loader(8):
+            turn(model, optimizer, batch)
+        model.eval()
+        for (batch,) in loader(12):
+            with torch.no_grad():
+                model(batch)
+        model.train()
+
+def validation_cut_short():
+    model, optimizer = made()
+    for _ in range(2):
+        for (batch,) in loader(8):
+            turn(model, optimizer, batch)
+        with torch.no_grad():
+            for (batch,) in loader(12):
+                break
+
+def scaled():
+    model, optimizer = made()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for index, (batch,) in enumerate(loader(12)):
+        loss = model(batch).pow(2).mean()
+        if index == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    print("scaled", gauges())
+
+def failing():
+    model, optimizer = made()
+    try:
+        for index, (batch,) in enumerate(loader(12)):
+            loss = model(batch).pow(2).mean()
+            if index == 1:
+                raise ZeroDivisionError("amid an iteration")
+            loss.backward()
+            optimizer.step()
+    except ZeroDivisionError as error:
+        print("raised", error)
+    for (batch,) in loader(8):
+        turn(model, optimizer, batch)
+
+def failing_torch():
+    model, optimizer = made()
+    for (batch,) in loader(8):
+        try:
+            model(batch).backward()
+        except RuntimeError as error:
+            print("torch raised", str(error)[:20])
+        turn(model, optimizer, batch)
+    try:
+        torch.save({"optimizer": optimizer.state_dict()}, "/nowhere/at/all.pt")
+    except RuntimeError as error:
+        print("save raised")
+
+def compiled():
+    model, optimizer = made()
+    @torch.compile(backend="eager")
+    def whole(batch):
+        optimizer.zero_grad()
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+    for (batch,) in loader(8):
+        whole(batch)
+
+def threads():
+    def background():
+        for (batch,) in loader(400):
+            batch.sum()
+    thread = threading.Thread(target=background)
+    thread.start()
+    model, optimizer = made()
+    for (batch,) in loader(12):
+        turn(model, optimizer, batch)
+    thread.join()
+
+def workers():
+    model, optimizer = made()
+    for (batch,) in loader(12, num_workers=1):
+        turn(model, optimizer, batch)
+
+def distributed_checkpoint():
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    model, optimizer = made()
+    for (batch,) in loader(8):
+        turn(model, optimizer, batch)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=f"{ROOT}/dcp")
+
+for scenario in (ordinary, resumed, accumulation, gan, inner_steps, without_loader, closure,
+                 validation_with_gradients, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
+                 workers, distributed_checkpoint):
+    plain_torch.CLAIMS.standing.yields()
+    begin(scenario.__name__)
+    scenario()
+plain_torch.CLAIMS.standing.yields()
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return job(tmp_path_factory.mktemp("plain"), PRELUDE + SCENARIOS)
+
+
+def steps(told: Job, run: str, mode: str = "train") -> float | None:
+    return told.value("training_steps_total", run, mode=mode)
+
+
+def test_an_ordinary_loop_is_told_without_a_line_in_it(told: Job) -> None:
+    phases = told.phases("ordinary")
+
+    assert (steps(told, "ordinary"), steps(told, "ordinary", "validation")) == (6, 4)
+    assert (phases["forward"], phases["backward"], phases["optimizer"]) == (6, 6, 6)
+    assert told.value("training_samples_total", "ordinary", mode="train") == 24
+    assert told.value("training_microbatches_total", "ordinary") == 6
+    assert told.value("training_epochs_total", "ordinary") == 2
+
+
+def test_a_file_with_an_optimizers_state_is_a_checkpoint_and_one_without_is_only_time(told: Job) -> None:
+    assert told.value("training_checkpoints_total", "ordinary", result="ok") == 2
+    assert told.phases("ordinary")["checkpoint_save_sync"] == 4
+    assert told.value("training_checkpoints_total", "distributed_checkpoint", result="ok") == 1
+
+
+def test_the_last_values_of_an_ordinary_loop_are_its_own(told: Job) -> None:
+    gauges = told.told()["ordinary"]
+
+    assert gauges["training.step"] == 6
+    assert gauges["training.loss,mode=train"] > 0
+    assert gauges["training.grad_norm"] > 0
+    assert gauges["training.learning_rate"] == 0.125
+    assert gauges["training.epoch"] == 2
+
+
+def test_an_optimizer_that_counts_its_steps_says_where_a_loop_begins(told: Job) -> None:
+    assert steps(told, "resumed") == 2
+    assert told.told()["resumed"]["training.step"] == 8
+
+
+def test_accumulated_batches_are_one_step(told: Job) -> None:
+    assert steps(told, "accumulation") == 2
+    assert told.value("training_microbatches_total", "accumulation") == 6
+
+
+def test_two_optimizers_on_a_batch_are_one_step_and_both_are_optimizer_time(told: Job) -> None:
+    assert steps(told, "gan") == 3
+    assert told.phases("gan")["optimizer"] == 6
+
+
+def test_an_optimizer_that_steps_again_on_a_batch_has_made_another_step(told: Job) -> None:
+    assert steps(told, "inner_steps") == 6
+
+
+def test_without_a_loader_steps_are_those_of_the_first_optimizer(told: Job) -> None:
+    assert steps(told, "without_loader") == 5
+
+
+def test_backward_passes_within_an_optimizer_are_told_within_it(told: Job) -> None:
+    assert steps(told, "closure") == 2
+    assert told.phases("closure")["backward"] >= 4
+
+
+@pytest.mark.parametrize(("run", "batches"), [("validation_with_gradients", 6), ("validation_cut_short", 2)])
+def test_what_is_evaluated_is_no_training(told: Job, run: str, batches: int) -> None:
+    assert (steps(told, run), steps(told, run, "validation")) == (4, batches)
+
+
+def test_a_step_that_the_scaler_skips_is_counted_as_such_and_the_loss_is_not_the_scaled_one(
+    told: Job,
+) -> None:
+    assert steps(told, "scaled") == 3
+    assert told.value("training_skipped_steps_total", "scaled", reason="overflow") == 1
+    assert told.value("training_nonfinite_total", "scaled", kind="loss", value="inf") == 1
+    assert told.told()["scaled"]["training.loss_scale"] == 512
+    assert told.told()["scaled"]["training.loss,mode=train"] < 100
+
+
+def test_an_exception_amid_a_turn_comes_out_and_what_follows_is_counted_right(told: Job) -> None:
+    assert "raised amid an iteration" in told.done.stdout
+    assert steps(told, "failing") == 3
+    assert "torch raised grad can be implici" in told.done.stdout
+    assert "save raised" in told.done.stdout
+    assert steps(told, "failing_torch") == 2
+    assert told.value("training_checkpoints_total", "failing_torch", result="failed") == 1
+
+
+def test_a_compiled_loop_runs_and_is_counted(told: Job) -> None:
+    assert steps(told, "compiled") == 2
+
+
+def test_other_threads_and_workers_are_not_the_training(told: Job) -> None:
+    assert steps(told, "threads") == 3
+    assert told.value("training_samples_total", "threads", mode="train") == 12
+    assert steps(told, "workers") == 3
+
+
+def test_nothing_was_told_out_of_order_and_no_notice_was_given(told: Job) -> None:
+    assert "training_misuse_total" not in told.page
+    assert "exporter" not in told.done.stderr
+
+
+@pytest.mark.parametrize(
+    ("saved", "whole"),
+    [
+        ({"optimizer": {"state": {}, "param_groups": []}}, True),
+        ({"state": {}, "param_groups": []}, True),
+        ({"optimizers": [{"state": {}, "param_groups": []}]}, True),
+        ({"a": {"b": {"optimizer": {"state": {}, "param_groups": []}}}}, True),
+        ({"weight": 1, "state": {}}, False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_a_resumable_checkpoint_is_one_that_holds_an_optimizer(saved: object, whole: bool) -> None:
+    assert holds_optimizer(saved) is whole
+
+
+# Without a line of code ---------------------------------------------------------------------------------------
+
+UNCHANGED = """
+model, optimizer = made()
+for epoch in range(2):
+    for (batch,) in loader(12):
+        turn(model, optimizer, batch)
+print("loss is", float(model.weight.sum()) < 1e9, file=sys.stderr)
+"""
+
+
+def test_a_job_that_is_not_changed_prints_and_ends_as_before(tmp_path: Path) -> None:
+    ending = "\nsys.exit(3)"
+    plain = job(tmp_path / "without", PRELUDE + UNCHANGED + ending, check=False)
+    told = job(tmp_path / "with", PRELUDE + UNCHANGED + ending, check=False, EXPORTER_AUTO="1")
+
+    assert plain.done.returncode == told.done.returncode == 3
+    assert (plain.done.stdout, plain.done.stderr) == (told.done.stdout, told.done.stderr)
+    assert "training_steps_total" not in plain.page
+    assert told.value("training_steps_total", mode="train") == 6
+
+
+def test_a_loop_that_ends_in_order_is_finished_and_one_that_fails_is_not(tmp_path: Path) -> None:
+    ended = job(tmp_path / "ended", PRELUDE + UNCHANGED, EXPORTER_AUTO="1")
+    failed = job(
+        tmp_path / "failed",
+        PRELUDE
+        + UNCHANGED.replace("turn(model, optimizer, batch)", "turn(model, optimizer, batch); 1 / epoch"),
+        check=False,
+        EXPORTER_AUTO="1",
+    )
+
+    assert failed.done.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert ended.value("training_uncommitted_seconds") == 0
+    assert (ended.value("training_productive_seconds_total") or 0) > 0
+    assert failed.value("training_productive_seconds_total") == 0
+    assert failed.value("training_steps_total", mode="train") == 1
+
+
+def test_a_job_that_tells_itself_is_left_to_itself(tmp_path: Path) -> None:
+    program = """
+from exporter import training
+model, optimizer = made()
+with training.training_loop(train_iterations_start=0):
+    for (batch,) in training.batches(loader(12)):
+        with training.training_iteration():
+            turn(model, optimizer, batch)
+"""
+    told = job(tmp_path, PRELUDE + program, EXPORTER_AUTO="1")
+
+    assert told.value("training_steps_total", mode="train") == 3
+    assert "backward" not in told.phases()
