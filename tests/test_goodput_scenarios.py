@@ -1,0 +1,253 @@
+"""Five things that can happen to a training, end to end: real processes, killed for real, and a real sidecar.
+
+The numbers are compared with what the job itself has measured of every step (see goodput_job.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from serve_support import Sidecar, environment, sidecar, wait_until
+
+JOB = Path(__file__).with_name("goodput_job.py")
+CONFIGURATION = "feed:\n  interval: 200ms\n"
+
+
+@dataclass(frozen=True)
+class Step:
+    process: int
+    number: int
+    seconds: float
+
+
+class Page:
+    """A page of the sidecar at one moment."""
+
+    def __init__(self, text: str) -> None:
+        self.values: dict[str, float] = {}
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                self.values[name] = float(value)
+
+    def of(self, name: str, run: str, **labels: str) -> float | None:
+        pairs = sorted({**labels, "run": run}.items())
+        inside = ",".join(f'{label}="{value}"' for label, value in pairs)
+        return self.values.get(f"training_{name}{{{inside}}}")
+
+    def runs(self, name: str) -> set[str]:
+        """The runs of which there is such a family."""
+        found = (re.match(rf'training_{name}\{{.*run="([^"]*)"', key) for key in self.values)
+        return {match[1] for match in found if match is not None}
+
+    def info(self, run: str) -> dict[str, str]:
+        """What is told of a run."""
+        for key in self.values:
+            if key.startswith("training_run_info{") and f'run="{run}"' in key:
+                return dict(re.findall(r'(\w+)="([^"]*)"', key))
+        return {}
+
+    def check(self, run: str) -> None:
+        """The identity."""
+        badput = [
+            value
+            for key, value in self.values.items()
+            if key.startswith("training_badput") and f'run="{run}"' in key
+        ]
+        parts = [self.of("productive_seconds_total", run), self.of("uncommitted_seconds", run), *badput]
+        assert self.of("wall_seconds_total", run) == pytest.approx(
+            sum(part or 0.0 for part in parts), abs=1e-6
+        )
+
+    def total(self, name: str, run: str) -> float:
+        """The sum over all reasons, or causes."""
+        return sum(
+            value
+            for key, value in self.values.items()
+            if key.startswith(f"training_{name}{{") and f'run="{run}"' in key
+        )
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    (tmp_path / "exporter.yaml").write_text(CONFIGURATION)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "state").mkdir()
+    return [f"--config.file={tmp_path / 'exporter.yaml'}", f"--state.dir={tmp_path / 'state'}"]
+
+
+def page(running: Sidecar) -> Page:
+    return Page(running.ask("/metrics")[1])
+
+
+def wait_for(running: Sidecar, holds: Callable[[Page], bool]) -> None:
+    wait_until(lambda: holds(page(running)))
+
+
+@contextlib.contextmanager
+def job(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(JOB), str(tmp_path / "job"), str(steps), *arguments]
+    env = environment(
+        EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN=run, EXPORTER_FLUSH_SECONDS="0.2"
+    )
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def completed(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> None:
+    with job(tmp_path, steps, *arguments, run=run) as process:
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+
+def killed(tmp_path: Path, steps: int, at: int, *arguments: str, run: str = "job-1") -> None:
+    with job(tmp_path, steps, f"--pause-at={at}", *arguments, run=run) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "paused\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def steps_of(tmp_path: Path) -> list[Step]:
+    lines = [line.split() for line in (tmp_path / "job" / "log").read_text().splitlines()]
+    return [Step(int(process), int(number), float(seconds)) for process, number, seconds in lines]
+
+
+def seconds_of(steps: list[Step]) -> float:
+    return sum(step.seconds for step in steps)
+
+
+def close(seconds: float) -> object:
+    """A tenth, and a tenth of a second: between what the job and what its spans have measured lies little."""
+    return pytest.approx(seconds, rel=0.1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("perf", "world_size"),
+    [("changed", "1"), ("changed", "8"), ("perf", "1")],
+    ids=["another-model", "more-resources", "a-new-kernel"],
+)
+def test_scenarios_1_to_3_two_trainings_from_the_beginning_are_two_sessions(
+    tmp_path: Path, flags: list[str], perf: str, world_size: str
+) -> None:
+    with sidecar(tmp_path, *flags) as running:
+        completed(tmp_path, 40, "--session=a", "--from-nothing")
+        wait_for(running, lambda found: found.of("attempt_steps", "job-1") == 40)
+        first = page(running)
+        middle = len(steps_of(tmp_path))
+        completed(
+            tmp_path, 40, "--session=b", "--from-nothing", f"--perf={perf}", f"--world-size={world_size}"
+        )
+        wait_for(running, lambda found: found.info("job-1").get("session_tag") == "b")
+        wait_for(running, lambda found: found.of("attempt_steps", "job-1") == 40)
+        wait_for(running, lambda found: found.of("uncommitted_seconds", "job-1") == 0)
+        second = page(running)
+
+    steps = steps_of(tmp_path)
+    assert first.info("job-1")["perf_tag"] == "perf"
+    assert [second.info("job-1")[name] for name in ("perf_tag", "world_size")] == [perf, world_size]
+    for found, mine in ((first, steps[:middle]), (second, steps[middle:])):
+        assert found.of("attempt", "job-1") == 1
+        assert found.of("lost_steps_total", "job-1") == 0
+        assert found.total("restarts_total", "job-1") == 0
+        assert found.total("interruptions_total", "job-1") == 0
+        assert found.of("productive_seconds_total", "job-1") == close(seconds_of(mine))
+        assert found.of("badput_seconds_total", "job-1", cause="downtime") == 0
+        found.check("job-1")
+
+
+@pytest.mark.parametrize(
+    ("second_run", "perf"),
+    [("job-1", "perf"), ("job-2", "perf"), ("job-2", "faster")],
+    ids=["4", "4-slurm", "5"],
+)
+def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
+    tmp_path: Path, flags: list[str], second_run: str, perf: str
+) -> None:
+    """It fails at step 100, resumes from 90, under another job of the scheduler perhaps, and ends at 120."""
+    with sidecar(tmp_path, *flags) as running:
+        killed(tmp_path, 120, 98, "--session=s", "--save-every=30")
+        wait_for(running, lambda found: found.total("interruptions_total", "job-1") == 1)
+        failed = page(running)
+    # The sidecar is killed too, and another one takes over.
+    with sidecar(tmp_path, *flags) as running:
+        completed(tmp_path, 120, "--session=s", "--save-every=30", f"--perf={perf}", run=second_run)
+        wait_for(running, lambda found: found.of("attempt_steps", second_run) == 30)
+        wait_for(running, lambda found: found.of("uncommitted_seconds", second_run) == 0)
+        resumed = page(running)
+
+    steps = steps_of(tmp_path)
+    first = [step for step in steps if step.process == steps[0].process]
+    second = [step for step in steps if step.process != steps[0].process]
+    assert [step.number for step in second] == list(range(90, 120))
+    assert failed.of("productive_seconds_total", "job-1") == close(seconds_of(first[:90]))
+    assert failed.of("uncommitted_seconds", "job-1") == close(seconds_of(first[90:]))
+    assert resumed.of("lost_steps_total", second_run) == 8
+    assert resumed.of("badput_seconds_total", second_run, cause="lost_progress") == close(
+        seconds_of(first[90:])
+    )
+    assert resumed.of("productive_seconds_total", second_run) == close(seconds_of(first[:90] + second))
+    assert resumed.of("attempt", second_run) == 2
+    assert resumed.total("restarts_total", second_run) == 1
+    assert resumed.total("interruptions_total", second_run) == 1
+    assert resumed.info(second_run)["perf_tag"] == perf
+    assert resumed.info(second_run)["session_tag"] == "s"
+    assert resumed.runs("wall_seconds_total") == {second_run}
+    resumed.check(second_run)
+
+
+@pytest.mark.timeout(90)
+def test_a_job_and_a_sidecar_that_are_killed_at_any_instant_lose_no_count(
+    tmp_path: Path, flags: list[str]
+) -> None:
+    chance = random.Random(7)
+    marks: list[Page] = []
+    kills = 0
+    with contextlib.ExitStack() as stack:
+        running = stack.enter_context(sidecar(tmp_path, *flags))
+        for attempt in range(4):
+            with job(tmp_path, 150, "--session=s", "--save-every=20") as process:
+                if attempt < 3:
+                    time.sleep(chance.uniform(0.7, 1.6))
+                    process.kill()
+                    kills += 1
+                if attempt == 1:
+                    running.process.kill()
+                    running = stack.enter_context(sidecar(tmp_path, *flags))
+                process.communicate(timeout=60)
+            wait_for(running, lambda found: found.of("uncommitted_seconds", "job-1") is not None)
+            marks.append(page(running))
+        wait_for(running, lambda found: found.of("step", "job-1") is None)
+        wait_for(running, lambda found: found.of("uncommitted_seconds", "job-1") == 0)
+        marks.append(page(running))
+
+    steps = steps_of(tmp_path)
+    repeated = len(steps) - len({step.number for step in steps})
+    last = marks[-1]
+    lost = last.of("lost_steps_total", "job-1")
+    assert lost is not None
+    # A killed process takes with it what it has not flushed: a fifth of a second, twenty steps.
+    assert repeated - 25 * kills <= lost <= repeated
+    lost_seconds = last.of("badput_seconds_total", "job-1", cause="lost_progress")
+    assert lost_seconds is not None
+    productive = last.of("productive_seconds_total", "job-1")
+    assert productive == pytest.approx(seconds_of(steps) - repeated * seconds_of(steps) / len(steps), rel=0.2)
+    for before, after in pairwise(marks):
+        after.check("job-1")
+        for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
+            assert (after.of(name, "job-1") or 0.0) >= (before.of(name, "job-1") or 0.0)
