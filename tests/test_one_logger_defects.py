@@ -1,0 +1,178 @@
+"""One-logger's defects that show only in a whole recording: callables, shares, memory, and what one exporter costs."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from one_logger_support import KeepingExporter, fresh_provider
+
+import exporter
+from exporter.training import (
+    OneLoggerConfig,
+    StandardTrainingJobSpanName,
+    TrainingTelemetryProvider,
+    application,
+    timed_span,
+    training_iteration,
+    training_loop,
+)
+from exporter.training.provider import current
+from exporter.training.recording import TRAINING
+
+SOON = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    with fresh_provider():
+        yield
+
+
+def configure(*exporters: Any, world_size: Any = 4, **training: Any) -> None:
+    given = {"perf_tag_or_fn": "p", "global_batch_size_or_fn": 32} | training
+    built = TrainingTelemetryProvider.instance().with_base_config(
+        OneLoggerConfig(
+            application_name="app",
+            world_size_or_fn=world_size,
+            session_tag_or_fn="s",
+            telemetry_config=given,
+        )
+    )
+    for each in exporters:
+        built.with_exporter(each)
+    built.configure_provider()
+
+
+def settled() -> None:
+    assert exporter.flush(SOON)
+    found = current()
+    assert found is not None
+    assert found.sink.flush(SOON)
+
+
+def totals() -> dict[str, float]:
+    TRAINING.drain()
+    return {
+        ".".join((each.definition.name, *(value for _, value in each.definition.labels))): each.sum or 0.0
+        for each in TRAINING.series()
+    }
+
+
+def test_d39_each_callable_is_asked_at_most_once_per_iteration() -> None:
+    asked = dict.fromkeys(("batch", "length", "flops", "throughput", "world"), 0)
+
+    def ask(name: str, value: Any) -> Any:
+        asked[name] += 1
+        return value
+
+    configure(
+        world_size=lambda: ask("world", 4),
+        global_batch_size_or_fn=lambda: ask("batch", 32),
+        seq_length_or_fn=lambda: ask("length", 128),
+        flops_per_sample_or_fn=lambda: ask("flops", 1000),
+        is_log_throughput_enabled_or_fn=lambda: ask("throughput", value=True),
+    )
+    with application(), training_loop(train_iterations_start=0):
+        before = dict(asked)
+        for _ in range(100):
+            with training_iteration():
+                pass
+        after = dict(asked)
+
+    assert {name: after[name] - before[name] for name in asked} == dict.fromkeys(asked, 100)
+
+
+def test_a_callable_that_begins_to_raise_costs_its_own_figures_only() -> None:
+    lengths = iter([128] * 5)
+    keeping = KeepingExporter()
+    configure(keeping, seq_length_or_fn=lambda: next(lengths), log_every_n_train_iterations=1)
+    with application(), training_loop(train_iterations_start=0):
+        for _ in range(10):
+            with training_iteration():
+                pass
+    settled()
+
+    updates = [
+        span
+        for (method, name), span in zip(keeping.kept[1:], keeping.spans, strict=True)
+        if method == "event"
+    ]
+    assert len(updates) >= 10
+    assert totals()["training.steps.train"] == 10
+
+
+def test_d41_a_ranks_samples_are_its_own_share_and_the_events_tell_the_jobs() -> None:
+    keeping = KeepingExporter()
+    configure(keeping, log_every_n_train_iterations=10)
+    with application(), training_loop(train_iterations_start=0):
+        for _ in range(10):
+            with training_iteration():
+                pass
+    settled()
+
+    loop = next(span for span in reversed(keeping.spans) if span.name_str == "training_loop")
+    (update,) = [event for event in loop.events if event.name_str == "training_metrics_update"]
+    assert update.attributes.get_int_value("num_train_samples") == 320
+    assert totals()["training.samples.train"] == 80
+
+
+def test_d42_d43_a_loop_of_many_updates_takes_no_more_memory_and_no_more_time() -> None:
+    configure(KeepingNothing(), log_every_n_train_iterations=1)
+
+    def some(iterations: int) -> float:
+        began = time.process_time()
+        for _ in range(iterations):
+            with training_iteration():
+                pass
+        settled()
+        return time.process_time() - began
+
+    with application(), training_loop(train_iterations_start=0):
+        some(100)
+        tracemalloc.start()
+        first, memory_first = some(400), tracemalloc.get_traced_memory()[0]
+        some(400)
+        last, memory_last = some(400), tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+
+    assert memory_last - memory_first < 500_000  # theirs: 2.9 kB for each of 800 updates
+    assert last < 5 * first + 1.0
+
+
+class KeepingNothing(KeepingExporter):
+    def _take(self, method: str, name: str = "", *arguments: Any) -> None:
+        pass
+
+
+def test_a_failing_exporter_does_not_slow_the_job() -> None:
+    refusing = KeepingExporter(lambda method: method != "initialize")
+    configure(refusing, log_every_n_train_iterations=1)
+    began = time.monotonic()
+    with application(), training_loop(train_iterations_start=0):
+        for _ in range(1000):
+            with training_iteration():
+                pass
+    seconds = time.monotonic() - began
+
+    assert seconds < SOON  # the first record alone is offered for 1.5 s
+    assert totals()["training.steps.train"] == 1000
+
+
+def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_not() -> None:
+    keeping = KeepingExporter()
+    configure(keeping)
+    with application(), training_loop(train_iterations_start=0), training_iteration():
+        for name in (StandardTrainingJobSpanName.MODEL_FORWARD, "model_backward"):
+            with timed_span(name) as span:
+                span.add_attribute("a", 1)
+    settled()
+
+    entries = {name: value for name, value in totals().items() if "phase" in name}
+    assert entries["training.phase_entries.forward"] == entries["training.phase_entries.backward"] == 1, (
+        entries
+    )
+    assert not {"model_forward", "model_backward"} & {name for _, name in keeping.kept}
