@@ -333,6 +333,8 @@ def test_v11_training_begins_and_ends_with_an_event() -> None:
     log("v11.begin", model="tiny", parameters=1234)
 
     assert last().data == {"model": "tiny", "parameters": 1234}
+    assert callable(exporter.training.application)
+    assert callable(exporter.training.on_train_start)
 
 
 def test_v12_a_loss_that_is_no_number_is_counted_and_kept_out() -> None:
@@ -376,7 +378,8 @@ def test_v16_events_have_ids() -> None:
 def test_v17_events_know_their_span_and_parents() -> None:
     log("v17.cause")
     cause = last()
-    log("v17.effect", span_id="5b8aa5a2d2c872e8", parent_ids=[cause.id])
+    with exporter.span("v17.span"):
+        log("v17.effect", span_id="5b8aa5a2d2c872e8", parent_ids=[cause.id])
 
     assert (last().span_id, last().parent_ids) == ("5b8aa5a2d2c872e8", (cause.id,))
 
