@@ -1,0 +1,176 @@
+"""The bridges to Accelerate and to Lightning Fabric, whose loops are the job's own; with the real ones on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bridges_support import Job, job, wanted
+
+pytestmark = pytest.mark.timeout(180)
+
+PRELUDE = """
+import contextlib, logging, os, sys, tempfile, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+ROOT = tempfile.mkdtemp(dir=os.environ["EXPORTER_FEED_DIR"] + "/..")
+
+def parts(samples=16):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
+    return model, optimizer, DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=4)
+"""
+
+ACCELERATE = """
+from accelerate import Accelerator
+
+def loop(accelerator, samples=16, epochs=1, fail=False):
+    model, optimizer, loader = accelerator.prepare(*parts(samples))
+    for epoch in range(epochs):
+        for index, (batch,) in enumerate(loader):
+            with accelerator.accumulate(model):
+                loss = model(batch).pow(2).mean()
+                if fail and index == 2:
+                    raise ZeroDivisionError("amid an iteration")
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+"""
+
+SCENARIOS = """
+from exporter.bridges import accelerate as bridge, plain_torch
+
+def tracked():
+    accelerator = Accelerator(log_with=bridge.tracker(), cpu=True, gradient_accumulation_steps=2)
+    accelerator.init_trackers("project", config={"lr": 0.125})
+    loop(accelerator, epochs=2)
+    accelerator.log({"train_loss": 99.0, "eval_loss": 0.5, "lr": 0.25, "epoch": 2}, step=4)
+    accelerator.end_training()
+    print("tracked", gauges())
+
+def saves():
+    accelerator = Accelerator(cpu=True)
+    model = loop(accelerator)
+    accelerator.save_state(f"{ROOT}/state")
+    accelerator.save_model(model, f"{ROOT}/weights")
+    with contextlib.suppress(Exception):
+        accelerator.save_state("/proc/nowhere")
+    accelerator.save_state(f"{ROOT}/again")
+    accelerator.load_state(f"{ROOT}/state")
+
+def failing():
+    try:
+        loop(Accelerator(cpu=True), fail=True)
+    except ZeroDivisionError as error:
+        print("raised", error)
+    loop(Accelerator(cpu=True))
+
+for scenario in (tracked, saves, failing):
+    if plain_torch.CLAIMS.standing is not plain_torch.CLAIMS.holder or plain_torch.telling():
+        plain_torch.CLAIMS.standing.yields()
+    begin(scenario.__name__)
+    scenario()
+plain_torch.CLAIMS.standing.yields()
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return job(tmp_path_factory.mktemp("accelerate"), PRELUDE + ACCELERATE + SCENARIOS)
+
+
+@wanted("accelerate")
+def test_accumulated_batches_are_one_step(told: Job) -> None:
+    assert told.value("training_steps_total", "tracked", mode="train") == 4
+    assert told.value("training_microbatches_total", "tracked") == 8
+    assert told.value("training_samples_total", "tracked", mode="train") == 32
+    assert told.phases("tracked")["backward"] == 8
+    assert told.phases("tracked")["optimizer"] == 4
+
+
+@wanted("accelerate")
+def test_the_loss_is_the_one_before_it_is_divided_and_what_is_logged_is_taken(told: Job) -> None:
+    gauges = told.told()["tracked"]
+
+    assert 0 < gauges["training.loss,mode=train"] < 50
+    assert gauges["training.loss,mode=validation"] == 0.5
+    assert gauges["training.learning_rate"] == 0.25
+    assert gauges["training.grad_norm"] > 0
+    assert 'framework="accelerate"' in told.page
+
+
+@wanted("accelerate")
+def test_a_saved_state_is_a_checkpoint_saved_weights_are_not_and_a_failure_hinders_nothing(told: Job) -> None:
+    assert told.value("training_checkpoints_total", "saves", result="ok") == 2
+    assert told.value("training_checkpoints_total", "saves", result="failed") == 1
+    assert told.phases("saves")["checkpoint_save_sync"] == 4
+    assert told.phases("saves")["checkpoint_load"] == 1
+
+
+@wanted("accelerate")
+def test_an_exception_amid_an_iteration_comes_out_and_the_next_loop_counts_right(told: Job) -> None:
+    assert "raised amid an iteration" in told.done.stdout
+    assert told.value("training_steps_total", "failing", mode="train") == 2 + 4
+
+
+@wanted("accelerate")
+def test_nothing_was_told_out_of_order_and_no_notice_was_given(told: Job) -> None:
+    assert "training_misuse_total" not in told.page
+    assert "exporter" not in told.done.stderr
+
+
+@wanted("accelerate")
+def test_an_accelerate_job_that_is_not_changed_is_told(tmp_path: Path) -> None:
+    program = "accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)\nloop(accelerator)\n"
+    program += "accelerator.save_state(f'{ROOT}/state')"
+    told = job(tmp_path, PRELUDE + ACCELERATE + program, EXPORTER_AUTO="1")
+
+    assert told.value("training_steps_total", mode="train") == 2
+    assert told.value("training_checkpoints_total", result="ok") == 1
+    assert 'framework="accelerate"' in told.page
+
+
+# Fabric -------------------------------------------------------------------------------------------------------
+
+FABRIC = """
+from {package} import Fabric
+logging.getLogger("{package}").setLevel(logging.ERROR)
+callbacks = []
+if {explicit}:
+    from exporter.bridges import fabric as bridge
+    callbacks.append(bridge.callback())
+fabric = Fabric(accelerator="cpu", devices=1, callbacks=callbacks)
+fabric.launch()
+model, optimizer, loader = parts()
+model, optimizer = fabric.setup(model, optimizer)
+loader = fabric.setup_dataloaders(loader)
+for index, (batch,) in enumerate(loader):
+    loss = model(batch).pow(2).mean()
+    fabric.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+fabric.save(f"{{ROOT}}/whole.ckpt", {{"model": model, "optimizer": optimizer, "step": 4}})
+fabric.save(f"{{ROOT}}/weights.ckpt", {{"model": model}})
+with contextlib.suppress(Exception):
+    fabric.save("/proc/nowhere/x", {{"model": model, "optimizer": optimizer}})
+fabric.load(f"{{ROOT}}/whole.ckpt", {{"model": model, "optimizer": optimizer}})
+"""
+
+
+@wanted("lightning")
+@pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
+def test_a_fabric_loop_is_told_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
+    program = PRELUDE + FABRIC.format(package=package, explicit=explicit)
+    told = job(tmp_path, program, **({} if explicit else {"EXPORTER_AUTO": "1"}))
+
+    assert told.value("training_steps_total", mode="train") == 4
+    assert told.phases()["backward"] == told.phases()["optimizer"] == 4
+    assert told.value("training_checkpoints_total", result="ok") == 1
+    assert told.value("training_checkpoints_total", result="failed") == 1
+    assert told.phases()["checkpoint_save_sync"] == 3
+    assert told.phases()["checkpoint_load"] == 1
+    assert 'framework="fabric"' in told.page
