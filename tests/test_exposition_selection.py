@@ -17,7 +17,7 @@ from web_support import fetch, port_of, serving
 from exporter.collectors.family import Distribution, Family, FamilySpec, Sample
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
-from exporter.exposition.selection import select
+from exporter.exposition.selection import omit, select
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
@@ -78,6 +78,14 @@ def test_what_is_selected_is_part_of_the_page_and_all_of_it_is_the_page(wanted: 
 
     assert set(select(body, wanted).splitlines()) <= set(body.splitlines())
     assert select(body, ["*"]) == body
+
+
+@given(st.lists(st.sampled_from(["train_loss", "train_steps_*", "train_step_seconds_sum", "x"])))
+def test_what_is_left_out_is_what_is_selected_otherwise(names: list[str]) -> None:
+    body = page().render(Format.OPENMETRICS, compress=False)
+    kept, left = select(body, names).splitlines(), omit(body, names).splitlines()
+
+    assert sorted(kept + left) == sorted([*body.splitlines(), b"# EOF"])
 
 
 class Served(Application):

@@ -3,6 +3,7 @@
 A process of its own beside the sidecar: it reads `/metrics` over HTTP, as a Prometheus would, and puts it into a file
 for node_exporter's textfile collector, or to a Pushgateway. When the page cannot be read, and when this process ends,
 what it has put there is taken away again: both would show the last values for ever, and no data is to be a gap.
+The families of the sidecar's own process (`process_*`) are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from urllib.parse import urlencode, urlsplit
 from exporter.cli.flags import Parser, parse_duration_flag
 from exporter.cli.signals import ENDING, Signals
 from exporter.errors import ConfigurationError, Problem
+from exporter.exposition.selection import omit
 
 DESCRIPTION = """\
 Puts the exporter's page where something else fetches it; takes it away at the end, and while there is none.
@@ -135,7 +137,8 @@ class Push:
             self.remove()
             return False
         try:
-            self._target.put(page)
+            # node_exporter and Pushgateway have such families of themselves; two of a kind end their whole page.
+            self._target.put(omit(page, ["process_*"]))
         except (OSError, http.client.HTTPException) as error:
             self._say(f"the page cannot be put there: {error}")
             return False

@@ -6,7 +6,7 @@ functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 _END = b"# EOF"
@@ -21,25 +21,37 @@ def select(body: bytes, names: Iterable[str]) -> bytes:
             `?` for one.
     """
     wanted = _matcher(names)
-    known: dict[bytes, bool] = {}
-    kept: list[bytes] = []
-    waiting: list[bytes] = []  # lines of a family that was not asked for yet
-    family, whole = b"", False
+    return _joined(lines for named, lines in _families(body) if not named or any(map(wanted, named)))
+
+
+def omit(body: bytes, names: Iterable[str]) -> bytes:
+    """Leave out families, and keep the others; names as in `select`."""
+    unwanted = _matcher(names)
+    return _joined(lines for named, lines in _families(body) if not any(map(unwanted, named)))
+
+
+def _families(body: bytes) -> Iterator[tuple[set[bytes], list[bytes]]]:
+    """Give the names of each family and its samples, and its lines; the end of the page has no name."""
+    family, names, lines = b"", set[bytes](), list[bytes]()
     for line in body.split(b"\n")[:-1]:  # not splitlines: a label may have a carriage return
-        if line == _END:
-            kept.append(line)
-            continue
         header = line.startswith(b"# ")
-        name = line.split(b" ", 3)[2] if header else line.partition(b"{")[0].partition(b" ")[0]
+        if line == _END:
+            name = b""
+        elif header:
+            name = line.split(b" ", 3)[2]
+        else:
+            name = line.partition(b"{")[0].partition(b" ")[0]
         if header and name != family:
-            family, whole, waiting = name, False, []
-        if name not in known:
-            known[name] = wanted(name)
-        if known[name] and not whole:
-            whole = True
-            kept += waiting
-        (kept if whole else waiting).append(line)
-    return b"".join([line + b"\n" for line in kept])
+            yield names, lines
+            family, names, lines = name, set(), []
+        if name:
+            names.add(name)
+        lines.append(line)
+    yield names, lines
+
+
+def _joined(families: Iterable[list[bytes]]) -> bytes:
+    return b"".join([line + b"\n" for lines in families for line in lines])
 
 
 def _matcher(names: Iterable[str]) -> Callable[[bytes], bool]:
