@@ -137,7 +137,7 @@ class Push:
             self.remove()
             return False
         try:
-            # node_exporter and Pushgateway have such families of themselves; two of a kind end their whole page.
+            # node_exporter and Pushgateway have such families of themselves, and show one of two series of a name.
             self._target.put(omit(page, ["process_*"]))
         except (OSError, http.client.HTTPException) as error:
             self._say(f"the page cannot be put there: {error}")
