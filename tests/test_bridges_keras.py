@@ -1,0 +1,143 @@
+"""The bridge to Keras 3, with the real one on its torch backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bridges_support import Job, job, wanted
+
+pytestmark = [wanted("keras", "torch"), pytest.mark.timeout(180)]
+
+PRELUDE = """
+import os, sys, tempfile, warnings
+warnings.simplefilter("ignore")
+os.environ["KERAS_BACKEND"] = "torch"
+import keras
+import numpy
+ROOT = tempfile.mkdtemp(dir=os.environ["EXPORTER_FEED_DIR"] + "/..")
+
+def made(**options):
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", **options)
+    return model
+
+x = numpy.random.rand(12, 4)
+y = x[:, :1]
+"""
+
+SCENARIOS = """
+from exporter.bridges import keras as bridge
+told = bridge.callback()
+
+def ordinary():
+    made().fit(x, y, batch_size=4, epochs=2, verbose=0, validation_data=(x, y),
+               callbacks=[told, keras.callbacks.ModelCheckpoint(f"{ROOT}/model.keras")])
+    print("ordinary", gauges())
+
+def several_loops():
+    model = made()
+    model.fit(x, y, batch_size=4, epochs=1, verbose=0, callbacks=[told])
+    model.fit(x, y, batch_size=4, initial_epoch=1, epochs=3, verbose=0, callbacks=[told])
+    model.evaluate(x, y, batch_size=4, verbose=0, callbacks=[told])
+    print("several_loops", gauges())
+
+def failing():
+    class Failing(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                raise ZeroDivisionError("amid an epoch")
+    try:
+        made().fit(x, y, batch_size=4, verbose=0, callbacks=[Failing(), told])
+    except ZeroDivisionError as error:
+        print("raised", error)
+    made().fit(x, y, batch_size=4, verbose=0, callbacks=[told])
+
+def failed_save():
+    class Saving(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            try:
+                self.model.save("/proc/nowhere/model.keras")
+            except OSError:
+                pass
+            self.model.save_weights(f"{ROOT}/model.weights.h5")
+    made().fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[told, Saving()])
+
+def not_finite():
+    made().fit(x, y * float("nan"), batch_size=4, verbose=0, callbacks=[told])
+
+def left_as_it_was():
+    model = made()
+    model.make_train_function()
+    before = model.train_function
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=[told])
+    assert model.train_function is before
+
+for scenario in (ordinary, several_loops, failing, failed_save, not_finite, left_as_it_was):
+    begin(scenario.__name__)
+    scenario()
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return job(tmp_path_factory.mktemp("keras"), PRELUDE + SCENARIOS)
+
+
+def test_batches_are_steps_and_validations_are_told_within_the_loop(told: Job) -> None:
+    assert told.value("training_steps_total", "ordinary", mode="train") == 6
+    assert told.value("training_steps_total", "ordinary", mode="validation") == 6
+    assert told.value("training_epochs_total", "ordinary") == 2
+    assert told.phases("ordinary")["validation"] == 2
+    assert told.phases("ordinary")["data_loading"] >= 6
+
+
+def test_models_that_are_saved_are_checkpoints(told: Job) -> None:
+    assert told.value("training_checkpoints_total", "ordinary", result="ok") == 2
+    assert told.value("training_checkpoints_total", "failed_save", result="ok") == 2
+    assert told.value("training_checkpoints_total", "failed_save", result="failed") == 2
+    assert told.value("training_steps_total", "failed_save", mode="train") == 6
+
+
+def test_the_last_values_are_those_of_keras(told: Job) -> None:
+    gauges = told.told()["ordinary"]
+
+    assert (gauges["training.step"], gauges["training.step_target"]) == (6, 6)
+    assert gauges["training.loss,mode=train"] > 0
+    assert gauges["training.loss,mode=validation"] > 0
+
+
+def test_a_second_loop_goes_on_where_the_first_one_ended(told: Job) -> None:
+    gauges = told.told()["several_loops"]
+
+    assert (gauges["training.step"], gauges["training.step_target"]) == (9, 9)
+    assert told.value("training_steps_total", "several_loops", mode="test") == 3
+
+
+def test_an_exception_comes_out_and_the_next_fit_counts_right(told: Job) -> None:
+    assert "raised amid an epoch" in told.done.stdout
+    assert told.value("training_steps_total", "failing", mode="train") == 2 + 3
+
+
+def test_a_loss_that_is_not_finite_is_counted(told: Job) -> None:
+    assert told.value("training_nonfinite_total", "not_finite", kind="loss", value="nan") == 3
+
+
+def test_nothing_is_left_on_the_model_and_no_notice_was_given(told: Job) -> None:
+    assert told.value("training_steps_total", "left_as_it_was", mode="train") == 3
+    assert "training_misuse_total" not in told.page
+    assert "exporter" not in told.done.stderr
+
+
+def test_a_job_that_is_not_changed_is_told(tmp_path: Path) -> None:
+    program = """
+model = made()
+model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[keras.callbacks.ModelCheckpoint(f"{ROOT}/m.keras")])
+callbacks = keras.callbacks.CallbackList([], model=model)
+print("asynchronous", callbacks._async_train)
+"""
+    told = job(tmp_path, PRELUDE + program, EXPORTER_AUTO="1")
+
+    assert told.value("training_steps_total", mode="train") == 6
+    assert told.value("training_checkpoints_total", result="ok") == 2
+    assert "asynchronous True" in told.done.stdout
