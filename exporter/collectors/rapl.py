@@ -7,7 +7,7 @@ sidecar that is started again in the same boot counts what was used meanwhile.
 
 Since Linux 5.10 only root may read the registers (they tell secrets, CVE-2020-8694): then everything here is
 absent, and the reason is `permission`. A model of the CPU's power stands in only where the configuration asks for
-one, and is labelled as what it is.
+one, and is labelled as what it is. Machines without registers may have power meters (`power_meters`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from exporter.collectors.idle_power import IdlePower
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Fleeting, Keeper, Rows
 from exporter.collectors.kernel_files import FILE_REASONS, parse_count, read_file, refuse
+from exporter.collectors.power_meters import PowerMeters
 from exporter.collectors.rapl_families import SPECS, EnergyBlock
 from exporter.collectors.rapl_zones import Zone, find_zones
 from exporter.collectors.tdp_model import TdpModel
@@ -130,6 +131,7 @@ class RaplCollector:
         self._model = None if tdp_watts is None else TdpModel(tdp_watts, proc=proc)
         self._monotonic = monotonic
         self._boottime = boottime
+        self._meters = PowerMeters(sys)
         self._burst_seconds = burst_seconds
         self._boot = ""
         self._kept: Rows | None = None
@@ -158,6 +160,7 @@ class RaplCollector:
         working = self._working()
         for register in self._registers.values():
             self._read(register, draft, since=since, slept=slept, working=working)
+        self._meters.read(draft, now, since=since)
         self._passed_at = now
         modelled = self._read_model(now, draft)
         shown = self._save(draft)
@@ -169,6 +172,7 @@ class RaplCollector:
         """Count nothing; what the other exporter counts meanwhile is not ours later either."""
         self.readings = ()
         self._passed_at = self._asleep = None
+        self._meters.rest()
         for register in self._registers.values():
             register.counter.forget()
             register.read_at = None
@@ -191,12 +195,18 @@ class RaplCollector:
             return False
         for register in self._registers.values():
             self._resume(register)
+        self._meters.resume(self._kept)
         return True
 
     def _find(self, draft: Draft, now: float) -> None:
-        if self._looked_at is not None and self._registers and now - self._looked_at < DISCOVERY_SECONDS:
+        if (
+            self._looked_at is not None
+            and (self._registers or [*self._meters])
+            and now - self._looked_at < DISCOVERY_SECONDS
+        ):
             return
         self._looked_at = now
+        self._meters.find(draft, self._kept or {})
         for zone in find_zones(self._sys, draft):
             if zone.key in self._registers:
                 continue
@@ -293,9 +303,8 @@ class RaplCollector:
         return False
 
     def _read_model(self, now: float, draft: Draft) -> EnergyReading | None:
-        if self._model is None or any(
-            register.readable and register.zone.kind == "package" for register in self._registers.values()
-        ):
+        readable = (each.readable and each.zone.kind == "package" for each in self._registers.values())
+        if self._model is None or self._meters.measures_cpus or any(readable):
             return None
         if self._kept is not None and not self._model.resumed:
             self._model.resume(self._kept.get(("model",), ()))
@@ -307,7 +316,7 @@ class RaplCollector:
         return self._model.reading(now)
 
     def _save(self, draft: Draft) -> bool:
-        rows: Rows = {}
+        rows: Rows = self._meters.rows()
         for key, register in self._registers.items():
             if register.distinct:
                 rows["total", key] = register.counter.row()
@@ -351,7 +360,11 @@ class RaplCollector:
             for register in self._registers.values()
             if register.zone.kind != "other" and (register.distinct or not register.readable)
         ]
-        self.readings = (*readings, *([] if modelled is None else [modelled]))
+        self.readings = (
+            *readings,
+            *self._meters.readings(now),
+            *([] if modelled is None else [modelled]),
+        )
 
     def _publish(self, draft: Draft, modelled: EnergyReading | None, *, shown: bool) -> None:
         block = EnergyBlock()
@@ -361,6 +374,8 @@ class RaplCollector:
                 block.add(register.zone, SOURCE, joules, register.counter.watts)
             if register.zone.kind == "package":
                 block.add_idle(register.zone.package, register.idle.by_method())
+        for meter in self._meters:
+            block.add_meter(meter, shown=shown)
         if modelled is not None:
             joules = modelled.joules if shown else None
             block.add_package(modelled.index, modelled.source, joules, modelled.watts)

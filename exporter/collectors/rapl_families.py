@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from exporter.collectors.draft import Draft
 from exporter.collectors.family import FamilySpec
+from exporter.collectors.power_meters import SOURCE as METER_SOURCE
+from exporter.collectors.power_meters import PowerMeter
 from exporter.collectors.rapl_zones import Zone
 
 CPU_ENERGY = FamilySpec(
@@ -18,7 +20,7 @@ CPU_ENERGY = FamilySpec(
     "Energy of a CPU package since counting began, over restarts of the exporter; corrected for wraps and resets. Absent without registers, and without the right to read them (root only since Linux 5.10).",
     ("package", "source"),
     unit="joules",
-    source="/sys/class/powercap/intel-rapl:*/energy_uj; source=tdp_model only where configured",
+    source="/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: power meter CPU of ACPI over time; tdp_model only where configured",
 )
 DRAM_ENERGY = FamilySpec(
     "host_dram_energy_joules_total",
@@ -28,13 +30,21 @@ DRAM_ENERGY = FamilySpec(
     unit="joules",
     source="/sys/class/powercap/intel-rapl:*:*/energy_uj, name dram",
 )
+SOC_ENERGY = FamilySpec(
+    "host_soc_energy_joules_total",
+    "counter",
+    "Energy of what is beside the cores on a chip that tells it apart (Grace), likewise. Absent on all others.",
+    ("device", "source"),
+    unit="joules",
+    source="power meter SysIO of ACPI over time",
+)
 ZONE_ENERGY = FamilySpec(
     "host_energy_zone_joules_total",
     "counter",
-    "Energy of a zone that overlaps with others (psys, core, uncore), never to be added to them. Absent as the packages' energy is.",
+    "Energy of a zone that overlaps with others (psys, core, uncore, module), never to be added to them. Absent as the packages' energy is.",
     ("zone", "device", "source"),
     unit="joules",
-    source="/sys/class/powercap/intel-rapl:*/energy_uj",
+    source="/sys/class/powercap/intel-rapl:*/energy_uj; power meter Module of ACPI over time",
 )
 CPU_POWER = FamilySpec(
     "host_cpu_power_watts",
@@ -60,7 +70,7 @@ IDLE_POWER = FamilySpec(
     unit="watts",
     source="configuration, host_cpu_power_watts",
 )
-SPECS = (CPU_ENERGY, DRAM_ENERGY, ZONE_ENERGY, CPU_POWER, DRAM_POWER, IDLE_POWER)
+SPECS = (CPU_ENERGY, DRAM_ENERGY, SOC_ENERGY, ZONE_ENERGY, CPU_POWER, DRAM_POWER, IDLE_POWER)
 
 
 class EnergyBlock:
@@ -83,6 +93,18 @@ class EnergyBlock:
         """Add a package, or what stands for all of them."""
         self._put(CPU_ENERGY, joules, package, source)
         self._put(CPU_POWER, watts, package, source)
+
+    def add_meter(self, meter: PowerMeter, *, shown: bool) -> None:
+        """Add a socket that tells its power."""
+        if meter.watts is None:
+            return
+        joules = meter.joules if shown else None
+        if meter.kind == "cpu":
+            self.add_package(meter.socket, METER_SOURCE, joules, meter.watts)
+        elif meter.kind == "soc":
+            self._put(SOC_ENERGY, joules, meter.device, METER_SOURCE)
+        else:
+            self._put(ZONE_ENERGY, joules, meter.kind, meter.device, METER_SOURCE)
 
     def add_idle(self, package: str, watts_by_method: Mapping[str, float]) -> None:
         """Add what a package draws without work."""

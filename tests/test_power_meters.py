@@ -1,0 +1,142 @@
+"""Sockets that tell their power only: a described Grace, its ACPI power meters turned by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from collectors_support import collect_soundly, value_of
+from energy_support import Machine
+
+from exporter.collectors.family import Collected
+from exporter.collectors.rapl import RaplCollector
+from exporter.ledger.pages import Pages
+from exporter.ledger.state import StateStore
+
+CPU, SOC, ZONE = (
+    "host_cpu_energy_joules_total",
+    "host_soc_energy_joules_total",
+    "host_energy_zone_joules_total",
+)
+METERS = ("Module Power Socket 0", "Grace Power Socket 0", "CPU Power Socket 0", "SysIO Power Socket 0")
+WATTS = dict(zip(METERS, (320.0, 200.0, 150.0, 50.0), strict=True))
+
+
+@dataclass
+class Grace:
+    """A machine of one socket."""
+
+    root: Path
+    within: str = "device"
+    watts: dict[str, float] = field(default_factory=lambda: dict(WATTS))
+
+    def __post_init__(self) -> None:
+        self.machine = Machine(self.root / "machine", {})
+        self.draw(0.0)
+
+    def meter(self, name: str) -> Path:
+        hwmon = self.machine.root / f"sys/class/hwmon/hwmon{METERS.index(name)}"
+        return hwmon / self.within if self.within else hwmon
+
+    def draw(self, seconds: float) -> None:
+        self.machine.now += seconds
+        for name, watts in self.watts.items():
+            self.meter(name).mkdir(parents=True, exist_ok=True)
+            (self.meter(name) / "power1_oem_info").write_text(f"{name}\n")
+            (self.meter(name) / "power1_average").write_text(f"{round(watts * 1e6)}\n")
+
+
+def kept(directory: Path) -> Pages:
+    directory.mkdir(exist_ok=True)
+    return Pages(StateStore(directory))
+
+
+@pytest.mark.parametrize("within", ["device", ""])
+def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, within: str) -> None:
+    grace = Grace(tmp_path, within)
+    collector = grace.machine.collector()
+    collector.collect()
+    grace.draw(5.0)
+    grace.watts["CPU Power Socket 0"] = 250.0
+    collector.collect()
+    grace.draw(5.0)
+    collected = collect_soundly(collector)
+
+    assert isinstance(collected, Collected)
+    assert value_of(collected, CPU, "0", "hwmon") == pytest.approx(5 * 150 + 5 * 200)
+    assert value_of(collected, SOC, "socket0", "hwmon") == pytest.approx(500)
+    assert value_of(collected, ZONE, "module", "socket0", "hwmon") == pytest.approx(3200)
+    assert value_of(collected, "host_cpu_power_watts", "0", "hwmon") == 250.0
+    assert sum(family.spec.name == ZONE for family in collected.families) == 1
+
+
+def test_readings_add_up_without_what_overlaps(tmp_path: Path) -> None:
+    grace = Grace(tmp_path)
+    collector = grace.machine.collector()
+    collector.collect()
+    grace.draw(10.0)
+    collector.collect()
+
+    found = {(each.component, each.device): each.joules for each in collector.readings}
+    assert found == {("cpu", "package0"): 1500.0, ("soc", "socket0"): 500.0}
+    assert all(each.measured and each.source == "hwmon" for each in collector.readings)
+
+
+def test_a_model_does_not_stand_in_for_what_is_measured(tmp_path: Path) -> None:
+    collector = Grace(tmp_path).machine.collector(tdp_watts=500.0)
+    collector.collect()
+
+    assert {each.source for each in collector.readings} == {"hwmon"}
+
+
+def test_totals_go_on_after_a_restart_without_the_time_between(tmp_path: Path) -> None:
+    grace = Grace(tmp_path)
+    first = grace.machine.collector(kept(tmp_path / "state"))
+    first.collect()
+    grace.draw(10.0)
+    first.collect()
+    grace.draw(60.0)
+    second = grace.machine.collector(kept(tmp_path / "state"))
+    second.collect()
+    grace.draw(10.0)
+
+    assert value_of(second.collect(), SOC, "socket0", "hwmon") == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize("garbage", ["", "N/A", "-5", "99999999999999999999", "5000000000", "\x00"])
+def test_a_meter_that_shows_what_cannot_be_costs_itself(tmp_path: Path, garbage: str) -> None:
+    grace = Grace(tmp_path)
+    collector = grace.machine.collector()
+    collector.collect()
+    grace.draw(5.0)
+    (grace.meter("SysIO Power Socket 0") / "power1_average").write_text(garbage)
+    broken = collect_soundly(collector)
+    grace.draw(5.0)
+    mended = collect_soundly(collector)
+
+    assert isinstance(broken, Collected)
+    assert [reason for reason, _ in broken.problems] == ["malformed"]
+    assert {family.spec.name for family in broken.families}.isdisjoint({SOC})
+    assert value_of(broken, CPU, "0", "hwmon") == pytest.approx(750.0)
+    assert isinstance(mended, Collected)
+    assert value_of(mended, SOC, "socket0", "hwmon") == pytest.approx(500.0)  # 10 s at 50 W, bridged
+    assert {each.component: each.gap_seconds["error"] for each in collector.readings} == {
+        "cpu": 0.0,
+        "soc": 5.0,
+    }
+
+
+def test_an_exporter_that_does_not_count_has_no_meters_either(tmp_path: Path) -> None:
+    grace, counts = Grace(tmp_path), [True]
+    collector: RaplCollector = grace.machine.collector(counts=lambda: counts[0])
+    collector.collect()
+    counts[0] = False
+    grace.draw(5.0)
+    resting = collector.collect()
+    counts[0] = True
+    again = collector.collect()
+
+    assert resting.families == ()
+    assert collector.readings
+    assert value_of(again, SOC, "socket0", "hwmon") == 0.0
