@@ -64,7 +64,7 @@ class Replay:
     """
 
     def __init__(self, vector: Mapping[str, Any], clock: Clock) -> None:
-        from exporter import training  # noqa: PLC0415  # under the fake clock
+        from exporter import training  # under the fake clock
 
         self.training = training
         self.vector = vector
@@ -77,15 +77,16 @@ class Replay:
 
     def run(self) -> Iterator[str]:
         """Replay all steps; gives the differences."""
-        import exporter  # noqa: PLC0415  # under the fake clock
+        import exporter  # under the fake clock
 
         self._configure()
         before = self._misuse()
-        for self.step, (now, call, arguments) in enumerate(self.vector["steps"]):
+        for step, (now, call, arguments) in enumerate(self.vector["steps"]):
+            self.step = step
             self.clock.now = now
             try:
                 self._do(call, arguments)
-            except Exception as error:  # noqa: BLE001  # whatever comes out is the difference
+            except Exception as error:  # whatever comes out is the difference
                 yield f"step {self.step} {call}: raised {error!r}"
             if not exporter.flush():
                 yield f"step {self.step} {call}: was not flushed"
@@ -152,15 +153,13 @@ class Replay:
         if not raising:
             block.__exit__(None, None, None)
             return
-        try:
-            raise RuntimeError("of the body")
-        except RuntimeError as error:
-            if block.__exit__(type(error), error, error.__traceback__):
-                self.problems.append(f"step {self.step} {name}: the body's exception did not come out")
+        error = RuntimeError("of the body")
+        if block.__exit__(type(error), error, None):
+            self.problems.append(f"step {self.step} {name}: the body's exception did not come out")
 
     def _misuse(self) -> float:
         """Read the counter where everybody does: in the feed."""
-        from exporter.feed.codec import decode  # noqa: PLC0415  # under the fake clock
+        from exporter.feed.codec import decode  # under the fake clock
 
         feeds = list(Path(os.environ["EXPORTER_FEED_DIR"]).glob("*.feed"))
         stats = [stat for feed in feeds for stat in decode(feed.read_bytes()).recording.stats]
@@ -208,9 +207,7 @@ def _exporter(replay: Replay) -> object:
             )
 
         def export_event(self, event: Any, span: Any) -> None:
-            self._keep(
-                "event", event=event.name_str, span=span.name_str, attributes=_plain(event.attributes)
-            )
+            self._keep("event", event=event.name_str, span=span.name_str, attributes=_plain(event.attributes))
 
         def export_stop(self, span: Any) -> None:
             self._keep("span_stop", span=span.name_str, duration_msec=span.duration_msec())

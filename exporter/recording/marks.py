@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Mark: TypeAlias = tuple[int, Any]
 
-FULL_ITEMS = 1 << 16
+FULL_ITEMS = 1 << 15
 """Items in a buffer at which its thread interprets them itself: at 100 iterations a second the recording thread finds
 a hundredth of it."""
 MOST_ITEMS = 1 << 20

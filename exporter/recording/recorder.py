@@ -288,7 +288,7 @@ class Recorder:
     def _tick_cycle(self) -> bool:
         self._renew()
         self.events.tick()
-        self.training.drain(self._give_way)
+        self.training.tick(self._give_way)
         self._close_windows()
         full = [tally for tally in self._registry.tallies() if len(tally.buffer) > HIGH_WATER]
         for tally in full:

@@ -80,6 +80,10 @@ if TYPE_CHECKING:
             """Interpret what was told up to now, and give way between two pieces."""
             ...
 
+        def tick(self, give_way: Callable[[], None]) -> None:
+            """Do the same where much is waiting."""
+            ...
+
         def series(self) -> Sequence[StatReading]:
             """Read its families."""
             ...
@@ -122,6 +126,8 @@ class NoTraining:
 
     def drain(self, give_way: Callable[[], None]) -> None:
         """There is nothing to interpret."""
+
+    tick = drain
 
     def series(self) -> Sequence[StatReading]:
         """There are no families."""

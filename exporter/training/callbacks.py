@@ -47,7 +47,7 @@ def _end_short(kind: Kind, finish_time_msec: float | None) -> None:
 
 def _settle_misuse(place: object) -> None:
     if hot.limit < 0:
-        hot.Hooks.full(place.track, False)  # type: ignore[attr-defined]  # noqa: FBT003  # nothing is failing
+        hot.Hooks.full(place.track, False)  # type: ignore[attr-defined]  # nothing is failing
 
 
 def on_app_start(start_time_msec: float | None = None) -> Span:

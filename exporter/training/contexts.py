@@ -7,6 +7,7 @@ runs, and what it raises always comes out again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import monotonic
 
 from exporter.training import calls, hot, kinds
 from exporter.training.decorating import decorated
@@ -18,6 +19,8 @@ from exporter.training.types import Attributes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeVar
+
+    from typing_extensions import Self
 
     AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
     Item = TypeVar("Item")
@@ -174,12 +177,12 @@ class background:  # noqa: N801  # it is called like a function
         self._task = task
         self._began = 0.0
 
-    def __enter__(self) -> background:
-        self._began = calls.monotonic()
+    def __enter__(self) -> Self:
+        self._began = monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exception: object, traceback: object) -> None:
-        calls.say("background", task=self._task, seconds=calls.monotonic() - self._began)
+        calls.say("background", task=self._task, seconds=monotonic() - self._began)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function: each call is one block."""

@@ -47,6 +47,7 @@ _BY_TEXT = (
     ("No space left", "storage"),
     ("Connection reset", "network"),
     ("Connection refused", "network"),
+    ("Connection closed", "network"),
     ("DataLoader worker", "host"),
 )
 _STORAGE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE})

@@ -25,7 +25,9 @@ from exporter.training.types import Attribute, Attributes, AttributeValue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Literal, TypeVar
+    from typing import Any, TypeVar
+
+    from typing_extensions import Self
 
     AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -82,7 +84,7 @@ class Hot:
         self.kind = kind
         self.track = track
 
-    def __enter__(self) -> Hot:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
@@ -140,8 +142,7 @@ class Hot:
 
 def _handle(kind: Kind, track: Track) -> Hot:
     """Make the handle of a kind on a track."""
-    buffer, now = track.buffer, clock
-    extend = buffer.extend
+    extend, now = track.buffer.extend, clock
     entered, left, failed = kind.code + ENTER, kind.code + EXIT, kind.code + FAIL
 
     class Handle(Hot):
@@ -149,14 +150,12 @@ def _handle(kind: Kind, track: Track) -> Hot:
 
         __slots__ = ()
 
-        def __enter__(self) -> Hot:
+        def __enter__(self) -> Self:
             extend((entered, now()))
             return self
 
         def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
             extend((left if exception is None else failed, now()))
-            if len(buffer) > limit:
-                Hooks.full(track, exception is not None)
 
     return Handle(kind, track)
 
@@ -172,10 +171,10 @@ def _iteration(kind: Kind, track: Track) -> Hot:
 
         __slots__ = ()
 
-        def __enter__(self) -> Hot:
+        def __enter__(self) -> Self:
             extend((entered, now()))
             if limit < 0:
-                Hooks.full(track, False)  # noqa: FBT003  # the block is only entered
+                Hooks.full(track, False)  # the block is only entered
             return self
 
         def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
@@ -235,7 +234,7 @@ class _Place:
         """Put any other mark."""
         self.extend((code, value))
         if len(self.buffer) > limit >= 0:
-            Hooks.full(self.track, False)  # noqa: FBT003  # nothing is failing
+            Hooks.full(self.track, False)  # nothing is failing
 
 
 class _Thread(_Place, threading.local):

@@ -7,6 +7,9 @@ process's. A call that cannot be meant so is counted, told once and changes noth
 
 from __future__ import annotations
 
+from math import inf
+from time import perf_counter
+
 from exporter.recording.marks import Track
 from exporter.recording.notices import tell_once
 from exporter.training import kinds
@@ -32,6 +35,7 @@ from exporter.training.kinds import (
 )
 from exporter.training.opened import Open, Stack
 from exporter.training.phases import PhaseClock
+from exporter.training.runs import BEGIN_CODE, Plan, Runs
 from exporter.training.spans import Span
 from exporter.training.types import Attribute, Attributes, TracingTimestamp
 
@@ -43,13 +47,15 @@ if TYPE_CHECKING:
     from exporter.training.provider import Configured
 
 FIRST_CODE = FIRST_KIND * 8
+AT_ONCE = 32
+"""Marks interpreted between two looks at the clock."""
 
 
 def time_of(code: int, value: Any) -> float | None:
     """Give the time of a mark; None for a number, which belongs to the mark before it."""
     if code >= FIRST_CODE:
         return value if code & 7 < BEGAN else value.time  # type: ignore[no-any-return]  # floats and calls
-    return value.time if code == CALL else None  # type: ignore[no-any-return]  # a call
+    return value.time if code == CALL else None
 
 
 class Interpreter:
@@ -75,6 +81,7 @@ class Interpreter:
         self.started = False
         self._stacks: list[Stack] = []
         self._wanted: dict[Kind, bool] = {}
+        self._runs = Runs(self)
         self._now = clock.last
         self._numbers_of: dict[int, tuple[str, str]] = {
             NUMBERS + 8 * row + place: (field, mode)
@@ -94,20 +101,74 @@ class Interpreter:
 
     # Marks -----------------------------------------------------------------------------------------------
 
-    def take(self, track: Track, items: list[Any]) -> None:
+    def take(self, track: Track, items: list[Any], seconds: float = inf) -> int:
         """Interpret the marks of one track.
 
         Args:
             track: Whose.
             items: Codes and values in turn.
+            seconds: After so long the rest is left.
+
+        Returns:
+            How many items were interpreted.
         """
         stack = self.stack_of(track)
-        pairs = iter(items)
-        for code, value in zip(pairs, pairs, strict=False):
-            try:
-                self.mark(stack, code, value)
-            except Exception as error:  # noqa: BLE001, PERF203  # a defect of ours costs one mark, not those after it
-                tell_once(f"mark {code} {error!r}", f"a defect in the recording of training: {error!r}")
+        try:
+            codes = bytes(items[::2])
+        except ValueError:  # kinds beyond the first few of the job's own
+            codes = b""
+        position, total, until = 0, len(items) // 2, perf_counter() + seconds
+        while position < total:
+            if codes and codes[position] == BEGIN_CODE and kinds.TRAINING_ITERATION not in stack.single:
+                taken = self._runs.take(stack, items, codes, position)
+                if taken:
+                    position += taken
+                    if perf_counter() > until:
+                        break
+                    continue
+            end = codes.find(BEGIN_CODE, position + 1)
+            end = min(position + AT_ONCE if end < 0 else end, position + AT_ONCE, total)
+            for place in range(2 * position, 2 * end, 2):
+                self._safely(stack, items[place], items[place + 1])
+            position = end
+            if perf_counter() > until:
+                break
+        return 2 * position
+
+    def _safely(self, stack: Stack, code: int, value: Any) -> None:
+        """Interpret one mark; a defect of ours costs this one, not those after it."""
+        try:
+            self.mark(stack, code, value)
+        except Exception as error:  # noqa: BLE001  # see above
+            tell_once(f"mark {error!r}", f"a defect in the recording of training: {error!r}")
+
+    def fold(
+        self,
+        plan: Plan,
+        durations: list[list[float]],
+        began: float,
+        ended: float,
+        finished: list[float],
+    ) -> None:
+        """Take iterations that look alike.
+
+        Args:
+            plan: What their marks mean.
+            durations: Of each block of the plan, in each of them.
+            began: When the first began.
+            ended: When what belongs to the last ended.
+            finished: When each ended.
+        """
+        self._now = ended
+        # Blocks outside the iteration may be longer than it.
+        longest = max(map(max, durations)) if plan.last > plan.end else max(durations[0])
+        work = self.clock.fold(plan, durations, began, ended, longest)
+        waits = [
+            times
+            for block, times in zip(plan.blocks, durations, strict=True)
+            if block.phase in kinds.WAITS and block.enter < plan.end
+        ]
+        self.job.looping.fold(durations[0], waits, work, finished, self)
 
     def stack_of(self, track: Track) -> Stack:
         """Give the open spans of a track."""
@@ -238,7 +299,7 @@ class Interpreter:
             opened.span = mark.span
             if mark.span.parent_span is None and opened.known:
                 mark.span.set_parent(self._parent_span(opened))
-        elif job.tells and self._wants(kind):
+        elif job.tells and self.wants(kind):
             opened.span = self._span(opened)
         stack.add(opened)
         self._begin_phase(stack, opened, mark)
@@ -349,7 +410,7 @@ class Interpreter:
 
     def record(self, opened: Open) -> None:
         """Tell the exporters that a span has begun, if anybody wants it."""
-        if opened.known and self._wants(opened.kind, opened.span):
+        if opened.known and self.wants(opened.kind, opened.span):
             opened.recorded = True
             self.job.sink.start(self._span(opened))
 
@@ -416,7 +477,8 @@ class Interpreter:
                 return found
         return None
 
-    def _wants(self, kind: Kind, span: Span | None = None) -> bool:
+    def wants(self, kind: Kind, span: Span | None = None) -> bool:
+        """Whether the exporters take spans of a kind, or one span."""
         if span is not None and span.name != kind.name:
             return self.job.sink.wants(span.name)
         wanted = self._wanted.get(kind)

@@ -150,6 +150,36 @@ class Looping:
         if self.open is not None and loop.completed % job.every == 0:
             by.event(self.open, Event.create(_EVENTS.TRAINING_METRICS_UPDATE, loop.update(), by.moment()))
 
+    def fold(
+        self,
+        durations: list[float],
+        waits: list[list[float]],
+        work: float,
+        finished: list[float],
+        by: Interpreter,
+    ) -> None:
+        """Count iterations that were completed one after another, where there is a loop.
+
+        Args:
+            durations: What each took.
+            waits: Of each, what it waited for data or for other ranks, kind by kind.
+            work: Of all, what was work.
+            finished: When each ended.
+            by: Who interprets.
+        """
+        job, loop, count = self._job, self.figures, len(durations)
+        self._progress.fold(durations, waits, finished[-1])
+        self._last_step, self._last_work = finished[-1], _worked(by)
+        first = loop.completed
+        samples, tokens = loop.complete_all(
+            durations, by.wall(finished[0]), by.wall(finished[-1]), job.facts.world_size
+        )
+        ranks = job.facts.world_size or 1
+        self._progress.owe(samples / ranks, None if tokens is None else tokens / ranks, times=count)
+        self._work.done(loop.number, first, loop.completed - 1, work)
+        if self.open is not None and loop.completed % job.every == 0:
+            by.event(self.open, Event.create(_EVENTS.TRAINING_METRICS_UPDATE, loop.update(), by.moment()))
+
     def told(self, values: Mapping[str, Any], at: float, by: Interpreter) -> str | None:
         """Take the job's word that a step has just ended.
 

@@ -46,6 +46,14 @@ class Durations:
         self.shortest = seconds if self.shortest is None else min(self.shortest, seconds)
         self.longest = seconds if self.longest is None else max(self.longest, seconds)
 
+    def add_all(self, durations: list[float], total: float) -> None:
+        """Add several, whose sum is known."""
+        self.count += len(durations)
+        self.total += total
+        shortest, longest = min(durations), max(durations)
+        self.shortest = shortest if self.shortest is None else min(self.shortest, shortest)
+        self.longest = longest if self.longest is None else max(self.longest, longest)
+
     @property
     def mean(self) -> float | None:
         """None while there is none."""
@@ -137,20 +145,37 @@ class Loop:
         Returns:
             Its samples and tokens, of all ranks together; no tokens where the sequence length is not known.
         """
+        return self.complete_all([seconds], finished, finished, world_size)
+
+    def complete_all(
+        self, durations: list[float], first: float, last: float, world_size: int | None
+    ) -> tuple[int, int | None]:
+        """Count iterations that came one after another.
+
+        Args:
+            durations: What each took, seconds.
+            first: Unix time of the end of the first.
+            last: Unix time of the end of the last.
+            world_size: Ranks; None where that is not known.
+
+        Returns:
+            Samples and tokens of each, as `complete` gives them.
+        """
+        count = len(durations)
         samples = self._values.get("global_batch_size") or 0
         length = self._values.get("seq_length")
         tokens = samples * length if length else None
-        self.completed += 1
-        self.pending += 1
-        self.iterations.add(seconds)
-        self._samples += samples
+        self.completed += count
+        self.pending += count
+        self.iterations.add_all(durations, sum(durations))
+        self._samples += samples * count
         if tokens is not None:
-            self._tokens = (self._tokens or 0) + tokens
-        self._last_finish = finished
+            self._tokens = (self._tokens or 0) + tokens * count
+        self._last_finish = last
         if self._first_finish is None:
-            self._first_finish = finished
+            self._first_finish = first
         if self._measures:
-            self._measure(samples * self._flops_of_sample, seconds, world_size or 1)
+            self._measure(samples * self._flops_of_sample, durations, world_size or 1)
         return samples, tokens
 
     def update(self) -> TrainingMetricsUpdateAttributes:
@@ -203,12 +228,15 @@ class Loop:
     def _measures(self) -> bool:
         return bool(self._values.get("is_log_throughput_enabled")) and self._flops_of_sample > 0
 
-    def _measure(self, flops: int, seconds: float, world_size: int) -> None:
-        self._flops += flops
-        self._overall = (self._overall or 0) + flops
+    def _measure(self, flops: int, durations: list[float], world_size: int) -> None:
+        self._flops += flops * len(durations)
+        self._overall = (self._overall or 0) + flops * len(durations)
         if self.iterations.total > 0:
             self._throughput = self._flops / (self.iterations.total * TERA * world_size)
-        if seconds > 0:
-            rate = flops / (seconds * TERA * world_size)
-            self._throughput_max = max(rate, self._throughput_max or rate)
-            self._throughput_min = rate if self._throughput_min is None else min(rate, self._throughput_min)
+        measured = [seconds for seconds in durations if seconds > 0]
+        if measured:
+            fastest = flops / (min(measured) * TERA * world_size)
+            slowest = flops / (max(measured) * TERA * world_size)
+            self._throughput_max = max(fastest, self._throughput_max or fastest)
+            low = self._throughput_min
+            self._throughput_min = slowest if low is None else min(slowest, low)

@@ -5,7 +5,6 @@ Used by the interpreter, and through `exporter.training.reports` by whoever chec
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 from exporter.recording.notices import tell_once

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from math import floor
+from operator import sub
 
 from exporter.training.kinds import WAITS, WORK
-from exporter.training.series import PHASE_BUCKETS, Families
+from exporter.training.series import PHASE_BUCKETS, Counter, Families, Histogram
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from exporter.training.runs import Block, Plan
 
 BINS_PER_SECOND = 10
 MOST_BINS = 25
@@ -61,6 +66,8 @@ class PhaseClock:
         self._bin_end = self._bin / BINS_PER_SECOND
         self._bin_seconds: dict[str, float] = {}
         self._bins: deque[tuple[float, tuple[tuple[str, float], ...]]] = deque(maxlen=MOST_BINS)
+        self._entries_of: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
         self._enter(INIT)
 
     def restart(self, at: float) -> None:
@@ -100,9 +107,7 @@ class PhaseClock:
             self._stack.remove(entry)
         else:
             return
-        self._families.histogram("training.phase_duration", PHASE_BUCKETS, phase=entry.phase).observe(
-            entry.seconds
-        )
+        self._histogram(entry.phase).observe(entry.seconds)
         self._switch()
 
     def training_begins(self, at: float) -> None:
@@ -122,6 +127,49 @@ class PhaseClock:
         if passed > 0:
             self._count(passed)
             self.last = at
+
+    @property
+    def bin_end(self) -> float:
+        """When the present bin of the timeline ends."""
+        return self._bin_end
+
+    def inside(self, phase: str) -> bool:
+        """Whether the active phase is this one, so that another like it would be part of it."""
+        return self._active == phase and bool(self._stack)
+
+    def fold(
+        self, plan: Plan, durations: list[list[float]], began: float, ended: float, longest: float
+    ) -> float:
+        """Count iterations that look alike, all of them before the present bin ends.
+
+        Args:
+            plan: What their marks mean.
+            durations: Of each block, in each iteration.
+            began: When the first began.
+            ended: When what belongs to the last ended.
+            longest: None of the durations is more.
+
+        Returns:
+            Seconds of work in the iterations.
+        """
+        self.advance(began)
+        totals = {block: sum(times) for block, times in zip(plan.blocks, durations, strict=True)}
+        work = inside = 0.0
+        for block, times in zip(plan.blocks, durations, strict=True):
+            own = totals[block]
+            if block.inner:
+                own = max(own - sum([totals[inner] for inner in block.inner]), 0.0)
+                if longest > PHASE_BUCKETS[0]:
+                    times = _without(times, plan, durations, block)  # noqa: PLW2901  # its own time
+            self._seconds_of(block.phase, own)
+            if block.phase in WORK and block.enter < plan.end:
+                work += own
+            inside += own
+            self._entries(block.phase).add_many(len(times))
+            self._histogram(block.phase).observe_all(times, own, longest)
+        self._count(ended - began - inside)
+        self.last = self.since = ended
+        return work
 
     def timeline(self) -> tuple[tuple[float, tuple[tuple[str, float], ...]], ...]:
         """Give the bins that are over, the oldest first."""
@@ -143,11 +191,13 @@ class PhaseClock:
     def _count(self, passed: float) -> None:
         if passed <= 0:
             return
-        phase = self._active
-        self.seconds[phase] += passed
-        self._bin_seconds[phase] = self._bin_seconds.get(phase, 0.0) + passed
         if self._own is not None:
             self._own.seconds += passed
+        self._seconds_of(self._active, passed)
+
+    def _seconds_of(self, phase: str, passed: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + passed
+        self._bin_seconds[phase] = self._bin_seconds.get(phase, 0.0) + passed
         if phase in WORK:
             self.work += passed
         if phase in WAITS:
@@ -168,8 +218,21 @@ class PhaseClock:
             self._bin_seconds = {}
 
     def _enter(self, phase: str) -> None:
-        self._families.counter("training.phase_entries", phase=phase).add()
+        self._entries(phase).add()
         self.seconds.setdefault(phase, 0.0)
+
+    def _entries(self, phase: str) -> Counter:
+        found = self._entries_of.get(phase)
+        if found is None:
+            found = self._entries_of[phase] = self._families.counter("training.phase_entries", phase=phase)
+        return found
+
+    def _histogram(self, phase: str) -> Histogram:
+        found = self._histograms.get(phase)
+        if found is None:
+            found = self._families.histogram("training.phase_duration", PHASE_BUCKETS, phase=phase)
+            self._histograms[phase] = found
+        return found
 
     def _switch(self) -> None:
         self._own = self._stack[-1] if self._stack else None
@@ -178,3 +241,10 @@ class PhaseClock:
             self._active = active
             self.since = self.last
         self.seconds.setdefault(active, 0.0)
+
+
+def _without(times: list[float], plan: Plan, durations: list[list[float]], block: Block) -> list[float]:
+    """Take the time of what is right inside a block off its own, iteration by iteration."""
+    for inner in block.inner:
+        times = list(map(sub, times, durations[plan.blocks.index(inner)]))
+    return [max(seconds, 0.0) for seconds in times]

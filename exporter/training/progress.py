@@ -9,7 +9,7 @@ from collections import deque
 from math import isfinite, isnan
 from statistics import median
 
-from exporter.training.series import Families
+from exporter.training.series import Counter, Families, Histogram
 
 LONGEST_OF = 100
 IDEAL_OF = 200
@@ -17,6 +17,7 @@ COMPUTE_OF = 50
 FEWEST = 5
 """Steps after which a slow one can be told."""
 _NONFINITE = {"loss": "loss", "grad_norm": "grad"}
+_SUMMED = frozenset({"samples", "tokens", "microbatches"})
 _GAUGES = {
     "grad_norm": "training.grad_norm",
     "learning_rate": "training.learning_rate",
@@ -50,9 +51,31 @@ class Progress:
         self._slow: float | None = None
         self._ideal: float | None = None
         self._stale = False
+        self._known: dict[str, tuple[Counter, Histogram]] = {}
         self._told: set[str] = set()
         self._owed = (0.0, 0.0)
         self._epoch: float | None = None
+
+    @property
+    def _steps(self) -> Counter:
+        return self._train[0]
+
+    @property
+    def _durations(self) -> Histogram:
+        return self._train[1]
+
+    @property
+    def _train(self) -> tuple[Counter, Histogram]:
+        found = self._known.get("train")
+        if found is None:
+            steps = self._families.counter("training.steps", mode="train")
+            durations = self._families.histogram("training.step_duration", mode="train")
+            found = self._known["train"] = (steps, durations)
+        return found
+
+    @property
+    def _excess(self) -> Counter:
+        return self._families.counter("training.slow_step_excess", "seconds")
 
     def reset(self) -> None:
         """Count from zero."""
@@ -68,23 +91,66 @@ class Progress:
             at: When it ended.
             compute: Of it, without waiting for data and other ranks; None where that is not known.
         """
-        self._families.counter("training.steps", mode=mode).add()
-        self._families.histogram("training.step_duration", mode=mode).observe(seconds)
         if mode != "test":
             self.last = at
         if mode != "train":
+            self._families.counter("training.steps", mode=mode).add()
+            self._families.histogram("training.step_duration", mode=mode).observe(seconds)
             return
+        self._steps.add()
+        self._durations.observe(seconds)
         self.steps += 1
         if compute is not None:
             self._compute.append(compute)
         if self.steps == 1:  # it compiles and warms up
             return
         if self._slow is not None and self._ideal is not None and seconds > self._slow:
-            self._families.counter("training.slow_step_excess", "seconds").add(seconds - self._ideal)
+            self._excess.add(seconds - self._ideal)
         self._recent.append(seconds)
         if len(self._recent) == FEWEST:
             self.judge()
         self._stale = True
+
+    def fold(self, durations: list[float], waits: list[list[float]], at: float) -> None:
+        """Count training steps that ended one after another; not the first of all.
+
+        Args:
+            durations: What each took.
+            waits: Of each, what it waited, kind by kind.
+            at: When the last ended.
+        """
+        self._steps.add_many(len(durations))
+        longest = max(durations)
+        self._durations.observe_all(durations, sum(durations), longest)
+        self.last = at
+        self.steps += len(durations)
+        for place in range(max(len(durations) - COMPUTE_OF, 0), len(durations)):
+            waited = sum([times[place] for times in waits])
+            self._compute.append(max(durations[place] - waited, 0.0))
+        slow, ideal = self._slow, self._ideal
+        if slow is not None and ideal is not None and longest > slow:
+            self._excess.add(sum([seconds - ideal for seconds in durations if seconds > slow]))
+        self._recent.extend(durations[-IDEAL_OF:])
+        if self._slow is None and len(self._recent) >= FEWEST:
+            self.judge()
+        self._stale = True
+
+    def numbers(self, field: str, mode: str, column: list[float], total: float) -> None:
+        """Take plain numbers that were recorded one after another.
+
+        Args:
+            field: Of `record`.
+            mode: One of `MODES`.
+            column: All of them.
+            total: Their sum.
+        """
+        if field == "epoch":
+            for number in column:
+                self._enter_epoch(float(number))
+        elif field in _SUMMED:
+            self.number(field, mode, total)
+        else:
+            self.number(field, mode, column[-1])
 
     def judge(self) -> None:
         """Say anew what an ordinary step takes."""
@@ -94,9 +160,18 @@ class Progress:
         ordinary = [seconds for seconds in self._recent if seconds <= self._slow]
         self._ideal = sum(ordinary) / len(ordinary)
 
-    def owe(self, samples: float, tokens: float | None) -> None:
-        """Note what a step has trained according to the configuration; the job may yet say so itself."""
+    def owe(self, samples: float, tokens: float | None, *, times: int = 1) -> None:
+        """Note what a step has trained according to the configuration; the job may yet say so itself.
+
+        Args:
+            samples: Of it.
+            tokens: Of it; None where that is not known.
+            times: Steps that have ended, each like this; of those before the last, the job has said nothing.
+        """
         self.settle()
+        if times > 1:
+            self._owed = (samples * (times - 1), (tokens or 0.0) * (times - 1))
+            self.settle()
         self._owed = (samples, tokens or 0.0)
 
     def settle(self) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic, time
 
 from exporter.errors import OneLoggerError
 from exporter.recording.late import WHEN_TRAINING_IS_LOADED
-from exporter.recording.marks import MOST_ITEMS, Track, in_order
+from exporter.recording.marks import FULL_ITEMS, MOST_ITEMS, Track, in_order
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training import calls, hot, kinds, provider, reports, telling
 from exporter.training.delivery import close_all, flush_all
@@ -36,8 +37,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SLICE_ITEMS = 256
-"""Items interpreted between two chances for the job's threads: two tenths of a millisecond."""
+SLICE_SECONDS = 0.0002
+"""Interpreting between two chances for the job's threads."""
+CHUNK_ITEMS = 1 << 17
+"""Items drained at once."""
+SLICE_ITEMS = 1 << 11
+"""The same, where the time is limited."""
+MIXED_ITEMS = 256
+"""Items drained of each thread at once, where several mark at the same time."""
 HELP_ITEMS = 1024
 """Items that a thread which makes a rare call interprets at most."""
 STRICT_SECONDS = 1.0
@@ -91,7 +98,7 @@ class TrainingRecording:
 
     def in_use(self) -> bool:
         """Whether anything was told."""
-        return self._interpreter.started or hot.TRACKS.waiting() or self._misuse.waiting
+        return bool(hot.TRACKS.all()) or self._misuse.waiting
 
     def drain(self, give_way: Callable[[], None] = lambda: None) -> None:
         """Interpret all marks up to now.
@@ -103,11 +110,17 @@ class TrainingRecording:
         while True:
             with self._lock:
                 self._owner = threading.get_ident()
-                more = self._piece(SLICE_ITEMS, until)
+                more = self._piece(SLICE_SECONDS, until)
                 self._owner = None
             if not more:
                 return
             give_way()
+
+    def tick(self, give_way: Callable[[], None] = lambda: None) -> None:
+        """Interpret where much is waiting, so that what is drained once a second stays little."""
+        waiting = max([len(track.buffer) for track in hot.TRACKS.all()], default=0)
+        if waiting > FULL_ITEMS // 4:
+            self.drain(give_way)
 
     def series(self) -> Sequence[StatReading]:
         """Read all families, with the time up to now."""
@@ -165,8 +178,12 @@ class TrainingRecording:
 
     # What the job's threads do ---------------------------------------------------------------------------
 
-    def _piece(self, most: int, until: float) -> bool:
+    def _piece(self, seconds: float, until: float) -> bool:
         """Interpret some marks; by whoever holds the lock.
+
+        Args:
+            seconds: About how long.
+            until: Marks after this time may stay for later.
 
         Returns:
             Whether there are more.
@@ -174,17 +191,22 @@ class TrainingRecording:
         interpreter = self._interpreter
         interpreter.offset = time() - monotonic()
         self._misuse.settle()
-        tracks = hot.TRACKS.all()
-        busy = [track for track in tracks if track.buffer or track.waiting]
+        busy = [track for track in hot.TRACKS.all() if track.buffer or track.waiting]
         for track in busy:
             if track.dropped != self._known_drops.get(track, 0):
                 interpreter.dropped(track, track.dropped - self._known_drops.get(track, 0))
                 self._known_drops[track] = track.dropped
-        if len(busy) == 1 and not busy[0].waiting:
-            interpreter.take(busy[0], busy[0].take(most))
-            return bool(busy[0].buffer)
+        if len(busy) == 1:
+            track = busy[0]
+            most = CHUNK_ITEMS if seconds == inf else SLICE_ITEMS
+            items = track.waiting
+            if len(items) < most:
+                items = items + track.take(most - len(items))
+            taken = interpreter.take(track, items, seconds)
+            track.waiting = items[taken:]
+            return bool(track.waiting or track.buffer)
         if busy:
-            marks = in_order(busy, until, most, time_of)
+            marks = in_order(busy, until, MIXED_ITEMS, time_of)
             for _, _, track, code, value in marks:
                 interpreter.take(track, [code, value])
             return bool(marks)
@@ -193,32 +215,31 @@ class TrainingRecording:
             interpreter.forget(track)
         return False
 
-    def _try(self, most: int, pieces: int) -> bool:
-        """Interpret on this thread, if nobody else does."""
+    def _try(self) -> bool:
+        """Interpret all there is on this thread, if nobody else does."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
             self._owner = threading.get_ident()
             until = monotonic()
-            for _ in range(pieces):
-                if not self._piece(most, until):
-                    break
+            while self._piece(inf, until):
+                pass
         finally:
             self._owner = None
             self._lock.release()
         return True
 
-    def _full(self, track: Track, failing: bool) -> None:  # noqa: FBT001  # as the hot path calls it
+    def _full(self, track: Track, failing: bool) -> None:  # as the hot path calls it
         if hot.limit < 0:
             self._strict(failing=failing)
-        elif not self._try(hot.limit, 4) and len(track.buffer) > MOST_ITEMS:
+        elif not self._try() and len(track.buffer) > MOST_ITEMS:
             track.drop()
 
-    def _settle(self, track: Track, failing: bool) -> None:  # noqa: FBT001  # as the hot path calls it
+    def _settle(self, track: Track, failing: bool) -> None:  # as the hot path calls it
         if hot.limit < 0:
             self._strict(failing=failing)
         elif len(track.buffer) <= HELP_ITEMS:
-            self._try(HELP_ITEMS, 1)
+            self._try()
 
     def _strict(self, *, failing: bool) -> None:
         """Interpret at once, and raise what was wrong.
@@ -230,7 +251,7 @@ class TrainingRecording:
             return
         try:
             self._owner = threading.get_ident()
-            while self._piece(HELP_ITEMS, monotonic()):
+            while self._piece(inf, monotonic()):
                 pass
             problems = list(self._misuse.latest)
             self._misuse.latest.clear()
@@ -242,7 +263,7 @@ class TrainingRecording:
 
     def _span_of(self, track: Track, kind: Kind) -> Span | None:
         """Give the span of an open block, as far as it is known by now."""
-        self._try(hot.FULL_ITEMS, 4)
+        self._try()
         return self._interpreter.span_of(track, kind)
 
     def _report(self, call: str, rule: str, expected: str) -> None:
@@ -309,8 +330,9 @@ class TrainingRecording:
         stop_time: TracingTimestamp | None = None,
     ) -> None:
         """End one."""
-        if not isinstance(span, Span):
-            reports.report("recorder.stop", "no_such_span", f"a span, not {type(span).__name__}")
+        given: object = span
+        if not isinstance(given, Span):
+            reports.report("recorder.stop", "no_such_span", f"a span, not {type(given).__name__}")
             return
         kind = _STANDARD.get(span.name_str) or kinds.kind_named(span.name, phase=False)
         calls.end(kind, "stop", at=stop_time, span=span, attributes=stop_event_attributes)
@@ -324,15 +346,16 @@ class TrainingRecording:
 
     def span_error(self, span: Span, event: ErrorEvent) -> None:
         """Record an error of the application in one, of a standard one too."""
-        if isinstance(span, Span):
-            span.keep(event)
-            calls.say("span_error", span=span, event=event)
+        given: object = span
+        if isinstance(given, Span):
+            given.keep(event)
+            calls.say("span_error", span=given, event=event)
         else:
             reports.report("recorder.error", "no_such_span", "a span that is active")
 
     def active_spans(self, name: SpanName) -> list[Span]:
         """Give those of a name that have not ended."""
-        self._try(hot.FULL_ITEMS, 4)
+        self._try()
         text = name_of(name)
         found = [opened.span for opened in self._interpreter.open_spans()]
         return [span for span in found if span is not None and span.name_str == text]

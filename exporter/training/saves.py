@@ -7,6 +7,7 @@ confirmed at any time, in any order; what was trained when the save began is wha
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from statistics import median
 
 from exporter.training.attributes import (
@@ -82,7 +83,7 @@ class Saves:
 
     def __init__(self) -> None:
         self._pending: dict[int, Save] = {}
-        self._attempts = {strategy: 0 for strategy in CheckPointStrategy}
+        self._attempts = dict.fromkeys(CheckPointStrategy, 0)
         self._times = {strategy: Durations() for strategy in CheckPointStrategy}
         self._successes = 0
         self._order = 0
@@ -209,5 +210,5 @@ class SaveFamilies:
         self._successes.append(at)
         times = list(self._successes)
         if len(times) > 1:
-            gaps = [max(later - earlier, 0.0) for earlier, later in zip(times, times[1:], strict=False)]
+            gaps = [max(later - earlier, 0.0) for earlier, later in pairwise(times)]
             families.gauge("training.checkpoint_interval", "seconds").set(median(gaps))

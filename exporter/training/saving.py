@@ -136,7 +136,7 @@ class Saving:
             return f"a step of 0 or more, not {step!r}"
         if kind not in KINDS:
             return f"kind to be one of {', '.join(KINDS)}, not {kind!r}"
-        numbers = {}
+        numbers: dict[str, float | None] = {}
         for name in ("seconds", "blocking_seconds", "bytes"):
             number = values[name]
             if number is None:

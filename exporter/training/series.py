@@ -99,6 +99,12 @@ class Counter(_Series):
             self.count += 1
             self._reading = None
 
+    def add_many(self, times: int) -> None:
+        """Grow by one so many times."""
+        self.value += times
+        self.count += times
+        self._reading = None
+
     def _read(self) -> StatReading:
         return StatReading(self.definition, self.count, self.value if isfinite(self.value) else None)
 
@@ -157,11 +163,17 @@ class Histogram(_Series):
         self._count += 1
         self._reading = None
 
-    def observe_all(self, values: Sequence[float], total: float) -> None:
-        """Add several, whose sum is known; when all are of one bucket, at the cost of two passes in C."""
+    def observe_all(self, values: Sequence[float], total: float, longest: float) -> None:
+        """Add several; when all are of one bucket, at the cost of at most two passes in C.
+
+        Args:
+            values: None of them negative.
+            total: Their sum.
+            longest: None of them is more.
+        """
         buckets = self.definition.buckets
-        low = bisect_left(buckets, min(values))
-        if bisect_left(buckets, max(values)) == low:
+        low = 0 if longest <= buckets[0] else bisect_left(buckets, min(values))
+        if longest <= buckets[0] or bisect_left(buckets, max(values)) == low:
             self._counts[low] += len(values)
         else:
             for value in values:

@@ -47,36 +47,27 @@ def record(
         epoch: The epoch that is under way.
         mode: train, validation or test.
     """
-    base = _MODES.get(mode)
-    if base is None:
+    base = NUMBERS if mode == "train" else _MODES.get(mode, 0)
+    if not base:
         report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {mode!r}"[:200])
         return
     place = hot._place  # noqa: SLF001  # `here()` costs as much as all the rest
     extend = place.extend
-    if loss is not None:
-        if type(loss) in _PLAIN:
-            extend((base + _LOSS, loss))
-        else:
-            _record_tensor(base + _LOSS, loss)
-    if tokens is not None:
-        extend((base + _TOKENS, tokens if type(tokens) in _PLAIN else _number(tokens)))
-    if grad_norm is not None:
-        if type(grad_norm) in _PLAIN:
-            extend((base + _GRAD_NORM, grad_norm))
-        else:
-            _record_tensor(base + _GRAD_NORM, grad_norm)
+    if type(loss) is float and type(grad_norm) is float and type(tokens) is int:  # the usual ones, at once
+        extend((base, loss, base + _TOKENS, tokens, base + _GRAD_NORM, grad_norm))
+    else:
+        if loss is not None:
+            _record_value(extend, base + _LOSS, loss)
+        if tokens is not None:
+            extend((base + _TOKENS, tokens if type(tokens) in _PLAIN else _number(tokens)))
+        if grad_norm is not None:
+            _record_value(extend, base + _GRAD_NORM, grad_norm)
     if samples is not None:
         extend((base + _SAMPLES, samples if type(samples) in _PLAIN else _number(samples)))
     if learning_rate is not None:
-        if type(learning_rate) in _PLAIN:
-            extend((base + _LEARNING_RATE, learning_rate))
-        else:
-            _record_tensor(base + _LEARNING_RATE, learning_rate)
+        _record_value(extend, base + _LEARNING_RATE, learning_rate)
     if loss_scale is not None:
-        if type(loss_scale) in _PLAIN:
-            extend((base + _LOSS_SCALE, loss_scale))
-        else:
-            _record_tensor(base + _LOSS_SCALE, loss_scale)
+        _record_value(extend, base + _LOSS_SCALE, loss_scale)
     if microbatches is not None:
         extend(
             (base + _MICROBATCHES, microbatches if type(microbatches) in _PLAIN else _number(microbatches))
@@ -84,7 +75,7 @@ def record(
     if epoch is not None:
         extend((base + _EPOCH, epoch if type(epoch) in _PLAIN else _number(epoch)))
     if len(place.buffer) > hot.limit:
-        hot.Hooks.full(place.track, False)  # noqa: FBT003  # nothing is failing
+        hot.Hooks.full(place.track, False)  # nothing is failing
 
 
 def describe(
@@ -195,15 +186,17 @@ def collect() -> None:
         reader.collect()
 
 
-def _record_tensor(code: int, value: object) -> None:
-    """Record a tensor, or a number of another library."""
-    if not hasattr(value, "device"):
-        hot._place.extend((code, _number(value)))  # noqa: SLF001  # as in `record`
-        return
-    reader = _readers.get(code)
-    if reader is None:
-        reader = _readers.setdefault(code, TensorReader(partial(_arrived, code), partial(_refused, code)))
-    reader.add(value)
+def _record_value(extend: Callable[[Any], None], code: int, value: object) -> None:
+    """Record a number, plain or of another library, or a tensor."""
+    if type(value) in _PLAIN:
+        extend((code, value))
+    elif not hasattr(value, "device"):
+        extend((code, _number(value)))
+    else:
+        reader = _readers.get(code)
+        if reader is None:
+            reader = _readers.setdefault(code, TensorReader(partial(_arrived, code), partial(_refused, code)))
+        reader.add(value)
 
 
 def _arrived(code: int, value: float) -> None:
