@@ -19,6 +19,7 @@ from exporter.collectors.scheduler import Scheduler
 from exporter.collectors.standing import SPECS, CollectorStatus, Standing, Totals
 from exporter.collectors.task import EASE_SECONDS, Task
 from exporter.errors import CollectError
+from exporter.exposition.rhythm import AHEAD_SECONDS
 
 SPEC = FamilySpec("host_thing", "gauge", "A thing.")
 OFTEN: dict[str, Any] = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
@@ -580,3 +581,21 @@ def test_what_is_left_out_is_over_before_somebody_looks(
     skipped = (due - plain) / interval
     assert skipped == pytest.approx(round(skipped), abs=1e-6)
     assert plain <= due <= max(plain, now + min(unwatched, EASE_SECONDS)) + 1e-6
+
+
+@given(interval=st.floats(0.1, 5.0), period=st.floats(1.0, 120.0), phase=st.floats(0.0, 5.0))
+def test_a_scrape_in_rhythm_finds_what_it_would_have_found_without_easing(
+    interval: float, period: float, phase: float
+) -> None:
+    standing = Standing("x", interval_seconds=interval, deadline_seconds=1.0, totals=Totals())
+    scrapes = [phase + number * period for number in range(1, 6)]
+    found: list[list[float]] = []
+    for eases in (False, True):
+        task, now, passes = Task(Source("x"), standing, eases=eases), 0.0, [0.0]
+        while now < scrapes[-1]:
+            unwatched = min(at - AHEAD_SECONDS for at in scrapes if at >= now) - now
+            now = task.next_due(0.0, now, unwatched_seconds=max(0.0, unwatched))
+            passes.append(now)
+        found.append([max(each for each in passes if each <= at) for at in scrapes])
+
+    assert found[1] == pytest.approx(found[0])
