@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -16,9 +17,19 @@ from exporter.training import (
     StandardTrainingJobSpanName,
     TrainingTelemetryProvider,
     application,
+    checkpoint_save,
+    on_app_end,
+    on_app_start,
+    on_save_checkpoint_success,
+    on_train_end,
+    on_train_start,
+    on_training_single_iteration_end,
+    on_training_single_iteration_start,
     timed_span,
     training_iteration,
     training_loop,
+    validation_iteration,
+    validation_loop,
 )
 from exporter.training.provider import current
 from exporter.training.recording import TRAINING
@@ -176,3 +187,119 @@ def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_no
         entries
     )
     assert not {"model_forward", "model_backward"} & {name for _, name in keeping.kept}
+
+
+def events_of(keeping: KeepingExporter, name: str) -> list[dict[str, Any]]:
+    """The attributes of every event of a name, in the order of their arrival."""
+    settled()
+    found: dict[int, dict[str, Any]] = {}
+    for span in keeping.spans:
+        for event in span.events:
+            if event.name_str == name:
+                found[id(event)] = event.attributes.to_json()
+    return list(found.values())
+
+
+def misuses() -> float:
+    return sum(value for name, value in totals().items() if name.startswith("training.misuse"))
+
+
+def test_d8_a_success_of_a_save_that_never_began_or_was_confirmed_is_a_misuse_without_effect() -> None:
+    keeping = KeepingExporter()
+    configure(keeping, save_checkpoint_strategy="async")
+    with application(), training_loop(train_iterations_start=0):
+        for _ in range(3):
+            with training_iteration():
+                pass
+        with checkpoint_save(global_step=3):
+            pass
+        before = misuses()
+        on_save_checkpoint_success(3)
+        assert misuses() == before
+        on_save_checkpoint_success(3)
+        on_save_checkpoint_success(99)
+        assert misuses() == before + 2
+
+    (success,) = events_of(keeping, "save_checkpoint_success")
+    assert (success["save_checkpoint_success_count"], success["productive_train_iterations"]) == (1, 3)
+
+
+def test_d12_a_validation_whose_only_iteration_failed_tells_no_times() -> None:
+    keeping = KeepingExporter()
+    configure(keeping)
+    with application(), validation_loop(), contextlib.suppress(ValueError), validation_iteration():
+        raise ValueError
+
+    (update,) = events_of(keeping, "validation_metrics_update")
+    assert not {name for name in update if name.endswith("_time_sec")}
+
+
+def test_d13_a_loop_that_is_begun_twice_stays_as_it_was() -> None:
+    keeping = KeepingExporter()
+    configure(keeping, log_every_n_train_iterations=1)
+    on_app_start()
+    on_train_start(train_iterations_start=5, train_samples_start=7)
+    on_train_start(train_iterations_start=80, train_samples_start=90)
+    with training_iteration():
+        pass
+    on_train_end()
+    on_app_end()
+
+    (update,) = events_of(keeping, "training_metrics_update")
+    assert (update["train_iterations_start"], update["train_samples_start"]) == (5, 7)
+    assert update["current_iteration"] == 5
+    assert misuses() == 1
+
+
+def test_d17_a_job_that_tells_of_its_start_hours_later_is_believed() -> None:
+    keeping = KeepingExporter()
+    configure(keeping)
+    on_app_start(start_time_msec=(time.time() - 7200) * 1000)
+    on_app_end()
+    settled()
+
+    stopped = keeping.spans[-1]
+    assert stopped.duration_msec() == pytest.approx(7_200_000, abs=60_000)
+    assert misuses() == 0
+
+
+def test_d20_a_first_iteration_of_no_length_is_counted() -> None:
+    keeping = KeepingExporter()
+    configure(
+        keeping,
+        log_every_n_train_iterations=1,
+        is_log_throughput_enabled_or_fn=True,
+        flops_per_sample_or_fn=10,
+    )
+    now = time.time() * 1000
+    with application(), training_loop(train_iterations_start=0):
+        on_training_single_iteration_start(start_time_msec=now)
+        on_training_single_iteration_end(finish_time_msec=now)
+
+    (update,) = events_of(keeping, "training_metrics_update")
+    assert update["num_iterations"] == 1
+    assert update["total_iteration_time_sec"] == pytest.approx(0.0, abs=1e-3)
+    assert misuses() == 0
+
+
+def test_d28_saves_that_fail_leave_nothing_behind() -> None:
+    configure(KeepingNothing())
+
+    def fail(saves: int, first: int) -> int:
+        for number in range(saves):
+            with contextlib.suppress(OSError), checkpoint_save(global_step=first + number):
+                raise OSError(28, "no space")
+        settled()
+        return tracemalloc.get_traced_memory()[0]
+
+    with application(), training_loop(train_iterations_start=0):
+        fail(50, 0)
+        tracemalloc.start()
+        before = fail(50, 50)
+        after = fail(500, 100)
+        tracemalloc.stop()
+
+    assert after - before < 100_000
+    assert [value for name, value in totals().items() if "checkpoints" in name and "fail" in name] == [600], (
+        totals()
+    )

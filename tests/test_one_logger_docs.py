@@ -1,0 +1,127 @@
+"""docs/one-logger.md: every name, every defect with its tests, and the code in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from one_logger_support import ROOT, run_python
+
+from exporter.ledger import span_families
+from exporter.training import delivery, spans
+from exporter.training.inventory import HOMES, PATHS
+
+TEXT = (ROOT / "docs" / "one-logger.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+ROWS = {
+    row[0]: row[1:] for row in re.findall(r"^\| (D\d+) \| (.*) \| (.*) \| (.*) \|$", TEXT, flags=re.MULTILINE)
+}
+TESTS = {
+    name
+    for path in ROOT.glob("tests/test_*.py")
+    for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
+}
+OURS = {
+    name
+    for path in ROOT.glob("tests/test_one_logger_*.py")
+    for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
+}
+VECTORS = {
+    vector["id"]
+    for vector in json.loads((ROOT / "tests/data/one-logger-golden.json").read_text("utf-8"))["vectors"]
+}
+
+
+def test_every_name_is_in_the_table_of_its_module() -> None:
+    rows = dict(re.findall(r"^\| `(exporter\.training[\w.]*)` \| (.*) \|$", TEXT, flags=re.MULTILINE))
+
+    assert {name: module for module, names in rows.items() for name in re.findall(r"`(\w+)`", names)} == dict(
+        HOMES
+    )
+
+
+def test_every_module_of_one_logger_is_in_the_table_with_ours() -> None:
+    rows = dict(
+        re.findall(r"^\| `(nv_one_logger[\w.]*)` \| `(exporter[\w.]*)` \|$", TEXT, flags=re.MULTILINE)
+    )
+
+    assert rows == {**PATHS, "nv_one_logger.wandb.exporter.wandb_exporter": "exporter.bridges.wandb"}
+
+
+def test_there_is_a_row_for_each_defect() -> None:
+    assert list(ROWS) == [f"D{number}" for number in range(1, 51)]
+
+
+@pytest.mark.parametrize("row", [f"D{number}" for number in range(1, 51)])
+def test_each_defect_is_shown_by_tests_that_exist(row: str) -> None:
+    shown = ROWS[row][2]
+    tests, vectors = re.findall(r"`(test_\w+)`", shown), re.findall(r"vector `([\w-]+)`", shown)
+
+    assert tests or vectors, row
+    assert set(tests) <= TESTS
+    assert set(vectors) <= VECTORS
+
+
+def test_a_test_that_names_a_defect_is_in_its_row() -> None:
+    named = [
+        (row, test)
+        for test in TESTS
+        if test in OURS
+        for row in re.findall(r"(?<=_)d\d+(?=_)", test)
+        if row.upper() in ROWS
+    ]
+
+    assert len(named) > 40
+    assert [(row, test) for row, test in named if test not in ROWS[row.upper()][2]] == []
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_the_code_runs_as_it_stands(number: int, tmp_path: Path) -> None:
+    done = run_python(BLOCKS[number], tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_the_first_example_writes_its_records(tmp_path: Path) -> None:
+    run_python(BLOCKS[0], tmp_path)
+
+    lines = (tmp_path / "telemetry.jsonl").read_text(encoding="ascii").splitlines()
+    names = [json.loads(line).get("name") or json.loads(line)["event"]["name"] for line in lines]
+    assert names.count("training_metrics_update") == 3
+    assert names[-1] == "application"
+
+
+def test_the_command_changes_the_imports_and_nothing_else(tmp_path: Path) -> None:
+    (command,) = re.findall(r"```sh\n(sed .*?)\n```", TEXT)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\n"
+        "from nv_one_logger.training_telemetry.api.context import application, training_loop\n"
+        "def f():\n"
+        "    from nv_one_logger.core.span import Span  # here\n",
+        encoding="utf-8",
+    )
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+
+    assert script.read_text(encoding="utf-8") == (
+        "import os\n"
+        "from exporter.training import application, training_loop\n"
+        "def f():\n"
+        "    from exporter.training import Span  # here\n"
+    )
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    assert f"the latest {spans.MOST_EVENTS}" in TEXT
+    assert f"{delivery.QUEUED_RECORDS:,} records" in TEXT
+    assert (delivery.ATTEMPTS, delivery.FIRST_PAUSE_SECONDS, delivery.LONGEST_PAUSE_SECONDS) == (5, 0.1, 30.0)
+    assert "up to five times, with pauses from 0.1 to 30 seconds" in TEXT
+    assert delivery.EXIT_SECONDS == 2.0
+    for spec in span_families.SPECS:
+        assert f"`{spec.name}{{" in TEXT
+    for reason in delivery.DROP_REASONS:
+        assert f"`{reason}`" in TEXT
