@@ -1,0 +1,129 @@
+"""Every rule is asked of a real Prometheus that scraped the real exporter beside the demo's job."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from prometheus_support import Prometheus, fetch, needs_prometheus, wait_for
+from rules_support import RULES, Rule, Selector, records, rules, selectors
+from serve_support import environment
+from test_rules import TO_COME
+
+pytestmark = [needs_prometheus, pytest.mark.timeout(180)]
+
+CONFIGURATION = """\
+energy: {pue: 1.2, carbon_intensity: 300, currency: EUR, electricity_price: 0.3, lock_dir: LOCKS, whole_machine: true}
+"""
+
+ABSENT = {
+    "cgroup_memory_limit_bytes": "the cgroup of the tests has no limit",
+    "cgroup_memory_working_set_bytes": "without a cgroup",
+    "cgroup_memory_events_total": "without a cgroup",
+    "cgroup_cpu_periods_total": "without a CPU limit some kernels do not count",
+    "cgroup_cpu_throttled_periods_total": "without a CPU limit some kernels do not count",
+    "cgroup_pressure_io_waiting_seconds_total": "version 1 alone, and kernels without pressure",
+    "exporter_energy_crosscheck_ratio": "needs five minutes of two sources",
+    "exporter_energy_gap_seconds_total": "while nothing was missed",
+    "exporter_web_config_last_reload_successful": "without a web configuration",
+    "gpu_temperature_threshold_celsius": "from Hopper on there is the margin",
+    "gpu_xid_errors_total": "before the first Xid",
+    "gpu_xid_last_timestamp_seconds": "before the first Xid",
+    "gpu_power_idle_watts": "until the card was seen idle",
+    "host_cpu_power_watts": "without RAPL",
+    "host_cpu_power_idle_watts": "without RAPL",
+    "host_rdma_port_state": "without RDMA",
+    "host_rdma_link_downed_total": "without RDMA",
+    "training_carbon_intensity_last_update_timestamp_seconds": "a number of the configuration has no age",
+    "training_process_gpu_memory_bytes": "the described cards are held by processes of another machine",
+    "training_process_state": "a state that no process is in",
+}
+"""Families that are lawfully absent here, or may be, and why."""
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus with our rules, evaluated every second, after half a cycle of the demo."""
+    directory = tmp_path_factory.mktemp("live")
+    for path in RULES:
+        text = path.read_text(encoding="utf-8")
+        (directory / path.name).write_text(
+            re.sub(r"^    interval: .*", "    interval: 1s", text, flags=re.MULTILINE)
+        )
+    (directory / "locks").mkdir()
+    (directory / "config.yaml").write_text(CONFIGURATION.replace("LOCKS", str(directory / "locks")))
+    command = [sys.executable, "-m", "exporter", "demo", "--web.listen-address=127.0.0.1:0"]
+    own = ["--gpu.replay=h100", f"--config.file={directory / 'config.yaml'}"]
+    with (directory / "log").open("w") as log:
+        demo = subprocess.Popen([*command, *own], env=environment(), stdout=log, stderr=log)
+    try:
+        address = wait_for(
+            lambda: re.search(r"http://(127\.0\.0\.1:\d+)/metrics", (directory / "log").read_text()),
+            seconds=30,
+        )[1]
+        running = Prometheus(directory / "prometheus", {"training": address}, scrape_seconds=1)
+        with (directory / "prometheus/prometheus.yml").open("a") as configuration:
+            configuration.write(f"rule_files: ['{directory}/*.yml']\n")
+        with running:
+            wait_for(lambda: running.value('up{job="training"}') == 1, seconds=30)
+            time.sleep(15)  # rates need scrapes, and records the records before them
+            yield running
+    finally:
+        demo.send_signal(signal.SIGTERM)
+        try:
+            demo.wait(20)
+        except subprocess.TimeoutExpired:
+            demo.kill()
+            demo.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def excused(rule: Rule) -> bool:
+    """Whether one of its parts may be absent; records are followed to their families."""
+    by_name = {each.name: each for each in records()}
+    for each in selectors(rule.expr):
+        family = re.sub(r"_(bucket|sum|count)$", "", each.name)
+        if each.name in ABSENT or family in TO_COME or (each.name in by_name and excused(by_name[each.name])):
+            return True
+    return False
+
+
+def test_every_record_has_data_or_lacks_it_for_a_reason(prometheus: Prometheus) -> None:
+    empty = [rule for rule in records() if not prometheus.query(f"present_over_time({rule.name}[2m])")]
+
+    assert [rule.name for rule in empty if not excused(rule)] == []
+
+
+def asked() -> list[Selector]:
+    """Every selector of every rule, once."""
+    return sorted({each for rule in rules() for each in selectors(rule.expr)}, key=str)
+
+
+def test_everything_that_rules_ask_for_is_there_or_absent_for_a_reason(prometheus: Prometheus) -> None:
+    recorded = {rule.name for rule in records()}
+    empty = [each for each in asked() if not prometheus.query(f"present_over_time({each}[2m])")]
+    told = " ".join(
+        str(each)
+        for each in empty
+        if each.name not in recorded | set(ABSENT)
+        and re.sub(r"_(bucket|sum|count)$", "", each.name) not in TO_COME
+    )
+
+    assert told == ""
+
+
+def test_no_rule_fails_when_it_is_evaluated_and_none_wakes_anybody(prometheus: Prometheus) -> None:
+    body = fetch(f"{prometheus.url}/api/v1/rules")
+    assert body is not None
+    found = [rule for group in json.loads(body)["data"]["groups"] for rule in group["rules"]]
+
+    assert len(found) == len(rules())
+    assert [(rule["name"], rule["lastError"]) for rule in found if rule.get("lastError")] == []
+    assert prometheus.query('ALERTS{alertstate="firing",severity="critical"}') == []
