@@ -7,6 +7,7 @@ It is found by `--dashrender` or $DASHRENDER, a directory with `dashrender.mjs` 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dashboards.__main__ import DIRECTORY
 from dashboards.catalogue import BOARDS
 from dashboards.scenario.cluster import BASELINE, RUN, Cluster
 from dashboards.scenario.timeline import DEFAULT_SECONDS, Timeline
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         "--out", type=Path, default=Path("build/dashboards"), help="where to (default %(default)s)"
     )
     parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="length of the scenario")
+    parser.add_argument("--rows", type=int, help="only so many rows of panels from the top")
     parser.add_argument("--only", action="append", metavar="UID", help="this dashboard; may be repeated")
     parser.add_argument(
         "--prometheus", metavar="URL", help="of a scenario that has ended; none is started then"
@@ -97,13 +98,19 @@ def _draw_all(given: argparse.Namespace, url: str, begin: float) -> int:
         if given.only and board.uid not in given.only:
             continue
         choice = CHOICES.get(board.uid, Choice(board.uid))
+        model = board.model()
+        headings = [place for place, panel in enumerate(model["panels"]) if panel["type"] == "row"]
+        if given.rows and given.rows < len(headings):
+            model["panels"] = model["panels"][: headings[given.rows]]
+        drawn = given.out / f"{board.uid}.json"
+        drawn.write_text(json.dumps(model), encoding="utf-8")
         for theme, width in (("dark", WIDE), ("light", WIDE), ("dark", NARROW)):
             picture = given.out / f"{board.uid}-{theme}{'' if width == WIDE else '-narrow'}.png"
             command = [
                 "node",
                 str(given.dashrender / "dashrender.mjs"),
                 "render",
-                str(DIRECTORY / f"{board.uid}.json"),
+                str(drawn),
                 f"--prom={url}",
                 f"--from={begin:.0f}",
                 f"--to={begin + choice.until * given.seconds:.0f}",
@@ -120,6 +127,7 @@ def _draw_all(given: argparse.Namespace, url: str, begin: float) -> int:
                 status = 1
             else:
                 sys.stdout.write(f"{picture}\n")
+        drawn.unlink()
     return status
 
 

@@ -158,6 +158,11 @@ def records() -> set[str]:
     return found
 
 
+def escaped(value: str) -> str:
+    """A value inside a regular expression inside a string of PromQL, as Grafana writes it."""
+    return re.sub(r"[$^*{}\\[\\]+?.()|]", lambda found: "\\\\" + found[0], value)
+
+
 class Served:
     """A Prometheus that has scraped the scenario.
 
@@ -188,7 +193,7 @@ class Served:
                 continue
             options = self._options(variable, chosen)
             assert options, f"{model['uid']}: ${variable['name']} has no values"
-            every = variable.get("allValue") or "|".join(re.escape(option) for option in options)
+            every = variable.get("allValue") or "|".join(escaped(option) for option in options)
             chosen[variable["name"]] = every if variable["includeAll"] else options[0]
         return chosen
 

@@ -158,6 +158,7 @@ class Cluster:
                 "collectors": {
                     "processes": {"interval": "2s"},
                     "process_memory": {"interval": "5s", "deadline": "4s"},
+                    "checkpoint_dirs": {"interval": "5s", "deadline": "4s", "paths": [str(self._work)]},
                     "filesystem": {"interval": "5s", "deadline": "4s", "mount_points_include": ["/"]},
                 },
                 "gpu": {"replay": replay, "interval": "1s", "retry": "2s"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def h100(timeline: Timeline, *, first_uuid: int, faults: bool) -> dict[str, Any]
     machine["gpus"] = []
     for place in range(GPUS):
         kind = f"h100-{place}"
-        machine["models"][kind] = model | {
+        machine["models"][kind] = copy.deepcopy(model) | {
             "load": {"steps": _load(timeline, place * BEHIND_SECONDS), "ripple": 0.04}
         }
         machine["gpus"].append(
