@@ -77,8 +77,8 @@ def test_a_killed_job_that_resumes_tells_what_was_lost(tmp_path: Path) -> None:
 
     assert [of(alive, "productive_seconds_total"), of(alive, "uncommitted_seconds")] == [90, 10]
     assert [of(alive, "attempt"), of(alive, "attempt_steps"), reason(alive)] == [1, 100, {}]
-    assert reason(dead) == {"unknown": 1}
-    assert reason(resumed, "restarts") == {"unknown": 1}
+    assert reason(dead) == {"signal": 1}
+    assert reason(resumed, "restarts") == {"signal": 1}
     assert [of(resumed, "attempt"), of(resumed, "lost_steps_total")] == [2, 10]
     assert badput(resumed) == {
         "init": 8,
@@ -151,7 +151,7 @@ def test_a_sidecar_that_is_killed_at_any_moment_counts_nothing_twice(tmp_path: P
         3,
     ]
     assert badput(page) == {"init": 8, "checkpoint_save": 1, "lost_progress": 2, "downtime": 4.5}
-    assert [reason(page), reason(page, "restarts")] == [{"unknown": 1}, {"unknown": 1}]
+    assert [reason(page), reason(page, "restarts")] == [{"signal": 1}, {"signal": 1}]
     assert of(page, "lost_steps_total") == 2
     check_identity(page)
 
@@ -392,6 +392,30 @@ def test_another_rank_may_have_been_the_cause(tmp_path: Path) -> None:
     assert killed(tmp_path, Witnesses(), failure="nccl_timeout", others=("gpu", "network")) == {"gpu": 1}
 
 
+@pytest.mark.parametrize("consequence", ["network", "nccl_timeout", ""])
+def test_a_rank_that_died_without_a_word_is_the_cause_of_what_the_others_see(
+    tmp_path: Path, consequence: str
+) -> None:
+    assert killed(tmp_path, Witnesses(), failure=consequence, final=True, others=("",)) == {"signal": 1}
+
+
+def test_a_rank_that_says_what_it_failed_of_is_the_cause_of_those_that_were_killed_for_it(
+    tmp_path: Path,
+) -> None:
+    assert killed(tmp_path, Witnesses(), others=("exit",)) == {"exit": 1}
+
+
+def test_a_process_whose_end_nobody_saw_ended_for_an_unknown_reason(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    first.see()
+    sidecar.feed.files.clear()
+    sidecar.restart()
+    page = Watched(sidecar, job=a_job()).see()
+
+    assert reason(page) == {"unknown": 1}
+
+
 def test_the_kernel_counts_those_it_kills_for_memory(tmp_path: Path) -> None:
     counts = iter([3.0, 4.0, 4.0, 4.0])
 
@@ -415,7 +439,7 @@ def test_a_shell_around_the_job_passes_on_its_signal_and_nothing_else(tmp_path: 
     shell, launcher = End(tmp_path, 99, 137, time), End(tmp_path, 99, 1, time)
 
     assert killed(tmp_path / "a", Witnesses(ends=lambda: [shell])) == {"signal": 1}
-    assert killed(tmp_path / "b", Witnesses(ends=lambda: [launcher])) == {"unknown": 1}
+    assert killed(tmp_path / "b", Witnesses(ends=lambda: [launcher])) == {"signal": 1}
 
 
 def test_a_process_that_took_its_leave_in_the_middle_of_a_step_has_ended_itself(tmp_path: Path) -> None:

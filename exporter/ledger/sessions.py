@@ -83,6 +83,23 @@ class Witnesses:
     machine: tuple[str, str] = field(default_factory=lambda: (socket.gethostname(), ""))
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a process of any rank ended.
+
+    Attributes:
+        run: Its run.
+        at: Unix time.
+        final: Whether it took its leave.
+        failure: What it said of it.
+    """
+
+    run: str
+    at: float
+    final: bool
+    failure: str
+
+
 @dataclass(slots=True, eq=False)
 class _Session:
     """A session in memory.
@@ -142,6 +159,7 @@ class Sessions:
         self._sessions: dict[StateKey, _Session] = {}
         self._bound: dict[str, StateKey] = {}
         self._first_told: dict[str, float] = {}
+        self._ends: dict[str, _End] = {}
         self._holds: frozenset[str] = frozenset()
         self._resumed = False
         self._owner = False
@@ -189,6 +207,7 @@ class Sessions:
         if not ranks.owner:
             return []
         problems = [] if self._resumed else self._resume_recent(now)
+        self._note_ends(ranks, now)
         records = sorted(_leading(ranks), key=lambda record: (record.process.started, record.process.id))
         by_id = {record.process.id: record for record in records}
         bound = {record.process.id: self._bind(record, now) for record in records}
@@ -206,14 +225,25 @@ class Sessions:
             if not session.kept:
                 problems += self._open(session)
             if session.kept:
-                self._see(session, record, by_id, ranks, entries, now)
+                self._see(session, record, by_id, entries, now)
         for session in self._sessions.values():
             if session.kept and not session.released:
-                self._follow_end(session, by_id, ranks, now)
+                self._follow_end(session, by_id, now)
         problems += self._save()
         self._holds = frozenset(self._needed(records, bound, now))
         self._forget(now)
         return problems
+
+    def _note_ends(self, ranks: Ranks, now: Moment) -> None:
+        """Remember how processes of all ranks ended: the ranks themselves may be let go of before that is asked."""
+        for record in ranks.records():
+            reading, snapshot = _reading(record), record.snapshot
+            if reading is not None and snapshot is not None and record.departed is not None:
+                self._ends[record.process.id] = _End(
+                    record.process.run, record.departed, snapshot.recording.final, reading.failure
+                )
+        oldest = now.wall - 2 * TOGETHER_SECONDS
+        self._ends = {each: end for each, end in self._ends.items() if end.at >= oldest}
 
     def _bind(self, record: Record, now: Moment) -> StateKey | None:
         """Tell to which session a process belongs; None as long as that is not known, or there is none."""
@@ -252,7 +282,6 @@ class Sessions:
         session: _Session,
         record: Record,
         by_id: Mapping[str, Record],
-        ranks: Ranks,
         entries: Mapping[str, Entry],
         now: Moment,
     ) -> None:
@@ -263,7 +292,7 @@ class Sessions:
             if not self._may_begin(session, record, by_id):
                 return
             if attempt is not None and attempt.ended is None:
-                self._end(session, by_id.get(attempt.process), ranks, now)
+                self._end(session, by_id.get(attempt.process))
             entry = entries.get(record.process.id)
             attempt = self._begin(session, record, None if entry is None else entry.pid)
         session.missing = 0
@@ -318,7 +347,7 @@ class Sessions:
         session.gone, session.oom_looked = None, -OOM_LOOK_SECONDS
         return attempt
 
-    def _follow_end(self, session: _Session, by_id: Mapping[str, Record], ranks: Ranks, now: Moment) -> None:
+    def _follow_end(self, session: _Session, by_id: Mapping[str, Record], now: Moment) -> None:
         attempt = session.goodput.attempt
         if attempt is None:
             return
@@ -334,11 +363,11 @@ class Sessions:
         if attempt.ended is None:
             waited = now.monotonic - session.gone >= SETTLE_SECONDS
             if waited or attempt.finished or self._status(attempt, now.wall, own=True) is not None:
-                self._end(session, record, ranks, now)
+                self._end(session, record)
         elif now.monotonic - session.gone <= self._linger_seconds:
             session.goodput.wait(now.wall)
 
-    def _end(self, session: _Session, record: Record | None, ranks: Ranks, now: Moment) -> None:
+    def _end(self, session: _Session, record: Record | None) -> None:
         """Take note of the end, and of the reason."""
         goodput, attempt = session.goodput, session.goodput.attempt
         assert attempt is not None  # noqa: S101  # what ends has begun
@@ -348,8 +377,14 @@ class Sessions:
         status, kills = self._status(attempt, ended), self.witnesses.oom_kills()
         name, boot = attempt.machine
         goodput.end(ended, failed=bool(status))
+        others = [
+            each
+            for each in self._ends.values()
+            if each.run == attempt.run and abs(each.at - ended) <= TOGETHER_SECONDS
+        ]
         evidence = Evidence(
-            said=[attempt.failure, *_said(ranks, attempt.run, ended, now)],
+            said=[attempt.failure, *(each.failure for each in others)],
+            silent=(record is not None and not attempt.final) or not all(each.final for each in others),
             final=attempt.final,
             status=status,
             oom_kills=0 if kills is None or session.oom_kills is None else round(kills - session.oom_kills),
@@ -527,19 +562,6 @@ def _leading(ranks: Ranks) -> Iterator[Record]:
 
 def _reading(record: Record) -> TrainingReading | None:
     return None if record.snapshot is None else record.snapshot.recording.training
-
-
-def _said(ranks: Ranks, run: str, ended: float, now: Moment) -> Iterator[str]:
-    """What the other processes of a run gave as reasons that ended about then."""
-    for rank in ranks:
-        if rank.key.run != run:
-            continue
-        for _, record in rank.totals.records():
-            reading = _reading(record)
-            if reading is None or not reading.failure:
-                continue
-            if abs((now.wall if record.departed is None else record.departed) - ended) <= TOGETHER_SECONDS:
-                yield reading.failure
 
 
 def _signal_of(status: int) -> int:

@@ -1,0 +1,168 @@
+"""A real torchrun of two ranks, killed and resumed twice; its goodput against a calculation by hand.
+
+Every 10 steps rank 0 saves. What happens:
+
+    attempt 1   steps  0 … 24, then rank 1 is killed in its sleep; rank 0 waits for it in step 25
+    attempt 2   steps 20 … 36, then rank 0 is killed
+    attempt 3   steps 30 … 49, then both end in order
+
+By hand: steps 0 … 19 of attempt 1, 20 … 29 of attempt 2 and all of attempt 3 count; steps 20 … 24 (5) and 30 … 36 (7)
+are lost, and with them what rank 0 had of step 25. Between attempts nobody trains.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_support import free_port
+from serve_support import environment, sidecar
+from test_goodput_scenarios import Page, wait_for
+from test_goodput_scenarios import page as page_of
+
+from exporter.ledger.attempts import CAUSES, REASONS
+
+TRAIN = """
+import json, os, signal, sys, time
+import torch
+import torch.distributed as dist
+import exporter
+from exporter import training
+
+directory = sys.argv[1]
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+log = open(f"{directory}/log-{rank}", "a", buffering=1)
+
+def say(**what):
+    log.write(json.dumps({"attempt": attempt, "at": time.time(), **what}) + "\\n")
+
+ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+say(what="begin", start=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks)
+with training.application():
+    with training.distributed_init():
+        # A store of its own for each attempt: over torchrun's, gloo meets addresses of the attempt before.
+        store = f"file://{directory}/store-{attempt}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    with training.checkpoint_load():
+        path = f"{directory}/saved"
+        start = int(open(path).read()) if os.path.exists(path) else 0
+        dist.barrier()  # nobody saves before all have read
+    with training.training_loop(train_iterations_start=start):
+        say(what="loop")
+        for step in range(start, 50):
+            began = time.monotonic()
+            try:
+                with training.training_iteration():
+                    time.sleep(0.02 + 0.01 * rank)
+                    with training.phase("grad_sync"):
+                        dist.all_reduce(torch.ones(1))
+            except BaseException:
+                say(what="failed", seconds=time.monotonic() - began)
+                raise
+            say(what="step", step=step, seconds=time.monotonic() - began)
+            if (step + 1) % 10 == 0:
+                with training.checkpoint_save(global_step=step + 1):
+                    if rank == 0:
+                        with open(f"{path}-new", "w") as file:
+                            file.write(str(step + 1))
+                        os.rename(f"{path}-new", path)
+                    dist.barrier()
+            exporter.flush()
+            if (attempt, rank, step + 1) in {(0, 1, 25), (1, 0, 37)}:
+                time.sleep(0.2)  # the other one is in its next step by now
+                say(what="killed")
+                os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    dist.destroy_process_group()
+say(what="end")
+"""
+
+
+class Log:
+    """What one rank has written of itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def seconds(self, attempt: int, first: int, last: int) -> float:
+        """Time of steps, both ends included."""
+        return sum(
+            float(line["seconds"])
+            for line in self.lines
+            if line["what"] == "step" and line["attempt"] == attempt and first <= line["step"] <= last
+        )
+
+    def steps(self, attempt: int) -> list[int]:
+        return [line["step"] for line in self.lines if line["what"] == "step" and line["attempt"] == attempt]
+
+    def at(self, what: str, attempt: int) -> float:
+        """When something was written, the last time."""
+        return max(
+            float(line["at"]) for line in self.lines if line["what"] == what and line["attempt"] == attempt
+        )
+
+
+@pytest.mark.timeout(180)
+def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculates(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    (tmp_path / "exporter.yaml").write_text("feed:\n  interval: 200ms\n")
+    command = [
+        sys.executable,
+        *("-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--max-restarts=2"),
+        *("--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"),
+        *(str(script), str(tmp_path)),
+    ]
+    env = environment(
+        EXPORTER_FEED_DIR=str(tmp_path / "feed"),
+        EXPORTER_RUN="llama",
+        EXPORTER_FLUSH_SECONDS="0.2",
+        OMP_NUM_THREADS="1",
+    )
+    with sidecar(tmp_path, f"--config.file={tmp_path / 'exporter.yaml'}") as running:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+        assert done.returncode == 0, done.stderr
+        wait_for(running, lambda found: found.of("uncommitted_seconds", "llama") == 0)
+        page = page_of(running)
+
+    log = Log(tmp_path / "log-0")
+    assert [log.steps(0), log.steps(1), log.steps(2)] == [
+        list(range(25)),
+        list(range(20, 37)),
+        list(range(30, 50)),
+    ]
+    productive = log.seconds(0, 0, 19) + log.seconds(1, 20, 29) + log.seconds(2, 30, 49)
+    unfinished = sum(line["seconds"] for line in log.lines if line["what"] == "failed")
+    lost = log.seconds(0, 20, 24) + log.seconds(1, 30, 36) + unfinished
+
+    assert page.of("attempt", "llama") == 3
+    assert page.of("attempt_steps", "llama") == 20
+    assert page.of("lost_steps_total", "llama") == 5 + 7
+    assert page.of("productive_seconds_total", "llama") == pytest.approx(productive, rel=0.1, abs=0.1)
+    assert page.of("badput_seconds_total", "llama", cause="lost_progress") == pytest.approx(
+        lost, rel=0.1, abs=0.2
+    )
+    starts = [line["start"] for line in log.lines if line["what"] == "begin"]
+    ends = [log.at("failed", 0), log.at("killed", 1), log.at("end", 2)]
+    wall, away = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
+    preparing = sum(log.at("loop", attempt) - starts[attempt] for attempt in range(3))
+    lost_time = {cause: page.of("badput_seconds_total", "llama", cause=cause) or 0.0 for cause in CAUSES}
+
+    assert page.of("wall_seconds_total", "llama") == pytest.approx(wall, abs=0.5)
+    # Between its last word and its end a process takes a while, and the exporter has nobody to ask.
+    assert lost_time["downtime"] == pytest.approx(away, abs=0.8)
+    assert lost_time["init"] + lost_time["checkpoint_load"] == pytest.approx(preparing, abs=0.5)
+    assert lost_time["checkpoint_save"] > 0
+    assert [lost_time["hang"], lost_time["validation"], lost_time["data_stall"]] == [0, 0, 0]
+    assert [reasons(page, "restarts"), reasons(page, "interruptions")] == [{"signal": 2}, {"signal": 2}]
+    page.check("llama")
+
+
+def reasons(page: Page, family: str) -> dict[str, float]:
+    found = {reason: page.of(f"{family}_total", "llama", reason=reason) or 0.0 for reason in REASONS}
+    return {reason: count for reason, count in found.items() if count}
