@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from elastic_support import REPOSITORY, child, page_of, series
@@ -52,6 +53,18 @@ def installed_distribution(directory: Path) -> Path:
     return directory
 
 
+QUIET: Mapping[str, str] = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""What keeps the frameworks from the network and from telling what nobody reads."""
+
+AUTO = {"EXPORTER_AUTO": "1"}
+"""As `python -m exporter run` has it."""
+
+
 class Job:
     """A job that has ended: its page, and what it printed.
 
@@ -93,7 +106,11 @@ class Job:
 
 
 def job(
-    directory: Path, program: str, *, check: bool = True, timeout: float = 150, **environment: str
+    directory: Path,
+    program: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    *,
+    check: bool = True,
 ) -> Job:
     """Run a program to its end, with this distribution installed."""
     site = directory / "site"
@@ -104,18 +121,8 @@ def job(
         feed,
         GAUGES + program,
         check=check,
-        timeout=timeout,
+        timeout=150,
         PYTHONPATH=f"{site}:{REPOSITORY}",
-        **QUIET,
-        **environment,
+        **{**QUIET, **environment},
     )
     return Job(done, page_of(feed))
-
-
-QUIET: Mapping[str, str] = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-    "CUDA_VISIBLE_DEVICES": "",
-}
-"""What keeps the frameworks from the network and from telling what nobody reads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import Job, job, wanted
+from bridges_support import AUTO, Job, job, wanted
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -127,7 +127,7 @@ def test_nothing_was_told_out_of_order_and_no_notice_was_given(told: Job) -> Non
 def test_an_accelerate_job_that_is_not_changed_is_told(tmp_path: Path) -> None:
     program = "accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)\nloop(accelerator)\n"
     program += "accelerator.save_state(f'{ROOT}/state')"
-    told = job(tmp_path, PRELUDE + ACCELERATE + program, EXPORTER_AUTO="1")
+    told = job(tmp_path, PRELUDE + ACCELERATE + program, AUTO)
 
     assert told.value("training_steps_total", mode="train") == 2
     assert told.value("training_checkpoints_total", result="ok") == 1
@@ -165,7 +165,7 @@ fabric.load(f"{{ROOT}}/whole.ckpt", {{"model": model, "optimizer": optimizer}})
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
 def test_a_fabric_loop_is_told_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
     program = PRELUDE + FABRIC.format(package=package, explicit=explicit)
-    told = job(tmp_path, program, **({} if explicit else {"EXPORTER_AUTO": "1"}))
+    told = job(tmp_path, program, {} if explicit else AUTO)
 
     assert told.value("training_steps_total", mode="train") == 4
     assert told.phases()["backward"] == told.phases()["optimizer"] == 4

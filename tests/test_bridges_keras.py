@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import Job, job, wanted
+from bridges_support import AUTO, Job, job, wanted
 
 pytestmark = [wanted("keras", "torch"), pytest.mark.timeout(180)]
 
@@ -136,7 +136,7 @@ model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[keras.callbacks.Mo
 callbacks = keras.callbacks.CallbackList([], model=model)
 print("asynchronous", callbacks._async_train)
 """
-    told = job(tmp_path, PRELUDE + program, EXPORTER_AUTO="1")
+    told = job(tmp_path, PRELUDE + program, AUTO)
 
     assert told.value("training_steps_total", mode="train") == 6
     assert told.value("training_checkpoints_total", result="ok") == 2

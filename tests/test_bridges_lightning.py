@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from bridges_support import Job, job, wanted
+from bridges_support import AUTO, Job, job, wanted
 
 import exporter_auto
 
@@ -287,7 +287,7 @@ print("bridged", "exporter.training" in sys.modules)
 def test_a_job_that_is_not_changed_is_told_once(tmp_path: Path, package: str, explicit: bool) -> None:
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"not installed: {package}")
-    told = job(tmp_path, UNCHANGED.format(package=package, explicit=explicit), EXPORTER_AUTO="1")
+    told = job(tmp_path, UNCHANGED.format(package=package, explicit=explicit), AUTO)
 
     assert told.value("training_steps_total", mode="train") == 6
     assert told.value("training_samples_total", mode="train") == 24
@@ -351,7 +351,7 @@ def test_ranks_that_lightning_starts_itself_are_told_apart_and_count_their_own_s
         "import runpy, sys; sys.argv = ['train.py']; runpy.run_path('train.py', run_name='__main__')"
         if strategy == "ddp_spawn"
         else "import subprocess, sys; subprocess.run([sys.executable, 'train.py'], check=True)",
-        EXPORTER_AUTO="1",
+        AUTO,
     )
 
     assert told.value("training_steps_total", mode="train", rank="0") == 3

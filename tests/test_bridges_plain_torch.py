@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import Job, job, wanted
+from bridges_support import AUTO, Job, job, wanted
 
 from exporter.bridges.plain_torch import holds_optimizer
 
@@ -336,7 +336,7 @@ print("loss is", float(model.weight.sum()) < 1e9, file=sys.stderr)
 def test_a_job_that_is_not_changed_prints_and_ends_as_before(tmp_path: Path) -> None:
     ending = "\nsys.exit(3)"
     plain = job(tmp_path / "without", PRELUDE + UNCHANGED + ending, check=False)
-    told = job(tmp_path / "with", PRELUDE + UNCHANGED + ending, check=False, EXPORTER_AUTO="1")
+    told = job(tmp_path / "with", PRELUDE + UNCHANGED + ending, AUTO, check=False)
 
     assert plain.done.returncode == told.done.returncode == 3
     assert (plain.done.stdout, plain.done.stderr) == (told.done.stdout, told.done.stderr)
@@ -345,13 +345,13 @@ def test_a_job_that_is_not_changed_prints_and_ends_as_before(tmp_path: Path) -> 
 
 
 def test_a_loop_that_ends_in_order_is_finished_and_one_that_fails_is_not(tmp_path: Path) -> None:
-    ended = job(tmp_path / "ended", PRELUDE + UNCHANGED, EXPORTER_AUTO="1")
+    ended = job(tmp_path / "ended", PRELUDE + UNCHANGED, AUTO)
     failed = job(
         tmp_path / "failed",
         PRELUDE
         + UNCHANGED.replace("turn(model, optimizer, batch)", "turn(model, optimizer, batch); 1 / epoch"),
+        AUTO,
         check=False,
-        EXPORTER_AUTO="1",
     )
 
     assert failed.done.stderr.endswith("ZeroDivisionError: division by zero\n")
@@ -370,7 +370,22 @@ with training.training_loop(train_iterations_start=0):
         with training.training_iteration():
             turn(model, optimizer, batch)
 """
-    told = job(tmp_path, PRELUDE + program, EXPORTER_AUTO="1")
+    told = job(tmp_path, PRELUDE + program, AUTO)
 
     assert told.value("training_steps_total", mode="train") == 3
     assert "backward" not in told.phases()
+
+
+def test_a_rank_tells_its_own_share(tmp_path: Path) -> None:
+    pages = []
+    for rank, size in (("0", 4), ("1", 2)):
+        program = UNCHANGED.replace("loader(12)", f"loader({3 * size}, {size})")
+        environment = {**AUTO, "RANK": rank, "WORLD_SIZE": "2", "EXPORTER_RUN": "ranks"}
+        pages.append(job(tmp_path, PRELUDE + program, environment))
+
+    first, both = pages
+    assert both.value("training_steps_total", rank="0") == both.value("training_steps_total", rank="1") == 6
+    assert both.value("training_samples_total", rank="0") == 24
+    assert both.value("training_samples_total", rank="1") == 12
+    assert 'framework="pytorch"' in first.page
+    assert 'world_size="2"' in first.page

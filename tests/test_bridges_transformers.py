@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import Job, job, wanted
+from bridges_support import AUTO, Job, job, wanted
 
 pytestmark = [wanted("transformers", "accelerate"), pytest.mark.timeout(240)]
 
@@ -219,7 +219,7 @@ print("callbacks", [type(each).__name__ for each in made.callback_handler.callba
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_job_that_is_not_changed_is_told_once(tmp_path: Path, explicit: bool) -> None:
     program = f"import sys; sys.argv[1:] = {['explicit'] if explicit else []}\n{PRELUDE}{UNCHANGED}"
-    told = job(tmp_path, program, EXPORTER_AUTO="1")
+    told = job(tmp_path, program, AUTO)
 
     assert "ExporterAutoCallback" in told.done.stdout
     assert told.value("training_steps_total", mode="train") == 3

@@ -75,7 +75,17 @@ class LoopTeller(Teller):
             if self.courteous and FACE in sys.modules and not Course.brought_the_face:
                 return None
             self._course = Course()
+            self._describe(self._course)
         return self._course
+
+    @staticmethod
+    def _describe(course: Course) -> None:
+        ranks = os.environ.get("WORLD_SIZE", "")
+        course.training.describe(
+            framework="pytorch",
+            framework_version=str(sys.modules["torch"].__version__),
+            world_size=int(ranks) if ranks.isascii() and ranks.isdigit() else None,
+        )
 
     @property
     def step(self) -> int:
