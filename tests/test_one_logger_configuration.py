@@ -222,7 +222,7 @@ def test_a_field_may_be_changed_afterwards_and_is_checked_then_too() -> None:
         config.application_name = ""
 
     assert config.application_name == "app"
-    assert config.telemetry_config.global_batch_size == 32
+    assert config.telemetry_config == TrainingTelemetryConfig(**TRAINING)
 
 
 def test_mappings_stand_for_nested_settings() -> None:
@@ -252,9 +252,24 @@ def test_a_configuration_of_one_loggers_own_classes_is_taken() -> None:
 
     config = OneLoggerConfig(**APPLICATION, telemetry_config=Foreign())
 
-    assert config.telemetry_config is not None
+    assert isinstance(config.telemetry_config, TrainingTelemetryConfig)
     assert config.telemetry_config.save_checkpoint_strategy is CheckPointStrategy.ASYNC
     assert config.telemetry_config.global_batch_size == 4
+
+
+def test_the_configuration_of_an_application_that_does_not_train_is_taken_as_it_is() -> None:
+    @dataclasses.dataclass
+    class Serving:
+        custom_metadata: None = None
+        app_type: str = "online_inference"
+        is_train_iterations_enabled: bool = False
+        is_validation_iterations_enabled: bool = False
+        is_test_iterations_enabled: bool = False
+        is_save_checkpoint_enabled: bool = False
+
+    serving = Serving()
+
+    assert OneLoggerConfig(**APPLICATION, telemetry_config=serving).telemetry_config is serving
 
 
 def test_a_copy_may_differ() -> None:

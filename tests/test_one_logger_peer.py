@@ -268,7 +268,7 @@ def test_their_configuration_objects_are_taken(tmp_path: Path) -> None:
         TrainingTelemetryConfig as Theirs,
     )
 
-    from exporter.training import OneLoggerConfig, TrainingTelemetryProvider
+    from exporter.training import OneLoggerConfig, TrainingTelemetryConfig, TrainingTelemetryProvider
 
     theirs = Theirs(perf_tag_or_fn="p", global_batch_size_or_fn=lambda: 8, save_checkpoint_strategy="async")
     with fresh_provider():
@@ -282,6 +282,6 @@ def test_their_configuration_objects_are_taken(tmp_path: Path) -> None:
         TrainingTelemetryProvider.instance().set_training_telemetry_config(theirs)
         found = TrainingTelemetryProvider.instance().config.telemetry_config
 
-    assert found is not None
+    assert isinstance(found, TrainingTelemetryConfig)
     assert found.global_batch_size == 8
     assert found.save_checkpoint_strategy == "async"

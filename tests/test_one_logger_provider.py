@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def test_overrides_change_nested_fields_and_the_last_one_counts(tmp_path: Path) 
     assert config.application_name == "second"
     assert config.custom_metadata == {"a": 1}
     assert config.propagates
-    assert config.telemetry_config is not None
+    assert isinstance(config.telemetry_config, TrainingTelemetryConfig)
     assert config.telemetry_config.model_dump() | TRAINING == config.telemetry_config.model_dump()
     assert config.telemetry_config.seq_length == 5
     assert config.telemetry_config.log_every_n_train_iterations == 7
@@ -220,7 +221,7 @@ def test_s8_a_second_configuration_of_the_training_is_a_misuse_and_changes_nothi
 
     assert [rule for _, rule, _ in found] == ["already_set"]
     found_training = provider().config.telemetry_config
-    assert found_training is not None
+    assert isinstance(found_training, TrainingTelemetryConfig)
     assert found_training.global_batch_size == 32
 
 
@@ -376,6 +377,28 @@ def test_d47_timed_span_takes_any_name_and_decorates_functions() -> None:
     ]
     assert [span.name_str for span in starts] == ["custom"] * 3
     assert starts[2].parent_span.id == starts[1].id
+
+
+def test_timed_span_lasts_as_long_as_a_coroutine_or_a_generator_that_it_decorates() -> None:
+    keeping = KeepingExporter()
+    configured(keeping)
+
+    @timed_span("coroutine")
+    async def coroutine() -> None:
+        await asyncio.sleep(0.05)
+
+    @timed_span("generator")
+    def generator() -> Iterator[int]:
+        yield 1
+        time.sleep(0.05)
+
+    asyncio.run(coroutine())
+    assert list(generator()) == [1]
+    names(keeping)
+
+    lengths = {span.name_str: span.duration_msec() for span in keeping.spans if not span.active}
+    assert lengths["coroutine"] >= 40
+    assert lengths["generator"] >= 40
 
 
 def test_spans_by_hand_stand_in_one_tree_with_the_standard_ones() -> None:

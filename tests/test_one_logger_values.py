@@ -225,7 +225,7 @@ def test_an_event_of_a_span_that_has_ended_is_a_misuse_and_raises_nothing() -> N
     with reported() as found:
         span.add_event(Event.create("late"))
 
-    assert [(call, rule) for call, rule, _ in found] == [("work.add_event", "stopped_span")]
+    assert [(call, rule) for call, rule, _ in found] == [("Span.add_event", "stopped_span")]
     assert [event.name for event in span.events] == ["span_start", "span_stop"]
 
 

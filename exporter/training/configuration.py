@@ -368,9 +368,7 @@ class TrainingTelemetryConfig(Settings):
             return other
         if isinstance(other, Mapping):
             return cls(**other)
-        if not all(
-            hasattr(type(other), name) or name in getattr(other, "__dict__", {}) for name in TELEMETRY_NAMES
-        ):
+        if not _is_telemetry_config(other):
             raise OneLoggerError("must be a TrainingTelemetryConfig")
         return cls(**{name: getattr(other, name) for name, _ in cls.fields() if hasattr(other, name)})
 
@@ -403,6 +401,21 @@ class TelemetryConfig(Protocol):
         """What else there is to tell."""
 
 
+def _is_telemetry_config(value: object) -> bool:
+    """Whether it has the names, without asking for their values: behind each may be a callable."""
+    own = getattr(value, "__dict__", {})
+    return all(hasattr(type(value), name) or name in own for name in TELEMETRY_NAMES)
+
+
+def _telemetry_config(value: object) -> TrainingTelemetryConfig | TelemetryConfig:
+    """Take a training's configuration as such, and that of another kind of application as it is."""
+    if _is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn"):
+        other: Any = value
+        served: TelemetryConfig = other
+        return served
+    return TrainingTelemetryConfig.of(value)
+
+
 def _logger_config(value: object) -> LoggerConfig:
     if isinstance(value, Mapping):
         return LoggerConfig(**value)
@@ -430,7 +443,7 @@ class OneLoggerConfig(Settings):
     enable_for_current_rank = _Field(_boolean, default=True)
     logger_config = _Field(_logger_config, LoggerConfig())
     summary_data_schema_version = _Field(_text, "1.0.0")
-    telemetry_config = _Field[TrainingTelemetryConfig | None](TrainingTelemetryConfig.of, None)
+    telemetry_config = _Field["TrainingTelemetryConfig | TelemetryConfig | None"](_telemetry_config, None)
 
     world_size = _Current[int]()
     session_tag = _Current[str]()

@@ -78,7 +78,9 @@ class Filter:
             raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
         self.names = frozenset([name_of(name) for name in names or ()])
         if self.names and self.mode is ExportCustomizationMode.EXPORT_ALL_SPANS:
-            report("ExportCustomizationMode", "filter_of_all", "no span_name_filter beside EXPORT_ALL_SPANS")
+            report(
+                "with_export_customization", "filter_of_all", "no span_name_filter beside EXPORT_ALL_SPANS"
+            )
 
     @classmethod
     def default(cls) -> Filter:

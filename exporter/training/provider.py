@@ -165,7 +165,9 @@ def configure(settings: OneLoggerConfig, sink: Sink, recorder: Recorder | None =
     with _State.lock:
         if _State.configured is not None:
             return False
-        configured = Configured(settings, settings.telemetry_config, sink, recorder)
+        told = settings.telemetry_config
+        training = told if isinstance(told, TrainingTelemetryConfig) else None
+        configured = Configured(settings, training, sink, recorder)
         _State.configured = configured
     _tell(configured)
     return True

@@ -177,7 +177,7 @@ class Span:
     def add_event(self, event: Event) -> Event:
         """Add an event; one to a span that has ended is a misuse, and not kept."""
         if self._stop_event is not None:
-            report(f"{self.name_str}.add_event", "stopped_span", "a span that has not ended yet")
+            report("Span.add_event", "stopped_span", f"a span that has not ended yet: {self.name_str}")
             return event
         self.keep(event)
         if self.listener is not None:

@@ -9,10 +9,10 @@ gives: the same methods, at a tenth of the cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ContextDecorator
 
 from exporter.errors import OneLoggerError
 from exporter.training import hot
+from exporter.training.decorating import decorated
 from exporter.training.names import SpanName, StandardTrainingJobSpanName, name_of
 from exporter.training.provider import current, recording
 from exporter.training.recorder import Recorder
@@ -24,9 +24,9 @@ from exporter.training.types import Attributes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
+    from typing import Any, TypeVar
 
-    from typing_extensions import Self
+    AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 __all__ = ["get_recorder", "timed_span"]
 
@@ -43,7 +43,7 @@ _SHORT: Mapping[object, Callable[[], hot.Hot]] = {
 """Spans that are entered many times a second: where nobody exports them, two marks will do."""
 
 
-class timed_span(ContextDecorator):  # noqa: N801  # one-logger's name, and a class is what it must be
+class timed_span:  # noqa: N801  # one-logger's name, and a class is what it must be
     """A span around a block, or around every call of a function; it gives the `Span`.
 
     An exception inside is recorded as an error of the application, with its traceback, and goes on.
@@ -65,8 +65,9 @@ class timed_span(ContextDecorator):  # noqa: N801  # one-logger's name, and a cl
         self._recorder: Recorder | None = None
         self._span: Span | None = None
 
-    def _recreate_cm(self) -> Self:
-        return type(self)(*self._arguments)
+    def __call__(self, function: AnyFunction) -> AnyFunction:
+        """Decorate a function, a coroutine function or a generator function: each call is a span."""
+        return decorated(function, lambda: timed_span(*self._arguments))
 
     def __enter__(self) -> Span | hot.Hot:
         recorder = get_recorder()

@@ -172,7 +172,7 @@ class TrainingTelemetryProvider(Singleton):
 
             manager = ExporterConfigManager()
             found = manager.generate_export_config(exporters_config, config_file_path)
-            self._exporters += manager.create_exporters_from_config(found, self._merged())
+            self._exporters += manager.create_exporters_from_config(found, self._base)
         return self
 
     def configure_provider(self) -> None:
@@ -222,7 +222,8 @@ class TrainingTelemetryProvider(Singleton):
         configured = current()
         if configured is None:
             raise OneLoggerError(CONFIGURE_FIRST)
-        return configured.settings.model_copy({"telemetry_config": configured.training})
+        training = configured.training or configured.settings.telemetry_config
+        return configured.settings.model_copy({"telemetry_config": training})
 
     @property
     def one_logger_ready(self) -> bool:
