@@ -13,9 +13,10 @@ from ledger_support import Clock, MemoryFeed, Page, Sidecar, a_process, a_snapsh
 from exporter.collectors.family import Distribution
 from exporter.feed.runs import End
 from exporter.ledger.attempts import CAUSES, REASONS
+from exporter.ledger.endings import Witnesses
 from exporter.ledger.goodput_families import SPECS
 from exporter.ledger.process_start import started_at
-from exporter.ledger.sessions import GoodputOptions, Sessions, Witnesses
+from exporter.ledger.sessions import GoodputOptions, Sessions
 from exporter.ledger.state import file_name
 
 
@@ -369,7 +370,7 @@ def killed(
 ) -> dict[str, float]:
     """Why an attempt ended that was killed in the middle of a step, under these circumstances."""
     sidecar = Sidecar(tmp_path)
-    sidecar.collector.sessions.witnesses = witnesses
+    sidecar.collector.sessions.endings.witnesses = witnesses
     first = Watched(sidecar, job=a_job())
     first.job.hold(0.5)
     peers = [Watched(sidecar, rank=rank) for rank in range(1, 1 + len(others))]
@@ -448,12 +449,12 @@ def test_a_process_that_took_its_leave_in_the_middle_of_a_step_has_ended_itself(
 
 def test_a_machine_that_began_anew_took_the_job_with_it(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
-    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-1"))
+    sidecar.collector.sessions.endings.witnesses = Witnesses(machine=("node", "boot-1"))
     first = Watched(sidecar, job=a_job())
     first.see()
     sidecar.feed.files.clear()
     sidecar.restart()
-    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-2"))
+    sidecar.collector.sessions.endings.witnesses = Witnesses(machine=("node", "boot-2"))
     second = Watched(sidecar, job=a_job())
     page = second.see()
 

@@ -31,10 +31,10 @@ from exporter.collectors.processes import ProcessCollector
 from exporter.collectors.rapl import RaplCollector
 from exporter.feed import runs
 from exporter.ledger.collector import JobCollector
+from exporter.ledger.endings import Witnesses
 from exporter.ledger.energy import EnergyCollector, Sources
 from exporter.ledger.node_lock import NodeLock
 from exporter.ledger.pages import Pages
-from exporter.ledger.sessions import Witnesses
 from exporter.ledger.state import StateStore
 from exporter.ledger.training_info import Gpus
 
@@ -76,7 +76,7 @@ class Wiring:
         self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
         boot = _boot_id()
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
-        jobs.sessions.witnesses = Witnesses(
+        jobs.sessions.endings.witnesses = Witnesses(
             oom_kills=oom_kills,
             ends=lambda: runs.ends(feed_directory),
             machine=(socket.gethostname(), boot),

@@ -7,7 +7,10 @@ where a session tag ties those together (see docs/goodput.md).
 
 from __future__ import annotations
 
-from exporter.collectors.family import FamilySpec
+from collections.abc import Iterable, Mapping, Sequence
+
+from exporter.collectors.family import Family, FamilySpec, Sample
+from exporter.ledger.goodput import Goodput
 
 _ABSENT = "; absent where the job does not use exporter.training, on nodes without rank 0, a while after the run's end"
 _GAUGE = _ABSENT + "."
@@ -115,3 +118,42 @@ SPECS = (
     RESTARTS,
     INTERRUPTIONS,
 )
+
+
+def goodput_families(goodputs: Iterable[Goodput]) -> list[Family]:
+    """Fill the families.
+
+    Args:
+        goodputs: Of one task for each run, all of which have begun.
+    """
+    samples: dict[FamilySpec, list[Sample]] = {spec: [] for spec in SPECS}
+    for goodput in goodputs:
+        _fill(samples, goodput)
+    return [Family(spec, tuple(found)) for spec, found in samples.items() if found]
+
+
+def _fill(samples: Mapping[FamilySpec, list[Sample]], goodput: Goodput) -> None:
+    attempt = goodput.attempt
+    if attempt is None:
+        return
+    run = (attempt.run,)
+    singles: Sequence[tuple[FamilySpec, float | None]] = (
+        (ATTEMPT, attempt.number),
+        (ATTEMPT_START, attempt.start),
+        (ATTEMPT_STEPS, attempt.steps),
+        (TIME_TO_FIRST_STEP, attempt.first_step_seconds),
+        (WALL, goodput.wall),
+        (PRODUCTIVE, goodput.productive),
+        (UNCOMMITTED, goodput.uncommitted),
+        (LOST_STEPS, goodput.lost_steps),
+    )
+    for spec, value in singles:
+        if value is not None:
+            samples[spec].append(Sample(run, value))
+    parts: Sequence[tuple[FamilySpec, Mapping[str, float]]] = (
+        (BADPUT, goodput.badput),
+        (RESTARTS, goodput.restarts),
+        (INTERRUPTIONS, goodput.interruptions),
+    )
+    for spec, values in parts:
+        samples[spec].extend(Sample((*run, name), value) for name, value in values.items())

@@ -18,20 +18,18 @@ that nothing is lost by waiting.
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.family import Family, FamilySpec, Sample
+from exporter.collectors.family import Family
 from exporter.errors import StateError
-from exporter.feed import runs
 from exporter.feed.snapshot import Snapshot
-from exporter.ledger import goodput_families as families
 from exporter.ledger.attempts import Attempt
+from exporter.ledger.endings import SETTLE_SECONDS, Endings
 from exporter.ledger.goodput import Goodput
+from exporter.ledger.goodput_families import goodput_families
 from exporter.ledger.goodput_state import decode_goodput, encode_goodput
-from exporter.ledger.interruptions import Evidence, reason_of
-from exporter.ledger.process_start import started_at
+from exporter.ledger.interruptions import reason_of
 from exporter.ledger.ranks import Rank, Ranks
 from exporter.ledger.seats import Moment, Record
 from exporter.ledger.state import StateKey, StateStore, file_name
@@ -41,10 +39,6 @@ from exporter.recording.values import TrainingReading
 
 TAG_SECONDS = 30.0
 """How long a process that does not train yet may take to tell its session tag."""
-SETTLE_SECONDS = 3.0
-"""How long after the end of a process others may still say what it died of."""
-TOGETHER_SECONDS = 60.0
-"""Ends of one run's processes within such a time are one interruption."""
 REFUSED_SECONDS = 60.0
 """How long the file of a dead process waits for another sidecar to let go of its session."""
 OOM_LOOK_SECONDS = 5.0
@@ -64,40 +58,6 @@ class GoodputOptions:
 
     validation_is_productive: bool = False
     new_after_seconds: float = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Witnesses:
-    """What may be known of the end of a process; each may be called from the ledger's thread.
-
-    Attributes:
-        oom_kills: Processes that the kernel has killed for memory since the machine began; None where it is not known.
-        ends: How the jobs of `run` have ended.
-        started: When a process began: its pid as seen from here, and when its recording began.
-        machine: Name and boot of this machine.
-    """
-
-    oom_kills: Callable[[], float | None] = lambda: None
-    ends: Callable[[], Sequence[runs.End]] = lambda: ()
-    started: Callable[[int | None, float], float] = started_at
-    machine: tuple[str, str] = field(default_factory=lambda: (socket.gethostname(), ""))
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How a process of any rank ended.
-
-    Attributes:
-        run: Its run.
-        at: Unix time.
-        final: Whether it took its leave.
-        failure: What it said of it.
-    """
-
-    run: str
-    at: float
-    final: bool
-    failure: str
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +111,7 @@ class Sessions:
         linger_seconds: float = 900.0,
         shared: bool = False,
     ) -> None:
-        self.witnesses = Witnesses()
+        self.endings = Endings()
         self.options = options or GoodputOptions()
         self._state = state
         self._linger_seconds = linger_seconds
@@ -159,7 +119,6 @@ class Sessions:
         self._sessions: dict[StateKey, _Session] = {}
         self._bound: dict[str, StateKey] = {}
         self._first_told: dict[str, float] = {}
-        self._ends: dict[str, _End] = {}
         self._holds: frozenset[str] = frozenset()
         self._resumed = False
         self._owner = False
@@ -207,7 +166,7 @@ class Sessions:
         if not ranks.owner:
             return []
         problems = [] if self._resumed else self._resume_recent(now)
-        self._note_ends(ranks, now)
+        self.endings.note(ranks, now)
         records = sorted(_leading(ranks), key=lambda record: (record.process.started, record.process.id))
         by_id = {record.process.id: record for record in records}
         bound = {record.process.id: self._bind(record, now) for record in records}
@@ -233,17 +192,6 @@ class Sessions:
         self._holds = frozenset(self._needed(records, bound, now))
         self._forget(now)
         return problems
-
-    def _note_ends(self, ranks: Ranks, now: Moment) -> None:
-        """Remember how processes of all ranks ended: the ranks themselves may be let go of before that is asked."""
-        for record in ranks.records():
-            reading, snapshot = _reading(record), record.snapshot
-            if reading is not None and snapshot is not None and record.departed is not None:
-                self._ends[record.process.id] = _End(
-                    record.process.run, record.departed, snapshot.recording.final, reading.failure
-                )
-        oldest = now.wall - 2 * TOGETHER_SECONDS
-        self._ends = {each: end for each, end in self._ends.items() if end.at >= oldest}
 
     def _bind(self, record: Record, now: Moment) -> StateKey | None:
         """Tell to which session a process belongs; None as long as that is not known, or there is none."""
@@ -304,7 +252,7 @@ class Sessions:
             if attempt.ended is not None:
                 goodput.revive()
             if now.monotonic - session.oom_looked >= OOM_LOOK_SECONDS:
-                session.oom_kills, session.oom_looked = self.witnesses.oom_kills(), now.monotonic
+                session.oom_kills, session.oom_looked = self.endings.witnesses.oom_kills(), now.monotonic
         elif session.gone is None:
             session.gone = now.monotonic
 
@@ -335,10 +283,10 @@ class Sessions:
             process.id,
             process.run,
             1,
-            start=self.witnesses.started(pid, process.started),
+            start=self.endings.witnesses.started(pid, process.started),
             recorded=process.started,
             pid=process.pid,
-            machine=self.witnesses.machine,
+            machine=self.endings.witnesses.machine,
             validates=self.options.validation_is_productive,
             tagged=session.key[1] == "session",
             perf_tag=facts.get("perf_tag", ""),
@@ -362,7 +310,7 @@ class Sessions:
             return
         if attempt.ended is None:
             waited = now.monotonic - session.gone >= SETTLE_SECONDS
-            if waited or attempt.finished or self._status(attempt, now.wall, own=True) is not None:
+            if waited or attempt.finished or self.endings.own_status(attempt, now.wall) is not None:
                 self._end(session, record)
         elif now.monotonic - session.gone <= self._linger_seconds:
             session.goodput.wait(now.wall)
@@ -374,22 +322,8 @@ class Sessions:
         ended = attempt.written
         if record is not None and record.departed is not None and not attempt.final:
             ended = max(ended, record.departed)
-        status, kills = self._status(attempt, ended), self.witnesses.oom_kills()
-        name, boot = attempt.machine
-        goodput.end(ended, failed=bool(status))
-        others = [
-            each
-            for each in self._ends.values()
-            if each.run == attempt.run and abs(each.at - ended) <= TOGETHER_SECONDS
-        ]
-        evidence = Evidence(
-            said=[attempt.failure, *(each.failure for each in others)],
-            silent=(record is not None and not attempt.final) or not all(each.final for each in others),
-            final=attempt.final,
-            status=status,
-            oom_kills=0 if kills is None or session.oom_kills is None else round(kills - session.oom_kills),
-            rebooted=self.witnesses.machine[0] == name and self.witnesses.machine[1] != boot,
-        )
+        evidence = self.endings.evidence(attempt, ended, session.oom_kills, seen=record is not None)
+        goodput.end(ended, failed=bool(evidence.status))
         goodput.settle(reason_of(evidence))
         if not attempt.orderly:
             _log.info(
@@ -398,17 +332,6 @@ class Sessions:
                 _shown(session.key),
                 extra={"reason": attempt.reason},
             )
-
-    def _status(self, attempt: Attempt, ended: float, *, own: bool = False) -> int | None:
-        """The exit status of an attempt's process, or (unless only its own counts) a signal that ended its job."""
-        near = [end for end in self.witnesses.ends() if abs(end.at - ended) <= TOGETHER_SECONDS]
-        for end in near:
-            if end.pid == attempt.pid:
-                return _signal_of(end.status)
-        if own:
-            return None
-        signals = [status for end in near if (status := _signal_of(end.status)) < 0]
-        return signals[0] if signals else None
 
     # State ----------------------------------------------------------------------------------------------
 
@@ -512,37 +435,8 @@ class Sessions:
 
     def families(self) -> list[Family]:
         """Fill the families of every session that may be shown."""
-        samples: dict[FamilySpec, list[Sample]] = {spec: [] for spec in families.SPECS}
         ours = (session for session in self._sessions.values() if session.safe and len(session.key) == 3)
-        for session in self._latest(ours):
-            attempt = session.goodput.attempt
-            assert attempt is not None  # noqa: S101  # it is shown for that
-            _fill(samples, session.goodput, attempt)
-        return [Family(spec, tuple(found)) for spec, found in samples.items() if found]
-
-
-def _fill(samples: Mapping[FamilySpec, list[Sample]], goodput: Goodput, attempt: Attempt) -> None:
-    run = (attempt.run,)
-    singles: Sequence[tuple[FamilySpec, float | None]] = (
-        (families.ATTEMPT, attempt.number),
-        (families.ATTEMPT_START, attempt.start),
-        (families.ATTEMPT_STEPS, attempt.steps),
-        (families.TIME_TO_FIRST_STEP, attempt.first_step_seconds),
-        (families.WALL, goodput.wall),
-        (families.PRODUCTIVE, goodput.productive),
-        (families.UNCOMMITTED, goodput.uncommitted),
-        (families.LOST_STEPS, goodput.lost_steps),
-    )
-    for spec, value in singles:
-        if value is not None:
-            samples[spec].append(Sample(run, value))
-    parts: Sequence[tuple[FamilySpec, Mapping[str, float]]] = (
-        (families.BADPUT, goodput.badput),
-        (families.RESTARTS, goodput.restarts),
-        (families.INTERRUPTIONS, goodput.interruptions),
-    )
-    for spec, values in parts:
-        samples[spec].extend(Sample((*run, name), value) for name, value in values.items())
+        return goodput_families(session.goodput for session in self._latest(ours))
 
 
 def _leading(ranks: Ranks) -> Iterator[Record]:
@@ -562,11 +456,6 @@ def _leading(ranks: Ranks) -> Iterator[Record]:
 
 def _reading(record: Record) -> TrainingReading | None:
     return None if record.snapshot is None else record.snapshot.recording.training
-
-
-def _signal_of(status: int) -> int:
-    """A shell reports its child's signal as 128 and more."""
-    return 128 - status if 128 < status < 128 + 65 else status
 
 
 def _shown(key: StateKey) -> str:
