@@ -37,56 +37,16 @@ OF_TARGETS = frozenset({"job", "instance"})
 MADE = {"alerts-gpu.yml": {"signal"}, "recording-gpu.yml": {"uuid"}}
 """Labels that a rule makes with label_replace."""
 
-TO_COME = {
-    "training_run_info": "run job_name user model framework perf_tag session_tag world_size",
-    "training_attempt_start_timestamp_seconds": "run",
-    "training_attempt_steps": "run",
-    "training_steps_total": "run rank mode",
-    "training_samples_total": "run rank mode",
-    "training_tokens_total": "run rank mode",
-    "training_step": "run",
-    "training_step_target": "run",
-    "training_step_duration_seconds": "run mode",
-    "training_step_longest_seconds": "run",
-    "training_last_progress_timestamp_seconds": "run rank",
-    "training_phase_seconds_total": "run rank phase",
-    "training_phase_active": "run rank phase",
-    "training_phase_active_since_timestamp_seconds": "run rank",
-    "training_wall_seconds_total": "run",
-    "training_productive_seconds_total": "run",
-    "training_badput_seconds_total": "run cause",
-    "training_restarts_total": "run reason",
-    "training_interruptions_total": "run reason",
-    "training_model_flops_total": "run rank",
-    "training_hardware_flops_total": "run rank",
-    "training_peak_flops": "run rank",
-    "training_rank_compute_seconds": "run rank",
-    "training_nonfinite_total": "run kind value",
-    "training_gpu_alloc_retries_total": "run rank gpu uuid",
-    "training_checkpoints_total": "run kind result",
-    "training_checkpoint_duration_seconds": "run kind part",
-    "training_checkpoint_last_success_timestamp_seconds": "run",
-    "training_checkpoint_last_bytes": "run",
-    "training_checkpoint_interval_seconds": "run",
-    "training_checkpoint_dir_available_bytes": "run path",
-    "training_checkpoint_dir_size_bytes": "run path",
-    "training_productive_energy_joules_total": "run",
-    "training_wasted_energy_joules_total": "run cause",
-}
-"""Families of training telemetry with their labels, until the code has a specification of each."""
-
 
 def known() -> dict[str, frozenset[str]]:
     """Every name that a rule may ask for, with its labels."""
     names = {"up": frozenset[str]()}
-    histograms = {"training_step_duration_seconds", "training_checkpoint_duration_seconds"}
     specs = [
         (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
         for listed in script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
         for spec in listed
     ]
-    to_come = [(name, name in histograms, frozenset(labels.split())) for name, labels in TO_COME.items()]
-    for name, distribution, labels in [*to_come, *specs]:  # the code's own word is the later one
+    for name, distribution, labels in specs:
         if distribution:
             names |= {f"{name}_sum": labels, f"{name}_count": labels, f"{name}_bucket": labels | {"le"}}
         else:
