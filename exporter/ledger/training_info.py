@@ -6,12 +6,14 @@ knows; families go out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from exporter.collectors.family import Family, FamilySpec, Sample
 from exporter.collectors.job import EnergyReading, GpuProcessUse
+from exporter.ledger.admission import SeriesKey
 from exporter.ledger.identity_labels import IDENTITY_LABELS
 from exporter.ledger.peak_flops import data_type, peak_flops
 from exporter.ledger.views import SeatView
@@ -54,7 +56,26 @@ PEAK_FLOPS = FamilySpec(
     source="exporter.ledger.peak_flops, configuration, training.describe(peak_flops=...)",
 )
 
-SPECS = (RUN_INFO, PEAK_FLOPS)
+COLLECTIVE_WAIT = FamilySpec(
+    "training_collective_wait_seconds_total",
+    "counter",
+    "Time that the main thread spent on exchanging gradients with other ranks: the phase grad_sync, and torch's own"
+    " counters of collectives where it has some. Absent where neither is told, when the rank's totals no longer linger,"
+    " and while the ledger's state cannot be written.",
+    IDENTITY_LABELS,
+    "seconds",
+    "training_phase_seconds_total, training_torch_wait_seconds_total",
+)
+_PHASE = "training_phase_seconds_total"
+_TORCH_WAIT = "training_torch_wait_seconds_total"
+_GRAD_SYNC = (("phase", "grad_sync"),)
+_COLLECTIVE = re.compile(
+    r"(c10d\.)?_?(all_reduce|all_gather|all_to_all|reduce_scatter|reduce|gather|scatter|broadcast|barrier|monitored_barrier)"
+    r"(_into_tensor|_tensor|_coalesced|_object|_object_list|_base)?"
+)
+"""Keys of torch's wait counters that are collectives; others are stores, process groups, compilation."""
+
+SPECS = (RUN_INFO, PEAK_FLOPS, COLLECTIVE_WAIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +174,14 @@ class TrainingInfoBlock:
                 if peak is not None:
                     dtype, source, flops = peak
                     peaks.append(Sample((*view.labels, dtype, source, name), flops))
+        waits = tuple(
+            Sample(view.labels, seconds)
+            for view in views
+            if view.counted and (seconds := _collective_wait(view)) is not None
+        )
         infos = tuple(Sample((run, *_facts(view)), 1) for run, view in sorted(runs.items()))
-        families = [Family(RUN_INFO, infos)] if infos else []
-        return [*families, Family(PEAK_FLOPS, tuple(peaks))] if peaks else families
+        filled = ((RUN_INFO, infos), (PEAK_FLOPS, tuple(peaks)), (COLLECTIVE_WAIT, waits))
+        return [Family(spec, samples) for spec, samples in filled if samples]
 
     def _peak(self, reading: TrainingReading, name: str) -> tuple[str, str, float] | None:
         dtype = data_type(dict(reading.facts).get("precision", ""))
@@ -179,6 +205,17 @@ def _order(view: SeatView) -> tuple[bool, bool, int, str]:
 
 def _reading(view: SeatView) -> TrainingReading | None:
     return None if view.record.snapshot is None else view.record.snapshot.recording.training
+
+
+def _collective_wait(view: SeatView) -> float | None:
+    """Add up a seat's waits; None where nobody tells of any."""
+    keys: set[SeriesKey] = {(_PHASE, _GRAD_SYNC)}
+    for plan in view.record.plans:
+        if plan is not None and plan.key[0] == _TORCH_WAIT and _COLLECTIVE.fullmatch(plan.key[1][0][1]):
+            keys.add(plan.key)
+    totals = [total.sum for key in sorted(keys) if (total := view.seat.total(key)) is not None]
+    known = [seconds for seconds in totals if seconds is not None]
+    return sum(known) if known else None
 
 
 def _facts(view: SeatView) -> tuple[str, ...]:
