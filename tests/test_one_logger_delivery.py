@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -12,6 +13,8 @@ import pytest
 from one_logger_support import KeepingExporter, reported
 
 from exporter.errors import OneLoggerError
+from exporter.ledger import span_families
+from exporter.ledger.own_families import OWN, fits
 from exporter.process import RECORDER
 from exporter.recording.stat import REGISTRY
 from exporter.training import delivery
@@ -22,6 +25,7 @@ from exporter.training.names import (
     ExportCustomizationMode,
     StandardTrainingJobSpanName,
 )
+from exporter.training.recorder import DefaultRecorder
 from exporter.training.spans import Span
 
 SOON = 10.0
@@ -240,6 +244,48 @@ def test_an_exporter_that_wants_to_end_the_process_does_not(sinks: list[Sink]) -
     sink.start(Span.create("work"))
 
     assert sink.flush(SOON)
+
+
+def test_an_exporter_whose_errors_cannot_be_printed_goes_on(sinks: list[Sink]) -> None:
+    class MuteError(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Muttering(KeepingExporter):
+        def export_event(self, event: Any, span: Any) -> None:
+            raise MuteError
+
+    exporter = Muttering()
+    sink = begun(sinks, exporter, first_pause_seconds=0.001)
+    span = Span.create("work")
+    sink.event(span, Event.create("update"))
+    sink.start(span)
+
+    assert sink.flush(SOON)
+    assert exporter.kept[-1] == ("telemetry_data_error", "1 records before this one were dropped")
+
+
+def test_what_waits_goes_out_at_the_end_where_the_job_has_let_go_of_its_recorder() -> None:
+    exporter = KeepingExporter()
+    exporter.gate.clear()
+    DefaultRecorder([exporter]).start("work")
+    gc.collect()
+    exporter.gate.set()
+    delivery.close_all(SOON)
+
+    assert exporter.kept == [("initialize", ""), ("start", "work"), ("close", "")]
+
+
+def test_its_families_are_admitted_to_the_page(sinks: list[Sink]) -> None:
+    begun(sinks, KeepingExporter())
+    made = {
+        f"{each.definition.name.replace('.', '_')}_total": each.definition
+        for each in REGISTRY.tallies()
+        if each.definition.name.startswith("training.span.exporter.")
+    }
+
+    assert set(made) == {spec.name for spec in span_families.SPECS}
+    assert all(fits(definition, OWN[name]) for name, definition in made.items())
 
 
 def test_records_of_many_threads_all_arrive(sinks: list[Sink]) -> None:

@@ -20,7 +20,7 @@ from exporter.training.names import (
     OneLoggerErrorHandlingStrategy,
 )
 from exporter.training.reports import report
-from exporter.training.types import plain_value
+from exporter.training.types import plain_value, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class _Field(Generic[T]):
         try:
             return self.check(value)
         except OneLoggerError as problem:
-            raise OneLoggerError(f"{owner}.{self.name}: {problem}, not {value!r}") from None
+            raise OneLoggerError(f"{owner}.{self.name}: {problem}, not {shown(value)}") from None
 
 
 class _Varying(_Field["T | Callable[[], T]"], Generic[T]):
@@ -169,7 +169,7 @@ class Settings:
         try:
             asked = found()
         except Exception as error:  # noqa: BLE001  # the user's callable
-            report(call, "callable_raised", f"a value, but it raised {type(error).__name__}: {error}")
+            report(call, "callable_raised", f"a value, but it raised {shown(error)}")
             return None
         if asked is None:
             return None  # not known yet

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from _queue import SimpleQueue  # `queue` would load `heapq` and more beside it
 from collections.abc import Callable, Iterable
 from time import monotonic
@@ -29,6 +28,7 @@ from exporter.training.names import (
 )
 from exporter.training.reports import report
 from exporter.training.spans import Span
+from exporter.training.types import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
 EXIT_SECONDS = 2.0
 """The longest that an exiting process waits for the exporters."""
+JOIN_SECONDS = 0.5
 METHODS = (
     "initialize",
     "export_start",
@@ -207,11 +208,16 @@ class Outlet:
         self._queue.put(marker)
 
         def wait(timeout_seconds: float) -> None:
-            if self._thread is None:  # it never began
+            thread = self._thread
+            if thread is None:  # it never began
                 self._counts.dropped["exit"](self._queue.qsize() - 1)
-            elif threading.current_thread() is not self._thread and not marker.passed.wait(
-                max(timeout_seconds, 0.0)
-            ):
+            elif thread is threading.current_thread():
+                return
+            elif marker.passed.wait(max(timeout_seconds, 0.0)):
+                thread.join(
+                    JOIN_SECONDS
+                )  # one that runs while the interpreter is torn down may abort the process
+            else:
                 self._abandoned = True
                 # Without the marker, with the one that it hangs in.
                 self._counts.dropped["exit"](max(self._queue.qsize() - 1, 0) + 1)
@@ -302,7 +308,7 @@ class Outlet:
             self._counts.errors(1)
             tell_once(
                 f"span exporter {self.name} {method}",
-                f"the exporter {self.name} failed in {method}: {error!r}",
+                f"the exporter {self.name} failed in {method}: {shown(error)}",
             )
             return False
         self._failures = 0
@@ -414,7 +420,8 @@ class Sink:
             outlet.put(method, *arguments)
 
 
-_OPEN: weakref.WeakSet[Sink] = weakref.WeakSet()
+_OPEN: set[Sink] = set()
+"""Those whose exporters run, also where the job has let go of them: what waits goes out at the end."""
 
 
 def flush_all(timeout_seconds: float = 5.0) -> bool:

@@ -20,6 +20,7 @@ from exporter.training.configuration import OneLoggerConfig, TrainingTelemetryCo
 from exporter.training.delivery import Sink
 from exporter.training.names import StandardTrainingJobEventName
 from exporter.training.reports import report
+from exporter.training.types import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class OneLoggerProvider(Singleton):
             OneLoggerError: The configuration is none.
         """
         if not isinstance(config, OneLoggerConfig):
-            raise OneLoggerError(f"config must be a OneLoggerConfig, not {config!r}")
+            raise OneLoggerError(f"config must be a OneLoggerConfig, not {shown(config)}")
         sink = getattr(recorder, "sink", None)
         if not configure(config, sink if isinstance(sink, Sink) else Sink(()), recorder):
             misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")

@@ -19,7 +19,7 @@ from exporter.training.recorder import Recorder
 from exporter.training.reports import report
 from exporter.training.spans import Span
 from exporter.training.training_recorder import TrainingRecorder, get_recorder
-from exporter.training.types import Attributes
+from exporter.training.types import Attributes, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _guarded(call: str, step: Callable[[], Any]) -> Any:
             raise
         report(call, "recorder_raised", "a recorder that does not raise")
     except Exception as error:  # noqa: BLE001  # the job's own recorder
-        report(call, "recorder_raised", f"a recorder that does not raise: {error!r}")
+        report(call, "recorder_raised", f"a recorder that does not raise: {shown(error)}")
     else:
         return found
     return None

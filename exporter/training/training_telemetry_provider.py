@@ -25,6 +25,7 @@ from exporter.training.provider import (
     set_training,
 )
 from exporter.training.training_recorder import TrainingRecorder, training_recorder
+from exporter.training.types import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class TrainingTelemetryProvider(Singleton):
         """
         if self._open("with_base_config"):
             if not isinstance(one_logger_config, OneLoggerConfig):
-                raise OneLoggerError(f"with_base_config takes a OneLoggerConfig, not {one_logger_config!r}")
+                raise OneLoggerError(
+                    f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}"
+                )
             if self._base is not None:
                 misuse(
                     "with_base_config",
@@ -82,7 +85,7 @@ class TrainingTelemetryProvider(Singleton):
         if self._open("with_config_override"):
             if not isinstance(partial_config, Mapping):
                 raise OneLoggerError(
-                    f"with_config_override takes a mapping of fields, not {partial_config!r}"
+                    f"with_config_override takes a mapping of fields, not {shown(partial_config)}"
                 )
             self._overrides = nested_update(self._overrides, partial_config)
         return self
@@ -126,7 +129,7 @@ class TrainingTelemetryProvider(Singleton):
         if self._open("with_exporter"):
             missing = Sink.missing_methods(exporter)
             if missing:
-                raise OneLoggerError(f"{exporter!r} is no exporter: it has no {', '.join(missing)}")
+                raise OneLoggerError(f"{shown(exporter)} is no exporter: it has no {', '.join(missing)}")
             self._exporters.append(exporter)
         return self
 

@@ -27,6 +27,8 @@ else:
     AttributeValue = str | bool | int | float | list
 
 
+LONGEST_SHOWN = 500
+
 __all__ = [
     "Attribute",
     "AttributeValue",
@@ -35,6 +37,7 @@ __all__ = [
     "TracingTimestamp",
     "assert_that",
     "plain_value",
+    "shown",
 ]
 
 
@@ -83,6 +86,18 @@ def plain_value(value: object) -> Any:
         return f"<{kind.__name__}>" if hasattr(kind, "device") else str(value)
     except Exception:  # noqa: BLE001  # the user's own `__str__`, `__int__`, `__float__`
         return f"<{kind.__name__}>"
+
+
+def shown(value: object) -> str:
+    """Print a value for a message; never raises.
+
+    Args:
+        value: The job's: what prints it may raise, and may print much.
+    """
+    try:
+        return repr(value)[:LONGEST_SHOWN]
+    except Exception:  # noqa: BLE001  # the user's own `__repr__`
+        return f"<{type(value).__name__}>"
 
 
 class TracingTimestamp:

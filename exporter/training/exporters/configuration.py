@@ -18,6 +18,7 @@ from typing import Any
 from exporter.training.configuration import OneLoggerConfig
 from exporter.training.exporters.base import Exporter
 from exporter.training.reports import report
+from exporter.training.types import shown
 
 GROUPS = ("exporter.span_exporters", "nv_one_logger.exporter_configs")
 """Groups of entry points; the second is one-logger's, so that a package made for it serves here too."""
@@ -116,7 +117,9 @@ class ExporterConfigManager:
             try:
                 found.append(point.load().get_default_config())
             except Exception as error:  # noqa: BLE001, PERF203  # the package's own code
-                report(_CALL, "package", f"a configuration from the package entry {point.name}: {error!r}")
+                report(
+                    _CALL, "package", f"a configuration from the package entry {point.name}: {shown(error)}"
+                )
         return self._checked(found, "the installed packages")
 
     def _of_file(self, stated: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
@@ -153,7 +156,7 @@ class ExporterConfigManager:
                 continue
             name = each.get("class_name") if isinstance(each, Mapping) else getattr(each, "class_name", None)
             if not isinstance(name, str) or not name:
-                report(_CALL, "entry", f"an entry with a class_name in {source}, not {each!r}")
+                report(_CALL, "entry", f"an entry with a class_name in {source}, not {shown(each)}")
                 continue
             fields = each if isinstance(each, Mapping) else vars(each)  # one-logger's own class
             config = fields.get("config")
@@ -174,7 +177,7 @@ def _make(asked: ExporterConfig) -> Exporter | None:
             config["file_path"] = Path(config["file_path"])
         made: Exporter = getattr(import_module(module), kind)(**config)
     except Exception as error:  # noqa: BLE001  # the exporter's own code
-        report(_CALL, "exporter", f"an exporter that can be made: {asked.class_name}: {error!r}")
+        report(_CALL, "exporter", f"an exporter that can be made: {asked.class_name}: {shown(error)}")
         return None
     return made
 

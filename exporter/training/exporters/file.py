@@ -1,7 +1,7 @@
 """The file exporter: a job's spans and events as lines of JSON.
 
-Used in the training process, on its own thread. Each record is on disk when it counts as delivered. A run's file is
-never lost to the next one: it is appended to, or rotated.
+Used in the training process, on its own thread. Each record is on disk at once, the start of a span with the next. A
+run's file is never lost to the next one: it is appended to, or rotated.
 """
 
 from __future__ import annotations
