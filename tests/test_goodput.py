@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from goodput_support import Books, PaperJob
 from hypothesis import given, settings
@@ -354,6 +356,40 @@ def test_a_process_that_says_nothing_of_training_begins() -> None:
     assert not Goodput().trains
     assert books.lost() == {"init": 45}
     assert books.goodput.wall == 45
+
+
+def test_the_worked_example_of_the_documentation_is_true() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "goodput.md").read_text(encoding="utf-8")
+    books, first = Books(), a_job(init=20.0)
+    books.begin(first)
+    for step in range(100):
+        first.train(1.5, data=0.5)
+        first.save(6.0) if step % 30 == 29 else None
+    first.hold(0.5)
+    books.end(first)
+    books.wait(60.0)
+    before = [books.goodput.uncommitted, books.goodput.wall]
+    second = a_job(90, init=20.0)
+    books.begin(second)
+    for _ in range(30):
+        second.train(1.5, data=0.5)
+    second.save(6.0)
+    second.finished = True
+    books.end(second, final=True)
+
+    goodput = books.goodput
+    assert [goodput.productive, goodput.wall, goodput.lost_steps] == [180, 384.5, 10]
+    assert books.lost() == {
+        "init": 40,
+        "lost_progress": 15.5,
+        "data_stall": 65,
+        "checkpoint_save": 24,
+        "downtime": 60,
+    }
+    assert before == [15, 238.5]
+    for words in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
+        assert words in text
+    assert all(f"| `{cause}` |" in text for cause in CAUSES)
 
 
 def test_every_phase_is_lost_to_a_cause_that_is_published() -> None:
