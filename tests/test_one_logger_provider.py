@@ -495,6 +495,42 @@ def test_a_recorder_of_the_jobs_own_keeps_a_tree_per_thread_and_task() -> None:
     recorder.close()
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize("odd", [5, "text", [1], object(), Unprintable(), {"a": 1}])
+@pytest.mark.parametrize("own_recorder", [False, True])
+def test_arguments_of_any_kind_raise_nothing_and_what_follows_is_told(odd: Any, own_recorder: bool) -> None:
+    keeping = KeepingExporter()
+    if own_recorder:
+        recorder: Any = DefaultRecorder([keeping])
+        OneLoggerProvider.instance().configure(OneLoggerConfig(**APPLICATION), recorder)
+    else:
+        recorder = configured(keeping).recorder
+    with reported():
+        with timed_span(odd, odd, odd) as span:
+            span.add_attribute(odd, odd)
+            span.add_attributes(odd)
+            span.add_event(odd)
+            recorder.event(odd, odd)
+            recorder.event(span, odd)
+            recorder.error(odd, odd, odd)
+            recorder.error(span, odd, odd)
+            recorder.telemetry_data_error(odd, odd)
+            recorder.stop(odd, odd, odd)
+        recorder.stop(recorder.start("odd times", odd, odd, odd, odd), odd, odd)
+        Event.create(odd, odd, odd)
+        with timed_span("after"):
+            pass
+
+    assert ("stop", "after") in names(keeping)
+    recorder.close()
+
+
 def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
     keeping = KeepingExporter()
     recorder = DefaultRecorder([keeping])

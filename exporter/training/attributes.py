@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from exporter.errors import OneLoggerError
 from exporter.training.names import ApplicationType, CheckPointStrategy
-from exporter.training.types import Attribute, Attributes
+from exporter.training.types import Attribute, Attributes, plain_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class StandardAttributes(Attributes):
                 continue
             if value is not None:
                 kept = value.items() if isinstance(value, Mapping) else None
-                flat = value if kept is None else [f"{key}:{item}" for key, item in kept]
+                flat = value if kept is None else [f"{key}:{plain_value(item)}" for key, item in kept]
                 made[name] = Attribute(name, flat)
             elif isinstance(cls.__dict__.get(name), _Required):
                 raise OneLoggerError(f"{name} is required.")

@@ -17,7 +17,7 @@ from exporter.training.names import (
     StandardTrainingJobEventName,
     name_of,
 )
-from exporter.training.types import Attributes, TracingTimestamp, assert_that
+from exporter.training.types import Attributes, TracingTimestamp, assert_that, moment, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class Event:
         self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | None = None
     ) -> None:
         self._name = name
-        self._timestamp = timestamp
+        self._timestamp = timestamp = moment(timestamp)
         # A copy: the caller may go on using what it passed, while the exporters still read this.
-        own = Attributes() if attributes is None else attributes.copied()
+        own = Attributes.of(attributes).copied()
         own.add(StandardEventAttributeName.TIMESTAMP_MSEC.value, timestamp.milliseconds_since_epoch)
         self._attributes = own
 
@@ -77,7 +77,7 @@ class Event:
         cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
     ) -> Event:
         """Make one of now, or of the time that is given."""
-        return cls(name, timestamp or TracingTimestamp.now(), attributes)
+        return cls(name, moment(timestamp), attributes)
 
     def to_json(self) -> dict[str, Any]:
         """Give it as a dictionary that `from_json` reads."""
@@ -139,7 +139,7 @@ class ErrorEvent(Event):
     ) -> None:
         if exception_type and not exception_message:
             exception_message = exception_type
-        self.error_message = error_message
+        self.error_message = error_message = _message(error_message)
         self.exception_type = exception_type
         self.exception_message = exception_message
         self.exception_traceback = exception_traceback
@@ -165,12 +165,11 @@ class ErrorEvent(Event):
     ) -> ErrorEvent:
         """Make one of now; of an exception, with its traceback."""
         kind = text = None
-        if exception is not None:
+        if isinstance(exception, BaseException):
             kind = type(exception).__name__
             text = _text_of(exception)
             exception_traceback = exception_traceback or _traceback_of(exception)
-        now = timestamp or TracingTimestamp.now()
-        return cls(now, error_message, kind, text, exception_traceback)
+        return cls(moment(timestamp), error_message, kind, text, exception_traceback)
 
     def to_json(self) -> dict[str, Any]:
         """Give it as a dictionary that `from_json` reads."""
@@ -214,7 +213,7 @@ class TelemetryDataError(Event):
         attributes: Attributes | None = None,
     ) -> None:
         self.error_type = error_type
-        self.error_message = error_message
+        self.error_message = error_message = _message(error_message)
         told = Attributes()
         told.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
         told.add(StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE.value, error_type.value)
@@ -245,6 +244,10 @@ class TelemetryDataError(Event):
             data["error_message"],
             Attributes.from_json(data.get("attributes") or {}),
         )
+
+
+def _message(given: object) -> str:
+    return given if isinstance(given, str) else shown(given)
 
 
 def _text_of(exception: BaseException) -> str:

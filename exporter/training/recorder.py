@@ -18,7 +18,7 @@ from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.names import ExportCustomizationMode, SpanName, name_of
 from exporter.training.provider import current, misuse
 from exporter.training.spans import Span
-from exporter.training.types import Attributes, TracingTimestamp
+from exporter.training.types import Attributes, TracingTimestamp, all_are
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -180,11 +180,6 @@ class DefaultRecorder(Recorder):
     def _is_off(self) -> bool:
         configured = current()
         return configured is not None and configured.recorder is self and not configured.enabled
-
-
-def all_are(pairs: Iterable[tuple[object, type]]) -> bool:
-    """Whether the job passed what the signature says; it may be None where one-logger gives None."""
-    return all(isinstance(value, kind) for value, kind in pairs)
 
 
 def active_or_ancestor(span: Span | None) -> Span | None:

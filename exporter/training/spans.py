@@ -24,7 +24,16 @@ from exporter.training.names import (
     name_of,
 )
 from exporter.training.reports import report
-from exporter.training.types import Attribute, Attributes, AttributeValue, TracingTimestamp, assert_that
+from exporter.training.types import (
+    Attribute,
+    Attributes,
+    AttributeValue,
+    TracingTimestamp,
+    all_are,
+    assert_that,
+    moment,
+    shown,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,11 +82,11 @@ class Span:
     ) -> None:
         self._id = id
         self._name = name
-        self._parent_span = parent_span
+        self._parent_span = parent_span if parent_span is None or all_are(((parent_span, Span),)) else None
         self._start_event = start_event
         self._stop_event: Event | None = None
         self._events: deque[Event] | None = None
-        self._initial_attributes = Attributes() if span_attributes is None else span_attributes
+        self._initial_attributes = Attributes.of(span_attributes)
         self._updated_attributes = type(self._initial_attributes)()
         self.listener: Callable[[Span, Event], None] | None = None
 
@@ -91,9 +100,7 @@ class Span:
         start_time: TracingTimestamp | None = None,
     ) -> Span:
         """Begin one now, or at the time that is given; nothing is exported by this alone."""
-        start = Event(
-            StandardEventName.SPAN_START, start_time or TracingTimestamp.now(), start_event_attributes
-        )
+        start = Event(StandardEventName.SPAN_START, moment(start_time), start_event_attributes)
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
     @property
@@ -169,13 +176,16 @@ class Span:
         """End it now, or at the time that is given; of one that has ended, nothing changes."""
         if self._stop_event is not None:
             return
-        stop = Event(StandardEventName.SPAN_STOP, stop_time or TracingTimestamp.now(), stop_event_attributes)
+        stop = Event(StandardEventName.SPAN_STOP, moment(stop_time), stop_event_attributes)
         self._stop_event = stop
         seconds = stop.timestamp.perf_counter_seconds - self._start_event.timestamp.perf_counter_seconds
         self.add_attribute(StandardSpanAttributeName.DURATION_MSEC.value, max(round(seconds * 1000), 0))
 
     def add_event(self, event: Event) -> Event:
         """Add an event; one to a span that has ended is a misuse, and not kept."""
+        if not all_are(((event, Event),)):
+            report("Span.add_event", "no_event", f"an Event, not {shown(event)}")
+            return event
         if self._stop_event is not None:
             report("Span.add_event", "stopped_span", f"a span that has not ended yet: {self.name_str}")
             return event
@@ -196,7 +206,7 @@ class Span:
 
     def add_attributes(self, attributes: Attributes) -> None:
         """Set all of a collection."""
-        self._updated_attributes.update(attributes)
+        self._updated_attributes.update(Attributes.of(attributes))
 
     def duration_msec(self) -> int:
         """Give how long it took, in whole milliseconds, rounded.

@@ -10,11 +10,12 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 
 from exporter.errors import OneLoggerError
 from exporter.training.names import name_of
+from exporter.training.reports import report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ __all__ = [
     "Attributes",
     "OneLoggerError",
     "TracingTimestamp",
+    "all_are",
     "assert_that",
+    "moment",
     "plain_value",
     "shown",
 ]
@@ -88,6 +91,11 @@ def plain_value(value: object) -> Any:
         return f"<{kind.__name__}>"
 
 
+def all_are(pairs: Iterable[tuple[object, type]]) -> bool:
+    """Whether the job passed what the signature says; one-logger gives None where it is off, and duck types come as well."""
+    return all(isinstance(value, kind) for value, kind in pairs)
+
+
 def shown(value: object) -> str:
     """Print a value for a message; never raises.
 
@@ -116,8 +124,9 @@ class TracingTimestamp:
 
     @property
     def milliseconds_since_epoch(self) -> int:
-        """Unix time in whole milliseconds, rounded down."""
-        return int(self._seconds_since_epoch * 1000)
+        """Unix time in whole milliseconds, rounded down; 0 of what is not finite."""
+        seconds = self._seconds_since_epoch
+        return int(seconds * 1000) if math.isfinite(seconds) else 0
 
     @property
     def perf_counter_seconds(self) -> float:
@@ -192,6 +201,15 @@ class TracingTimestamp:
         return f"TracingTimestamp({self._seconds_since_epoch!r}, {self._perf_counter_seconds!r})"
 
 
+def moment(given: object) -> TracingTimestamp:
+    """Take what a job passes as a time; None, and anything that is none, is now."""
+    if isinstance(given, TracingTimestamp):
+        return given
+    if given is not None:
+        report("TracingTimestamp", "no_timestamp", f"a TracingTimestamp, not {shown(given)}")
+    return TracingTimestamp.now()
+
+
 class Attribute:
     """A name and one value."""
 
@@ -219,7 +237,10 @@ class Attributes(dict[str, Attribute]):
     def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         for name, value in (dictionary or {}).items():
-            self.add(name, value)
+            if isinstance(value, Attribute):  # of another collection
+                self.add_attribute(value)
+            else:
+                self.add(name, value)
 
     def add(self, name: str, value: AttributeValue) -> Self:
         """Set one, and give the whole."""
@@ -233,7 +254,20 @@ class Attributes(dict[str, Attribute]):
 
     def add_attributes(self, other_attributes: Attributes) -> None:
         """Set all of another's."""
-        self.update(other_attributes)
+        self.update(Attributes.of(other_attributes))
+
+    @classmethod
+    def of(cls, given: object) -> Attributes:
+        """Take what a job passes as attributes: a collection as it is, a mapping of values, None for no attributes.
+
+        Anything else is a misuse, and taken for none.
+        """
+        if isinstance(given, Attributes):
+            return given
+        if given is None or isinstance(given, Mapping):
+            return cls(given)
+        report("Attributes", "no_attributes", f"Attributes, not {shown(given)}")
+        return cls()
 
     def copied(self) -> Self:
         """Copy it, of the same class; safe while another thread adds to it."""
