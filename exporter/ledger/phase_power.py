@@ -27,10 +27,12 @@ BIN_SECONDS = 0.1
 KEPT_SECONDS = 60.0
 """How long a reading may wait for the timeline that belongs to it."""
 HALF_LIFE_SECONDS = 600.0
-LAGS_SECONDS = (0.0, 0.02, 0.04, 0.06, 0.08, 0.1)
+LAGS_SECONDS = (0.0, 0.03, 0.06, 0.09)
 LONGEST_SECONDS = 15.0
 """An increment over a longer time says little."""
 FEWEST_INCREMENTS = 30
+SOLVED_EVERY = 10
+"""Increments between two solutions: one more changes little."""
 MOST_PHASES = 12
 PRECISION = 0.15
 """Standard error of the power of every phase that matters, by the mean power, that still makes an answer."""
@@ -54,6 +56,9 @@ class PhasePower:
         self._bins: list[tuple[tuple[str, float], ...]] = []
         self._readings: deque[tuple[float, float]] = deque()  # joules, at; the first one is already used
         self._fits = [_Fit(lag) for lag in LAGS_SECONDS]
+        self._added = 0
+        self._solved_at = -SOLVED_EVERY
+        self._powers: Mapping[str, float] | None = None
 
     def add_timeline(self, timeline: Timeline) -> None:
         """Take bins; those that were taken before are passed over."""
@@ -78,8 +83,10 @@ class PhasePower:
 
     def powers(self) -> Mapping[str, float] | None:
         """Give watts by phase; None where they are not known well enough."""
-        fit = min(self._fits, key=lambda each: each.misfit())
-        return fit.powers()
+        if self._added >= self._solved_at + SOLVED_EVERY:
+            self._solved_at = self._added
+            self._powers = min(self._fits, key=lambda each: each.misfit()).powers()
+        return self._powers
 
     def quality(self) -> Mapping[str, float]:
         """Give for each phase the share of its energy from increments that are its own."""
@@ -90,6 +97,7 @@ class PhasePower:
         while len(self._readings) > 1 and self._ends and self._ends[-1] >= self._readings[1][1]:
             before, began = self._readings.popleft()
             joules, at = self._readings[0]
+            self._added += 1
             if joules < before or at - began > LONGEST_SECONDS:
                 continue
             for fit in self._fits:
