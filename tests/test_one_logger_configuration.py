@@ -225,6 +225,21 @@ def test_a_field_may_be_changed_afterwards_and_is_checked_then_too() -> None:
     assert config.telemetry_config == TrainingTelemetryConfig(**TRAINING)
 
 
+def test_a_field_that_does_not_exist_is_reported_when_it_is_set_too() -> None:
+    config = OneLoggerConfig(**APPLICATION)
+    with reported() as found:
+        config.aplication_name = "typo"
+
+    assert [(call, rule) for call, rule, _ in found] == [("OneLoggerConfig", "unknown_field")]
+
+
+def test_a_default_that_is_changed_is_one_configurations_own() -> None:
+    first, second = OneLoggerConfig(**APPLICATION), OneLoggerConfig(**APPLICATION)
+    first.logger_config.log_level = "ERROR"
+
+    assert (first.logger_config.log_level, second.logger_config.log_level) == ("ERROR", "INFO")
+
+
 def test_mappings_stand_for_nested_settings() -> None:
     config = OneLoggerConfig(
         **APPLICATION, telemetry_config=TRAINING, logger_config={"log_file_path_for_err": Path("/tmp/e")}

@@ -63,6 +63,8 @@ class _Field(Generic[T]):
     def __get__(self, instance: Settings | None, owner: type) -> Self | T:
         if instance is None:
             return self
+        if isinstance(self.default, Settings):  # each configuration's own, since it may be changed
+            instance.given.setdefault(self.name, self.default.model_copy())
         found: T = instance.given.get(self.name, self.default)
         return found
 
@@ -133,6 +135,11 @@ class Settings:
             if name in given:
                 field.__set__(self, given[name])
         self.check()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in {"given", "unknown"} and not isinstance(getattr(type(self), name, None), _Field):
+            report(type(self).__name__, "unknown_field", f"no field {name!r} exists")
+        super().__setattr__(name, value)
 
     @classmethod
     def fields(cls) -> Iterator[tuple[str, _Field[Any]]]:
