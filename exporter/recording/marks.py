@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable
 
 TYPE_CHECKING = False
@@ -63,7 +64,7 @@ class Track:
         return taken
 
     def drop(self) -> None:
-        """Drop the older half; on its own thread, when nobody can interpret it."""
+        """Drop the older half: by whoever interprets, or on its own thread, when nobody can."""
         half = len(self.buffer) // 4 * 2
         del self.buffer[:half]
         self.dropped += half // 2
@@ -124,13 +125,15 @@ def in_order(
     Args:
         tracks: Whose.
         until: Marks after this time stay for later: another track, drained before, may have an earlier one by now.
-        most: Items that are drained of each track.
+        most: Items of each track that are looked at.
         time_of: Tells the time of a mark; None for one that belongs to the mark before it.
     """
-    drained: list[tuple[Track, list[tuple[float, int, Track, int, Any]]]] = []
+    drained: list[tuple[Track, list[Any], list[tuple[float, int, Track, int, Any]]]] = []
     number = 0
     for track in tracks:
-        items = track.waiting + track.take(most)
+        items = track.waiting
+        if len(items) < most:
+            items = items + track.take(most - len(items))
         marks = []
         before = 0.0
         for position in range(0, len(items), 2):
@@ -141,14 +144,18 @@ def in_order(
             number += 1
         if track.buffer:
             until = min(until, before)  # it has more, which may come before the others'
-        drained.append((track, marks))
+        drained.append((track, items, marks))
     ready = []
-    for track, marks in drained:
-        now = [mark for mark in marks if mark[0] <= until]
-        ready += now
-        track.waiting = [item for mark in marks[len(now) :] for item in mark[3:]]
+    for track, items, marks in drained:
+        now = bisect_right(marks, until, key=_time_of)
+        ready += marks[:now]
+        track.waiting = items[2 * now :]
     ready.sort(key=_time_and_number)
     return ready
+
+
+def _time_of(mark: tuple[float, int, Track, int, Any]) -> float:
+    return mark[0]
 
 
 def _time_and_number(mark: tuple[float, int, Track, int, Any]) -> tuple[float, int]:

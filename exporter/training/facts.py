@@ -89,7 +89,8 @@ class Facts:
             elif name == "step_target":
                 if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
                     wrong.append((name, "to be a step above 0"))
-                self.target(value)
+                else:
+                    self.target(value)
             elif name == "world_size":
                 if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
                     wrong.append((name, "to be a number of ranks"))

@@ -68,6 +68,7 @@ class Interpreter:
 
     Attributes:
         main_thread: The thread that made the first mark; its time is what phases divide.
+        now: Time of the latest mark.
         offset: Of the wall clock from the monotonic one, at present.
         started: Whether any mark was interpreted.
     """
@@ -82,7 +83,7 @@ class Interpreter:
         self._stacks: list[Stack] = []
         self._wanted: dict[Kind, bool] = {}
         self._runs = Runs(self)
-        self._now = clock.last
+        self.now = clock.last
         self._numbers_of: dict[int, tuple[str, str]] = {
             NUMBERS + 8 * row + place: (field, mode)
             for row, mode in enumerate(MODES)
@@ -135,6 +136,10 @@ class Interpreter:
                 break
         return 2 * position
 
+    def take_one(self, track: Track, code: int, value: Any) -> None:
+        """Interpret one mark of a track."""
+        self._safely(self.stack_of(track), code, value)
+
     def _safely(self, stack: Stack, code: int, value: Any) -> None:
         """Interpret one mark; a defect of ours costs this one, not those after it."""
         try:
@@ -159,7 +164,7 @@ class Interpreter:
             ended: When what belongs to the last ended.
             finished: When each ended.
         """
-        self._now = ended
+        self.now = ended
         # Blocks outside the iteration may be longer than it.
         longest = max(map(max, durations)) if plan.last > plan.end else max(durations[0])
         work = self.clock.fold(plan, durations, began, ended, longest)
@@ -194,7 +199,7 @@ class Interpreter:
             kind = KINDS[(code >> 3) - FIRST_KIND]
             what = code & 7
             if what < BEGAN:
-                self._now = value
+                self.now = value
                 if what == ENTER:
                     stack.blocks.append((kind, self._begin(stack, kind, value, kind.call)))
                 elif what == BEGIN:
@@ -217,17 +222,17 @@ class Interpreter:
         elif code == VALUES:
             self.job.ask(value)
         elif code == CALL:
-            self._now = value.time
+            self.now = value.time
             self._called(value)
 
     def _began(self, stack: Stack, kind: Kind, mark: Began) -> None:
-        self._now = mark.time
+        self.now = mark.time
         opened = self._begin(stack, kind, mark.at.perf_counter_seconds, mark.name, mark)
         if mark.entered:
             stack.blocks.append((kind, opened))
 
     def _ended(self, stack: Stack, kind: Kind, mark: Ended) -> None:
-        self._now = mark.time
+        self.now = mark.time
         at = mark.at.perf_counter_seconds
         if mark.span is not None and not mark.entered:
             found = self.open_of(mark.span)
@@ -322,10 +327,10 @@ class Interpreter:
         if not stack.main:
             return
         if opened.kind is kinds.TRAINING_ITERATION or opened.kind is kinds.TRAINING_LOOP:
-            self.clock.training_begins(self._now)
+            self.clock.training_begins(self.now)
         phase = self.job.phase_of(opened, mark)
         if phase is not None:
-            opened.entry = self.clock.begin(phase, self._now)
+            opened.entry = self.clock.begin(phase, self.now)
         if opened.kind is kinds.TRAINING_ITERATION:
             opened.work = self.clock.work
             opened.waits = self.clock.waits
@@ -336,9 +341,9 @@ class Interpreter:
         """End a span."""
         stack.remove(opened)
         if opened.entry is not None:
-            self.clock.end(opened.entry, self._now)
+            self.clock.end(opened.entry, self.now)
         elif opened.work is not None:
-            self.clock.advance(self._now)
+            self.clock.advance(self.now)
         self.job.ends(opened, at, mark, self, failed=failed)
         self.stop(opened, at, mark)
 
@@ -404,7 +409,7 @@ class Interpreter:
         """Forget a span that nobody will end."""
         opened.stack.remove(opened)
         if opened.entry is not None:
-            self.clock.end(opened.entry, self._now)
+            self.clock.end(opened.entry, self.now)
 
     # The tree --------------------------------------------------------------------------------------------
 
@@ -425,7 +430,7 @@ class Interpreter:
 
     def moment(self) -> TracingTimestamp:
         """Give the time of the present mark."""
-        return TracingTimestamp(self._now + self.offset, self._now)
+        return TracingTimestamp(self.now + self.offset, self.now)
 
     def wall(self, at: float) -> float:
         """Turn a monotonic time into Unix time."""
@@ -460,7 +465,7 @@ class Interpreter:
                 continue
             opened.stack.remove(opened)
             if opened.entry is not None:
-                self.clock.end(opened.entry, self._now)
+                self.clock.end(opened.entry, self.now)
             self.job.cut_short(opened, self)
             if opened.span is not None:
                 text = f"{opened.span.name_str} was open when the application ended"

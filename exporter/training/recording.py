@@ -193,6 +193,8 @@ class TrainingRecording:
         self._misuse.settle()
         busy = [track for track in hot.TRACKS.all() if track.buffer or track.waiting]
         for track in busy:
+            if len(track.buffer) > MOST_ITEMS:
+                track.drop()
             if track.dropped != self._known_drops.get(track, 0):
                 interpreter.dropped(track, track.dropped - self._known_drops.get(track, 0))
                 self._known_drops[track] = track.dropped
@@ -204,12 +206,13 @@ class TrainingRecording:
                 items = items + track.take(most - len(items))
             taken = interpreter.take(track, items, seconds)
             track.waiting = items[taken:]
-            return bool(track.waiting or track.buffer)
+            # A thread that marks all the time would never let it come to an end otherwise.
+            return bool(track.waiting or track.buffer) and interpreter.now < until
         if busy:
-            marks = in_order(busy, until, MIXED_ITEMS, time_of)
+            marks = in_order(busy, until, CHUNK_ITEMS if seconds == inf else MIXED_ITEMS, time_of)
             for _, _, track, code, value in marks:
-                interpreter.take(track, [code, value])
-            return bool(marks)
+                interpreter.take_one(track, code, value)
+            return bool(marks) and interpreter.now < until
         for track in hot.TRACKS.forget_ended():
             self._known_drops.pop(track, None)
             interpreter.forget(track)

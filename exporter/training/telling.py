@@ -47,14 +47,14 @@ def record(
         epoch: The epoch that is under way.
         mode: train, validation or test.
     """
-    base = NUMBERS if mode == "train" else _MODES.get(mode, 0)
+    base = _MODES.get(mode, 0) if type(mode) is str else 0
     if not base:
         report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {mode!r}"[:200])
         return
     place = hot._place  # noqa: SLF001  # `here()` costs as much as all the rest
     extend = place.extend
     if type(loss) is float and type(grad_norm) is float and type(tokens) is int:  # the usual ones, at once
-        extend((base, loss, base + _TOKENS, tokens, base + _GRAD_NORM, grad_norm))
+        extend((base, loss, base + _TOKENS, tokens, base + _GRAD_NORM, grad_norm))  # type: ignore[unreachable]  # an int is a float to the checker
     else:
         if loss is not None:
             _record_value(extend, base + _LOSS, loss)
@@ -129,7 +129,7 @@ def interruption(reason: str) -> None:
     Args:
         reason: One of the reasons of `training_interruptions_total`.
     """
-    if reason not in REASONS:
+    if not isinstance(reason, str) or reason not in REASONS:
         report("interruption", "reason", f"one of {', '.join(REASONS)}, not {reason!r}"[:300])
         return
     calls.say("interruption", reason=reason)
@@ -173,7 +173,7 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = "
         seconds: What it took; None for the time since the last one.
         mode: train, validation or test.
     """
-    if mode not in _MODES:
+    if not isinstance(mode, str) or mode not in _MODES:
         report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {mode!r}"[:200])
         return
     values = calls.asked(*calls.LOOP_FIELDS) if mode == "train" and hot.Hooks.values is not None else {}
@@ -190,7 +190,7 @@ def _record_value(extend: Callable[[Any], None], code: int, value: object) -> No
     """Record a number, plain or of another library, or a tensor."""
     if type(value) in _PLAIN:
         extend((code, value))
-    elif not hasattr(value, "device"):
+    elif not _is_of_a_device(value):
         extend((code, _number(value)))
     else:
         reader = _readers.get(code)
@@ -210,9 +210,17 @@ def _refused(code: int, reason: str) -> None:
     )
 
 
+def _is_of_a_device(value: object) -> bool:
+    """Whether it is a tensor, whose value may have to be waited for."""
+    try:
+        return hasattr(value, "device")
+    except Exception:  # noqa: BLE001  # the code of whoever made it
+        return True
+
+
 def _number(value: object) -> object:
     """Turn a number of another library into a plain one; what is none is left for the interpreter to refuse."""
-    if isinstance(value, bool) or hasattr(value, "device"):
+    if isinstance(value, bool) or _is_of_a_device(value):
         return None
     try:
         return float(value)  # type: ignore[arg-type]  # anything may come

@@ -1,0 +1,569 @@
+"""What the job's calls do: blocks, callbacks, numbers, and everything that cannot be meant so."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from training_support import begun_anew, configured, exported, misuses, of, published, told
+
+import exporter
+from exporter import training
+from exporter.errors import OneLoggerError
+from exporter.training import callbacks
+from exporter.training.spans import Span
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    with begun_anew():
+        yield
+
+
+def one_iteration() -> None:
+    with training.training_iteration():
+        with training.data_loading():
+            pass
+        with training.model_forward():
+            pass
+
+
+def test_iterations_are_steps_without_any_configuration() -> None:
+    for _ in range(7):
+        one_iteration()
+        training.record(loss=0.5, tokens=10, samples=2, grad_norm=1.5, learning_rate=0.1, epoch=1)
+
+    assert of("training.steps", mode="train") == 7
+    assert of("training.tokens", mode="train") == 70
+    assert of("training.samples", mode="train") == 14
+    assert of("training.step") == 7
+    assert of("training.loss", mode="train") == 0.5
+    assert (of("training.grad_norm"), of("training.learning_rate"), of("training.epoch")) == (1.5, 0.1, 1)
+    assert of("training.phase_entries", phase="data_loading") == 7
+    assert misuses() == {}
+
+
+def test_exporter_span_and_training_are_attributes_of_the_package() -> None:
+    assert exporter.training is training
+    assert exporter.span is training.span
+    assert all(getattr(training, name) is not None for name in training.__all__)
+
+
+def test_an_exception_in_an_iteration_comes_out_and_the_step_is_not_counted() -> None:
+    one_iteration()
+    with suppress(ZeroDivisionError), training.training_iteration(), training.model_forward():
+        time.sleep(0.01)
+        _ = 1 / 0
+    one_iteration()
+
+    reading = told()
+    assert of("training.steps", mode="train") == 2
+    assert reading.failed_seconds >= 0.01
+    assert reading.work_seconds < 0.01
+    assert reading.phase == "other"
+
+
+def test_several_micro_batches_are_one_step() -> None:
+    for _ in range(3):
+        with training.training_iteration():
+            for _ in range(4):
+                with training.model_forward():
+                    pass
+                with training.model_backward():
+                    pass
+                training.record(microbatches=1)
+
+    assert of("training.steps", mode="train") == 3
+    assert of("training.microbatches") == 12
+    assert of("training.phase_entries", phase="forward") == 12
+
+
+def test_validation_and_test_are_steps_of_their_own_modes() -> None:
+    with training.validation_loop():
+        for _ in range(3):
+            with training.validation_iteration():
+                training.record(loss=2.0, samples=8, mode="validation")
+    with training.testing_loop(), training.testing_iteration():
+        pass
+
+    assert of("training.steps", mode="validation") == 3
+    assert of("training.steps", mode="test") == 1
+    assert of("training.loss", mode="validation") == 2.0
+    assert of("training.samples", mode="validation") == 24
+    assert of("training.phase_entries", phase="validation") == 1
+
+
+def test_decorators_make_a_block_of_each_call() -> None:
+    @training.training_iteration()
+    def step(number: int) -> int:
+        return number + 1
+
+    @training.checkpoint_load()
+    def load() -> Iterator[int]:
+        yield 1
+        yield 2
+
+    assert [step(number) for number in range(3)] == [1, 2, 3]
+    assert list(load()) == [1, 2]
+    assert of("training.steps", mode="train") == 3
+    assert of("training.phase_entries", phase="checkpoint_load") == 1
+
+
+def test_batches_count_the_waiting_for_each() -> None:
+    def slow() -> Iterator[int]:
+        for number in range(3):
+            time.sleep(0.01)
+            yield number
+
+    assert list(training.batches(slow())) == [0, 1, 2]
+    assert of("training.phase", phase="data_loading") >= 0.03
+
+
+def test_phases_by_name_and_spans_of_the_jobs_own() -> None:
+    with training.phase("compile"):
+        time.sleep(0.01)
+        with training.phase("my part"), training.span("another", split="dev"):
+            time.sleep(0.01)
+    with training.phase("forward"):
+        pass
+
+    assert of("training.phase", phase="compile") >= 0.02
+    assert of("training.phase_entries", phase="forward") == 1
+    assert {dict(labels)["phase"] for name, labels in published() if name == "training.phase"} <= {
+        "init",
+        "compile",
+        "forward",
+    }
+
+
+def test_work_beside_the_training_is_in_no_phase() -> None:
+    with training.application():
+
+        def upload() -> None:
+            with training.background("checkpoint_upload"):
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=upload)
+        thread.start()
+        thread.join()
+
+    assert of("training.background", task="checkpoint_upload") >= 0.02
+
+
+def test_numbers_that_are_none_are_counted_and_leave_the_last_good_one() -> None:
+    training.record(loss=1.0, grad_norm=2.0, tokens=5)
+    training.record(loss=math.nan, grad_norm=math.inf)
+    training.record(loss=-math.inf, tokens=-3)
+    training.record(loss="much", samples=math.nan, epoch=None, microbatches=[1])  # type: ignore[arg-type]  # bad input
+    training.record(loss=10**400, mode="nonsense")
+    training.record(loss=10**400)
+
+    assert of("training.loss", mode="train") == 1.0
+    assert of("training.grad_norm") == 2.0
+    assert of("training.tokens", mode="train") == 5
+    assert of("training.nonfinite", kind="loss", value="nan") == 1
+    assert of("training.nonfinite", kind="loss", value="inf") == 1
+    assert of("training.nonfinite", kind="grad", value="inf") == 1
+    assert misuses() == {
+        ("record", "tokens"): 1,
+        ("record", "loss"): 2,
+        ("record", "samples"): 1,
+        ("record", "microbatches"): 1,
+        ("record", "mode"): 1,
+    }
+
+
+def test_a_number_of_another_library_is_taken_and_a_value_that_raises_is_not() -> None:
+    class Odd:
+        def __float__(self) -> float:
+            raise RuntimeError("no")
+
+        @property
+        def device(self) -> object:
+            raise ValueError("no")
+
+    from fractions import Fraction
+
+    training.record(loss=Fraction(1, 4), tokens=Fraction(6, 2))  # type: ignore[arg-type]  # it has __float__
+    training.record(loss=Odd(), grad_norm=True)
+
+    assert of("training.loss", mode="train") == 0.25
+    assert of("training.tokens", mode="train") == 3
+    assert of("training.grad_norm") is None
+    assert sum(misuses().values()) == 2
+
+
+def test_a_tensor_is_read_at_once_on_the_cpu() -> None:
+    torch = pytest.importorskip("torch")
+
+    training.record(loss=torch.tensor(0.75), grad_norm=torch.tensor([1.5]))
+    training.record(loss=torch.zeros(3))
+
+    assert of("training.loss", mode="train") == 0.75
+    assert of("training.grad_norm") == 1.5
+    assert misuses() == {("record", "tensor_shape"): 1}
+
+
+def test_what_describes_the_run_is_in_the_reading() -> None:
+    training.describe(job_name="toy", framework="torch", precision="bf16", peak_flops=1e15, step_target=100)
+    training.describe(flops_per_token=6.0, hardware_flops_per_token=8.0, world_size=4, model="m\n1")
+    training.describe(peak_flops=-1, world_size=0, step_target=0.5, flops_per_token=math.nan)  # type: ignore[arg-type]  # bad input
+    training.record(tokens=10)
+
+    reading = told()
+    assert dict(reading.facts) == {
+        "job_name": "toy",
+        "framework": "torch",
+        "precision": "bf16",
+        "world_size": "4",
+        "model": "m?1",
+    }
+    assert (reading.flops_per_token, reading.hardware_flops_per_token, reading.peak_flops) == (6.0, 8.0, 1e15)
+    assert of("training.model_flops") == 60
+    assert of("training.hardware_flops") == 80
+    assert of("training.step_target") == 100
+    assert sum(misuses().values()) == 4
+
+
+def test_steps_that_are_only_told_are_counted() -> None:
+    training.step(41)
+    training.step(seconds=0.25)
+    training.step(50, seconds=0.5)
+    training.step(seconds=0.125, mode="validation")
+    training.step(-1)
+    training.step(seconds=math.nan)
+    training.step(mode="other")
+
+    reading = told()
+    assert of("training.steps", mode="train") == 3
+    assert of("training.steps", mode="validation") == 1
+    assert (reading.step, reading.first_step, reading.steps) == (50, 40, 3)
+    assert misuses() == {("step", "value"): 2, ("step", "mode"): 1}
+
+
+def test_a_told_step_inside_an_iteration_is_not_counted_twice() -> None:
+    for _ in range(3):
+        with training.training_iteration():
+            training.step()
+
+    assert of("training.steps", mode="train") == 3
+
+
+def test_saves_that_are_told_afterwards_are_counted() -> None:
+    for _ in range(4):
+        with training.training_iteration():
+            time.sleep(0.005)
+    training.checkpoint_saved(3, seconds=2.0, bytes=1000, blocking_seconds=0.5)
+    training.checkpoint_saved(4, kind="async", ok=False)
+    training.checkpoint_saved(4, kind="local")
+    training.checkpoint_saved(-1)
+    training.checkpoint_saved(5, kind="paper")
+    training.checkpoint_saved(5, seconds=-1)
+
+    reading = told()
+    assert of("training.checkpoints", kind="sync", result="ok") == 1
+    assert of("training.checkpoints", kind="async", result="failed") == 1
+    assert of("training.checkpoints", kind="local", result="ok") == 1
+    assert of("training.checkpoint_last_step") == 3
+    assert of("training.checkpoint_last") == 1000
+    assert reading.committed_step == 3
+    assert reading.committed_seconds == pytest.approx(reading.work_seconds * 3 / 4)
+    assert [part[:3] for part in reading.segments] == [(1, 3, 3)]
+    assert misuses() == {("checkpoint_saved", "value"): 3}
+
+
+def test_skipped_steps_and_interruptions_have_known_reasons() -> None:
+    training.skipped_step("overflow")
+    training.skipped_step("because")
+    training.interruption("preemption")
+    training.interruption("because")
+
+    assert of("training.skipped_steps", reason="overflow") == 1
+    assert told().failure == "preemption"
+    assert misuses() == {("skipped_step", "value"): 1, ("interruption", "reason"): 1}
+
+
+def test_work_that_a_save_covers_is_committed_and_the_rest_is_at_risk() -> None:
+    with training.application(), training.training_loop(train_iterations_start=10):
+        for _ in range(3):
+            with training.training_iteration():
+                time.sleep(0.004)
+        with training.checkpoint_save(13):
+            pass
+        saved = told()
+        with training.training_iteration():
+            time.sleep(0.004)
+        with pytest.raises(OSError, match="full"), training.checkpoint_save(14):
+            raise OSError("full")
+        reading = told()
+
+    assert saved.committed_step == 13
+    assert saved.committed_seconds == pytest.approx(saved.work_seconds)
+    assert saved.segments == ()
+    assert (reading.committed_step, reading.committed_seconds) == (13, saved.committed_seconds)
+    assert [part[:3] for part in reading.segments] == [(1, 13, 13)]
+    assert reading.segments[0][3] == pytest.approx(reading.work_seconds - reading.committed_seconds)
+    assert of("training.checkpoints", kind="sync", result="failed") == 1
+    assert of("training.checkpoints", kind="sync", result="ok") == 1
+
+
+def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
+    configured(telemetry={"save_checkpoint_strategy": "async"})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        for step in (1, 2, 3):
+            with training.training_iteration():
+                time.sleep(0.004)
+            training.on_save_checkpoint_start(step)
+            training.on_save_checkpoint_end()
+        training.on_save_checkpoint_success(2)
+        second = told()
+        training.on_save_checkpoint_success(1)
+        first = told()
+
+    assert second.committed_step == first.committed_step == 2
+    assert second.committed_seconds == first.committed_seconds
+    assert [part[1:3] for part in first.segments] == [(2, 2)]
+    assert of("training.checkpoints", kind="async", result="ok") == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "finished", "failure"),
+    [
+        (None, True, ""),
+        (SystemExit(0), True, ""),
+        (SystemExit(3), False, "exit"),
+        (KeyboardInterrupt(), False, "user"),
+        (MemoryError(), False, "host"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), False, "gpu_memory"),
+        (RuntimeError("NCCL timeout"), False, "nccl_timeout"),
+        (OSError(28, "No space left on device"), False, "storage"),
+        (ValueError("x"), False, "exit"),
+    ],
+)
+def test_how_the_application_ended_is_told(error: BaseException | None, finished: bool, failure: str) -> None:
+    application = training.application()
+    application.__enter__()
+    assert not application.__exit__(None if error is None else type(error), error, None)  # type: ignore[func-returns-value]  # it is to give nothing
+
+    reading = told()
+    assert (reading.finished, reading.failure) == (finished, failure)
+
+
+def test_every_callback_exists_and_none_raises_before_configuration() -> None:
+    names = [name for name in training.__all__ if name.startswith("on_")]
+    assert len(names) == 25
+
+    for name in names:
+        arguments: dict[str, Any] = {}
+        if "save_checkpoint_s" in name:
+            arguments = {"global_step": 1}
+        elif name == "on_train_start":
+            arguments = {"train_iterations_start": 0}
+        assert (getattr(callbacks, name)(**arguments) is not None) is name.endswith("_start")
+
+
+def test_nothing_is_a_rule_before_configuration_but_unusable_values_are() -> None:
+    training.on_training_single_iteration_end()
+    training.on_train_end()
+    with training.training_iteration(), training.training_iteration():
+        pass
+    training.on_train_start(-1)
+
+    assert of("training.steps", mode="train") == 1
+    assert misuses() == {("on_train_start", "S9"): 1}
+
+
+def test_a_disabled_rank_tells_nothing_and_its_handles_do_nothing() -> None:
+    memory = configured(telemetry={}, enable_for_current_rank=False)
+    with training.application() as application, training.training_loop(train_iterations_start=0) as loop:
+        application.add_attribute("a", 1)
+        loop.add_event(training.Event.create("event"))
+        for _ in range(3):
+            with training.training_iteration() as iteration:
+                iteration.add_attribute("b", 2)
+                training.record(loss=1.0)
+        with training.checkpoint_save(3), training.timed_span("custom") as span:
+            span.add_attribute("c", 3)
+        active = [loop.active]
+    active.append(loop.active)
+
+    assert active == [True, False]
+    assert exported(memory).records == []
+    assert published() == {}
+
+
+def test_spans_can_be_told_attributes_and_events_while_they_are_open() -> None:
+    memory = configured(telemetry={}, export_all=True)
+    with training.application() as application:
+        application.add_attribute("colour", "green")
+        with training.training_loop(train_iterations_start=0) as loop:
+            loop.add_event(training.Event.create("noticed", training.Attributes({"what": 1})))
+            with training.training_iteration() as iteration:
+                iteration.add_attribute("size", 3)
+                iteration.add_attributes(training.Attributes({"more": 4}))
+                iteration.add_event(training.Event.create("inside"))
+                active = [iteration.active]
+                assert iteration.name == "training_single_iteration"
+                identity = iteration.id
+                with training.data_loading():
+                    pass
+            active.append(iteration.active)
+
+    assert active == [True, False]
+    records = exported(memory)
+    stopped = {name: span for what, name, span in records.records if what == "stop"}
+    assert stopped["application"].attributes.to_json()["colour"] == "green"
+    assert stopped["training_single_iteration"].attributes.to_json().keys() >= {"size", "more"}
+    assert stopped["training_single_iteration"].id == identity
+    assert stopped["data_loading"].parent_span.id == identity
+    assert ("noticed", "training_loop") in records.names()
+    assert ("inside", "training_single_iteration") in records.names()
+
+
+def test_a_thread_has_a_tree_of_its_own() -> None:
+    memory = configured(telemetry={}, export_all=True)
+    with training.application(), training.span("outer"):
+
+        def work() -> None:
+            with training.span("inner"):
+                pass
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        with training.span("beside"):
+            pass
+
+    parents = {
+        name: span.parent_span and span.parent_span.name_str
+        for what, name, span in exported(memory).records
+        if what == "start"
+    }
+    assert parents == {"application": None, "outer": "application", "inner": None, "beside": "outer"}
+
+
+def test_four_threads_of_two_thousand_iterations_are_all_counted() -> None:
+    memory = configured(telemetry={"log_every_n_train_iterations": 1000})
+
+    def train() -> None:
+        for _ in range(2000):
+            one_iteration()
+
+    with training.application(), training.training_loop(train_iterations_start=0):
+        threads = [threading.Thread(target=train) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert misuses() == {}
+    assert of("training.steps", mode="train") == 8000
+    updates = exported(memory).attributes("training_metrics_update")
+    assert [update["num_iterations"] for update in updates] == list(range(1000, 8001, 1000))
+
+
+def test_a_success_may_be_told_by_another_thread() -> None:
+    memory = configured(telemetry={"save_checkpoint_strategy": "async"})
+    with training.application():
+        training.on_save_checkpoint_start(5)
+        training.on_save_checkpoint_end()
+        thread = threading.Thread(target=training.on_save_checkpoint_success, args=(5,))
+        thread.start()
+        thread.join()
+
+    assert misuses() == {}
+    assert [each["current_iteration"] for each in exported(memory).attributes("save_checkpoint_success")] == [
+        5
+    ]
+
+
+def test_a_signal_handler_may_save_in_the_middle_of_an_iteration() -> None:
+    memory = configured(telemetry={})
+
+    def save(*_: object) -> None:
+        with training.checkpoint_save(1):
+            pass
+
+    before = signal.signal(signal.SIGUSR1, save)
+    try:
+        with training.application(), training.training_loop(train_iterations_start=0):
+            for _ in range(20):
+                with training.training_iteration(), training.model_forward():
+                    signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert misuses() == {}
+    assert len(exported(memory).attributes("save_checkpoint_success")) == 20
+    assert of("training.steps", mode="train") == 20
+
+
+def test_the_propagating_strategy_raises_at_the_call_and_lets_the_jobs_own_exception_pass() -> None:
+    configured(telemetry={}, error_handling_strategy="propagate_exceptions")
+    with pytest.raises(OneLoggerError, match="on_train_end"):
+        training.on_train_end()
+    with pytest.raises(OneLoggerError, match="on_training_single_iteration_end"):
+        training.on_training_single_iteration_end()
+    with training.application():
+        with pytest.raises(OneLoggerError, match="train_iterations_start"):
+            training.on_train_start(-5)
+        with pytest.raises(ZeroDivisionError), training.training_iteration():
+            _ = 1 / 0
+        with training.training_loop(train_iterations_start=0):
+            one_iteration()
+
+    assert of("training.steps", mode="train") == 1
+
+
+def test_the_other_strategy_never_raises_whatever_is_called() -> None:
+    configured(telemetry={}, error_handling_strategy="disable_quietly_and_report_metric_error")
+
+    training.on_train_end()
+    training.on_app_end()
+    with training.training_iteration(), training.checkpoint_save("seven"):  # type: ignore[arg-type]  # bad input
+        pass
+    training.on_train_start(None, start_time_msec="yesterday")  # type: ignore[arg-type]  # bad input
+
+    assert sum(misuses().values()) >= 5
+
+
+def test_callables_are_asked_on_the_jobs_thread_once_an_iteration() -> None:
+    asked: list[int] = []
+
+    def batch() -> int:
+        asked.append(threading.get_ident())
+        return 4
+
+    configured(telemetry={"global_batch_size_or_fn": batch})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        del asked[:]
+        for _ in range(10):
+            one_iteration()
+
+    assert asked == [threading.get_ident()] * 10
+    assert of("training.samples", mode="train") == 40
+
+
+def test_a_callable_that_raises_is_counted_and_the_step_too() -> None:
+    def batch() -> int:
+        raise RuntimeError("not known")
+
+    configured(telemetry={"global_batch_size_or_fn": batch})
+    with training.application(), training.training_loop(0, None, batch):
+        one_iteration()
+
+    assert of("training.steps", mode="train") == 1
+    assert misuses()["training_loop", "callable_raised"] == 1
+
+
+def test_a_hot_handle_is_never_none_and_a_cold_one_is_a_span() -> None:
+    with training.application() as application, training.training_iteration() as iteration:
+        assert isinstance(application, Span)
+        assert iteration is not None
+        assert iteration.id is not None

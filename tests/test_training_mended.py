@@ -1,0 +1,298 @@
+"""The defects of one-logger's numbers that its golden vectors do not show: what it does, and that ours does not."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from training_support import ByHand, begun_anew, configured, exported, misuses, of, told
+
+from exporter import training
+from exporter.training import kinds
+from exporter.training.loops import Loop
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    with begun_anew():
+        yield
+
+
+def iterations(times: int) -> None:
+    for _ in range(times):
+        with training.training_iteration():
+            pass
+
+
+def test_d8_a_success_of_an_unknown_or_confirmed_step_is_none() -> None:
+    memory = configured(telemetry={"save_checkpoint_strategy": "async"})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        iterations(2)
+        training.on_save_checkpoint_start(2)
+        training.on_save_checkpoint_end()
+        training.on_save_checkpoint_success(7)
+        training.on_save_checkpoint_success(2)
+        training.on_save_checkpoint_success(2)
+        training.on_save_checkpoint_success(None)  # type: ignore[arg-type]  # bad input
+
+    (only,) = exported(memory).attributes("save_checkpoint_success")
+    assert (only["productive_train_iterations"], only["save_checkpoint_success_count"]) == (2, 1)
+    assert misuses() == {("on_save_checkpoint_success", "unknown_step"): 3}
+    assert of("training.checkpoints", kind="async", result="ok") == 1
+
+
+def test_d11_durations_are_rounded() -> None:
+    memory = configured(telemetry={})
+    start = (time.time() - 10) * 1000
+
+    training.on_app_start(start)
+    training.on_model_init_start(start + 0.5)
+    training.on_model_init_end(start + 2500.4)
+    training.on_app_end()
+
+    durations = {
+        name: span.duration_msec() for what, name, span in exported(memory).records if what == "stop"
+    }
+    assert durations["model_initialization"] == 2500
+
+
+def test_d12_statistics_of_no_validation_iteration_are_absent() -> None:
+    memory = configured(telemetry={})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        with training.validation_loop():
+            with pytest.raises(OSError, match="gone"), training.validation_iteration():
+                raise OSError("gone")
+            training.on_validation_single_iteration_start()
+        iterations(1)
+
+    (update,) = exported(memory).attributes("validation_metrics_update")
+    assert update.keys() == {"current_iteration", "interval", "timestamp_msec"}
+
+
+def test_d13_a_second_start_of_the_loop_leaves_no_trace() -> None:
+    memory = configured(telemetry={})
+    with training.application(), training.training_loop(train_iterations_start=4):
+        iterations(1)
+        training.on_train_start(1000, 7)
+        iterations(1)
+
+    (update,) = exported(memory).attributes("training_metrics_update")
+    assert (update["train_iterations_start"], update["current_iteration"], update["train_samples_start"]) == (
+        4,
+        5,
+        16,
+    )
+    assert misuses() == {("on_train_start", "S2"): 1}
+
+
+@pytest.mark.parametrize("hours", [0.5, 10, 24 * 30])
+def test_d17_an_application_may_have_begun_long_ago(hours: float) -> None:
+    memory = configured(telemetry={})
+
+    training.on_app_start((time.time() - hours * 3600) * 1000)
+    training.on_app_end()
+
+    ((_, _, span),) = [each for each in exported(memory).records if each[0] == "stop"]
+    assert span.duration_msec() == pytest.approx(hours * 3600_000, abs=5000)
+    assert misuses() == {}
+
+
+def test_d17_a_time_that_lies_ahead_is_now_and_one_that_is_none_is_misuse() -> None:
+    memory = configured(telemetry={})
+
+    training.on_app_start((time.time() + 3600) * 1000)
+    training.on_model_init_start(math.nan)
+    training.on_model_init_end("noon")  # type: ignore[arg-type]  # bad input
+    training.on_app_end(-1.0)
+
+    durations = [span.duration_msec() for what, _, span in exported(memory).records if what == "stop"]
+    assert all(0 <= duration < 5000 for duration in durations)
+    assert sum(misuses().values()) == 3
+
+
+def test_d20_an_iteration_of_no_length_is_counted_without_throughput() -> None:
+    values = {"global_batch_size": 4, "flops_per_sample": 10**12, "is_log_throughput_enabled": True}
+    loop = Loop(1, 0, None, 0.0, values)
+
+    loop.complete(0.0, 1.0, 1)
+    first = loop.update().to_json()
+    loop.complete(2.0, 3.0, 1)
+    second = loop.update().to_json()
+
+    assert first["total_flops"] == 4 * 10**12
+    assert not [name for name in first if "throughput" in name]
+    assert second["train_throughput_per_gpu"] == 4.0
+    assert (second["train_throughput_per_gpu_max"], second["train_throughput_per_gpu_min"]) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("known", ["disabled", "before configuration"])
+def test_d22_d23_every_block_gives_a_span_and_runs_its_body(known: str) -> None:
+    if known == "disabled":
+        configured(telemetry={}, enable_for_current_rank=False)
+    bodies = 0
+
+    blocks = [
+        training.application(),
+        training.model_init(),
+        training.training_loop(train_iterations_start=0),
+        training.training_iteration(),
+        training.validation_loop(),
+        training.validation_iteration(),
+        training.testing_loop(),
+        training.testing_iteration(),
+        training.checkpoint_load(),
+        training.checkpoint_save(1),
+        training.timed_span("custom"),
+        training.span("another"),
+        training.phase("compile"),
+    ]
+    for block in blocks:
+        with block as span:
+            span.add_attribute("name", "value")
+            span.add_attributes(training.Attributes({"other": 1}))
+            span.add_event(training.Event.create("event"))
+            bodies += 1
+
+    assert bodies == len(blocks)
+    assert misuses() == {}
+
+
+def test_d24_a_bad_environment_has_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "RANK", "abc")
+    memory = configured(telemetry={})
+
+    with training.application():
+        pass
+
+    (first,) = exported(memory).attributes("one_logger_initialization")
+    assert first["rank"] == 0
+
+
+def test_d25_a_failed_save_is_counted_and_does_not_block_the_next() -> None:
+    configured(telemetry={})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        with pytest.raises(OSError, match="full"), training.checkpoint_save(1):
+            raise OSError("full")
+        training.on_save_checkpoint_start(2)
+        training.on_save_checkpoint_end()
+        with training.checkpoint_save(3):
+            pass
+
+    assert of("training.checkpoints", kind="sync", result="failed") == 2
+    assert of("training.checkpoints", kind="sync", result="ok") == 1
+    assert misuses() == {}
+
+
+def test_d27_jobs_follow_each_other_in_one_process() -> None:
+    memory = configured(telemetry={})
+    for _ in range(3):
+        with training.application(), training.training_loop(train_iterations_start=0):
+            iterations(3)
+
+    updates = exported(memory).attributes("training_metrics_update")
+    assert [update["num_iterations"] for update in updates] == [2, 3] * 3
+    assert of("training.steps", mode="train") == 9
+    assert (told().loop, told().finished) == (3, True)
+    assert misuses() == {}
+
+
+def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
+    configured(telemetry={"save_checkpoint_strategy": "async"})
+    with training.application():
+        for step in range(1500):
+            training.on_save_checkpoint_start(step)
+            training.on_save_checkpoint_end()
+        told()
+
+        from exporter.training.saves import Save
+
+        gc.collect()
+        kept = sum(isinstance(each, Save) for each in gc.get_objects())
+        training.on_save_checkpoint_success(0)
+        training.on_save_checkpoint_success(1499)
+
+    assert kept <= 1001
+    assert misuses() == {("on_save_checkpoint_success", "unknown_step"): 1}
+
+
+def test_an_end_always_closes_its_own_block_only() -> None:
+    configured(telemetry={})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        with training.training_iteration():
+            with training.training_iteration():  # refused
+                pass
+            still_open = training.training_iteration().active
+        iterations(1)
+
+    assert still_open
+    assert misuses() == {("training_iteration", "S3"): 1}
+    assert of("training.steps", mode="train") == 2
+
+
+def test_a_block_that_a_callback_has_ended_is_misuse_when_it_is_left() -> None:
+    configured(telemetry={})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        with training.training_iteration():
+            training.on_training_single_iteration_end()
+        iterations(1)
+
+    assert misuses() == {("training_iteration", "S4"): 1}
+    assert of("training.steps", mode="train") == 2
+
+
+def test_spans_that_end_out_of_order_end_by_themselves() -> None:
+    memory = configured(telemetry={})
+    application, loop = training.application(), training.training_loop(train_iterations_start=0)
+    application.__enter__()
+    outer, inner = training.span("outer"), training.span("inner")
+    loop.__enter__()
+    outer.__enter__()
+    inner.__enter__()
+    for block in (outer, loop, inner, application):
+        block.__exit__(None, None, None)
+
+    stops = [name for what, name, _ in exported(memory).records if what == "stop"]
+    assert stops == ["outer", "training_loop", "inner", "application"]
+    assert misuses() == {}
+
+
+def test_figures_of_a_loop_follow_a_simple_model() -> None:
+    by_hand, now = ByHand(0.0), 1.0
+    durations = []
+    for number in range(200):
+        length = 0.25 + (number % 7) / 16
+        by_hand.take(
+            [kinds.TRAINING_ITERATION.code + kinds.ENTER, now]
+            + [kinds.TRAINING_ITERATION.code + kinds.EXIT, now + length]
+        )
+        durations.append(length)
+        now += length + 0.125
+    reading = by_hand.reading()
+    figures = by_hand.job.looping.figures
+
+    assert (reading.steps, reading.step, reading.loop, reading.first_step) == (200, 200, 1, 0)
+    assert figures.iterations.total == pytest.approx(sum(durations))
+    assert (figures.iterations.shortest, figures.iterations.longest) == (min(durations), max(durations))
+    assert reading.work_seconds == pytest.approx(sum(durations))
+    assert reading.longest_step_seconds == max(durations[-100:])
+
+
+def test_the_ideal_step_leaves_slow_ones_out_and_their_excess_is_counted() -> None:
+    by_hand, now = ByHand(0.0), 1.0
+    for number in range(60):
+        length = 30.0 if number in {0, 40} else 2.0
+        by_hand.take(
+            [kinds.TRAINING_ITERATION.code + kinds.ENTER, now]
+            + [kinds.TRAINING_ITERATION.code + kinds.EXIT, now + length]
+        )
+        now += length
+
+    values = by_hand.values(now)
+    assert values["training.step_ideal", ()] == pytest.approx(2.0)
+    assert values["training.slow_step_excess", ()] == pytest.approx(28.0)
+    assert values["training.step_longest", ()] == 30.0
+    assert values["training.step_duration", (("mode", "train"),)][0] == 60

@@ -1,0 +1,146 @@
+"""Phases: each moment of the main thread counts for one, whatever is nested in what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_support import ByHand, entered, left
+
+from exporter.training import kinds
+from exporter.training.kinds import Kind
+
+SHORT = [
+    kinds.TRAINING_ITERATION,
+    kinds.VALIDATION_ITERATION,
+    kinds.DATA_LOADING,
+    kinds.MODEL_FORWARD,
+    kinds.MODEL_BACKWARD,
+    kinds.ZERO_GRAD,
+    kinds.OPTIMIZER_UPDATE,
+    kinds.kind_named("grad_sync", phase=True),
+    kinds.kind_named("something of the job's own", phase=False),
+]
+steps = st.floats(min_value=0, max_value=3, allow_nan=False)
+
+
+@st.composite
+def nestings(draw: st.DrawFn) -> tuple[list[Any], float]:
+    """Marks of blocks within blocks, and when all is over."""
+    now, items = 5.0, list[Any]()
+    opened: list[Kind] = []
+    for _ in range(draw(st.integers(0, 60))):
+        now += draw(steps)
+        usable = [kind for kind in SHORT if kind not in opened or not kind.single]
+        if opened and (len(opened) > 5 or draw(st.booleans())):
+            items += left(opened.pop(), now, failed=draw(st.integers(0, 9)) == 0)
+        else:
+            opened.append(draw(st.sampled_from(usable)))
+            items += entered(opened[-1], now)
+    return items, now + draw(steps)
+
+
+def seconds_by_phase(values: dict[Any, Any]) -> dict[str, float]:
+    return {
+        dict(labels)["phase"]: value for (name, labels), value in values.items() if name == "training.phase"
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(nestings())
+def test_the_seconds_of_all_phases_sum_to_wall_time(job: tuple[list[Any], float]) -> None:
+    items, end = job
+    by_hand = ByHand(began=2.0)
+
+    by_hand.take(items)
+
+    seconds = seconds_by_phase(by_hand.values(end))
+    assert sum(seconds.values()) == pytest.approx(end - 2.0)
+    assert all(value >= 0 for value in seconds.values())
+    assert set(seconds) <= set(kinds.PHASES)
+
+
+@settings(max_examples=100, deadline=None)
+@given(nestings(), st.integers(1, 7))
+def test_counters_never_fall_however_often_one_looks(job: tuple[list[Any], float], pieces: int) -> None:
+    items, end = job
+    by_hand, before = ByHand(began=2.0), dict[Any, Any]()
+
+    for start in range(0, len(items), 2 * pieces):
+        part = items[start : start + 2 * pieces]
+        by_hand.take(part)
+        now = by_hand.totals(part[-1])
+        falling = [key for key, value in before.items() if now[key] < value]
+        assert not falling
+        before = now
+    assert sum(seconds_by_phase(by_hand.values(end)).values()) == pytest.approx(end - 2.0)
+
+
+def test_time_before_the_first_loop_is_init_and_afterwards_other() -> None:
+    by_hand = ByHand(began=0.0)
+
+    by_hand.take(
+        entered(kinds.TRAINING_ITERATION, 3.0)
+        + entered(kinds.DATA_LOADING, 3.0)
+        + left(kinds.DATA_LOADING, 4.0)
+        + entered(kinds.MODEL_FORWARD, 4.5)
+        + left(kinds.MODEL_FORWARD, 6.0)
+        + left(kinds.TRAINING_ITERATION, 7.0)
+    )
+
+    assert seconds_by_phase(by_hand.values(10.0)) == pytest.approx(
+        {"init": 3.0, "data_loading": 1.0, "iteration": 1.5, "forward": 1.5, "other": 3.0}
+    )
+
+
+def test_the_active_phase_is_the_innermost_and_tells_since_when() -> None:
+    by_hand = ByHand(began=0.0)
+    by_hand.take(entered(kinds.TRAINING_ITERATION, 3.0) + entered(kinds.DATA_LOADING, 4.0))
+    inside = by_hand.values(5.0)
+    reading = by_hand.reading()
+    by_hand.take(left(kinds.DATA_LOADING, 6.0))
+    outside = by_hand.values(7.0)
+
+    assert inside["training.phase_active", (("phase", "data_loading"),)] == 1
+    assert inside["training.phase_active", (("phase", "iteration"),)] == 0
+    assert inside["training.phase_active_since_timestamp", ()] == 4.0
+    assert (reading.phase, reading.phase_since) == ("data_loading", 4.0)
+    assert outside["training.phase_active", (("phase", "iteration"),)] == 1
+    assert outside["training.phase_active_since_timestamp", ()] == 6.0
+
+
+def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
+    by_hand = ByHand(began=0.0)
+
+    by_hand.take(
+        entered(kinds.kind_named("validation", phase=True), 1.0)
+        + entered(kinds.VALIDATION_ITERATION, 2.0)
+        + left(kinds.VALIDATION_ITERATION, 3.0)
+        + left(kinds.kind_named("validation", phase=True), 5.0)
+    )
+
+    values = by_hand.values(6.0)
+    assert values["training.phase_entries", (("phase", "validation"),)] == 1
+    assert values["training.phase_duration", (("phase", "validation"),)][:2] == (1, 4.0)
+
+
+def test_the_timeline_tells_the_last_two_and_a_half_seconds_in_tenths() -> None:
+    by_hand = ByHand(began=0.0)
+    by_hand.take(
+        entered(kinds.TRAINING_ITERATION, 10.0)
+        + entered(kinds.MODEL_FORWARD, 10.25)
+        + left(kinds.MODEL_FORWARD, 10.32)
+    )
+    by_hand.values(10.65)
+
+    timeline = by_hand.reading().timeline
+    ends = [end for end, _ in timeline]
+    bins = {round(end, 1): dict(seconds) for end, seconds in timeline}
+    assert len(timeline) == 25
+    assert ends == pytest.approx([8.2 + 0.1 * number for number in range(25)])
+    assert bins[10.3] == pytest.approx({"iteration": 0.05, "forward": 0.05})
+    assert bins[10.4] == pytest.approx({"iteration": 0.08, "forward": 0.02})
+    assert bins[9.9] == pytest.approx({"init": 0.1})
+    assert sum(sum(seconds.values()) for seconds in bins.values()) == pytest.approx(2.5)

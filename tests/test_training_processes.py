@@ -1,0 +1,336 @@
+"""Training in processes of its own: tasks, forks, exits, floods, and what arrives in the feed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.feed.codec import decode
+from exporter.feed.snapshot import Snapshot
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(program: str, feed: Path, *, status: int = 0, **environment: str) -> str:
+    """Run a program with a feed directory of its own; what it printed."""
+    feed.mkdir(mode=0o700, exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "EXPORTER_FEED_DIR": str(feed), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout
+
+
+def snapshots(feed: Path) -> list[Snapshot]:
+    return [decode(path.read_bytes()) for path in feed.glob("*.feed")]
+
+
+def total(snapshot: Snapshot, name: str, **labels: str) -> Any:
+    for stat in snapshot.recording.stats:
+        if (stat.definition.name, dict(stat.definition.labels)) == (name, labels):
+            return {"gauge": stat.value, "counter": stat.sum}.get(stat.definition.kind, stat.count)
+    return None
+
+
+def test_an_orderly_exit_publishes_everything(tmp_path: Path) -> None:
+    run(
+        """
+        from exporter import training
+        with training.application(), training.training_loop(train_iterations_start=5):
+            for _ in range(10):
+                with training.training_iteration():
+                    training.record(loss=0.5)
+        """,
+        tmp_path / "feed",
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    assert snapshot.recording.final
+    assert total(snapshot, "training.steps", mode="train") == 10
+    assert total(snapshot, "training.step") == 15
+    reading = snapshot.recording.training
+    assert reading is not None
+    assert (reading.finished, reading.step, reading.first_step) == (True, 15, 5)
+
+
+def test_what_an_exception_ends_is_told(tmp_path: Path) -> None:
+    run(
+        """
+        from exporter import training
+        with training.application(), training.training_loop(train_iterations_start=0):
+            with training.training_iteration():
+                raise MemoryError
+        """,
+        tmp_path / "feed",
+        status=1,
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    reading = snapshot.recording.training
+    assert reading is not None
+    assert (reading.finished, reading.failure, reading.steps) == (False, "host", 0)
+
+
+def test_a_process_that_is_killed_loses_at_most_the_last_flush(tmp_path: Path) -> None:
+    run(
+        """
+        import os, signal, time
+        import exporter
+        from exporter import training
+        for _ in range(20):
+            with training.training_iteration():
+                pass
+        exporter.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        tmp_path / "feed",
+        status=-signal.SIGKILL,
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    assert not snapshot.recording.final
+    assert total(snapshot, "training.steps", mode="train") == 20
+
+
+def test_importing_and_making_blocks_starts_nothing(tmp_path: Path) -> None:
+    printed = run(
+        """
+        import threading
+        from exporter import training
+        training.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
+        print(threading.active_count())
+        @training.application()
+        def main():
+            print(threading.active_count())
+        main()
+        """,
+        tmp_path / "feed",
+    )
+
+    assert printed.split() == ["1", "2"]
+
+
+def test_tasks_have_trees_of_their_own(tmp_path: Path) -> None:
+    printed = run(
+        """
+        import asyncio, json
+        import exporter
+        from exporter import training
+        from exporter.training.recording import TRAINING
+
+        async def train(times):
+            for _ in range(times):
+                with training.training_iteration():
+                    await asyncio.sleep(0)
+                    with training.data_loading():
+                        await asyncio.sleep(0)
+                    with training.span("part"):
+                        await asyncio.sleep(0.0001)
+
+        async def main():
+            with training.span("outer"):
+                await asyncio.gather(*(train(25) for _ in range(8)))
+
+        settings = training.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s",
+            telemetry_config=training.TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=1))
+        training.TrainingTelemetryProvider.instance().with_base_config(settings).configure_provider()
+        with training.application(), training.training_loop(train_iterations_start=0):
+            asyncio.run(main())
+        exporter.flush()
+        print(json.dumps({repr((s.definition.name, s.definition.labels)): s.sum for s in TRAINING.series()
+                          if s.definition.name in {"training.steps", "training.misuse"}}))
+        print(sum(TRAINING.reading().phases.values()) > 0)
+        """,
+        tmp_path / "feed",
+    )
+
+    counts = json.loads(printed.splitlines()[0])
+    assert counts == {repr(("training.steps", (("mode", "train"),))): 200.0}
+
+
+def test_a_decorated_coroutine_is_inside_its_block_while_it_waits(tmp_path: Path) -> None:
+    run(
+        """
+        import asyncio
+        from exporter import training
+
+        @training.checkpoint_load()
+        async def load():
+            await asyncio.sleep(0.05)
+            return 7
+
+        assert asyncio.run(load()) == 7
+        """,
+        tmp_path / "feed",
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    assert total(snapshot, "training.phase", phase="checkpoint_load") >= 0.05
+
+
+def test_a_forked_child_counts_its_own_and_never_its_parents(tmp_path: Path) -> None:
+    run(
+        """
+        import os, sys
+        import exporter
+        from exporter import training
+        settings = training.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
+        training.TrainingTelemetryProvider.instance().with_base_config(settings).configure_provider()
+        for _ in range(5):
+            with training.training_iteration():
+                pass
+        with training.training_iteration():
+            child = os.fork()
+            if not child:
+                for _ in range(3):
+                    with training.phase("compile"):
+                        pass
+                exporter.shutdown()
+                os._exit(0)
+            os.waitpid(child, 0)
+        """,
+        tmp_path / "feed",
+    )
+
+    mine = sorted(snapshots(tmp_path / "feed"), key=lambda each: each.process.pid)
+    steps = [total(each, "training.steps", mode="train") for each in mine]
+    compiled = [total(each, "training.phase_entries", phase="compile") for each in mine]
+    assert sorted(steps, key=str) == [6, None]
+    assert sorted(compiled, key=str) == [3, None]
+
+
+def test_a_forked_child_that_tells_nothing_makes_no_feed(tmp_path: Path) -> None:
+    run(
+        """
+        import os, time
+        from exporter import training
+        with training.training_iteration():
+            pass
+        child = os.fork()
+        if not child:
+            time.sleep(0.6)
+            os._exit(0)
+        os.waitpid(child, 0)
+        """,
+        tmp_path / "feed",
+    )
+
+    assert len(snapshots(tmp_path / "feed")) == 1
+
+
+def test_with_recording_disabled_nothing_is_recorded_and_bodies_run(tmp_path: Path) -> None:
+    printed = run(
+        """
+        import threading
+        from exporter import training
+        with training.application() as application, training.training_loop(train_iterations_start=0):
+            application.add_attribute("a", 1)
+            for number in range(3):
+                with training.training_iteration() as iteration:
+                    iteration.add_attribute("b", 2)
+                    training.record(loss=1.0)
+                    training.step()
+        print(number, threading.active_count())
+        """,
+        tmp_path / "feed",
+        EXPORTER_DISABLED="1",
+    )
+
+    assert printed.split() == ["2", "1"]
+    assert snapshots(tmp_path / "feed") == []
+
+
+@pytest.mark.timeout(60)
+def test_a_flood_of_iterations_is_counted_to_the_last_in_constant_memory(tmp_path: Path) -> None:
+    printed = run(
+        """
+        import os
+        import exporter
+        from exporter import training
+        from exporter.training.recording import TRAINING
+
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        def train(times):
+            for _ in range(times):
+                with training.training_iteration():
+                    with training.data_loading():
+                        pass
+                    with training.model_forward():
+                        pass
+                    training.record(loss=0.5, tokens=7, grad_norm=1.0)
+
+        train(50_000)
+        before = resident()
+        train(150_000)
+        print(resident() - before)
+        exporter.flush()
+        """,
+        tmp_path / "feed",
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    assert total(snapshot, "training.steps", mode="train") == 200_000
+    assert total(snapshot, "training.tokens", mode="train") == 1_400_000
+    assert total(snapshot, "training.phase_entries", phase="data_loading") == 200_000
+    assert total(snapshot, "training.step_duration", mode="train") == 200_000
+    assert int(printed) < 4 << 20
+
+
+def test_a_flood_of_other_blocks_stays_bounded(tmp_path: Path) -> None:
+    printed = run(
+        """
+        import time
+        from exporter import training
+        from exporter.training import hot
+        most = 0
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            for _ in range(1000):
+                with training.data_loading():
+                    pass
+            most = max(most, len(hot.here().buffer))
+        print(most)
+        """,
+        tmp_path / "feed",
+    )
+
+    assert int(printed) < 3 << 20
+
+
+def test_another_identity_begins_counting_anew_while_blocks_stay_open(tmp_path: Path) -> None:
+    run(
+        """
+        import exporter
+        from exporter import training
+        with training.application(), training.training_loop(train_iterations_start=0):
+            for _ in range(4):
+                with training.training_iteration():
+                    pass
+            exporter.flush()
+            exporter.configure(run="second")
+            for _ in range(3):
+                with training.training_iteration():
+                    pass
+        """,
+        tmp_path / "feed",
+    )
+
+    steps = {
+        each.process.run: total(each, "training.steps", mode="train") for each in snapshots(tmp_path / "feed")
+    }
+    assert steps == {"default": 4, "second": 3}
