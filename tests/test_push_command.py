@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from run_support import answers, environment, free_port, scrape, wait_until
 
-from exporter.cli.push import Gateway, TextFile, target_of
+from exporter.cli.push import Gateway, TextFile, main, target_of
 from exporter.errors import ConfigurationError
 
 PAGE = b"# TYPE train_loss gauge\ntrain_loss 0.5\n"
@@ -151,6 +151,12 @@ def test_a_file_that_cannot_be_written_is_told_and_leaves_nothing(server: Server
 def test_what_is_no_target_is_told_at_the_start(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="metrics/job"):
         target_of(wrong)
+
+
+@pytest.mark.parametrize("wrong", [["--interval=0s"], ["--from=foo"], ["--name"], ["a", "b"], []])
+def test_a_wrong_command_line_is_told_at_the_start(wrong: list[str]) -> None:
+    with pytest.raises(ConfigurationError):
+        main([*wrong, "/tmp/x.prom"] if wrong != [] and wrong[0].startswith("--") else wrong)
 
 
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="node_exporter is not installed")

@@ -33,6 +33,7 @@ Puts the exporter's page where something else fetches it; takes it away at the e
     exporter push --once --name='training_*' training.prom
 """
 TIMEOUT_SECONDS = 10.0
+SHORTEST_SECONDS = 0.1
 _FROM = "http://127.0.0.1:20909/metrics"
 
 
@@ -185,6 +186,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     parser.add_argument("target", metavar="TARGET", help="a file, or the address of a Pushgateway's group")
     flags = vars(parser.parse_flags(arguments))
     seconds = parse_duration_flag("--interval", flags["interval"])
+    if seconds < SHORTEST_SECONDS:
+        raise ConfigurationError(
+            [Problem("--interval", None, None, f"must be at least {SHORTEST_SECONDS} s")]
+        )
     source = flags["from"]
     if not _is_web(source):
         raise ConfigurationError([Problem("--from", None, None, f"{source!r} is no http or https address")])
