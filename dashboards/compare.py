@@ -47,11 +47,8 @@ def _tokens(run: str) -> str:
     )
 
 
-def _median(run: str) -> str:
-    return (
-        "histogram_quantile(0.5, sum by (run, le)"
-        f' (increase(training_step_duration_seconds_bucket{{{run}, mode="train"}}[$__range])))'
-    )
+def _step(run: str) -> str:
+    return f"max by (run) (avg_over_time(training_step_ideal_seconds{{{run}}}[$__range]))"
 
 
 def _joules(run: str) -> str:
@@ -93,8 +90,8 @@ def _table() -> tuple[Panel, ...]:
             "Runs against the baseline",
             rows(_tokens(THESE)),
             rows(_against(_tokens(THESE), _tokens(THAT))),
-            rows(_median(THESE)),
-            rows(_against(_median(THESE), _median(THAT))),
+            rows(_step(THESE)),
+            rows(_against(_step(THESE), _step(THAT))),
             rows(_joules(THESE)),
             rows(_against(_joules(THESE), _joules(THAT))),
             rows(
@@ -114,7 +111,7 @@ def _table() -> tuple[Panel, ...]:
                     decimals=1,
                     thresholds=better_up,
                 ),
-                Column("C", "Step, median", unit="s", decimals=3),
+                Column("C", "Step", unit="s", decimals=3),
                 Column(
                     "D",
                     "\N{GREEK CAPITAL LETTER DELTA} step",
@@ -139,7 +136,7 @@ def _table() -> tuple[Panel, ...]:
             about=About(
                 "Each run over the whole time range, and how far it is from the baseline. Blue is better by more than "
                 "2 %, orange-red worse. Tokens per second count all of the time, restarts and checkpoints too; the "
-                "median step does not.",
+                "step is the mean of those without outliers.",
                 "orange-red; or a better step with fewer tokens a second: what was won is lost in waiting.",
                 "the phases below say where the difference comes from.",
                 "the run did not live in this time, or does not tell that number.",
@@ -231,9 +228,8 @@ def _time() -> tuple[Panel, ...]:
             least=None,
         ),
         over(
-            "Step time, median",
-            'histogram_quantile(0.5, sum by (run, le) (rate(training_step_duration_seconds_bucket{@these, mode="train"}'
-            "[$__rate_interval])))",
+            "Step time, undisturbed",
+            "max by (run) (training_step_ideal_seconds{@these})",
             "s",
             About(
                 "Of each run at its own time.",

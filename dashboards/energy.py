@@ -453,16 +453,17 @@ def _carbon() -> tuple[Panel, ...]:
                 Column("run", "Run"),
                 Column("A", "Energy", unit="kwatth", decimals=3),
                 Column("B", "CO2", unit="massg", decimals=2),
-                Column("C", "CO2 of making it", unit="massg", decimals=2),
+                Column("C", "CO2, making", unit="massg", decimals=2),
                 Column("D", "Water", unit="litre", decimals=3),
-                Column("E", "Electricity, money", unit="none", decimals=3),
-                Column("F", "Rent, money", unit="none", decimals=3),
+                Column("E", "Electricity", unit="none", decimals=3),
+                Column("F", "Rent", unit="none", decimals=3),
             ),
             sort="Energy",
             w=14,
             h=8,
             about=About(
-                "Totals of each run over its restarts, on the nodes that are scraped.",
+                "Totals of each run over its restarts, on the nodes that are scraped; *CO2, making* is the devices' own, *Electricity* and "
+                "*Rent* are money.",
                 "a run that costs more than others of the same work.",
                 "*Compare runs*.",
                 "what is not configured is absent, not zero.",
@@ -471,29 +472,22 @@ def _carbon() -> tuple[Panel, ...]:
         ),
         table(
             "Settings in force",
-            rows('label_replace(max by (source) (training_pue_ratio), "setting", "PUE of the site", "", "")'),
             rows(
-                'label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule) * 3.6e6, "setting",'
-                ' "grams of CO2 per kWh", "", "")'
-            ),
-            rows(
-                "label_replace(max by (source, currency) (training_electricity_price_per_joule) * 3.6e6,"
+                'label_replace(max by (source) (training_pue_ratio), "setting", "PUE of the site", "", "")'
+                " or label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule) * 3.6e6,"
+                ' "setting", "grams of CO2 per kWh", "", "")'
+                " or label_replace(max by (source, currency) (training_electricity_price_per_joule) * 3.6e6,"
                 ' "setting", "electricity per kWh", "", "")'
-            ),
-            rows(
-                "label_replace(max by (device_type, currency) (training_device_price_per_second) * 3600,"
+                " or label_replace(max by (device_type, currency) (training_device_price_per_second) * 3600,"
                 ' "setting", "rent per hour", "", "")'
             ),
             columns=(
                 Column("setting", "Setting"),
-                Column("source", "From", width=80),
-                Column("zone", "Zone", width=70),
+                Column("A", "Value", unit="none", decimals=3, width=90),
                 Column("currency", "Currency", width=90),
-                Column("device_type", "Device", width=110),
-                Column("A", "PUE", unit="none", width=70),
-                Column("B", "g", unit="none", width=70),
-                Column("C", "Price", unit="none", decimals=3, width=70),
-                Column("D", "Rent", unit="none", decimals=2, width=70),
+                Column("device_type", "Device", width=100),
+                Column("zone", "Zone", width=70),
+                Column("source", "From", width=80),
             ),
             w=10,
             h=8,

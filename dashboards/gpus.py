@@ -555,7 +555,7 @@ def _errors() -> tuple[Panel, ...]:
                 "the card does not tell that.",
             ),
             empty=f"No GPU answers. {FIRST_ROW}",
-            h=9,
+            h=10,
         ),
     )
 

@@ -18,6 +18,7 @@ from dashboards.queries import DATASOURCE, Query
 
 Json = dict[str, Any]
 
+NOTHING = "\N{EN DASH}"
 GAP = "nothing was measured then: the exporter was down, or its source was; no line is drawn over it."
 
 
@@ -130,7 +131,8 @@ def lines(
     """Series over time.
 
     The legend is a `list` below, a `table` below with last and maximum, one to the `right`, or `hidden`; thresholds are
-    dashed lines; with `steps_drawn` a value holds until the next one; with `soft` the axis is not shorter than usual.
+    dashed lines; with `steps_drawn` a value holds until the next one. The axis reaches `most`, or with `soft` what is usual
+    for the unit, and further where values do: a line that leaves the picture would look like a gap.
     """
     custom: Json = {
         "axisBorderShow": False,
@@ -159,9 +161,11 @@ def lines(
         "placement": "right" if legend == "right" else "bottom",
         "showLegend": legend != "hidden",
     }
-    if soft and least == 0 and most is None and unit in SOFT_MOST:
-        custom["axisSoftMax"] = SOFT_MOST[unit]
-    defaults = _defaults(unit, empty, thresholds or NEUTRAL, None if logarithmic else least, most, decimals)
+    if most is None and soft and least == 0:
+        most = SOFT_MOST.get(unit)
+    if most is not None:
+        custom["axisSoftMax"] = most
+    defaults = _defaults(unit, empty, thresholds or NEUTRAL, None if logarithmic else least, None, decimals)
     defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
     return _panel("timeseries", title, queries, about, w, h, defaults, overrides, options)
@@ -221,14 +225,14 @@ def bars(
     options: Json = {
         "displayMode": "basic",
         "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": False},
-        "maxVizHeight": 300,
-        "minVizHeight": 12,
+        "maxVizHeight": 40,
+        "minVizHeight": 14,
         "minVizWidth": 8,
         "namePlacement": "left",
         "orientation": "horizontal",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "showUnfilled": True,
-        "sizing": "auto",
+        "sizing": "manual",
         "text": {"titleSize": 13, "valueSize": 15},
         "valueMode": "text",
     }
@@ -393,7 +397,7 @@ def table(
     overrides = [
         {
             "matcher": {"id": "byName", "options": column.title},
-            "properties": [{"id": "noValue", "value": "\N{EN DASH}"}, *_column_properties(column)],
+            "properties": [{"id": "noValue", "value": NOTHING}, *_column_properties(column)],
         }
         for column in columns
     ]
@@ -437,7 +441,14 @@ def matrix(
     }
     heading = f"{down}\\{across}"
     overrides = [
-        {"matcher": {"id": "byName", "options": heading}, "properties": [{"id": "displayName", "value": " "}]}
+        {
+            "matcher": {"id": "byRegexp", "options": "/.*/"},
+            "properties": [{"id": "noValue", "value": NOTHING}],
+        },
+        {
+            "matcher": {"id": "byName", "options": heading},
+            "properties": [{"id": "displayName", "value": " "}],
+        },
     ]
     made = _panel("table", title, (query,), about, w, h, defaults, overrides, options)
     made.body["transformations"] = [

@@ -23,7 +23,7 @@ from dashboards.scenario.cluster import BASELINE, RUN, Cluster
 from dashboards.scenario.timeline import DEFAULT_SECONDS, Timeline
 
 WIDE, NARROW = 1600, 1000
-AS_SCRAPED_EVERY = "3s"
+AS_SCRAPED_EVERY = "5s"
 """What the data source would be told; slower than the scenario scrapes, so that rates look as they do in use."""
 
 

@@ -10,6 +10,7 @@ from dashboards.palette import (
     GREEN,
     GREY,
     ORANGE,
+    PALE,
     PHASES,
     PLAIN,
     PURPLE,
@@ -196,19 +197,32 @@ def _progress() -> tuple[Panel, ...]:
         ),
         lines(
             "How long does a step take?",
-            Query(f"histogram_quantile(0.5, {STEP_BUCKETS})", "median"),
+            Query(f"histogram_quantile(0.5, {STEP_BUCKETS})", "median, by buckets"),
             Query(f"histogram_quantile(0.99, {STEP_BUCKETS})", "99 of 100 are below"),
+            Query(
+                'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]))'
+                ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]))',
+                "mean",
+            ),
             Query("max(training_step_longest_seconds{@run})", "longest of the last 100"),
             Query("max(training_step_ideal_seconds{@run})", "undisturbed"),
             unit="s",
             overrides=[
-                *named({"median": BLUE, "99 of 100 are below": ORANGE, "longest of the last 100": VERMILION}),
+                *named(
+                    {
+                        "median, by buckets": PALE,
+                        "mean": BLUE,
+                        "99 of 100 are below": ORANGE,
+                        "longest of the last 100": VERMILION,
+                    }
+                ),
                 bound("undisturbed"),
             ],
             logarithmic=True,
             about=About(
-                "Time of training steps; *undisturbed* is the mean of those without outliers.",
-                "a median well above *undisturbed*, or a widening distance between the two upper lines.",
+                "Time of training steps; *undisturbed* is the mean of those without outliers. Quantiles come from a histogram and "
+                "are as rough as its buckets; the mean is exact.",
+                "a mean well above *undisturbed*, or a widening distance to the upper lines.",
                 "a regular pattern is the data loader or a periodic task; a steady rise, memory or heat.",
                 "no step ended in that interval.",
             ),

@@ -1,6 +1,6 @@
 """Starts the scenario's processes, makes things happen to them at their time, and ends them.
 
-The parent of all: the exporters of four machines, the ranks of two runs, and one Prometheus. One thread of its own
+The parent of all: the exporters of six machines, the ranks of two runs, and one Prometheus. One thread of its own
 follows the timeline. Everything lives in one directory, which the caller removes.
 """
 
@@ -75,10 +75,16 @@ class Node:
 def nodes(timeline: Timeline) -> tuple[Node, ...]:
     """The machines of the scenario."""
     return (
-        Node("node-1", machine.h100(timeline, first_uuid=1, faults=False), ((RUN, 0, 0), (RUN, 1, 1))),
+        Node("node-1", machine.h100(timeline, first_uuid=1), ((RUN, 0, 0), (RUN, 1, 1))),
         Node("node-2", machine.h100(timeline, first_uuid=9, faults=True), ((RUN, 2, 0), (RUN, 3, 1))),
-        Node("node-3", "no-gpu", ((BASELINE, 0, 0), (BASELINE, 1, 1))),
+        Node("node-3", "no-gpu"),
         Node("node-4", "a100-mig"),
+        Node(
+            "node-5", machine.h100(timeline, first_uuid=17, steady=True), ((BASELINE, 0, 0), (BASELINE, 1, 1))
+        ),
+        Node(
+            "node-6", machine.h100(timeline, first_uuid=25, steady=True), ((BASELINE, 2, 0), (BASELINE, 3, 1))
+        ),
     )
 
 

@@ -78,7 +78,7 @@ class Rank:
             training.OneLoggerConfig(
                 application_name="llama-7b",
                 session_tag_or_fn="llama-7b-a" if self._baseline else "llama-7b-b",
-                world_size_or_fn=2 if self._baseline else 4,
+                world_size_or_fn=4,
                 is_baseline_run_or_fn=self._baseline,
                 telemetry_config=training.TrainingTelemetryConfig(
                     perf_tag_or_fn="llama-7b-bf16",

@@ -16,18 +16,24 @@ HOT_GPU, ILL_GPU, LOST_GPU = 1, 5, 6
 """The GPU of the straggler's local rank, one with memory errors, and one that falls off the bus."""
 
 GPUS = 8
-BEHIND_SECONDS = 1.7
-"""By which a replayed GPU runs behind the one before it; here they are to go together."""
+AHEAD_SECONDS = 1.7
+"""By which a replayed GPU runs ahead of the one before it; here they are to go together."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 
 
-def h100(timeline: Timeline, *, first_uuid: int, faults: bool) -> dict[str, Any]:
+STEADY = [{"seconds": "10s", "level": NORMAL_LEVEL}]
+
+
+def h100(
+    timeline: Timeline, *, first_uuid: int, faults: bool = False, steady: bool = False
+) -> dict[str, Any]:
     """Eight H100 that work as the run does.
 
     Args:
         timeline: Of the scenario.
         first_uuid: Number of the first GPU, so that no two machines share a UUID.
         faults: Whether a GPU becomes hot, one has memory errors, and one is lost.
+        steady: Whether its run neither pauses nor crashes.
     """
     machine: dict[str, Any] = yaml.safe_load((MACHINES / "h100.yaml").read_text(encoding="utf-8"))
     machine["description"] = "Eight H100 of the dashboards' scenario."
@@ -38,7 +44,7 @@ def h100(timeline: Timeline, *, first_uuid: int, faults: bool) -> dict[str, Any]
     for place in range(GPUS):
         kind = f"h100-{place}"
         machine["models"][kind] = copy.deepcopy(model) | {
-            "load": {"steps": _load(timeline, place * BEHIND_SECONDS), "ripple": 0.04}
+            "load": {"steps": STEADY if steady else _load(timeline, place * AHEAD_SECONDS), "ripple": 0.04}
         }
         machine["gpus"].append(
             {"model": kind, "uuid": f"GPU-{first_uuid + place:08d}-5ca1-ab1e-0000-000000000000"}
@@ -48,8 +54,8 @@ def h100(timeline: Timeline, *, first_uuid: int, faults: bool) -> dict[str, Any]
     return machine
 
 
-def _load(timeline: Timeline, behind: float) -> list[dict[str, Any]]:
-    """How busy a GPU is, from beginning to end, when it runs behind by so many seconds."""
+def _load(timeline: Timeline, ahead: float) -> list[dict[str, Any]]:
+    """How busy a GPU is, from beginning to end, when it runs ahead by so many seconds."""
     begin, end = timeline.pause
     again = timeline.crash + timeline.restart
     shares = (
@@ -59,9 +65,10 @@ def _load(timeline: Timeline, behind: float) -> list[dict[str, Any]]:
         (again, DOWN_LEVEL),
         (1.5, NORMAL_LEVEL),
     )
-    steps, since = [], 0.0
+    steps: list[dict[str, Any]] = []
+    since = 0.0
     for until, level in shares:
-        seconds = timeline.at(until - since) - (0.0 if steps else behind)
+        seconds = timeline.at(until - since) + (0.0 if steps else ahead)
         steps.append({"seconds": _duration(seconds), "level": level})
         since = until
     return steps
