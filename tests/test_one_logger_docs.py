@@ -12,6 +12,12 @@ from one_logger_support import ROOT, run_python
 
 from exporter.ledger import span_families
 from exporter.training import delivery, spans
+from exporter.training.configuration import (
+    LoggerConfig,
+    OneLoggerConfig,
+    Settings,
+    TrainingTelemetryConfig,
+)
 from exporter.training.inventory import HOMES, PATHS
 
 TEXT = (ROOT / "docs" / "one-logger.md").read_text(encoding="utf-8")
@@ -49,6 +55,14 @@ def test_every_module_of_one_logger_is_in_the_table_with_ours() -> None:
     )
 
     assert rows == {**PATHS, "nv_one_logger.wandb.exporter.wandb_exporter": "exporter.bridges.wandb"}
+
+
+@pytest.mark.parametrize("kind", [OneLoggerConfig, TrainingTelemetryConfig, LoggerConfig])
+def test_every_field_is_in_the_tables_of_settings(kind: type[Settings]) -> None:
+    part = TEXT.split("## Settings")[1].split("## Beyond")[0]
+    words = set(re.findall(r"\w+", part))
+
+    assert {name for name, _ in kind.fields()} <= words
 
 
 def test_there_is_a_row_for_each_defect() -> None:
