@@ -24,8 +24,8 @@ in cgroup v2), `old` (Linux 3.10; cgroup v1, two controllers on one mount); only
 UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
 """Write the expected expositions instead of comparing; the diff is the review."""
 
-OF_JOB = {"processes", "process_memory", "rapl"}
-"""Those that need a job, or registers that turn; their tests have machines of their own."""
+OF_JOB = {"checkpoint_dirs", "processes", "process_memory", "rapl"}
+"""Those that need a job, directories of one, or registers that turn; their tests have machines of their own."""
 
 OF_TREE = [entry for entry in CATALOGUE if entry.name not in {"clock", "shm"} | OF_JOB]
 """Those that read nothing but files."""
