@@ -1,7 +1,8 @@
 """Measures what each bridge adds to a training step of its framework, with it and without it by turns in one run.
 
-A step is timed from one forward pass to the next, of a small transformer (a few milliseconds) and of a model that does
-almost nothing, where the framework itself is what takes the time. Prints one JSON document; a framework that is not
+A step goes from one forward pass to the next, of a small transformer (a few milliseconds) and of a model that does almost
+nothing, where the framework itself is what takes the time. It is measured in processor time of the training thread, which
+other programs on the machine leave as it is. Prints one JSON document; a framework that is not
 installed is left out.
 
     python benchmarks/bench_bridges.py [--quick]
@@ -34,6 +35,7 @@ warnings.simplefilter("ignore")
 
 import torch  # noqa: E402  # after the environment
 
+import exporter  # noqa: E402
 from exporter.bridges import plain_torch  # noqa: E402
 from exporter.bridges.claims import CLAIMS, NOBODY  # noqa: E402
 
@@ -60,7 +62,7 @@ class Watched(torch.nn.Module):  # type: ignore[misc]  # torch is not looked int
 
     def forward(self, batch: Any) -> Any:
         """Note the time."""
-        self.calls.append(time.perf_counter())
+        self.calls.append(time.thread_time())
         return self.inner(batch).pow(2).mean()
 
     def steps(self) -> list[float]:
@@ -121,7 +123,7 @@ def lightning(size: str, on: bool) -> list[float]:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
-    class Module(pl.LightningModule):
+    class Module(pl.LightningModule):  # type: ignore[misc]  # as above
         def __init__(self) -> None:
             super().__init__()
             self.model = Watched(size)
@@ -189,7 +191,7 @@ def keras(size: str, on: bool) -> list[float]:
 
     class Timed(framework.layers.Dense):  # type: ignore[misc]  # nor is Keras
         def call(self, inputs: Any) -> Any:
-            calls.append(time.perf_counter())
+            calls.append(time.thread_time())
             return super().call(inputs)
 
     width = 4 * WIDTH if size == "transformer" else 8
@@ -243,6 +245,7 @@ def main() -> None:
         if name == "plain" or importlib.util.find_spec(name) is not None:
             results[name] = {size: measure(run, size) for size in STEPS}
     report({"torch": torch.__version__, "steps": STEPS, "rounds": ROUNDS, "results": results})
+    exporter.shutdown()
     shutil.rmtree(FEED, ignore_errors=True)
 
 

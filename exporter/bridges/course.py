@@ -20,6 +20,14 @@ SAVE, LOAD = "save", "load"
 """Kinds of what may be open; of an evaluation and its batches, validation and test are two."""
 
 
+_BLOCKS = {
+    "data_loading": "data_loading",
+    "forward": "model_forward",
+    "backward": "model_backward",
+    "optimizer": "optimizer_update",
+    "zero_grad": "zero_grad",
+}
+"""Phases that have a function of their own, which finds its handle at once."""
 FACE = "exporter.training"
 DEVICE_SECONDS = 0.1
 """How often a number is taken from a device: each takes a copy there."""
@@ -45,12 +53,14 @@ class Course:
         from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
 
         self.training: ModuleType = training
+        self._blocks: dict[str, Any] = {name: getattr(training, block) for name, block in _BLOCKS.items()}
         self._next_loss = self._next_norm = 0.0
+        self._depth = dict.fromkeys((LOOP, ITERATION, PHASE, EVALUATION, BATCH, SAVE, LOAD), 0)
         self._open: list[tuple[str, str, AbstractContextManager[Any]]] = []
 
     def is_open(self, kind: str) -> bool:
         """Tell whether one of this kind is open."""
-        return any(each[0] == kind for each in self._open)
+        return self._depth[kind] > 0
 
     def begin(self, kind: str, span: AbstractContextManager[Any], name: str = "") -> None:
         """Open a span inside of what is open; a phase of before is over then."""
@@ -58,10 +68,11 @@ class Course:
             self._close(None)
         span.__enter__()
         self._open.append((kind, name, span))
+        self._depth[kind] += 1
 
     def end(self, kind: str, error: BaseException | None = None) -> None:
         """Close the innermost of this kind, and what is inside of it first; harmless when there is none."""
-        if self.is_open(kind):
+        if self._depth[kind]:
             while self._close(error) != kind:
                 pass
 
@@ -77,9 +88,11 @@ class Course:
                 return
             self._close(None)
         if name is not None:
-            span = self.training.phase(name)
+            block = self._blocks.get(name)
+            span = self.training.phase(name) if block is None else block()
             span.__enter__()
             self._open.append((PHASE, name, span))
+            self._depth[PHASE] += 1
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
         """Begin a training loop; whatever an earlier one left open has been given up."""
@@ -90,7 +103,7 @@ class Course:
 
     def begin_iteration(self) -> None:
         """Begin an iteration, unless one is under way."""
-        if not self.is_open(ITERATION):
+        if not self._depth[ITERATION]:
             self.begin(ITERATION, self.training.training_iteration())
 
     def abandon_iteration(self) -> None:
@@ -108,7 +121,7 @@ class Course:
             if now < self._next_loss:
                 return
             self._next_loss = now + DEVICE_SECONDS
-        self.training.record(loss=loss)
+        self.training.record(loss=_at_hand(loss))
 
     def record_norm(self, norm: Any) -> None:
         """Record the norm of a gradient likewise."""
@@ -117,12 +130,21 @@ class Course:
             if now < self._next_norm:
                 return
             self._next_norm = now + DEVICE_SECONDS
-        self.training.record(grad_norm=norm)
+        self.training.record(grad_norm=_at_hand(norm))
 
     def _close(self, error: BaseException | None) -> str:
         kind, _, span = self._open.pop()
+        self._depth[kind] -= 1
         if error is None:
             span.__exit__(None, None, None)
         else:
             span.__exit__(type(error), error, error.__traceback__)
         return kind
+
+
+def _at_hand(value: Any) -> Any:
+    """Read an ordinary tensor in memory, which is a fifth of what recording any tensor costs."""
+    torch = sys.modules.get("torch")
+    if torch is not None and type(value) is torch.Tensor and value.is_cpu and value.numel() == 1:
+        return value.item()
+    return value
