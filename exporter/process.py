@@ -14,7 +14,7 @@ from time import monotonic
 from exporter.errors import DefinitionError, FeedError
 from exporter.recording.agent import AGENT
 from exporter.recording.definition import check_label
-from exporter.recording.identity import Identity, clean_text, identity_from
+from exporter.recording.identity import Identity, clean_text, identify_by, identity_from
 from exporter.recording.late import WHEN_EVENTS_ARE_LOADED, WHEN_TRAINING_IS_LOADED
 from exporter.recording.notices import tell_once
 from exporter.recording.recorder import Recorder
@@ -152,6 +152,7 @@ def _begin_anew() -> None:
 
 
 AGENT.on_change(_identity, _begin_anew)
+identify_by(_identity)
 
 
 def configure(

@@ -7,9 +7,10 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from training_support import ByHand, begun_anew, configured, exported, misuses, of, told
+from training_support import ByHand, begun_anew, configured, entered, exported, left, misuses, of, told
 
 from exporter import training
 from exporter.training import kinds
@@ -135,7 +136,7 @@ def test_d22_d23_every_block_gives_a_span_and_runs_its_body(known: str) -> None:
         configured(telemetry={}, enable_for_current_rank=False)
     bodies = 0
 
-    blocks = [
+    blocks: list[Any] = [
         training.application(),
         training.model_init(),
         training.training_loop(train_iterations_start=0),
@@ -265,10 +266,7 @@ def test_figures_of_a_loop_follow_a_simple_model() -> None:
     durations = []
     for number in range(200):
         length = 0.25 + (number % 7) / 16
-        by_hand.take(
-            [kinds.TRAINING_ITERATION.code + kinds.ENTER, now]
-            + [kinds.TRAINING_ITERATION.code + kinds.EXIT, now + length]
-        )
+        by_hand.take(entered(kinds.TRAINING_ITERATION, now) + left(kinds.TRAINING_ITERATION, now + length))
         durations.append(length)
         now += length + 0.125
     reading = by_hand.reading()
@@ -285,10 +283,7 @@ def test_the_ideal_step_leaves_slow_ones_out_and_their_excess_is_counted() -> No
     by_hand, now = ByHand(0.0), 1.0
     for number in range(60):
         length = 30.0 if number in {0, 40} else 2.0
-        by_hand.take(
-            [kinds.TRAINING_ITERATION.code + kinds.ENTER, now]
-            + [kinds.TRAINING_ITERATION.code + kinds.EXIT, now + length]
-        )
+        by_hand.take(entered(kinds.TRAINING_ITERATION, now) + left(kinds.TRAINING_ITERATION, now + length))
         now += length
 
     values = by_hand.values(now)

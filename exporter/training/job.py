@@ -6,11 +6,10 @@ begin with the configuration of the provider.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 
-from exporter.recording.identity import identity_from
+from exporter.recording.identity import identity
 from exporter.training import kinds
 from exporter.training.attributes import (
     OneLoggerInitializationAttributes,
@@ -193,7 +192,7 @@ class Job:
             is_baseline_run=bool(said.get("is_baseline_run")),
             summary_data_schema_version=settings.summary_data_schema_version,
             node_name=socket.gethostname(),
-            rank=identity_from(os.environ).rank or 0,
+            rank=identity().rank or 0,
             custom_metadata=settings.custom_metadata,
         )
         by.event(opened, Event.create(_EVENTS.ONE_LOGGER_INITIALIZATION, attributes, mark.at))
