@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_logger_support import KeepingExporter, fresh_provider, reported
+from one_logger_support import KeepingExporter, fresh_provider, reported, run_python
 
 from exporter.errors import ExportError
 from exporter.training.configuration import OneLoggerConfig
@@ -179,6 +180,36 @@ def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Pat
     assert [(each["type"], each["count"]) for each in lines_of(tmp_path / "there" / "t.json")] == [
         ("complete", 1)
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_that_counts() -> None:
+    exporter = FileExporter("/dev/full")
+    exporter.initialize()
+    exporter.export_start(Span.create("work"))
+
+    with pytest.raises(ExportError, match="No space left"):
+        exporter.export_start(Span.create("more"))
+
+
+def test_processes_that_share_a_file_write_whole_lines(tmp_path: Path) -> None:
+    code = f"""
+        from exporter.training import DefaultRecorder, FileExporter
+        recorder = DefaultRecorder([FileExporter({str(tmp_path / "shared.json")!r})])
+        for number in range(300):
+            recorder.stop(recorder.start("work"))
+        recorder.close()
+    """
+    directories = [tmp_path / str(number) for number in range(3)]
+    for each in directories:
+        each.mkdir()
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda directory: run_python(code, directory), directories))
+
+    assert [each.returncode for each in done] == [0, 0, 0], done[0].stderr
+    found = lines_of(tmp_path / "shared.json")
+    assert len(found) == 900
+    assert len({each["pid"] for each in found}) == 3
 
 
 def test_an_exporter_takes_nothing_before_it_is_initialised_and_after_it_is_closed(tmp_path: Path) -> None:

@@ -322,6 +322,42 @@ def test_d24_a_rank_that_is_no_number_harms_nothing(rank: str, tmp_path: Path) -
     assert first["event"]["attributes"]["rank"] == 0
 
 
+def test_records_carry_the_identity_that_the_job_has_given_itself(tmp_path: Path) -> None:
+    body = """
+    import exporter
+    exporter.configure(run="mine", rank=5)
+    provider.with_exporter(FileExporter(file_path="{run}-{rank}.json"))
+    configure()
+    with application():
+        pass
+    """
+    done = run_python(job(body), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path, "mine-5.json")
+    assert {each["rank"] for each in found} == {5}
+    first = next(each for each in found if each["type"] == "event")
+    assert first["event"]["attributes"]["rank"] == 5
+
+
+def test_an_exporter_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    body = """
+    import threading
+    class Hanging(FileExporter):
+        def export_start(self, span):
+            threading.Event().wait()
+        close = export_start
+    provider.with_exporter(Hanging(file_path="hanging.json"))
+    configure()
+    with application():
+        pass
+    """
+    done = run_python(job(body), tmp_path, timeout=15)
+
+    assert done.returncode == 0, done.stderr
+    assert spans(tmp_path, "stop") == ["application"]
+
+
 def test_d24_an_exporter_that_cannot_connect_does_not_delay_the_job(tmp_path: Path) -> None:
     body = """
     import time

@@ -22,7 +22,7 @@ from opentelemetry.trace import set_span_in_context
 from opentelemetry.trace.status import Status, StatusCode
 
 from exporter.errors import ExportError
-from exporter.recording.identity import identity_from
+from exporter.recording.identity import identity
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.exporters.base import BaseExporter
 from exporter.training.provider import current
@@ -163,16 +163,16 @@ class OTelExporter(BaseExporter):
 
 
 def _resource() -> Resource:
-    identity = identity_from(os.environ)
+    who = identity()
     configured = current()
     name = "training" if configured is None else configured.settings.application_name
     told: dict[str, Any] = {
         "service.name": os.environ.get("OTEL_SERVICE_NAME") or name,
-        "service.instance.id": identity.run,
-        "host.name": identity.node,
+        "service.instance.id": who.run,
+        "host.name": who.node,
     }
-    if identity.rank is not None:
-        told["training.rank"] = identity.rank
+    if who.rank is not None:
+        told["training.rank"] = who.rank
     return Resource.create(told)
 
 

@@ -6,7 +6,7 @@ Used in the training process, once, when recording begins.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from exporter.recording.values import Value
 
@@ -72,6 +72,20 @@ def identity_from(environment: Mapping[str, str], *, agent: bool = False, run_id
         role="agent" if agent else "trainer",
         node=clean_text(os.uname().nodename),
     )
+
+
+def identity() -> Identity:
+    """Give the identity of this process, with what `exporter.configure` has said; from its environment before."""
+    return _Known.find()
+
+
+def identify_by(find: Callable[[], Identity]) -> None:
+    """Say what knows the identity of this process; the composition root does."""
+    _Known.find = staticmethod(find)
+
+
+class _Known:
+    find: Callable[[], Identity] = staticmethod(lambda: identity_from(os.environ))
 
 
 def clean_text(text: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from exporter.errors import EventsLostError, ExportError
 from exporter.recording.handlers.lines_file import LinesFile, filled
-from exporter.recording.identity import identity_from
+from exporter.recording.identity import identity
 from exporter.training.exporters.json_records import BaseJsonExporter
 
 TYPE_CHECKING = False
@@ -55,8 +55,8 @@ class FileExporter(BaseJsonExporter):
         Raises:
             ExportError: It cannot be written to.
         """
-        identity = identity_from(os.environ)
-        path = filled(self._pattern, identity.run, identity.rank)
+        who = identity()
+        path = filled(self._pattern, who.run, who.rank)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if self._rotates:

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from math import isfinite
 
 from exporter.errors import ExportError
-from exporter.recording.identity import identity_from
+from exporter.recording.identity import identity
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.exporters.base import BaseExporter
 from exporter.training.names import RecordType
@@ -152,8 +152,8 @@ class BaseJsonExporter(BaseExporter):
 
 def whose() -> dict[str, Any]:
     """Say whose a record is: the application, if the provider was told, the rank and the node."""
-    identity = identity_from(os.environ)
-    told: dict[str, Any] = {"rank": identity.rank, "node_name": identity.node}
+    who = identity()
+    told: dict[str, Any] = {"rank": who.rank, "node_name": who.node}
     configured = current()
     if configured is not None:
         told["application_name"] = configured.settings.application_name
