@@ -307,6 +307,22 @@ def test_events_of_classes_that_compare_hash_and_raise_are_counted_one_by_one(tm
     assert done.stdout.endswith(" 3\n")
 
 
+SLOW_STEP = """
+import time
+from exporter.bridges.periodic import Periodic
+def step():
+    print("began", flush=True)
+    time.sleep(3)
+    print("done", flush=True)
+Periodic("slow", step, seconds=0.01, exit_seconds=30)
+time.sleep(0.5)
+"""
+
+
+def test_a_step_under_way_is_waited_for_at_exit_and_followed_by_a_last_one(tmp_path: Path) -> None:
+    assert child(tmp_path / "feed", SLOW_STEP).stdout.split() == ["began", "done"] * 2
+
+
 NO_THREAD = """
 import datetime, threading
 import torch, torch.monitor as monitor

@@ -36,6 +36,9 @@ QUEUE_EVENTS = 1 << 24
 """Events that may wait, 8 bytes each: what torch can log in 4 seconds in which this thread does not get a turn. The
 threads that log need the same interpreter lock, of which each turn lasts 5 ms; in a turn of this one, all is taken."""
 LOOK_SECONDS = 0.1
+EXIT_SECONDS = 15.0
+"""The longest that an exiting process waits until what waits is counted: after a flood of many threads on a machine that has
+other work, it may be some millions."""
 BUSY_EVENTS = 1024
 """Events that have come meanwhile and are not left for the next look."""
 MOST_SERIES = 1000
@@ -117,7 +120,9 @@ class MonitorBridge:
             if name is not None and name not in wanted and self._kind(name).enabled:
                 EVENTS.latest.append(_Late(name, event))
         if wanted:
-            self._tell(wanted, list(map(dict(zip(times, names, strict=True)).__getitem__, keys)), part)
+            if len(events) < len(part):
+                names = list(map(dict(zip(times, names, strict=True)).__getitem__, keys))
+            self._tell(wanted, names, part)
 
     def _distinct(self, part: Sequence[Any]) -> tuple[Mapping[Any, int], Sequence[Any], Sequence[Any]]:
         """Tell how often each object is in a part, by a key; which object each is, and the keys of the part in order."""
@@ -271,4 +276,5 @@ def install() -> None:
         seconds=LOOK_SECONDS,
         after_fork=bridge.forget,
         at_exit=lambda: monitor.unregister_event_handler(handle),
+        exit_seconds=EXIT_SECONDS,
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from exporter.recording.notices import tell_once
 
 EXIT_SECONDS = 2.0
-"""The longest that an exiting process waits for a step under way."""
 
 
 class Periodic:
@@ -24,6 +23,7 @@ class Periodic:
         step: What is done.
         seconds: Between two steps.
         after_fork: Called in a forked child before its first step.
+        exit_seconds: The longest that an exiting process waits for a step under way.
         at_exit: Called at exit, before the last step; also when no thread can be started, since then nothing is done.
     """
 
@@ -35,12 +35,14 @@ class Periodic:
         seconds: float,
         after_fork: Callable[[], None] = lambda: None,
         at_exit: Callable[[], None] = lambda: None,
+        exit_seconds: float = EXIT_SECONDS,
     ) -> None:
         self._name = name
         self._step = step
         self._seconds = seconds
         self._forked = after_fork
         self._at_exit = at_exit
+        self._exit_seconds = exit_seconds
         self._start()
         # After the recorder's, hence called before it: what the last step records is published.
         atexit.register(self.stop)
@@ -66,8 +68,8 @@ class Periodic:
         self._guarded(self._at_exit)
         if self._thread.is_alive():
             # One that still wants the interpreter lock while the interpreter ends may end the process with it.
-            self._thread.join(EXIT_SECONDS)
-        if self._working.acquire(timeout=EXIT_SECONDS):
+            self._thread.join(self._exit_seconds)
+        if self._working.acquire(timeout=0.1 if self._thread.is_alive() else EXIT_SECONDS):
             try:
                 self._guarded(self._step)
             finally:
