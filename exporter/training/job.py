@@ -206,6 +206,7 @@ class Job:
             return
         training = self.configured.training
         self.facts.training(values)
+        self.looping.figures.ask(values)
         attributes = TrainingTelemetryAttributes.create(
             perf_tag=values.get("perf_tag") or "",
             global_batch_size=values.get("global_batch_size") or 0,

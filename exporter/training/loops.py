@@ -119,7 +119,8 @@ class Loop:
     @property
     def overall_tera(self) -> float | None:
         """FLOP since the job's first step, in 10^12; None where they are not asked for."""
-        return None if self._overall is None else self._overall / TERA
+        overall = 0 if self._overall is None and self._measures else self._overall
+        return None if overall is None else overall / TERA
 
     def attributes(self) -> TrainingLoopAttributes:
         """Describe the loop at its begin."""

@@ -61,18 +61,18 @@ class Save:
         step: int,
         strategy: CheckPointStrategy,
         began: float,
-        loop: Loop | None,
+        loop: Loop,
         commit: Callable[[], None],
         order: int,
     ) -> None:
         self.step = step
         self.strategy = strategy
         self.began = began
-        self.completed = 0 if loop is None else loop.completed
-        self.samples = 0 if loop is None else loop.samples
-        self.train_seconds = 0.0 if loop is None else loop.iterations.total
-        self.validation_seconds = 0.0 if loop is None else loop.validations.total
-        self.tera = None if loop is None else loop.overall_tera
+        self.completed = loop.completed
+        self.samples = loop.samples
+        self.train_seconds = loop.iterations.total
+        self.validation_seconds = loop.validations.total
+        self.tera = loop.overall_tera
         self.commit = commit
         self.confirmed = False
         self.order = order
@@ -99,7 +99,7 @@ class Saves:
         step: int,
         strategy: CheckPointStrategy,
         at: float,
-        loop: Loop | None,
+        loop: Loop,
         commit: Callable[[], None],
     ) -> Save:
         """Note that a save begins."""

@@ -76,7 +76,7 @@ class Saving:
             step,
             self.strategy_of(mark),
             opened.began,
-            loop,
+            self._job.looping.figures,
             lambda: self._work.commit(begun, completed),
         )
         return self._saves.attributes(opened.save)
@@ -110,8 +110,11 @@ class Saving:
         save = opened.save
         if save is None:
             return
-        if save.strategy is CheckPointStrategy.SYNC and entered and not failed and not save.confirmed:
-            self._confirm(save, opened, at, by.wall(at), None, by)
+        if save.strategy is CheckPointStrategy.SYNC and entered and not failed:
+            if save.confirmed:
+                self._job.rule("checkpoint_save", "unknown_step", "no success of its own inside the block")
+            else:
+                self._confirm(save, opened, at, by.wall(at), None, by)
         seconds = max(at - opened.began, 0.0)
         self._families.blocked(save.strategy.value, seconds)
         if not save.confirmed and (failed or save.strategy is CheckPointStrategy.SYNC):
