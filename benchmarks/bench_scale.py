@@ -48,7 +48,6 @@ NODES_OF_A_RUN = 8
 SCRAPE_SECONDS = 15
 APART_SECONDS = 10.0
 QUERY_TRIES = 3
-RULES_LOOKS_SECONDS = 5.0
 MEMORY_SHARE = 0.5  # of what is free; a stage that would need more is not begun
 ASKED = (1_000, 10_000)
 
@@ -281,6 +280,26 @@ def expressions(dashboard: str, run: str) -> list[tuple[str, bool]]:
     return found
 
 
+def free_bytes() -> float:
+    """Memory that could be had."""
+    found = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
+    assert found is not None
+    return float(found[1]) * 1024
+
+
+def best_of(address: str) -> float:
+    """The shortest of several askings, since others use the machine too; infinite when it is refused."""
+    best = math.inf
+    for _ in range(QUERY_TRIES):
+        began = time.perf_counter()
+        try:
+            ask(address)
+        except urllib.error.HTTPError:
+            return math.inf
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
 def query_times(url: str, dashboard: str, run: str, *, hours: float = 1.0) -> dict[str, float]:
     """How long a dashboard's queries take: all one after the other, and the slowest."""
     seconds, failed = [], 0
@@ -290,17 +309,11 @@ def query_times(url: str, dashboard: str, run: str, *, hours: float = 1.0) -> di
         if not instant:
             asked = {"query": text, "start": str(end - hours * 3600), "end": str(end), "step": "15"}
         address = f"{url}/api/v1/query{'' if instant else '_range'}?{urllib.parse.urlencode(asked)}"
-        best = math.inf
-        for _ in range(QUERY_TRIES):
-            began = time.perf_counter()
-            try:
-                ask(address)
-            except urllib.error.HTTPError:
-                failed += 1
-                break
-            best = min(best, time.perf_counter() - began)
+        best = best_of(address)
         if best < math.inf:
             seconds.append(best)
+        else:
+            failed += 1
     told = {
         "queries": len(seconds),
         "all_seconds": round(sum(seconds), 3),
@@ -309,28 +322,28 @@ def query_times(url: str, dashboard: str, run: str, *, hours: float = 1.0) -> di
     return told | ({"failed": failed} if failed else {})
 
 
-def free_bytes() -> float:
-    """Memory that could be had."""
-    found = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
-    assert found is not None
-    return float(found[1]) * 1024
-
-
-def rule_seconds(url: str, best: dict[str, float]) -> None:
-    """Look how long each group's last evaluation took; keep the shortest."""
-    for found in LINE.finditer(ask(f"{url}/metrics")):
-        if found["series"].startswith("prometheus_rule_group_last_duration_seconds{"):
-            best[found["series"]] = min(best.get(found["series"], math.inf), float(found["value"]))
+def rule_times(url: str) -> dict[str, float | str]:
+    """How long all rules take, asked one after the other as Prometheus evaluates them, and which takes longest."""
+    groups = json.loads(ask(f"{url}/api/v1/rules"))["data"]["groups"]
+    seconds = {
+        rule["name"]: best_of(f"{url}/api/v1/query?{urllib.parse.urlencode({'query': rule['query']})}")
+        for group in groups
+        for rule in group["rules"]
+    }
+    slowest = max(seconds, key=lambda name: seconds[name])
+    return {
+        "rules": len(seconds),
+        "all_seconds": round(sum(seconds.values()), 3),
+        "slowest": slowest,
+        "slowest_seconds": round(seconds[slowest], 3),
+    }
 
 
 def measured(prometheus: str, store: str, seconds: float) -> dict[str, float]:
     """Wait, and say what the engines cost meanwhile, from what they tell of themselves."""
     before = own_numbers(prometheus), own_numbers(store)
     began = time.monotonic()
-    groups: dict[str, float] = {}
-    while time.monotonic() - began < seconds:
-        time.sleep(RULES_LOOKS_SECONDS)
-        rule_seconds(prometheus, groups)
+    time.sleep(seconds)
     passed = time.monotonic() - began
     after = own_numbers(prometheus), own_numbers(store)
 
@@ -342,7 +355,6 @@ def measured(prometheus: str, store: str, seconds: float) -> dict[str, float]:
         "samples_per_second": round(rate("prometheus_tsdb_head_samples_appended_total"), 1),
         "prometheus_mib": round(after[0]["process_resident_memory_bytes"] / 2**20, 1),
         "prometheus_cores": round(rate("process_cpu_seconds_total"), 3),
-        "rules_seconds_of_30": round(sum(groups.values()), 3),
         "remote_write_bytes_per_second": round(rate("prometheus_remote_storage_bytes_total"), 1),
         "victoriametrics_mib": round(after[1]["process_resident_memory_bytes"] / 2**20, 1),
         "victoriametrics_cores": round(rate("process_cpu_seconds_total", 1), 3),
@@ -360,6 +372,9 @@ def lines(stages: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         fit = statistics.linear_regression(nodes, [stage["engines"][name] for stage in stages])
         for number in ASKED:
             asked[f"{number} nodes"][name] = round(fit.intercept + fit.slope * number, 2)
+    fit = statistics.linear_regression(nodes, [stage["rules"]["all_seconds"] for stage in stages])
+    for number in ASKED:
+        asked[f"{number} nodes"]["seconds of all rules"] = round(fit.intercept + fit.slope * number, 3)
     for board in stages[0]["dashboards"]:
         fit = statistics.linear_regression(
             nodes, [stage["dashboards"][board]["slowest_seconds"] for stage in stages]
@@ -439,7 +454,14 @@ def main() -> None:
             scraped = int(float(up[0]["value"][1]))
             load = os.getloadavg()[0]  # of a machine that others may be using
             stages.append(
-                {"nodes": count, "scraped": scraped, "load": load, "engines": engines, "dashboards": boards}
+                {
+                    "nodes": count,
+                    "scraped": scraped,
+                    "load": load,
+                    "engines": engines,
+                    "rules": rule_times(prometheus),
+                    "dashboards": boards,
+                }
             )
             if scraped < count:
                 break
