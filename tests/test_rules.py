@@ -186,7 +186,9 @@ def test_what_is_committed_is_what_the_thresholds_make() -> None:
 
 def test_a_threshold_of_ones_own_changes_the_rule_and_what_it_says(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
-    own.write_text("TrainingStraggler: {score_below: 0.6, for: 25m}\n")
+    own.write_text(
+        "TrainingStraggler: {score_below: 0.6, for: 25m}\nrules: {grafana: 'https://grafana.example.org'}\n"
+    )
 
     status = script(PROMETHEUS / "render.py").main(["--thresholds", str(own), "--output", str(tmp_path)])
 
@@ -195,6 +197,7 @@ def test_a_threshold_of_ones_own_changes_the_rule_and_what_it_says(tmp_path: Pat
     assert "rank:training_straggler_score:ratio < 0.6\n" in text
     assert "compute time below 0.6 of a rank's own" in text
     assert "for: 25m" in text
+    assert "dashboard: https://grafana.example.org/d/training-ranks?var-run=" in text
 
 
 @pytest.mark.parametrize(
