@@ -12,6 +12,7 @@ import pytest
 from one_logger_support import KeepingExporter, fresh_provider
 
 import exporter
+from exporter import training
 from exporter.training import (
     OneLoggerConfig,
     StandardTrainingJobSpanName,
@@ -303,3 +304,69 @@ def test_d28_saves_that_fail_leave_nothing_behind() -> None:
     assert [value for name, value in totals().items() if "checkpoints" in name and "fail" in name] == [600], (
         totals()
     )
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __str__ = __repr__
+
+
+ODD = [5, "text", [1], {"a": 1}, None, Unprintable(), float("nan"), -1]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
+def test_d14_no_block_callback_or_number_raises_whatever_it_is_given(odd: Any) -> None:
+    keeping = KeepingExporter()
+    configure(keeping)
+    blocks: list[Any] = [
+        *(lambda make=make: make() for make in (training_iteration, training.model_forward, application)),
+        lambda: training.span(odd),
+        lambda: training.phase(odd),
+        lambda: training.background(odd),
+        lambda: training_loop(odd, odd, odd, odd),
+        lambda: checkpoint_save(odd),
+    ]
+    ran = 0
+    for block in blocks:
+        with block() as span:
+            ran += 1
+            for call in ("add_attributes", "add_event"):
+                getattr(span, call, lambda value: value)(odd)
+    calls: list[Any] = [
+        lambda: training.record(loss=odd, grad_norm=odd, samples=odd, tokens=odd, epoch=odd, mode=odd),
+        lambda: training.describe(model=odd, world_size=odd, flops_per_token=odd),
+        lambda: training.skipped_step(odd),
+        lambda: training.interruption(odd),
+        lambda: training.checkpoint_saved(odd, kind=odd, ok=odd, seconds=odd, bytes=odd),
+        lambda: training.step(odd, seconds=odd, mode=odd),
+        lambda: on_app_start(odd),
+        lambda: on_train_start(odd, odd, odd, odd, odd),
+        lambda: on_save_checkpoint_success(odd, odd),
+        lambda: on_train_end(odd),
+        lambda: on_app_end(odd),
+    ]
+    for call in calls:
+        call()
+    before = totals()["training.steps.train"]
+    with application(), training_loop(train_iterations_start=0), training_iteration():
+        pass
+
+    assert ran == len(blocks)
+    assert totals()["training.steps.train"] == before + 1
+    settled()
+    assert ("stop", "application") in keeping.kept
+
+
+def test_no_defect_of_ours_is_met_on_the_way(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for odd in ODD:
+        training.record(loss=odd, mode=odd)  # type: ignore[arg-type]  # that is the point
+        training.skipped_step(odd)  # type: ignore[arg-type]  # likewise
+        on_train_start(odd, odd, odd, odd, odd)  # type: ignore[arg-type]  # likewise
+    totals()
+    time.sleep(0.2)  # notices are told by threads of their own
+
+    assert "defect" not in caplog.text + capfd.readouterr().err

@@ -17,7 +17,7 @@ from exporter.training.names import CheckPointStrategy, SpanName
 from exporter.training.provider import current
 from exporter.training.reports import report
 from exporter.training.spans import Span
-from exporter.training.types import Attributes, TracingTimestamp
+from exporter.training.types import Attributes, TracingTimestamp, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def moment(milliseconds: object, call: str) -> TracingTimestamp:
     except (TypeError, ValueError, OverflowError):
         at = -1.0
     if not isfinite(at) or at < 0:
-        report(call, "time", f"milliseconds since the epoch, not {milliseconds!r}"[:200])
+        report(call, "time", f"milliseconds since the epoch, not {shown(milliseconds)}"[:200])
         return TracingTimestamp(wall, now)
     at = min(at, wall)
     return TracingTimestamp(at, now - (wall - at))

@@ -20,8 +20,9 @@ from exporter.training import kinds
 from exporter.training.decorating import decorated
 from exporter.training.events import Event
 from exporter.training.kinds import ENTER, EXIT, FAIL, TOLD, VALUES, Kind
+from exporter.training.reports import report
 from exporter.training.spans import Span
-from exporter.training.types import Attribute, Attributes, AttributeValue
+from exporter.training.types import Attribute, Attributes, AttributeValue, all_are, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,11 +104,14 @@ class Hot:
 
     def add_attributes(self, attributes: Attributes) -> None:
         """Set all of a collection."""
-        self._tell(attributes.copied())
+        self._tell(Attributes.of(attributes).copied())
 
     def add_event(self, event: Event) -> Event:
         """Add an event."""
-        self._tell(event)
+        if all_are(((event, Event),)):
+            self._tell(event)
+        else:
+            report("Span.add_event", "no_event", f"an Event, not {shown(event)}")
         return event
 
     @property

@@ -37,7 +37,7 @@ from exporter.training.opened import Open, Stack
 from exporter.training.phases import PhaseClock
 from exporter.training.runs import BEGIN_CODE, Plan, Runs
 from exporter.training.spans import Span
-from exporter.training.types import Attribute, Attributes, TracingTimestamp
+from exporter.training.types import Attribute, Attributes, TracingTimestamp, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Interpreter:
             field, mode = self._numbers_of[code]
             wrong = self.job.progress.number(field, mode, value)
             if wrong is not None:
-                self.misuse.count("record", field, f"{field} {wrong}, not {value!r}"[:200])
+                self.misuse.count("record", field, f"{field} {wrong}, not {shown(value)}"[:200])
         elif code == VALUES:
             self.job.ask(value)
         elif code == CALL:

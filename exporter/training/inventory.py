@@ -47,7 +47,6 @@ _NAMES: Mapping[str, str] = {
     "telling": "checkpoint_saved describe interruption record skipped_step step",
     "recorder": "DefaultRecorder Recorder",
     "spans": "Span",
-    "telling": "checkpoint_saved describe interruption record skipped_step step",
     "timed": "timed_span",
     "timers": "MetricSummarizer MultiWindowTimer Timer",
     "training_recorder": "TrainingRecorder get_recorder",

@@ -26,7 +26,7 @@ from exporter.training.opened import Open
 from exporter.training.progress import Progress
 from exporter.training.saving import Saving
 from exporter.training.series import Families
-from exporter.training.types import Attributes, TracingTimestamp
+from exporter.training.types import Attributes, TracingTimestamp, shown
 from exporter.training.work import Work
 from exporter.version import __version__
 
@@ -124,9 +124,9 @@ class Job:
             start = mark.values.get("train_iterations_start")
             samples = mark.values.get("train_samples_start")
             if not _is_count(start):
-                return "S9", f"train_iterations_start of 0 or more, not {start!r}"[:200]
+                return "S9", f"train_iterations_start of 0 or more, not {shown(start)}"[:200]
             if samples is not None and not _is_count(samples):
-                return "S9", f"train_samples_start of 0 or more, not {samples!r}"[:200]
+                return "S9", f"train_samples_start of 0 or more, not {shown(samples)}"[:200]
         return None
 
     def ask(self, values: Mapping[str, Any]) -> None:
@@ -285,7 +285,7 @@ class Job:
             wrong = self.saving.told(values, call.time, by)
         elif call.name == "describe":
             for field, expected in self.facts.describe(values):
-                self.wrong("describe", field, f"{field} {expected}, not {values[field]!r}")
+                self.wrong("describe", field, f"{field} {expected}, not {shown(values[field])}")
         elif call.name == "skipped_step":
             wrong = self._skip(values["reason"])
         elif call.name == "interruption":
@@ -302,8 +302,8 @@ class Job:
             self.wrong(call.name, "value", wrong)
 
     def _skip(self, reason: object) -> str | None:
-        if reason not in {"overflow", "nonfinite"}:
-            return f"overflow or nonfinite, not {reason!r}"
+        if not isinstance(reason, str) or reason not in {"overflow", "nonfinite"}:
+            return f"overflow or nonfinite, not {shown(reason)}"
         self._families.counter("training.skipped_steps", reason=str(reason)).add()
         return None
 

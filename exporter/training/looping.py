@@ -14,6 +14,7 @@ from exporter.training.names import StandardTrainingJobEventName
 from exporter.training.opened import Open
 from exporter.training.progress import Progress
 from exporter.training.series import Families
+from exporter.training.types import shown
 from exporter.training.work import Work
 
 TYPE_CHECKING = False
@@ -188,11 +189,11 @@ class Looping:
         """
         number, seconds, mode = values["step"], values["seconds"], values["mode"]
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
-            return f"step of 0 or more, not {number!r}"
+            return f"step of 0 or more, not {shown(number)}"
         if seconds is not None and (
             isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9
         ):
-            return f"seconds of 0 or more, not {seconds!r}"
+            return f"seconds of 0 or more, not {shown(seconds)}"
         if mode != "train":
             self._progress.step(mode, 0.0 if seconds is None else float(seconds), at)
             return None

@@ -17,6 +17,7 @@ from exporter.training.names import CheckPointStrategy, StandardTrainingJobEvent
 from exporter.training.opened import Open
 from exporter.training.saves import KINDS, Save, SaveFamilies, Saves
 from exporter.training.series import Families
+from exporter.training.types import shown
 from exporter.training.work import Work
 
 TYPE_CHECKING = False
@@ -68,7 +69,7 @@ class Saving:
         loop = self._job.looping.loop
         step = mark.values.get("global_step")
         if isinstance(step, bool) or not isinstance(step, int):
-            self._job.wrong(mark.name, "global_step", f"global_step to be a number, not {step!r}")
+            self._job.wrong(mark.name, "global_step", f"global_step to be a number, not {shown(step)}")
             step = 0 if loop is None else loop.completed
         begun = self._work.save_begins()
         completed = step if loop is None else loop.completed
@@ -99,7 +100,7 @@ class Saving:
             job.wrong(
                 call.name,
                 "unknown_step",
-                f"the step of a save that was begun and is not safe yet, not {step!r}",
+                f"the step of a save that was begun and is not safe yet, not {shown(step)}",
             )
             return
         at = call.values["at"]
@@ -136,16 +137,16 @@ class Saving:
         """
         step, kind = values["step"], values["kind"]
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            return f"a step of 0 or more, not {step!r}"
+            return f"a step of 0 or more, not {shown(step)}"
         if kind not in KINDS:
-            return f"kind to be one of {', '.join(KINDS)}, not {kind!r}"
+            return f"kind to be one of {', '.join(KINDS)}, not {shown(kind)}"
         numbers: dict[str, float | None] = {}
         for name in ("seconds", "blocking_seconds", "bytes"):
             number = values[name]
             if number is None:
                 numbers[name] = None
             elif isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e30:
-                return f"{name} of 0 or more, not {number!r}"
+                return f"{name} of 0 or more, not {shown(number)}"
             else:
                 numbers[name] = float(number) if isfinite(number) else None
         if numbers["blocking_seconds"] is not None:

@@ -15,6 +15,7 @@ from exporter.training import calls, hot
 from exporter.training.failures import REASONS
 from exporter.training.kinds import FIELDS, MODES, NUMBERS
 from exporter.training.reports import report
+from exporter.training.types import shown
 
 _MODES = {mode: NUMBERS + 8 * place for place, mode in enumerate(MODES)}
 _LOSS, _GRAD_NORM, _LEARNING_RATE, _LOSS_SCALE, _SAMPLES, _TOKENS, _MICROBATCHES, _EPOCH = range(8)
@@ -49,7 +50,7 @@ def record(
     """
     base = _MODES.get(mode, 0) if type(mode) is str else 0
     if not base:
-        report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {mode!r}"[:200])
+        report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(mode)}"[:200])
         return
     place = hot._place  # noqa: SLF001  # `here()` costs as much as all the rest
     extend = place.extend
@@ -130,7 +131,7 @@ def interruption(reason: str) -> None:
         reason: One of the reasons of `training_interruptions_total`.
     """
     if not isinstance(reason, str) or reason not in REASONS:
-        report("interruption", "reason", f"one of {', '.join(REASONS)}, not {reason!r}"[:300])
+        report("interruption", "reason", f"one of {', '.join(REASONS)}, not {shown(reason)}"[:300])
         return
     calls.say("interruption", reason=reason)
 
@@ -174,7 +175,7 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = "
         mode: train, validation or test.
     """
     if not isinstance(mode, str) or mode not in _MODES:
-        report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {mode!r}"[:200])
+        report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(mode)}"[:200])
         return
     values = calls.asked(*calls.LOOP_FIELDS) if mode == "train" and hot.Hooks.values is not None else {}
     calls.say("step", step=step, seconds=seconds, mode=mode, asked=values)

@@ -29,6 +29,7 @@ else:
 
 
 LONGEST_SHOWN = 500
+_PRINTED = frozenset({str, int, float, bool, type(None), bytes})
 
 __all__ = [
     "Attribute",
@@ -97,15 +98,25 @@ def all_are(pairs: Iterable[tuple[object, type]]) -> bool:
 
 
 def shown(value: object) -> str:
-    """Print a value for a message; never raises.
+    """Print a value for a message, without running the job's code; never raises, never waits for a device.
 
-    Args:
-        value: The job's: what prints it may raise, and may print much.
+    Returns:
+        What Python prints of texts, numbers, and short collections of them; of an exception its type and text; of
+        anything else its type.
     """
-    try:
+    if isinstance(value, BaseException):
+        try:
+            return f"{type(value).__name__}: {value}"[:LONGEST_SHOWN]
+        except Exception:  # noqa: BLE001  # the user's own `__str__`
+            return type(value).__name__
+    items: Iterable[object] = (value,)
+    if type(value) in {list, tuple, set, frozenset}:
+        items = list(value)  # type: ignore[call-overload]  # one of these
+    elif type(value) is dict:
+        items = [*value, *value.values()]
+    if all(type(item) in _PRINTED or isinstance(item, enum.Enum) for item in items):
         return repr(value)[:LONGEST_SHOWN]
-    except Exception:  # noqa: BLE001  # the user's own `__repr__`
-        return f"<{type(value).__name__}>"
+    return f"<{type(value).__name__}>"
 
 
 class TracingTimestamp:
