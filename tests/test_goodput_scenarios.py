@@ -251,3 +251,38 @@ def test_a_job_and_a_sidecar_that_are_killed_at_any_instant_lose_no_count(
         after.check("job-1")
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
             assert (after.of(name, "job-1") or 0.0) >= (before.of(name, "job-1") or 0.0)
+
+
+SETTINGS = """
+feed:
+  interval: 200ms
+goodput:
+  validation: {validation}
+  new_task_after: 10m
+  peak_flops:
+    - device: "*H100*"
+      flops: 9.0e14
+collectors:
+  checkpoint_dirs:
+    interval: 200ms
+    paths: ["{directory}", "{directory}/missing"]
+"""
+
+
+def test_goodput_and_checkpoint_directories_are_configured(tmp_path: Path, flags: list[str]) -> None:
+    file = tmp_path / "exporter.yaml"
+    file.write_text(SETTINGS.format(validation="badput", directory=tmp_path))
+    with sidecar(tmp_path, *flags) as running, job(tmp_path, 500, "--session=s") as process:
+        wait_for(running, lambda found: (found.of("productive_seconds_total", "job-1") or 0.0) > 0)
+        path = str(tmp_path)
+        wait_for(running, lambda found: found.of("checkpoint_dir_size_bytes", "job-1", path=path) is not None)
+        found = page(running)
+        file.write_text(SETTINGS.format(validation="productive", directory=tmp_path))
+        running.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "configuration" in running.log and "reload" in running.log.lower())
+        reloaded = running.ask("/metrics")[1]
+        process.kill()
+
+    assert found.of("checkpoint_dir_available_bytes", "job-1", path=f"{path}/missing") is None
+    assert "exporter_config_last_reload_successful 1.0" in reloaded
+    assert 'exporter_collector_success{collector="checkpoint_dirs"} 0.0' in reloaded
