@@ -211,6 +211,25 @@ def test_a_misuse_is_raised_where_that_was_chosen() -> None:
         provider().with_config_override({})
 
 
+def test_with_the_propagating_strategy_a_misuse_raises_at_its_call_and_bodies_run_all_the_same() -> None:
+    configured(
+        telemetry_config=TRAINING,
+        error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS,
+    )
+    with pytest.raises(OneLoggerError, match="on_train_end"):
+        training.on_train_end()
+    ran = []
+    with application():
+        with contextlib.suppress(OneLoggerError), application():
+            ran.append("second application")
+        with training_loop(train_iterations_start=0), training_iteration():
+            ran.append("iteration")
+    with pytest.raises(OneLoggerError):
+        get_recorder().stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
+
+    assert "iteration" in ran
+
+
 def test_s8_a_second_configuration_of_the_training_is_a_misuse_and_changes_nothing() -> None:
     configured(telemetry_config=TrainingTelemetryConfig(**TRAINING))
 
@@ -324,8 +343,8 @@ def test_d22_spans_of_a_disabled_rank_can_be_used_like_any_other() -> None:
 def test_d23_spans_before_configuration_can_be_used_like_any_other() -> None:
     with timed_span("mine", Attributes({"a": 1})) as span:
         span.add_attribute("b", 2)
-        get_recorder().event(span, Event.create("e"))  # type: ignore[arg-type]  # it is a Span
-        get_recorder().error(span, "bad")  # type: ignore[arg-type]  # likewise
+        get_recorder().event(span, Event.create("e"))
+        get_recorder().error(span, "bad")
         provider().recorder.telemetry_data_error("bad")
     get_recorder().stop(get_recorder().start("by hand"))
 

@@ -14,20 +14,20 @@ from exporter.training.attributes import SyncCheckpointMetricsUpdateAttributes
 from exporter.training.configuration import OneLoggerConfig
 from exporter.training.delivery import EXIT_SECONDS
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.hot import Hot
 from exporter.training.names import (
     ExportCustomizationMode,
     SpanName,
     StandardTrainingJobEventName,
 )
-from exporter.training.provider import current, recording
+from exporter.training.provider import current, misuse, recording
 from exporter.training.recorder import DefaultRecorder, Recorder
 from exporter.training.spans import Span
-from exporter.training.types import Attributes, TracingTimestamp
+from exporter.training.types import Attributes, TracingTimestamp, all_are, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from exporter.training.exporters.base import Exporter
-    from exporter.training.hot import Hot
 
 
 class TrainingRecorder(DefaultRecorder):
@@ -74,15 +74,22 @@ class TrainingRecorder(DefaultRecorder):
         by = recording()
         if by is None:
             super().stop(span, stop_event_attributes, stop_time)
-        else:
+        elif all_are(((span, Span),)):
             by.stop_span(span, stop_event_attributes, stop_time)
+        else:
+            misuse("recorder.stop", "no_such_span", f"a span that is active, not {shown(span)}")
 
     def event(self, span: Span, event: Event) -> Event:
         """Record an event of a span that is active."""
         by = recording()
         if by is None:
             return super().event(span, event)
-        by.span_event(span, event)
+        if all_are(((span, (Span, Hot)), (event, Event))):
+            by.span_event(span, event)
+        else:
+            misuse(
+                "recorder.event", "no_such_span", f"a span and an event, not {shown(span)}, {shown(event)}"
+            )
         return event
 
     def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
@@ -91,7 +98,10 @@ class TrainingRecorder(DefaultRecorder):
         if by is None:
             return super().error(span, error_message, exception)
         event = ErrorEvent.create(error_message, exception)
-        by.span_error(span, event)
+        if all_are(((span, Span),)):
+            by.span_error(span, event)
+        else:
+            misuse("recorder.error", "no_such_span", f"a span that is active, not {shown(span)}")
         return event
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:

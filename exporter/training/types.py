@@ -92,7 +92,7 @@ def plain_value(value: object) -> Any:
         return f"<{kind.__name__}>"
 
 
-def all_are(pairs: Iterable[tuple[object, type]]) -> bool:
+def all_are(pairs: Iterable[tuple[object, type | tuple[type, ...]]]) -> bool:
     """Whether the job passed what the signature says; one-logger gives None where it is off, and duck types come as well."""
     return all(isinstance(value, kind) for value, kind in pairs)
 
