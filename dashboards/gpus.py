@@ -167,10 +167,10 @@ def _glance() -> tuple[Panel, ...]:
             "Why is there no driver, or no GPU?",
             now(
                 "max by (instance, reason) (gpu_nvml_error_info{@node})"
-                " or max by (instance, gpu, reason) (gpu_error_info{@gpu})"
+                ' or label_replace(max by (instance, gpu, reason) (gpu_error_info{@gpu}), "what", "GPU $1: ", "gpu", "(.+)")'
                 ' or label_replace(min(gpu_up{@gpu}) == 1, "reason", "all GPUs answer", "", "")'
                 ' or label_replace(max(up{@node}) == 0, "reason", "exporter down", "", "")',
-                "{{instance}} {{gpu}} {{reason}}",
+                "{{instance}} {{what}}{{reason}}",
             ),
             unit="none",
             text="name",
@@ -267,7 +267,7 @@ def _memory() -> tuple[Panel, ...]:
                 "compare with the allocator's own view on *Training run*: reserved and allocated.",
             ),
             empty=f"No memory sizes: on machines with unified memory the GPU has none. {FIRST_ROW}",
-            w=12,
+            w=10,
         ),
         bars(
             "How full is each GPU?",
@@ -283,7 +283,7 @@ def _memory() -> tuple[Panel, ...]:
                 "the GPU does not answer, or has no memory of its own.",
             ),
             empty=f"No memory sizes. {FIRST_ROW}",
-            w=6,
+            w=7,
         ),
         bars(
             "Whose memory is it?",
@@ -299,7 +299,7 @@ def _memory() -> tuple[Panel, ...]:
                 "the driver does not tell (MIG, vGPU), or gives process ids of another namespace.",
             ),
             empty="The driver does not say which process holds a GPU, or none of a job does.",
-            w=6,
+            w=7,
         ),
     )
 

@@ -482,7 +482,7 @@ def _nvml() -> tuple[Panel, ...]:
     return (
         lines(
             "What went wrong with NVIDIA's library?",
-            Query(events("exporter_nvml_errors_total{@node}", "error"), "{{error}}"),
+            Query(events("exporter_nvml_errors_total{@node}", "error", born=True), "{{error}}"),
             Query(
                 events("exporter_nvml_child_restarts_total{@node}", "reason"),
                 "restart: {{reason}}",

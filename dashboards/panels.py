@@ -367,8 +367,12 @@ def table(
     h: int = 9,
     sort: str | None = None,
     descending: bool = True,
+    points: int | None = None,
 ) -> Panel:
-    """A row for each thing, as it is at the end of the time range; rows of several queries meet by equal labels."""
+    """A row for each thing, as it is at the end of the time range; rows of several queries meet by equal labels.
+
+    With `points`, `$__interval` is the time range divided by them.
+    """
     defaults = _defaults("none", empty, NEUTRAL, None, None, None)
     defaults["custom"] = {
         "align": "auto",
@@ -409,6 +413,8 @@ def table(
     }
     made = _panel("table", title, queries, about, w, h, defaults, overrides, options)
     made.body["transformations"] = transformations
+    if points:
+        made.body["maxDataPoints"] = points
     return made
 
 

@@ -229,7 +229,7 @@ def _slow() -> tuple[Panel, ...]:
             "Every rank with its machine, the slowest first",
             rows(SCORE_AT),
             rows("max by (instance, rank) (training_rank_compute_seconds{@run} > 0)"),
-            rows(f"avg_over_time((({SCORE_AT}) < bool 0.9)[$__range:15s])"),
+            rows(f"avg_over_time((({SCORE_AT}) < bool 0.9)[$__range:$__interval])"),
             rows(
                 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
             ),
@@ -272,6 +272,7 @@ def _slow() -> tuple[Panel, ...]:
             ),
             sort="Speed",
             descending=False,
+            points=100,
             h=11,
             about=About(
                 "The slowest first, with node and GPU. Where the driver does not say which process holds a GPU, the GPU is "

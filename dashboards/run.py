@@ -393,7 +393,7 @@ def _learning() -> tuple[Panel, ...]:
         lines(
             "Skipped steps",
             Query(
-                events("training_skipped_steps_total{@run}", "reason"),
+                events("training_skipped_steps_total{@run}", "reason", born=True),
                 "{{reason}}",
             ),
             unit="none",

@@ -157,7 +157,7 @@ class Cluster:
             replay = node.replay
             if isinstance(replay, dict):
                 path = directory / "machine.yaml"
-                path.write_text(yaml.safe_dump(replay, sort_keys=False), encoding="utf-8")
+                path.write_text(json.dumps(replay), encoding="utf-8")  # which is YAML, without aliases
                 replay = str(path)
             configuration: dict[str, Any] = {
                 "feed": {"dir": str(directory / "feed")},

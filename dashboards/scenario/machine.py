@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def h100(
     machine["gpus"] = []
     for place in range(GPUS):
         kind = f"h100-{place}"
-        machine["models"][kind] = copy.deepcopy(model) | {
+        machine["models"][kind] = model | {
             "load": {"steps": STEADY if steady else _load(timeline, place * AHEAD_SECONDS), "ripple": 0.04}
         }
         machine["gpus"].append(
