@@ -212,7 +212,7 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
         from exporter.training.saves import Save
 
         gc.collect()
-        kept = sum(isinstance(each, Save) for each in gc.get_objects())
+        kept = sum(type(each) is Save for each in gc.get_objects())
         training.on_save_checkpoint_success(0)
         training.on_save_checkpoint_success(1499)
 

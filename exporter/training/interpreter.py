@@ -14,7 +14,7 @@ from exporter.recording.marks import Track
 from exporter.recording.notices import tell_once
 from exporter.training import kinds
 from exporter.training.calls import Began, Call, Ended
-from exporter.training.events import ErrorEvent, Event
+from exporter.training.events import Event
 from exporter.training.hot import Told
 from exporter.training.job import Job
 from exporter.training.kinds import (
@@ -33,11 +33,13 @@ from exporter.training.kinds import (
     VALUES,
     Kind,
 )
+from exporter.training.names import StandardTrainingJobEventName
 from exporter.training.opened import Open, Stack
 from exporter.training.phases import PhaseClock
+from exporter.training.records import Records
 from exporter.training.runs import BEGIN_CODE, Plan, Runs
-from exporter.training.spans import Span
-from exporter.training.types import Attribute, Attributes, TracingTimestamp, shown
+from exporter.training.tree import Tree
+from exporter.training.types import Attributes, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,21 +69,17 @@ class Interpreter:
         misuse: Takes what cannot be meant so.
 
     Attributes:
-        main_thread: The thread that made the first mark; its time is what phases divide.
+        tree: What is open.
+        records: The way to the exporters.
         now: Time of the latest mark.
-        offset: Of the wall clock from the monotonic one, at present.
-        started: Whether any mark was interpreted.
     """
 
     def __init__(self, job: Job, clock: PhaseClock, misuse: Misuse) -> None:
         self.job = job
         self.clock = clock
         self.misuse = misuse
-        self.main_thread: int | None = None
-        self.offset = 0.0
-        self.started = False
-        self._stacks: list[Stack] = []
-        self._wanted: dict[Kind, bool] = {}
+        self.tree = Tree()
+        self.records = Records()
         self._runs = Runs(self)
         self.now = clock.last
         self._numbers_of: dict[int, tuple[str, str]] = {
@@ -92,7 +90,7 @@ class Interpreter:
 
     def configure(self, configured: Configured | None) -> None:
         """Take what the job has configured."""
-        self._wanted.clear()
+        self.records.send_to(None if configured is None else configured.sink)
         self.job.configured = configured
 
     def reset(self, now: float) -> None:
@@ -113,7 +111,7 @@ class Interpreter:
         Returns:
             How many items were interpreted.
         """
-        stack = self.stack_of(track)
+        stack = self.tree.stack_of(track)
         try:
             codes = bytes(items[::2])
         except ValueError:  # kinds beyond the first few of the job's own
@@ -138,7 +136,7 @@ class Interpreter:
 
     def take_one(self, track: Track, code: int, value: Any) -> None:
         """Interpret one mark of a track."""
-        self._safely(self.stack_of(track), code, value)
+        self._safely(self.tree.stack_of(track), code, value)
 
     def _safely(self, stack: Stack, code: int, value: Any) -> None:
         """Interpret one mark; a defect of ours costs this one, not those after it."""
@@ -174,24 +172,6 @@ class Interpreter:
             if block.phase in kinds.WAITS and block.enter < plan.end
         ]
         self.job.looping.fold(durations[0], waits, work, finished, self)
-
-    def stack_of(self, track: Track) -> Stack:
-        """Give the open spans of a track."""
-        stack: Stack | None = track.state
-        if stack is None:
-            if self.main_thread is None:
-                self.main_thread = track.thread
-            parent = None if track.parent is None else self.stack_of(track.parent)
-            stack = track.state = Stack(parent, main=track.thread == self.main_thread)
-            self._stacks.append(stack)
-            self.started = True
-        return stack
-
-    def forget(self, track: Track) -> None:
-        """Let go of a track whose thread has ended, once nothing is open in it."""
-        stack = track.state
-        if stack is not None and not stack.opens and stack in self._stacks:
-            self._stacks.remove(stack)
 
     def mark(self, stack: Stack, code: int, value: Any) -> None:
         """Interpret one mark."""
@@ -235,11 +215,11 @@ class Interpreter:
         self.now = mark.time
         at = mark.at.perf_counter_seconds
         if mark.span is not None and not mark.entered:
-            found = self.open_of(mark.span)
+            found = self.tree.open_of(mark.span)
             if found is None:
                 self.job.rule(mark.name, "S5", f"a span that is open, not {mark.span.name_str}")
             else:
-                self._end(found[0], found[1], at, mark)
+                self._end(found, at, mark)
         elif mark.entered:
             self._leave(stack, kind, at, mark, failed=mark.failure is not None)
         else:
@@ -260,22 +240,16 @@ class Interpreter:
             if opened.known:
                 self.job.rule(kind.call, kind.end_rule, "to be ended once")
             return
-        self._end(stack, opened, at, mark, failed=failed)
+        self._end(opened, at, mark, failed=failed)
 
     def _end_named(self, stack: Stack, kind: Kind, at: float, mark: Ended | None) -> None:
         """End the span of a kind that is open, in this thread or else in another."""
-        opened, owner = stack.latest(kind), stack
-        if opened is None:
-            for other in self._stacks:
-                opened = other.latest(kind)
-                if opened is not None:
-                    owner = other
-                    break
+        opened = stack.latest(kind) or self.tree.find(kind)
         if opened is None:
             call = kind.end if mark is None else mark.name
             self.job.rule(call, kind.end_rule, f"{kind.begin} before it")
             return
-        self._end(owner, opened, at, mark)
+        self._end(opened, at, mark)
 
     def _begin(
         self, stack: Stack, kind: Kind, at: float, call: str, mark: Began | None = None
@@ -284,7 +258,7 @@ class Interpreter:
         job = self.job
         earlier = stack.single.get(kind) if kind.single else None
         if earlier is None and kind in _ONE_OF_A_PROCESS:
-            earlier = self._anywhere(kind)
+            earlier = self.tree.find(kind)
         if earlier is not None:
             if not job.tells or earlier.known:
                 job.rule(call, kind.rule, f"the {kind.call} that is open to end before")
@@ -298,30 +272,19 @@ class Interpreter:
             if refusal is not None:
                 job.wrong(call, *refusal)
                 return None
+        self.tree.begins_in(stack)
         opened = Open(kind, at, stack, known=job.tells)
         opened.parent = stack.innermost()
         if mark is not None:
             opened.span = mark.span
             if mark.span.parent_span is None and opened.known:
-                mark.span.set_parent(self._parent_span(opened))
-        elif job.tells and self.wants(kind):
-            opened.span = self._span(opened)
+                mark.span.set_parent(self.records.parent_span(opened))
+        elif job.tells and self.records.wants(kind):
+            self.records.span(opened)
         stack.add(opened)
         self._begin_phase(stack, opened, mark)
         job.begins(opened, mark, self)
         return opened
-
-    def _span(self, opened: Open) -> Span:
-        """Give the span of what is open, made when somebody asks for it."""
-        if opened.span is None:
-            start = TracingTimestamp(opened.began + self.offset, opened.began)
-            opened.span = Span.create(opened.kind.name, self._parent_span(opened), None, None, start)
-        return opened.span
-
-    def _parent_span(self, opened: Open) -> Span | None:
-        """Give the span around; what began before the configuration is none."""
-        parent = opened.parent
-        return None if parent is None or not parent.known else self._span(parent)
 
     def _begin_phase(self, stack: Stack, opened: Open, mark: Began | None) -> None:
         if not stack.main:
@@ -331,75 +294,46 @@ class Interpreter:
         phase = self.job.phase_of(opened, mark)
         if phase is not None:
             opened.entry = self.clock.begin(phase, self.now)
-        if opened.kind is kinds.TRAINING_ITERATION:
+        if opened.kind is kinds.TRAINING_ITERATION and self.job.looping.iteration is None:
             opened.work = self.clock.work
             opened.waits = self.clock.waits
 
-    def _end(
-        self, stack: Stack, opened: Open, at: float, mark: Ended | None, *, failed: bool = False
-    ) -> None:
+    def _end(self, opened: Open, at: float, mark: Ended | None, *, failed: bool = False) -> None:
         """End a span."""
-        stack.remove(opened)
+        opened.stack.remove(opened)
         if opened.entry is not None:
             self.clock.end(opened.entry, self.now)
         elif opened.work is not None:
             self.clock.advance(self.now)
         self.job.ends(opened, at, mark, self, failed=failed)
-        self.stop(opened, at, mark)
-
-    def stop(self, opened: Open, at: float, mark: Ended | None = None) -> None:
-        """Stop the span of what has ended, and tell it."""
-        span = opened.span
-        if span is None:
-            return
-        attributes = None if mark is None else mark.attributes
-        when = TracingTimestamp(at + self.offset, at) if mark is None else mark.at
-        span.stop(attributes, when)
-        if opened.recorded:
-            self.job.sink.stop(span)
+        self.records.stop(opened, at, mark)
 
     # What else happens -----------------------------------------------------------------------------------
 
     def _called(self, call: Call) -> None:
         if call.name in {"add_event", "span_event", "span_error"}:
-            self._tell_event(call)
+            opened = self.tree.open_of(call.values["span"])
+            if opened is None:
+                self.job.rule(call.name, "stopped_span", "a span that is open")
+            else:
+                self.records.pass_on(opened, call)
         elif call.name == "configured":
             self.configure(call.values["configured"])
         else:
             self.job.called(call, self)
-
-    def _tell_event(self, call: Call) -> None:
-        span, event = call.values["span"], call.values["event"]
-        found = self.open_of(span)
-        if found is None or not found[1].recorded:
-            if found is None and self.job.tells:
-                self.job.rule(call.name, "stopped_span", "a span that is open")
-            return
-        if isinstance(event, ErrorEvent):
-            self.job.sink.error(span, event)
-        else:
-            self.job.sink.event(span, event)
 
     def _told(self, stack: Stack, kind: Kind, told: Told) -> None:
         """Take what the job says of a short block."""
         opened = stack.latest(kind)
         if opened is None:
             self.job.rule(kind.call, "stopped_span", "attributes and events while it is open")
-            return
-        span, item = self._span(opened), told.item
-        if isinstance(item, Attribute):
-            span.add_attribute(item.name, item.value)
-        elif isinstance(item, Attributes):
-            span.add_attributes(item)
         else:
-            span.keep(item)
-            if opened.recorded:
-                self.job.sink.event(span, item)
+            self.records.tell(opened, told)
 
     def dropped(self, track: Track, number: int) -> None:
         """Begin anew after marks were dropped: what was open in that thread may have ended."""
         self.misuse.count("marks", "dropped", f"fewer of them: {number} were dropped")
-        stack = self.stack_of(track)
+        stack = self.tree.stack_of(track)
         for opened in reversed([each for each in stack.opens if each.kind.single]):
             if opened.kind not in _ONE_OF_A_PROCESS:
                 self._discard(opened)
@@ -411,89 +345,22 @@ class Interpreter:
         if opened.entry is not None:
             self.clock.end(opened.entry, self.now)
 
-    # The tree --------------------------------------------------------------------------------------------
+    # What the job asks -----------------------------------------------------------------------------------
 
-    def record(self, opened: Open) -> None:
-        """Tell the exporters that a span has begun, if anybody wants it."""
-        if opened.known and self.wants(opened.kind, opened.span):
-            opened.recorded = True
-            self.job.sink.start(self._span(opened))
-
-    def event(self, opened: Open, event: Event) -> None:
-        """Tell an event of what is open."""
-        if not opened.known:
-            return
-        span = self._span(opened)
-        span.keep(event)
-        if opened.recorded:
-            self.job.sink.event(span, event)
-
-    def moment(self) -> TracingTimestamp:
-        """Give the time of the present mark."""
-        return TracingTimestamp(self.now + self.offset, self.now)
-
-    def wall(self, at: float) -> float:
-        """Turn a monotonic time into Unix time."""
-        return at + self.offset
-
-    def find(self, kind: Kind, stack: Stack | None = None) -> Open | None:
-        """Give the open span of a kind, of a thread first."""
-        found = None if stack is None else stack.latest(kind)
-        return found or self._anywhere(kind)
-
-    def open_spans(self) -> list[Open]:
-        """Give all that is open, in the order of its begins."""
-        return sorted((opened for stack in self._stacks for opened in stack.opens), key=_order_of)
-
-    def open_of(self, span: Span) -> tuple[Stack, Open] | None:
-        """Find a span that is open."""
-        for stack in self._stacks:
-            for opened in stack.opens:
-                if opened.span is span:
-                    return stack, opened
-        return None
-
-    def span_of(self, track: Track, kind: Kind) -> Span | None:
-        """Give the span of the innermost open block of a kind."""
-        opened = None if track.state is None else track.state.latest(kind)
-        return None if opened is None else self._span(opened)
+    def event(self, opened: Open, name: StandardTrainingJobEventName, attributes: Attributes) -> None:
+        """Tell an event of what is open, now."""
+        self.records.event(opened, Event.create(name, attributes, self.records.moment(self.now)))
 
     def close_all(self, at: float) -> None:
         """End what is open when the application ends, the innermost first; of an iteration, nothing is counted."""
-        for opened in reversed(self.open_spans()):
+        for opened in reversed(self.tree.all()):
             if opened.kind is kinds.APPLICATION or not opened.known:
                 continue
             opened.stack.remove(opened)
             if opened.entry is not None:
                 self.clock.end(opened.entry, self.now)
             self.job.cut_short(opened, self)
-            if opened.span is not None:
-                text = f"{opened.span.name_str} was open when the application ended"
-                error = ErrorEvent.create(text, timestamp=TracingTimestamp(at + self.offset, at))
-                opened.span.keep(error)
-                if opened.recorded:
-                    self.job.sink.error(opened.span, error)
-                self.stop(opened, at)
-
-    def _anywhere(self, kind: Kind) -> Open | None:
-        for stack in self._stacks:
-            found = stack.latest(kind)
-            if found is not None:
-                return found
-        return None
-
-    def wants(self, kind: Kind, span: Span | None = None) -> bool:
-        """Whether the exporters take spans of a kind, or one span."""
-        if span is not None and span.name != kind.name:
-            return self.job.sink.wants(span.name)
-        wanted = self._wanted.get(kind)
-        if wanted is None:
-            wanted = self._wanted[kind] = self.job.sink.wants(kind.name)
-        return wanted
+            self.records.cut_short(opened, at)
 
 
 _ONE_OF_A_PROCESS = frozenset({kinds.APPLICATION, kinds.TRAINING_LOOP})
-
-
-def _order_of(opened: Open) -> int:
-    return opened.number

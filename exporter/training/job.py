@@ -16,7 +16,6 @@ from exporter.training.attributes import (
     TrainingTelemetryAttributes,
 )
 from exporter.training.calls import Began, Call, Ended
-from exporter.training.delivery import Sink
 from exporter.training.events import Event
 from exporter.training.facts import Facts
 from exporter.training.looping import Looping
@@ -26,7 +25,7 @@ from exporter.training.opened import Open
 from exporter.training.progress import Progress
 from exporter.training.saving import Saving
 from exporter.training.series import Families
-from exporter.training.types import Attributes, TracingTimestamp, shown
+from exporter.training.types import Attributes, shown
 from exporter.training.work import Work
 from exporter.version import __version__
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     Refusal: TypeAlias = tuple[str, str]
 
-_NOBODY = Sink(())
 _EVENTS = StandardTrainingJobEventName
 _NAMED = frozenset({"perf_tag", "global_batch_size", "log_every_n_train_iterations", "custom_metadata"})
 _OFTEN = 50
@@ -95,11 +93,6 @@ class Job:
         return self.configured is not None and self.configured.training is not None
 
     @property
-    def sink(self) -> Sink:
-        """Takes the records."""
-        return _NOBODY if self.configured is None else self.configured.sink
-
-    @property
     def every(self) -> int:
         """Iterations between two updates."""
         if self.configured is None or self.configured.training is None:
@@ -151,7 +144,7 @@ class Job:
             self.looping.begin_iteration(opened)
         if mark is None:
             if opened.span is not None:
-                by.record(opened)
+                by.records.start(opened)
             return
         if kind is kinds.APPLICATION:
             self._begin_application(opened, mark, by)
@@ -169,7 +162,7 @@ class Job:
                 return  # saves are switched off
         if attributes is not None and opened.span is not None:
             opened.span.set_initial_attributes(attributes)
-        by.record(opened)
+        by.records.start(opened)
 
     def _begin_application(self, opened: Open, mark: Began, by: Interpreter) -> None:
         if self.closed:
@@ -178,7 +171,7 @@ class Job:
             self.saving.renew()
         self.finished = False
         self.failure = ""
-        by.record(opened)
+        by.records.start(opened)
         if self.configured is None:
             return
         settings = self.configured.settings
@@ -195,12 +188,10 @@ class Job:
             rank=identity().rank or 0,
             custom_metadata=settings.custom_metadata,
         )
-        by.event(opened, Event.create(_EVENTS.ONE_LOGGER_INITIALIZATION, attributes, mark.at))
-        self._announce(opened, mark.values.get("training"), TracingTimestamp(mark.wall, mark.time), by)
+        by.records.event(opened, Event.create(_EVENTS.ONE_LOGGER_INITIALIZATION, attributes, mark.at))
+        self._announce(opened, mark.values.get("training"), by)
 
-    def _announce(
-        self, opened: Open, values: Mapping[str, Any] | None, at: TracingTimestamp, by: Interpreter
-    ) -> None:
+    def _announce(self, opened: Open, values: Mapping[str, Any] | None, by: Interpreter) -> None:
         """Tell the configuration of the training."""
         if self.configured is None or self.configured.training is None or not values:
             return
@@ -215,7 +206,7 @@ class Job:
             custom_metadata=training.custom_metadata,
             **{name: value for name, value in values.items() if name not in _NAMED},
         )
-        by.event(opened, Event.create(_EVENTS.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes, at))
+        by.event(opened, _EVENTS.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
 
     # Ends ------------------------------------------------------------------------------------------------
 
@@ -228,10 +219,10 @@ class Job:
             self._end_batch(opened, at, failed=failed)
         elif kind is kinds.VALIDATION_LOOP:
             attributes: Attributes = looping.figures.validation_update()
-            by.event(opened, Event.create(_EVENTS.VALIDATION_METRICS_UPDATE, attributes, by.moment()))
+            by.event(opened, _EVENTS.VALIDATION_METRICS_UPDATE, attributes)
         elif kind is kinds.TESTING_LOOP:
             attributes = looping.figures.testing_update()
-            by.event(opened, Event.create(_EVENTS.TESTING_METRICS_UPDATE, attributes, by.moment()))
+            by.event(opened, _EVENTS.TESTING_METRICS_UPDATE, attributes)
         elif kind is kinds.CHECKPOINT_SAVE:
             entered = mark is not None and mark.entered
             self.saving.end(opened, at, by, entered=entered, failed=failed)
@@ -295,9 +286,9 @@ class Job:
             seconds = max(values["seconds"], 0.0)
             self._families.counter("training.background", "seconds", task=task[:100]).add(seconds)
         elif call.name == "set_training_telemetry_config":
-            application = by.find(kinds.APPLICATION)
+            application = by.tree.find(kinds.APPLICATION)
             if application is not None and application.known:
-                self._announce(application, values["training"], by.moment(), by)
+                self._announce(application, values["training"], by)
         if wrong is not None:
             self.wrong(call.name, "value", wrong)
 

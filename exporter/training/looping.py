@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exporter.training.events import Event
 from exporter.training.loops import Loop
 from exporter.training.names import StandardTrainingJobEventName
 from exporter.training.opened import Open
@@ -87,14 +86,12 @@ class Looping:
         self._progress.settle()
         opened, self.open = self.open, None
         if opened is not None and self.figures.pending:
-            by.event(
-                opened, Event.create(_EVENTS.TRAINING_METRICS_UPDATE, self.figures.update(), by.moment())
-            )
+            by.event(opened, _EVENTS.TRAINING_METRICS_UPDATE, self.figures.update())
 
     def begin_iteration(self, opened: Open) -> None:
         """Begin an iteration."""
         self._progress.settle()
-        if opened.stack.main:
+        if opened.stack.main and self.iteration is None:
             self.iteration = opened
 
     def end_iteration(self, opened: Open, at: float, by: Interpreter, *, failed: bool) -> None:
@@ -141,15 +138,15 @@ class Looping:
             return
         loop = self.loop
         if loop is None:
-            loop = self._enter(0 if number is None else max(number - 1, 0), None, by.wall(at), {})
+            loop = self._enter(0 if number is None else max(number - 1, 0), None, by.records.wall(at), {})
         if number is not None:
             loop.completed = number - 1
-        samples, tokens = loop.complete(seconds, by.wall(at), job.facts.world_size)
+        samples, tokens = loop.complete(seconds, by.records.wall(at), job.facts.world_size)
         ranks = job.facts.world_size or 1
         self._progress.owe(samples / ranks, None if tokens is None else tokens / ranks)
         self._work.done(loop.number, loop.completed - 1, loop.completed - 1, work)
         if self.open is not None and loop.completed % job.every == 0:
-            by.event(self.open, Event.create(_EVENTS.TRAINING_METRICS_UPDATE, loop.update(), by.moment()))
+            by.event(self.open, _EVENTS.TRAINING_METRICS_UPDATE, loop.update())
 
     def fold(
         self,
@@ -173,13 +170,13 @@ class Looping:
         self._last_step, self._last_work = finished[-1], _worked(by)
         first = loop.completed
         samples, tokens = loop.complete_all(
-            durations, by.wall(finished[0]), by.wall(finished[-1]), job.facts.world_size
+            durations, by.records.wall(finished[0]), by.records.wall(finished[-1]), job.facts.world_size
         )
         ranks = job.facts.world_size or 1
         self._progress.owe(samples / ranks, None if tokens is None else tokens / ranks, times=count)
         self._work.done(loop.number, first, loop.completed - 1, work)
         if self.open is not None and loop.completed % job.every == 0:
-            by.event(self.open, Event.create(_EVENTS.TRAINING_METRICS_UPDATE, loop.update(), by.moment()))
+            by.event(self.open, _EVENTS.TRAINING_METRICS_UPDATE, loop.update())
 
     def told(self, values: Mapping[str, Any], at: float, by: Interpreter) -> str | None:
         """Take the job's word that a step has just ended.

@@ -129,7 +129,7 @@ class Loop:
         return TrainingLoopAttributes.create(
             train_iterations_start=self.start,
             train_samples_start=self.samples_start,
-            train_tokens_target=length * samples_target if length and samples_target is not None else None,
+            train_tokens_target=length * samples_target if length and samples_target else None,
             completed_floating_point_operations_overall=self._overall,
             train_iterations_target=self.target,
             train_samples_target=samples_target,

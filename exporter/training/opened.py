@@ -74,19 +74,21 @@ class Stack:
 
     Args:
         parent: Of the code that started the task.
-        main: Whether its time is what phases divide.
+        thread: Identifier of the thread.
 
     Attributes:
+        main: Whether its time is what phases divide.
         opens: In the order of their begins.
         single: Those of kinds of which one may be open.
         blocks: What was entered and not left, in order; without a span where it was refused.
     """
 
-    __slots__ = ("parent", "main", "opens", "single", "blocks")
+    __slots__ = ("parent", "thread", "main", "opens", "single", "blocks")
 
-    def __init__(self, parent: Stack | None, *, main: bool) -> None:
+    def __init__(self, parent: Stack | None, thread: int) -> None:
         self.parent = parent
-        self.main = main
+        self.thread = thread
+        self.main = False
         self.opens: list[Open] = []
         self.single: dict[Kind, Open] = {}
         self.blocks: list[tuple[Kind, Open | None]] = []

@@ -18,9 +18,9 @@ def read(interpreter: Interpreter) -> TrainingReading:
     return TrainingReading(
         facts=job.facts.pairs(),
         phase=clock.active,
-        phase_since=interpreter.wall(clock.since),
+        phase_since=interpreter.records.wall(clock.since),
         phases={phase: seconds for phase, seconds in clock.seconds.items() if seconds},
-        last_progress=None if progress.last is None else interpreter.wall(progress.last),
+        last_progress=None if progress.last is None else interpreter.records.wall(progress.last),
         first_step=looping.first_step,
         loop=looping.count,
         step=None if looping.loop is None else looping.loop.completed,

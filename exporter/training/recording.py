@@ -93,7 +93,7 @@ class TrainingRecording:
 
     def since(self, began: float) -> None:
         """Say at which Unix time the recording of the process began; its first phase begins then."""
-        if not self._interpreter.started:
+        if not self._interpreter.tree.started:
             self._begin(monotonic() - max(time() - began, 0.0))
 
     def in_use(self) -> bool:
@@ -126,10 +126,10 @@ class TrainingRecording:
         """Read all families, with the time up to now."""
         with self._lock:
             interpreter = self._interpreter
-            if interpreter.started:
+            if interpreter.tree.started:
                 interpreter.clock.advance(monotonic())
-                interpreter.clock.publish(interpreter.offset)
-                interpreter.job.progress.publish(interpreter.offset)
+                interpreter.clock.publish(interpreter.records.offset)
+                interpreter.job.progress.publish(interpreter.records.offset)
                 interpreter.job.looping.publish()
             elif not self._misuse.latest:
                 return ()
@@ -138,7 +138,7 @@ class TrainingRecording:
     def reading(self) -> TrainingReading | None:
         """Tell what the families do not; None while nothing was told."""
         with self._lock:
-            return read(self._interpreter) if self._interpreter.started else None
+            return read(self._interpreter) if self._interpreter.tree.started else None
 
     def collect(self) -> None:
         """Take the values of the calling thread's tensors that have arrived."""
@@ -189,7 +189,7 @@ class TrainingRecording:
             Whether there are more.
         """
         interpreter = self._interpreter
-        interpreter.offset = time() - monotonic()
+        interpreter.records.offset = time() - monotonic()
         self._misuse.settle()
         busy = [track for track in hot.TRACKS.all() if track.buffer or track.waiting]
         for track in busy:
@@ -215,7 +215,7 @@ class TrainingRecording:
             return bool(marks) and interpreter.now < until
         for track in hot.TRACKS.forget_ended():
             self._known_drops.pop(track, None)
-            interpreter.forget(track)
+            interpreter.tree.forget(track)
         return False
 
     def _try(self) -> bool:
@@ -267,7 +267,8 @@ class TrainingRecording:
     def _span_of(self, track: Track, kind: Kind) -> Span | None:
         """Give the span of an open block, as far as it is known by now."""
         self._try()
-        return self._interpreter.span_of(track, kind)
+        opened = None if track.state is None else track.state.latest(kind)
+        return None if opened is None else self._interpreter.records.span(opened)
 
     def _report(self, call: str, rule: str, expected: str) -> None:
         self._misuse.report(call, rule, expected)
@@ -360,7 +361,7 @@ class TrainingRecording:
         """Give those of a name that have not ended."""
         self._try()
         text = name_of(name)
-        found = [opened.span for opened in self._interpreter.open_spans()]
+        found = [opened.span for opened in self._interpreter.tree.all()]
         return [span for span in found if span is not None and span.name_str == text]
 
 

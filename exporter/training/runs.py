@@ -178,7 +178,7 @@ class Runs:
             return False
         if job.tells and (not job.trains or job.looping.open is None):
             return False
-        return job.looping.loop is not None and not any(by.wants(kind) for kind in plan.used)
+        return job.looping.loop is not None and not any(by.records.wants(kind) for kind in plan.used)
 
     def _fold(self, plan: Plan, items: list[Any], start: int, stride: int, count: int) -> int:
         """Add up as many iterations as lie in one bin of the timeline and before one update.

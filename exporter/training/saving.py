@@ -89,9 +89,9 @@ class Saving:
             return
         step = call.values["global_step"]
         save = self._saves.pending(step)
-        opened = by.find(kinds.CHECKPOINT_SAVE)
+        opened = by.tree.find(kinds.CHECKPOINT_SAVE)
         asynchronous = call.values["strategy"] is CheckPointStrategy.ASYNC
-        holder = by.find(kinds.APPLICATION) if asynchronous else opened
+        holder = by.tree.find(kinds.APPLICATION) if asynchronous else opened
         if job.tells and (holder is None or not holder.known):
             what = "the application to run" if asynchronous else "on_save_checkpoint_start before it"
             job.rule(call.name, "S5", what)
@@ -115,13 +115,13 @@ class Saving:
             if save.confirmed:
                 self._job.rule("checkpoint_save", "unknown_step", "no success of its own inside the block")
             else:
-                self._confirm(save, opened, at, by.wall(at), None, by)
+                self._confirm(save, opened, at, by.records.wall(at), None, by)
         seconds = max(at - opened.began, 0.0)
         self._families.blocked(save.strategy.value, seconds)
         if not save.confirmed and (failed or save.strategy is CheckPointStrategy.SYNC):
             self.fail(opened)
         attributes = self._saves.end(save, seconds)
-        by.event(opened, Event.create(_EVENTS.SYNC_CHECKPOINT_METRICS_UPDATE, attributes, by.moment()))
+        by.event(opened, _EVENTS.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
     def fail(self, opened: Open) -> None:
         """Note that a save has failed."""
@@ -154,7 +154,7 @@ class Saving:
         if not values["ok"]:
             self._families.failed(kind)
             return None
-        self._families.succeeded(kind, step, at, by.wall(at), numbers["seconds"], numbers["bytes"])
+        self._families.succeeded(kind, step, at, by.records.wall(at), numbers["seconds"], numbers["bytes"])
         if kind != "local":
             self._work.commit_steps(step)
         return None
@@ -166,4 +166,5 @@ class Saving:
         save.commit()
         self._families.succeeded(save.strategy.value, save.step, at, wall, max(at - save.began, 0.0))
         if holder is not None:
-            by.event(holder, Event.create(_EVENTS.SAVE_CHECKPOINT_SUCCESS, attributes, moment or by.moment()))
+            at_ = moment or by.records.moment(by.now)
+            by.records.event(holder, Event.create(_EVENTS.SAVE_CHECKPOINT_SUCCESS, attributes, at_))
