@@ -12,6 +12,7 @@ import os
 import threading
 from abc import abstractmethod
 from math import isfinite
+from time import monotonic
 
 from exporter.errors import ExportError
 from exporter.recording.identity import identity
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+KNOWN_SECONDS = 1.0
+
+
 class BaseJsonExporter(BaseExporter):
     """Makes the records; a class that derives from it says where they go, by `_write`."""
 
@@ -38,6 +42,8 @@ class BaseJsonExporter(BaseExporter):
         )  # for those that derive from it and are used by hand, from several threads
         self._pid = os.getpid()
         self._last_start_span: Span | None = None
+        self._who: dict[str, Any] = {}
+        self._known_until = 0.0
 
     def initialize(self) -> None:
         """Be ready."""
@@ -139,8 +145,20 @@ class BaseJsonExporter(BaseExporter):
         with self._lock:
             json_dict["count"] = self._record_count + 1
             json_dict["pid"] = self._pid
-            self._write(json_dict | whose())
+            self._write(json_dict | self._whose())
             self._record_count += 1  # a record that is offered again keeps its number
+
+    def _whose(self) -> dict[str, Any]:
+        """Say whose a record is: the application, if the provider was told, the rank and the node."""
+        now = monotonic()
+        if now >= self._known_until:  # asking the environment for each record would be a third of its cost
+            who = identity()
+            self._who = {"rank": who.rank, "node_name": who.node}
+            self._known_until = now + KNOWN_SECONDS
+        configured = current()
+        if configured is None:
+            return self._who
+        return self._who | {"application_name": configured.settings.application_name}
 
     def _event_data_to_json(self, event: Event) -> dict[str, Any]:
         return {"name": event.name_str, "attributes": self._attributes_to_json(event.attributes)}
@@ -148,16 +166,6 @@ class BaseJsonExporter(BaseExporter):
     @staticmethod
     def _attributes_to_json(attributes: Attributes) -> dict[str, Any]:
         return {name: finite(attribute.value) for name, attribute in attributes.copied().items()}
-
-
-def whose() -> dict[str, Any]:
-    """Say whose a record is: the application, if the provider was told, the rank and the node."""
-    who = identity()
-    told: dict[str, Any] = {"rank": who.rank, "node_name": who.node}
-    configured = current()
-    if configured is not None:
-        told["application_name"] = configured.settings.application_name
-    return told
 
 
 def finite(value: Any) -> Any:
