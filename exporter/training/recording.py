@@ -47,8 +47,9 @@ MIXED_ITEMS = 256
 """Items drained of each thread at once, where several mark at the same time."""
 HELP_ITEMS = 1024
 """Items that a thread which makes a rare call interprets at most."""
-STRICT_SECONDS = 1.0
-"""The longest that a call waits whose misuse is to be raised."""
+PATIENCE_SECONDS = 1.0
+"""The longest that the recording thread waits for a job's thread which interprets, and a call whose misuse is to be
+raised for the recording thread."""
 EXIT_SECONDS = 2.0
 _STANDARD = {str(kind.name): kind for kind in kinds.KINDS} | {
     str(kinds.SAVE_NAMES["async"]): kinds.CHECKPOINT_SAVE
@@ -78,6 +79,8 @@ class TrainingRecording:
         job = Job(self._families, self._misuse)
         self._interpreter = Interpreter(job, PhaseClock(self._families, began), self._misuse)
         self._known_drops: dict[Track, int] = {}
+        self._read: Sequence[StatReading] = ()
+        self._told: TrainingReading | None = None
 
     # What the recorder asks ------------------------------------------------------------------------------
 
@@ -107,13 +110,12 @@ class TrainingRecording:
             give_way: Called between two pieces.
         """
         until = monotonic()
-        while True:
-            with self._lock:
-                self._owner = threading.get_ident()
+        more = True
+        while more and self._acquire(PATIENCE_SECONDS):
+            try:
                 more = self._piece(SLICE_SECONDS, until)
-                self._owner = None
-            if not more:
-                return
+            finally:
+                self._release()
             give_way()
 
     def tick(self, give_way: Callable[[], None] = lambda: None) -> None:
@@ -124,21 +126,31 @@ class TrainingRecording:
 
     def series(self) -> Sequence[StatReading]:
         """Read all families, with the time up to now."""
-        with self._lock:
+        if not self._acquire(PATIENCE_SECONDS):
+            return self._read
+        try:
             interpreter = self._interpreter
             if interpreter.tree.started:
                 interpreter.clock.advance(monotonic())
                 interpreter.clock.publish(interpreter.records.offset)
                 interpreter.job.progress.publish(interpreter.records.offset)
                 interpreter.job.looping.publish()
-            elif not self._misuse.latest:
-                return ()
-            return self._families.readings()
+            if interpreter.tree.started or self._misuse.latest:
+                self._read = tuple(self._families.readings())
+            return self._read
+        finally:
+            self._release()
 
     def reading(self) -> TrainingReading | None:
         """Tell what the families do not; None while nothing was told."""
-        with self._lock:
-            return read(self._interpreter) if self._interpreter.tree.started else None
+        if not self._interpreter.tree.started:
+            return None
+        if self._acquire(PATIENCE_SECONDS):
+            try:
+                self._told = read(self._interpreter)
+            finally:
+                self._release()
+        return self._told
 
     def collect(self) -> None:
         """Take the values of the calling thread's tensors that have arrived."""
@@ -150,19 +162,23 @@ class TrainingRecording:
 
     def close(self) -> None:
         """Give the exporters of spans a bounded time to end."""
-        with self._lock:
-            self._interpreter.job.progress.settle()
         close_all(EXIT_SECONDS)
 
     def settle(self) -> None:
         """Count what may still be corrected; before the last reading."""
-        with self._lock:
-            self._interpreter.job.progress.settle()
+        if self._acquire(PATIENCE_SECONDS):
+            try:
+                self._interpreter.job.progress.settle()
+            finally:
+                self._release()
 
     def reset(self) -> None:
         """Count from zero; what is open stays open."""
-        with self._lock:
-            self._interpreter.reset(monotonic())
+        if self._acquire(PATIENCE_SECONDS):
+            try:
+                self._interpreter.reset(monotonic())
+            finally:
+                self._release()
 
     def after_fork(self) -> None:
         """In a forked child: forget what the parent recorded."""
@@ -177,6 +193,17 @@ class TrainingRecording:
         self._begin(monotonic())
 
     # What the job's threads do ---------------------------------------------------------------------------
+
+    def _acquire(self, seconds: float) -> bool:
+        """Become the one who interprets, within the time; never within itself, as a signal handler would be."""
+        if self._owner == threading.get_ident() or not self._lock.acquire(timeout=seconds):
+            return False
+        self._owner = threading.get_ident()
+        return True
+
+    def _release(self) -> None:
+        self._owner = None
+        self._lock.release()
 
     def _piece(self, seconds: float, until: float) -> bool:
         """Interpret some marks; by whoever holds the lock.
@@ -220,16 +247,14 @@ class TrainingRecording:
 
     def _try(self) -> bool:
         """Interpret all there is on this thread, if nobody else does."""
-        if not self._lock.acquire(blocking=False):
+        if not self._acquire(0):
             return False
         try:
-            self._owner = threading.get_ident()
             until = monotonic()
             while self._piece(inf, until):
                 pass
         finally:
-            self._owner = None
-            self._lock.release()
+            self._release()
         return True
 
     def _full(self, track: Track, failing: bool) -> None:  # as the hot path calls it
@@ -250,17 +275,15 @@ class TrainingRecording:
         Raises:
             OneLoggerError: A call since the last one cannot be meant so; not while the job's own exception passes.
         """
-        if self._owner == threading.get_ident() or not self._lock.acquire(timeout=STRICT_SECONDS):
+        if not self._acquire(PATIENCE_SECONDS):
             return
         try:
-            self._owner = threading.get_ident()
             while self._piece(inf, monotonic()):
                 pass
             problems = list(self._misuse.latest)
             self._misuse.latest.clear()
         finally:
-            self._owner = None
-            self._lock.release()
+            self._release()
         if problems and not failing:
             raise OneLoggerError(problems[0])
 
