@@ -142,6 +142,7 @@ def test_a_file_that_becomes_too_large_is_rotated_and_loses_nothing(tmp_path: Pa
     recorder = DefaultRecorder([FileExporter(path, max_bytes=2000, backups=100)])
     for _ in range(50):
         recorder.stop(recorder.start("work"))
+    assert recorder.sink.flush(SOON)
     recorder.close()
 
     files = list(tmp_path.iterdir())
@@ -198,6 +199,7 @@ def test_processes_that_share_a_file_write_whole_lines(tmp_path: Path) -> None:
         recorder = DefaultRecorder([FileExporter({str(tmp_path / "shared.json")!r})])
         for number in range(300):
             recorder.stop(recorder.start("work"))
+        assert recorder.sink.flush(30)
         recorder.close()
     """
     directories = [tmp_path / str(number) for number in range(3)]
