@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from exporter.bridges import (
     accelerate,
+    cuda_memory,
     elastic,
     keras,
     monitor,
@@ -27,6 +28,7 @@ BRIDGES: dict[str, Callable[[], None]] = {
     "elastic": elastic.install,
     "monitor": monitor.install,
     "wait_counters": wait_counters.install,
+    "cuda_memory": cuda_memory.install,
     "plain_torch": plain_torch.install,
     "transformers": transformers.install,
     "accelerate": accelerate.install,

@@ -293,7 +293,7 @@ GPU_MEMORY = FamilySpec(
     "training_gpu_memory_bytes",
     "gauge",
     "Memory of the GPU as torch's allocator sees it (state: allocated, reserved, peak_allocated, peak_reserved; peaks"
-    " since the job last reset them)" + _LIVES,
+    " since the job last reset them; uuid is unknown before torch 2.4)" + _LIVES,
     (*IDENTITY_LABELS, "gpu", "state", "uuid"),
     "bytes",
     "torch.cuda.memory_stats",
