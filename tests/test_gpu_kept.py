@@ -62,6 +62,21 @@ def test_energy_that_another_exporter_has_counted_is_not_counted_again(tmp_path:
         wait_until(lambda: sum(shown(gpus, ENERGY)) > again)
 
 
+def test_a_restart_beside_another_exporter_does_not_count_the_time_between(tmp_path: Path) -> None:
+    state = StateStore(tmp_path)
+    with kept(tmp_path, Pages(state)) as gpus:
+        wait_until(lambda: sum(shown(gpus, ENERGY)) > 5.0)
+        last = sum(shown(gpus, ENERGY))
+    time.sleep(1.0)  # 200 J, which the other one counts
+    counting = [False]
+    with kept(tmp_path, Pages(state), counts=lambda: counting[0]) as again:
+        wait_until(lambda: shown(again, BUSY))
+        counting[0] = True
+        wait_until(lambda: shown(again, ENERGY))
+
+        assert last <= sum(shown(again, ENERGY)) < last + 100.0
+
+
 def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tmp_path: Path) -> None:
     class Taken:
         """A page that another sidecar keeps for a while."""

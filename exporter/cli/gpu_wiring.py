@@ -17,7 +17,8 @@ from exporter.collectors.family import Collected
 from exporter.collectors.gpu import GpuCollector
 from exporter.collectors.gpu_counters import CounterTotal
 from exporter.collectors.gpu_power import ENERGY, ENERGY_READING
-from exporter.collectors.gpu_state import GpuEnergy, GpuProcess, GpuTotals
+from exporter.collectors.gpu_state import GpuTotals
+from exporter.collectors.gpu_values import GpuEnergy, GpuProcess
 from exporter.collectors.keeping import Keeper, Rows
 from exporter.errors import CollectError
 
@@ -83,10 +84,9 @@ class KeptGpus:
                 return Collected(())
             problems: list[tuple[str, str]] = []
             unsupported: list[str] = []
+            self._rests = not (self._gpus.apart or self._counts())
+            self._gpus.rest(rests=self._rests)
             self._open(problems, unsupported)
-            rested, self._rests = self._rests, not (self._gpus.apart or self._counts())
-            if rested or self._rests:
-                self._gpus.hold_energy(end=not self._rests)
             collected = self._gpus.collect()
             # Asked for after the families were made: what is saved is never less than what is shown.
             saved = self._save(self._gpus.totals(), problems)
@@ -150,6 +150,7 @@ class KeptGpus:
                     # It has counted from nothing: one that continues takes its place.
                     self._gpus.stop()
                     self._gpus, self._begun = self._make(), False
+                    self._gpus.rest(rests=self._rests)
                 self._gpus.restore(totals_of(self._rows, self._clock()))
         if not self._begun:
             self._begun = True

@@ -25,8 +25,9 @@ from exporter.collectors.gpu_counters import CounterTotal
 from exporter.collectors.gpu_families import SPECS, NvmlStatus, XidCount, gpu_families
 from exporter.collectors.gpu_kernel_log import KernelLog
 from exporter.collectors.gpu_options import DEFAULT_OPTIONS, GpuOptions
-from exporter.collectors.gpu_state import Fleet, GpuEnergy, GpuProcess, GpuTotals
+from exporter.collectors.gpu_state import Fleet, GpuTotals
 from exporter.collectors.gpu_supervisor import DEFAULT_TIMINGS, STARTING, Supervisor, Timings
+from exporter.collectors.gpu_values import GpuEnergy, GpuProcess
 from exporter.collectors.nvml.machine_files import load_machine
 from exporter.collectors.nvml.visible import expected_devices
 from exporter.errors import CollectError
@@ -173,14 +174,10 @@ class GpuCollector:
         """Whether nobody else sees these GPUs: they are described, and not as shared."""
         return self._machine is not None and not self._machine.shared
 
-    def hold_energy(self, *, end: bool = False) -> None:
-        """Count no energy since the first call in a row: another exporter does.
-
-        Args:
-            end: Whether this is the last one.
-        """
+    def rest(self, *, rests: bool) -> None:
+        """Count no energy, since another exporter does, or count it again."""
         with self._lock:
-            self._fleet.hold_energy(end=end)
+            self._fleet.rests = rests
 
     @property
     def released(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from exporter.collectors.gpu_power import COUNTER_SOURCE
-from exporter.collectors.gpu_state import GpuEnergy, GpuProcess
+from exporter.collectors.gpu_values import GpuEnergy, GpuProcess
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 
 

@@ -18,6 +18,7 @@ from exporter.collectors.family import FamilySpec
 from exporter.collectors.gpu_counters import Counter, CounterRule, CounterTotal
 from exporter.collectors.gpu_power import ENERGY_READING, ENERGY_RULE, INTEGRAL_READING, INTEGRAL_RULE
 from exporter.collectors.gpu_rows import Count, Row
+from exporter.collectors.gpu_values import GpuEnergy, GpuProcess
 
 ROWS: tuple[Row, ...] = (
     *gpu_use.ROWS,
@@ -45,62 +46,6 @@ def _alternatives() -> dict[FamilySpec, tuple[Count, ...]]:
 
 ALTERNATIVES = _alternatives()
 _COUNTS = {row.reading: row for rows in ALTERNATIVES.values() for row in rows}
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process that holds a GPU, for whoever knows the job's processes; the pid is the host's.
-
-    Attributes:
-        pid: In the namespace of the host.
-        gpu: The job's number of the GPU.
-        uuid: The GPU's.
-        memory_bytes: None where the driver does not tell it.
-        sm_ratio: Share of time in which a kernel of it ran; None without samples. So the others.
-        memory_bandwidth_ratio: The same for reading and writing memory.
-        encoder_ratio: The same for the encoder.
-        decoder_ratio: The same for the decoder.
-        sm_seconds: Time in which a kernel of it ran, since it was first seen; None without samples.
-    """
-
-    pid: int
-    gpu: str
-    uuid: str
-    memory_bytes: int | None
-    sm_ratio: float | None
-    memory_bandwidth_ratio: float | None
-    encoder_ratio: float | None
-    decoder_ratio: float | None
-    sm_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuEnergy:
-    """The energy of a GPU so far, for whoever attributes it to runs.
-
-    Attributes:
-        gpu: The job's number of the GPU.
-        uuid: The GPU's.
-        up: Whether it answers now.
-        source: What counts now: `nvml_counter` or `nvml_power`.
-        joules: By source, since the exporter began; the sum is the energy.
-        integral_joules: Power integrated over time, whatever counts: for comparison.
-        resets: By reason, how often the hardware's counter did not go on where it was.
-        watts: Power at the moment; None while it is not known.
-        at: Monotonic time of the last pass over the GPUs.
-        name: The model.
-    """
-
-    gpu: str
-    uuid: str
-    up: bool
-    source: str
-    joules: Mapping[str, float]
-    integral_joules: float
-    resets: Mapping[str, int]
-    watts: float | None = None
-    at: float = 0.0
-    name: str = ""
 
 
 @dataclass(slots=True)
@@ -171,6 +116,7 @@ class Fleet:
         resident_bytes: Memory of the child; None before it said, and while there is none.
         time: Of the last sample, on the children's clock.
         most_seen: Devices that were up at once.
+        rests: Whether no energy is counted: another exporter does.
     """
 
     def __init__(self, *, monotonic: Callable[[], float] = clock_module.monotonic) -> None:
@@ -180,11 +126,11 @@ class Fleet:
         self.states: Mapping[str, int] = {}
         self.resident_bytes: float | None = None
         self.most_seen = 0
+        self.rests = False
         self.time = 0.0
         self._costs: dict[tuple[str, ...], Counter] = {}
         self._kept: dict[str, dict[str, CounterTotal]] = {}
         self._gone: dict[str, GpuState] = {}
-        self._held: dict[tuple[str, str], float] = {}
 
     def take_machine(self, message: Mapping[str, Any]) -> None:
         """Note what a child found when it started."""
@@ -272,21 +218,6 @@ class Fleet:
                 )
         return found
 
-    def hold_energy(self, *, end: bool = False) -> None:
-        """Take the energy of every GPU back to what it was at the first call in a row.
-
-        Args:
-            end: Whether this is the last one.
-        """
-        for gpu in self.gpus.values():
-            for reading in (ENERGY_READING, INTEGRAL_READING):
-                for counter in gpu.counters.get(reading, {}).values():
-                    counter.total = self._held.setdefault((gpu.uuid, reading), counter.total)
-            if gpu.fallback_joules is not None:
-                gpu.fallback_joules = self._held.setdefault((gpu.uuid, _FALLBACK), gpu.fallback_joules)
-        if end:
-            self._held.clear()
-
     def restore(self, totals: GpuTotals) -> None:
         """Go on from counters that were kept; to be called before the first message."""
         self._kept = {uuid: dict(kept) for uuid, kept in totals.items()}
@@ -333,11 +264,12 @@ class Fleet:
             gpu.xid_times[xid] = last
 
     def _count(self, gpu: GpuState, reading: str, value: Any, time: float, child: int) -> None:
-        if reading == ENERGY_READING:
-            gpu.counter(reading, "", ENERGY_RULE).advance(value, time, child)
-            return
-        if reading == INTEGRAL_READING:
-            grown = gpu.counter(reading, "", INTEGRAL_RULE).advance(value, time, child)
+        if reading in {ENERGY_READING, INTEGRAL_READING}:
+            counter = gpu.counter(reading, "", ENERGY_RULE if reading == ENERGY_READING else INTEGRAL_RULE)
+            before = counter.total
+            grown = counter.advance(value, time, child)
+            if self.rests:
+                counter.total, grown = before, 0.0
             if ENERGY_READING not in gpu.counters:
                 gpu.fallback_joules = (gpu.fallback_joules or 0.0) + grown
             return
