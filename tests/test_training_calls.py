@@ -16,7 +16,10 @@ from training_support import begun_anew, configured, exported, misuses, of, publ
 import exporter
 from exporter import training
 from exporter.errors import OneLoggerError
+from exporter.ledger.own_families import OWN, fits
+from exporter.recording.naming import families_of
 from exporter.training import callbacks
+from exporter.training.recording import TRAINING
 from exporter.training.spans import Span
 
 
@@ -560,6 +563,42 @@ def test_a_callable_that_raises_is_counted_and_the_step_too() -> None:
 
     assert of("training.steps", mode="train") == 1
     assert misuses()["training_loop", "callable_raised"] == 1
+
+
+def test_every_family_that_is_filled_is_the_one_that_the_sidecar_declares() -> None:
+    with training.application(), training.training_loop(0, None, 100):
+        for number in range(3):
+            with training.training_iteration():
+                training.record(loss=1.0, grad_norm=1.0, learning_rate=0.1, loss_scale=2.0, epoch=number)
+                training.record(samples=1, tokens=1, microbatches=1)
+        with training.validation_loop(), training.validation_iteration():
+            training.record(loss=math.nan, mode="validation")
+        training.describe(flops_per_token=1, hardware_flops_per_token=2)
+        training.record(tokens=3)
+        for step in (1, 2):
+            with training.checkpoint_save(step):
+                pass
+        training.checkpoint_saved(3, bytes=3, seconds=1)
+        with training.background("x"):
+            pass
+        training.record(mode="x")
+
+    TRAINING.drain()
+    definitions = [reading.definition for reading in TRAINING.series()]
+    assert len(definitions) > 40
+    assert [each for each in definitions if not fits(each, OWN[families_of(each).main])] == []
+
+
+def test_counters_of_what_is_wrong_are_zero_before_it_happens() -> None:
+    one_iteration()
+    training.record(loss=1.0, grad_norm=1.0)
+    training.on_save_checkpoint_start(1)
+
+    assert of("training.nonfinite", kind="loss", value="nan") == 0
+    assert of("training.nonfinite", kind="grad", value="inf") == 0
+    assert of("training.skipped_steps", reason="overflow") == 0
+    assert of("training.slow_step_excess") == 0
+    assert of("training.checkpoints", kind="sync", result="failed") == 0
 
 
 def test_a_hot_handle_is_never_none_and_a_cold_one_is_a_span() -> None:

@@ -16,6 +16,8 @@ IDEAL_OF = 200
 COMPUTE_OF = 50
 FEWEST = 5
 """Steps after which a slow one can be told."""
+SKIPPED = ("overflow", "nonfinite")
+"""Reasons for which a step did not change the model."""
 _NONFINITE = {"loss": "loss", "grad_norm": "grad"}
 _SUMMED = frozenset({"samples", "tokens", "microbatches"})
 _GAUGES = {
@@ -53,6 +55,7 @@ class Progress:
         self._stale = False
         self._known: dict[str, tuple[Counter, Histogram]] = {}
         self._told: set[str] = set()
+        self._watched: set[str] = set()
         self._owed = (0.0, 0.0)
         self._epoch: float | None = None
 
@@ -68,6 +71,10 @@ class Progress:
     def _train(self) -> tuple[Counter, Histogram]:
         found = self._known.get("train")
         if found is None:
+            # Counters that say that something is wrong are there from the first step, so that their first rise is seen.
+            for reason in SKIPPED:
+                self._families.counter("training.skipped_steps", reason=reason)
+            self._families.counter("training.slow_step_excess", "seconds")
             steps = self._families.counter("training.steps", mode="train")
             durations = self._families.histogram("training.step_duration", mode="train")
             found = self._known["train"] = (steps, durations)
@@ -195,8 +202,12 @@ class Progress:
             number = float(value)
         except OverflowError:
             return "to be within the range of floating-point numbers"
+        kind = _NONFINITE.get(field)
+        if kind is not None and kind not in self._watched:
+            self._watched.add(kind)
+            for name in ("nan", "inf"):
+                self._families.counter("training.nonfinite", kind=kind, value=name)
         if not isfinite(number):
-            kind = _NONFINITE.get(field)
             if kind is None:
                 return "to be finite"
             name = "nan" if isnan(number) else "inf"

@@ -176,12 +176,18 @@ class SaveFamilies:
         self._families = families
         self._successes: deque[float] = deque(maxlen=INTERVALS)
 
+    def expect(self, kind: str) -> None:
+        """Begin to count saves of a kind, so that the first that fails is seen to rise."""
+        for result in ("ok", "failed"):
+            self._families.counter("training.checkpoints", kind=kind, result=result)
+
     def blocked(self, kind: str, seconds: float) -> None:
         """Count for how long a save held up the training."""
         self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
 
     def failed(self, kind: str) -> None:
         """Count a save that failed."""
+        self.expect(kind)
         self._families.counter("training.checkpoints", kind=kind, result="failed").add()
 
     def succeeded(
@@ -198,6 +204,7 @@ class SaveFamilies:
             size: Bytes; None where that is not known.
         """
         families = self._families
+        self.expect(kind)
         families.counter("training.checkpoints", kind=kind, result="ok").add()
         if seconds is not None:
             families.histogram("training.checkpoint_duration", kind=kind, part="total").observe(seconds)

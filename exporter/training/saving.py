@@ -80,6 +80,7 @@ class Saving:
             self._job.looping.figures,
             lambda: self._work.commit(begun, completed),
         )
+        self._families.expect(opened.save.strategy.value)
         return self._saves.attributes(opened.save)
 
     def succeed(self, call: Call, by: Interpreter) -> None:
