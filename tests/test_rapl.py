@@ -297,6 +297,26 @@ def test_an_exporter_that_does_not_count_publishes_nothing(tmp_path: Path) -> No
     assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(500.0)
 
 
+def test_a_restart_beside_another_exporter_does_not_count_the_time_between(tmp_path: Path) -> None:
+    machine, counts = Machine(tmp_path / "machine"), [True]
+    state = tmp_path / "state"
+    state.mkdir()
+    first = machine.collector(pages(state))
+    first.collect()
+    machine.draw(5.0, 100.0)
+    first.collect()
+    counts[0] = False
+    second = machine.collector(pages(state), counts=lambda: counts[0])
+    machine.draw(5.0, 100.0)
+    second.collect()
+    counts[0] = True
+    again = second.collect()
+    machine.draw(5.0, 100.0)
+
+    assert value_of(again, CPU, "0", "rapl") == pytest.approx(500.0)
+    assert value_of(second.collect(), CPU, "0", "rapl") == pytest.approx(1000.0)
+
+
 def test_a_machine_without_registers_is_a_normal_state(tmp_path: Path) -> None:
     collector = RaplCollector(sys=tmp_path, proc=tmp_path)
     masked = tmp_path / "masked"

@@ -134,6 +134,7 @@ class RaplCollector:
         self._meters = PowerMeters(sys)
         self._burst_seconds = burst_seconds
         self._boot = ""
+        self._rested = False  # whether another exporter has counted meanwhile
         self._kept: Rows | None = None
         self._registers: dict[str, _Register] = {}
         self._looked_at: float | None = None
@@ -171,6 +172,7 @@ class RaplCollector:
     def _rest(self) -> None:
         """Count nothing; what the other exporter counts meanwhile is not ours later either."""
         self.readings = ()
+        self._rested = True
         self._passed_at = self._asleep = None
         self._meters.rest()
         for register in self._registers.values():
@@ -225,7 +227,8 @@ class RaplCollector:
         register.idle.resume(kept.get(("idle", key), ()))
         total = kept.get(("total", key))
         if total:
-            register.counter.resume(total, kept.get(("register", self._boot, key), ()))
+            mark = () if self._rested else kept.get(("register", self._boot, key), ())
+            register.counter.resume(total, mark)
             register.distinct = True
         gaps = kept.get(("gaps", key), ())
         for reason, gap in zip(GAPS, gaps, strict=False):
