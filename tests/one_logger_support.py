@@ -75,7 +75,6 @@ def reported() -> Iterator[list[tuple[str, str, str]]]:
     def listen(call: str, rule: str, expected: str) -> None:
         found.append((call, rule, expected))
 
-    reports._EARLIER.clear()
     reports.on_report(listen)
     try:
         yield found

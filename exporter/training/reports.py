@@ -1,15 +1,12 @@
 """Reports of misuse: who is told when a setting or a call of training telemetry is wrong.
 
-Used in the training process, on the job's threads. The recording of training registers here once it is loaded; what
-was reported before then is kept, boundedly, and told at once. Never raises.
+Used in the training process, on any thread. The recording of training, which is loaded with the package, counts and
+logs; the modules that find a misuse do not know it. Never raises.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-
-from exporter.recording.notices import tell_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,31 +15,20 @@ if TYPE_CHECKING:
     Listener: TypeAlias = Callable[[str, str, str], None]
 
 _LISTENERS: list[Listener] = []
-_EARLIER: deque[tuple[str, str, str]] = deque(maxlen=1000)
 
 
 def report(call: str, rule: str, expected: str) -> None:
-    """Count a misuse and tell it once.
+    """Have a misuse counted and logged.
 
     Args:
-        call: The call or setting, as the user writes it.
+        call: The call or setting, as the user writes it; a label value, so of a bounded set.
         rule: A short slug, used as a label value.
         expected: What would have been right, in words.
     """
-    if not _LISTENERS:
-        _EARLIER.append((call, rule, expected))
-        tell_once(f"training {call} {rule}", f"{call}: {expected}")
-        return
     for listener in _LISTENERS:
         listener(call, rule, expected)
 
 
 def on_report(listener: Listener) -> None:
-    """Register who counts and logs; it is given what was reported before, and must not raise."""
+    """Register who counts and logs; it must not raise."""
     _LISTENERS.append(listener)
-    while True:
-        try:
-            earlier = _EARLIER.popleft()
-        except IndexError:
-            return
-        listener(*earlier)
