@@ -181,9 +181,9 @@ class Interpreter:
             if what < BEGAN:
                 self.now = value
                 if what == ENTER:
-                    stack.blocks.append((kind, self._begin(stack, kind, value, kind.call)))
+                    self._begin(stack, kind, value, kind.call, entered=True)
                 elif what == BEGIN:
-                    self._begin(stack, kind, value, kind.begin)
+                    self._begin(stack, kind, value, kind.begin, entered=False)
                 elif what > ENTER:
                     self._leave(stack, kind, value, None, failed=what == FAIL)
                 else:
@@ -207,9 +207,7 @@ class Interpreter:
 
     def _began(self, stack: Stack, kind: Kind, mark: Began) -> None:
         self.now = mark.time
-        opened = self._begin(stack, kind, mark.at.perf_counter_seconds, mark.name, mark)
-        if mark.entered:
-            stack.blocks.append((kind, opened))
+        self._begin(stack, kind, mark.at.perf_counter_seconds, mark.name, mark, entered=mark.entered)
 
     def _ended(self, stack: Stack, kind: Kind, mark: Ended) -> None:
         self.now = mark.time
@@ -252,9 +250,29 @@ class Interpreter:
         self._end(opened, at, mark)
 
     def _begin(
-        self, stack: Stack, kind: Kind, at: float, call: str, mark: Began | None = None
-    ) -> Open | None:
+        self, stack: Stack, kind: Kind, at: float, call: str, mark: Began | None = None, *, entered: bool
+    ) -> None:
         """Begin a span, unless that cannot be meant so."""
+        allowed = self._allow(stack, kind, call, mark)
+        opened = Open(kind, at, stack, known=self.job.tells) if allowed else None
+        if entered:
+            stack.blocks.append((kind, opened))
+        if opened is None:
+            return
+        self.tree.begins_in(stack)
+        opened.parent = stack.innermost()
+        if mark is not None:
+            opened.span = mark.span
+            if mark.span.parent_span is None and opened.known:
+                mark.span.set_parent(self.records.parent_span(opened))
+        elif opened.known and self.records.wants(kind):
+            self.records.span(opened)
+        stack.add(opened)
+        self._begin_phase(stack, opened, mark)
+        self.job.begins(opened, mark, self)
+
+    def _allow(self, stack: Stack, kind: Kind, call: str, mark: Began | None) -> bool:
+        """Whether a span can begin; if not, the misuse is counted."""
         job = self.job
         earlier = stack.single.get(kind) if kind.single else None
         if earlier is None and kind in _ONE_OF_A_PROCESS:
@@ -262,29 +280,15 @@ class Interpreter:
         if earlier is not None:
             if not job.tells or earlier.known:
                 job.rule(call, kind.rule, f"the {kind.call} that is open to end before")
-                return None
+                return False
             self._discard(earlier)
         if job.closed and kind is not kinds.APPLICATION and job.tells:
             job.rule(call, "S12", "on_app_start before it, since the application has ended")
-            return None
-        if mark is not None:
-            refusal = job.refusal(mark, kind)
-            if refusal is not None:
-                job.wrong(call, *refusal)
-                return None
-        self.tree.begins_in(stack)
-        opened = Open(kind, at, stack, known=job.tells)
-        opened.parent = stack.innermost()
-        if mark is not None:
-            opened.span = mark.span
-            if mark.span.parent_span is None and opened.known:
-                mark.span.set_parent(self.records.parent_span(opened))
-        elif job.tells and self.records.wants(kind):
-            self.records.span(opened)
-        stack.add(opened)
-        self._begin_phase(stack, opened, mark)
-        job.begins(opened, mark, self)
-        return opened
+            return False
+        refusal = None if mark is None else job.refusal(mark, kind)
+        if refusal is not None:
+            job.wrong(call, *refusal)
+        return refusal is None
 
     def _begin_phase(self, stack: Stack, opened: Open, mark: Began | None) -> None:
         if not stack.main:

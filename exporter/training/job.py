@@ -6,7 +6,7 @@ begin with the configuration of the provider.
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import Mapping
 
 from exporter.recording.identity import identity
@@ -184,7 +184,7 @@ class Job:
             session_tag=said.get("session_tag") or "",
             is_baseline_run=bool(said.get("is_baseline_run")),
             summary_data_schema_version=settings.summary_data_schema_version,
-            node_name=socket.gethostname(),
+            node_name=os.uname().nodename,
             rank=identity().rank or 0,
             custom_metadata=settings.custom_metadata,
         )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from math import isfinite, isnan
-from statistics import median
 
+from exporter.training.medians import median
 from exporter.training.series import Counter, Families, Histogram
 
 LONGEST_OF = 100

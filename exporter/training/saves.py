@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from statistics import median
 
 from exporter.training.attributes import (
     CheckpointSaveSpanAttributes,
@@ -16,6 +15,7 @@ from exporter.training.attributes import (
     SyncCheckpointMetricsUpdateAttributes,
 )
 from exporter.training.loops import Durations, Loop
+from exporter.training.medians import median
 from exporter.training.names import CheckPointStrategy
 from exporter.training.series import Families
 
