@@ -389,3 +389,23 @@ def test_a_rank_tells_its_own_share(tmp_path: Path) -> None:
     assert both.value("training_samples_total", rank="1") == 12
     assert 'framework="pytorch"' in first.page
     assert 'world_size="2"' in first.page
+
+
+def test_values_that_cannot_be_had_without_waiting_are_left_out(tmp_path: Path) -> None:
+    program = """
+from exporter.bridges.course import Course
+course = Course()
+course.record_loss(torch.tensor(1.5, requires_grad=True))
+course.record_loss(torch.empty((), device="meta"))
+course.record_loss(torch.ones(2))
+course.record_norm(torch.tensor([2.5]))
+course.record_norm(3)
+print("told", gauges())
+from exporter.training.recording import TRAINING
+print([series.definition.name for series in TRAINING.series() if "misuse" in series.definition.name])
+"""
+    told = job(tmp_path, PRELUDE + program)
+
+    assert told.told()["told"]["training.loss,mode=train"] == 1.5
+    assert told.told()["told"]["training.grad_norm"] == 3
+    assert told.done.stdout.endswith("[]\n")

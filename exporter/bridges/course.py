@@ -115,22 +115,22 @@ class Course:
         self.begin(SAVE, self.training.checkpoint_save(global_step=step))
 
     def record_loss(self, loss: Any) -> None:
-        """Record a loss; of those on a device, some."""
-        if getattr(loss, "is_cuda", False):
-            now = monotonic()
-            if now < self._next_loss:
-                return
-            self._next_loss = now + DEVICE_SECONDS
-        self.training.record(loss=_at_hand(loss))
+        """Record a loss; of those on a GPU, some."""
+        value = _readable(loss)
+        if value is not loss or not getattr(loss, "is_cuda", False):
+            self.training.record(loss=value)
+        elif monotonic() >= self._next_loss:
+            self._next_loss = monotonic() + DEVICE_SECONDS
+            self.training.record(loss=loss)
 
     def record_norm(self, norm: Any) -> None:
         """Record the norm of a gradient likewise."""
-        if getattr(norm, "is_cuda", False):
-            now = monotonic()
-            if now < self._next_norm:
-                return
-            self._next_norm = now + DEVICE_SECONDS
-        self.training.record(grad_norm=_at_hand(norm))
+        value = _readable(norm)
+        if value is not norm or not getattr(norm, "is_cuda", False):
+            self.training.record(grad_norm=value)
+        elif monotonic() >= self._next_norm:
+            self._next_norm = monotonic() + DEVICE_SECONDS
+            self.training.record(grad_norm=norm)
 
     def _close(self, error: BaseException | None) -> str:
         kind, _, span = self._open.pop()
@@ -142,9 +142,17 @@ class Course:
         return kind
 
 
-def _at_hand(value: Any) -> Any:
-    """Read an ordinary tensor in memory, which is a fifth of what recording any tensor costs."""
+def _readable(value: Any) -> Any:
+    """Give what can be recorded of a value: that of a tensor in memory, a tensor on a GPU itself, None of any other.
+
+    Others are on devices whose values cannot be had without waiting, are being captured into a graph, or are spread over
+    ranks.
+    """
     torch = sys.modules.get("torch")
-    if torch is not None and type(value) is torch.Tensor and value.is_cpu and value.numel() == 1:
-        return value.item()
-    return value
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    if value.numel() != 1 or any(not each.is_replicate() for each in getattr(value, "placements", ())):
+        return None
+    if value.is_cpu:
+        return value.item() if type(value) is torch.Tensor else value
+    return value if value.is_cuda and not torch.cuda.is_current_stream_capturing() else None
