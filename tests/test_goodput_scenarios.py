@@ -286,3 +286,71 @@ def test_goodput_and_checkpoint_directories_are_configured(tmp_path: Path, flags
     assert found.of("checkpoint_dir_available_bytes", "job-1", path=f"{path}/missing") is None
     assert "exporter_config_last_reload_successful 1.0" in reloaded
     assert 'exporter_collector_success{collector="checkpoint_dirs"} 0.0' in reloaded
+
+
+def test_a_session_goes_on_on_another_node_while_the_first_ones_sidecar_lives(tmp_path: Path) -> None:
+    """Two nodes with a sidecar each, that share a directory of state."""
+    for name in ("a", "b", "a/job", "b/job", "state"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "exporter.yaml").write_text(CONFIGURATION)
+    flags = [f"--config.file={tmp_path / 'exporter.yaml'}", f"--state.dir={tmp_path / 'state'}"]
+    with sidecar(tmp_path / "a", *flags) as here, sidecar(tmp_path / "b", *flags) as there:
+        killed(tmp_path / "a", 120, 98, "--session=s", "--save-every=30")
+        wait_for(here, lambda found: found.total("interruptions_total", "job-1") == 1)
+        (tmp_path / "a" / "job" / "saved").rename(tmp_path / "b" / "job" / "saved")
+        completed(tmp_path / "b", 120, "--session=s", "--save-every=30", run="job-2")
+        wait_for(there, lambda found: found.of("uncommitted_seconds", "job-2") == 0)
+        resumed = page(there)
+
+    first, second = steps_of(tmp_path / "a"), steps_of(tmp_path / "b")
+    assert [step.number for step in second] == list(range(90, 120))
+    assert resumed.of("attempt", "job-2") == 2
+    assert resumed.of("lost_steps_total", "job-2") == 8
+    assert resumed.of("productive_seconds_total", "job-2") == close(seconds_of(first[:90] + second))
+    resumed.check("job-2")
+
+
+JOULES = """
+feed:
+  interval: 200ms
+collectors:
+  processes: {{interval: 200ms}}
+  rapl: {{interval: 200ms}}
+energy:
+  interval: 300ms
+  lock_dir: {directory}
+  whole_machine: true
+  cpu_tdp_watts: 100
+"""
+
+
+def test_the_energy_of_a_run_is_that_of_its_phases_and_of_what_became_of_its_work(
+    tmp_path: Path, flags: list[str]
+) -> None:
+    """The machine's CPUs stand for a device; a model of their power will do, as it is the sums that are looked at."""
+    (tmp_path / "exporter.yaml").write_text(JOULES.format(directory=tmp_path))
+    run = "job-1"
+    with sidecar(tmp_path, *flags) as running:
+        killed(tmp_path, 400, 150, "--session=s", "--save-every=100")
+        completed(tmp_path, 400, "--session=s", "--save-every=100")
+        wait_for(running, lambda found: found.of("uncommitted_seconds", run) == 0)
+        wait_until(lambda: settled(running, run))
+        found = page(running)
+
+    energy = found.total("energy_joules_total", run)
+    assert energy > 0
+    assert found.total("phase_energy_joules_total", run) == pytest.approx(energy)
+    assert found.of("productive_energy_joules_total", run) == pytest.approx(
+        energy - found.total("wasted_energy_joules_total", run)
+    )
+    assert (found.of("wasted_energy_joules_total", run, cause="lost_progress") or 0.0) > 0
+    assert (found.of("wasted_energy_joules_total", run, cause="init") or 0.0) > 0
+
+
+def settled(running: Sidecar, run: str) -> bool:
+    """Whether all energy of work has found its place."""
+    found = page(running)
+    placed = (found.of("productive_energy_joules_total", run) or 0.0) + found.total(
+        "wasted_energy_joules_total", run
+    )
+    return abs(found.total("energy_joules_total", run) - placed) < 1e-6
