@@ -22,6 +22,7 @@ from report import report
 from exporter.collectors.family import Family, FamilySpec, Sample
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
+from exporter.web.application import Document
 from exporter.web.server import Server
 
 QUICK = "--quick" in sys.argv
@@ -60,9 +61,9 @@ class Ours:
         """It is."""
         return None
 
-    def landing(self) -> bytes:
+    def landing(self) -> Document:
         """Not asked for."""
-        return b""
+        return Document(b"", "")
 
     def reload(self) -> None:
         """Not asked for."""

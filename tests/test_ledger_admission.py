@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
-from exporter.ledger.feed_families import SPECS
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 
 WINDOW = WindowReading(START - 60, START, 1, {Aggregation.MEAN: 0.5})
@@ -182,7 +181,7 @@ def test_names_of_the_exporter_are_refused_whoever_asks(sidecar: Sidecar, defini
     assert page.get("training_feed_dropped_total", run="r", rank="0", reason="definition") == 1
     assert page.count("good", run="r", rank="0") == 1
     own = {name for name in page.families if name.startswith("good")}
-    assert page.families.keys() - own <= {spec.name for spec in SPECS}
+    assert page.families.keys() - own <= {spec.name for spec in sidecar.collector.specs}
 
 
 def test_a_dead_process_that_nobody_saw_is_counted_with_its_own_buckets(sidecar: Sidecar) -> None:
