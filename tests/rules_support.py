@@ -164,9 +164,10 @@ def fill_annotations(path: Path) -> None:
 
 def duration(text: str) -> str:
     """As Go's Prometheus writes it: 90m is 1h30m."""
-    minutes = sum(
-        int(number) * {"m": 1, "h": 60, "d": 1440}[unit] for number, unit in re.findall(r"(\d+)([mhd])", text)
-    )
-    days, rest = divmod(minutes, 1440)
-    hours, rest = divmod(rest, 60)
-    return "".join(f"{value}{unit}" for value, unit in ((days, "d"), (hours, "h"), (rest, "m")) if value)
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    left = sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
+    told = ""
+    for unit, seconds in units.items():
+        number, left = divmod(left, seconds)
+        told += f"{number}{unit}" if number else ""
+    return told
