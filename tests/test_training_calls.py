@@ -19,7 +19,10 @@ from exporter.errors import OneLoggerError
 from exporter.ledger.own_families import OWN, fits
 from exporter.recording.naming import families_of
 from exporter.training import callbacks
+from exporter.training.facts import Facts
+from exporter.training.progress import Progress
 from exporter.training.recording import TRAINING
+from exporter.training.series import Families
 from exporter.training.spans import Span
 
 
@@ -220,18 +223,32 @@ def test_what_describes_the_run_is_in_the_reading() -> None:
     training.record(tokens=10)
 
     reading = told()
-    assert dict(reading.facts) == {
-        "job_name": "toy",
-        "framework": "torch",
-        "precision": "bf16",
-        "world_size": "4",
-        "model": "m?1",
-    }
+    assert (
+        dict(reading.facts).items()
+        >= {
+            "job_name": "toy",
+            "framework": "torch",
+            "precision": "bf16",
+            "world_size": "4",
+            "model": "m?1",
+        }.items()
+    )
     assert (reading.flops_per_token, reading.hardware_flops_per_token, reading.peak_flops) == (6.0, 8.0, 1e15)
     assert of("training.model_flops") == 60
     assert of("training.hardware_flops") == 80
     assert of("training.step_target") == 100
     assert sum(misuses().values()) == 4
+
+
+def test_what_the_launcher_says_describes_the_run_until_the_job_says_otherwise() -> None:
+    environment = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "llama", "USER": "me", "SLURM_JOB_USER": "ada"}
+    families = Families()
+    facts = Facts(families, Progress(families), environment | {"WORLD_SIZE": "8"})
+    before = dict(facts.pairs())
+    facts.describe({"job_name": "mine", "world_size": 4})
+
+    assert before == {"job_id": "77", "job_name": "llama", "user": "ada", "world_size": "8"}
+    assert dict(facts.pairs()) == before | {"job_name": "mine", "world_size": "4"}
 
 
 def test_steps_that_are_only_told_are_counted() -> None:

@@ -5,6 +5,7 @@ Used by the recording thread of the training process.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from math import isfinite
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from exporter.training.configuration import OneLoggerConfig
 
 _TEXTS = ("job_name", "framework", "framework_version", "model", "precision", "flops_method")
+_ENVIRONMENT = {
+    "job_id": ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"),
+    "job_name": ("SLURM_JOB_NAME", "LSB_JOBNAME", "PBS_JOBNAME"),
+    "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+    "user": ("SLURM_JOB_USER", "USER", "LOGNAME"),
+    "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"),
+}
+"""What launchers say; the job's own word goes before it."""
 _RATES = ("flops_per_token", "hardware_flops_per_token", "flops_per_sample", "peak_flops")
 
 
@@ -28,16 +37,22 @@ class Facts:
     Args:
         families: Where the target is told.
         progress: What multiplies by the FLOP.
+        environment: Of the process.
 
     Attributes:
-        world_size: Ranks; None while it is not known.
+        world_size: Ranks as the job said; None while it is not known.
         peak_flops: FLOP/s of this rank's device; None while nobody said.
     """
 
-    def __init__(self, families: Families, progress: Progress) -> None:
+    def __init__(
+        self, families: Families, progress: Progress, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self._families = families
         self._progress = progress
         self._texts: dict[str, str] = {}
+        for fact, variables in _ENVIRONMENT.items():
+            for variable in reversed(variables):
+                self._say(fact, environment.get(variable))
         self.world_size: int | None = None
         self.peak_flops: float | None = None
 
