@@ -5,7 +5,7 @@ per rank with 50 Stats, as in `bench_sidecar`, whose parts this uses. Scraped ev
 processes is from the kernel, over the same while; series are those of a page without the job's own Stats, and with
 them. Prints one JSON document.
 
-    python benchmarks/bench_node.py [--quick]
+    python benchmarks/bench_node.py [--quick]    quick: scraped every 5 s, which costs twice as much
 """
 
 from __future__ import annotations
