@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from goodput_support import PaperJob, Watched, told
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ledger_support import Clock, MemoryFeed, Page, Sidecar, a_process, a_snapshot
 
 from exporter.collectors.family import Distribution
@@ -155,6 +157,61 @@ def test_a_sidecar_that_is_killed_at_any_moment_counts_nothing_twice(tmp_path: P
     assert [reason(page), reason(page, "restarts")] == [{"signal": 1}, {"signal": 1}]
     assert of(page, "lost_steps_total") == 2
     check_identity(page)
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("train"), st.integers(1, 20)),
+    st.tuples(st.just("save"), st.just(0)),
+    st.tuples(st.just("spend"), st.integers(1, 5)),
+    st.tuples(st.just("kill"), st.integers(0, 200)),
+)
+
+
+def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], tag: str) -> Page:
+    """The last page of a task to which this happened, when the sidecar was killed after these actions."""
+    sidecar = Sidecar(directory)
+    watched = Watched(sidecar, job=a_job(session_tag=tag))
+    saved = 0
+    for number, (action, amount) in enumerate([*actions, ("finish", 0)]):
+        if action == "train":
+            steps(watched.job, amount)
+        elif action == "save":
+            watched.job.save(1.0)
+            saved = watched.job.step or 0
+        elif action == "spend":
+            watched.job.spend("validation", float(amount))
+        watched.job.finished = action == "finish"
+        watched.write(final=watched.job.finished)
+        sidecar.collect()
+        if number in restarts:
+            sidecar.restart()
+        if action in {"kill", "finish"}:
+            watched.kill()
+            sidecar.collect()
+            if number in restarts:
+                sidecar.restart()
+            page = sidecar.after(4.0 + amount)
+        if action == "kill":
+            watched = Watched(sidecar, job=a_job(saved, load=1.0, session_tag=tag))
+    sidecar.state.close()
+    return page
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ACTIONS, max_size=10), st.sets(st.integers(0, 10)))
+def test_whenever_the_sidecar_is_killed_the_end_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], restarts: set[int]
+) -> None:
+    undisturbed = lived(tmp_path_factory.mktemp("a"), actions, set(), "s")
+    disturbed = lived(tmp_path_factory.mktemp("b"), actions, restarts, "s")
+
+    check_identity(disturbed)
+    for name in goodput_names(undisturbed) - {"training_attempt_start_timestamp_seconds"}:
+        before, after = (
+            {sample.labels: sample.value for sample in page.families[name].samples}
+            for page in (undisturbed, disturbed)
+        )
+        assert after == pytest.approx(before), name
 
 
 def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(tmp_path: Path) -> None:

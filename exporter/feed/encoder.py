@@ -170,7 +170,7 @@ class _Training:
     def render(self, training: TrainingReading | None) -> str:
         if training is None:
             return ""
-        if training.facts is not self._facts:
+        if training.facts != self._facts:  # made anew each time, though they rarely change
             self._facts_text, self._facts = _pairs(training.facts), training.facts
         if training.segments is not self._segments:
             finite = [_segment(*each) for each in training.segments if isfinite(each[3])]
