@@ -417,6 +417,18 @@ def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(tmp_path
     assert goodput_names(over) == set()
 
 
+def test_what_happened_between_the_last_word_and_the_end_is_part_of_the_wall(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=a_job())
+    watched.job.spend("checkpoint_save_sync", 1.0)
+    watched.see()
+    sidecar.clock.advance(7.0)
+    page = watched.die()
+
+    assert badput(page) == {"init": 4, "checkpoint_save": 1 + 7}
+    check_identity(page)
+
+
 def killed(
     tmp_path: Path,
     witnesses: Witnesses,
