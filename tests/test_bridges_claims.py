@@ -109,7 +109,7 @@ def test_nobody_holds_the_claim_where_nobody_stands() -> None:
     assert claims.holder is NOBODY
     assert not NOBODY.fetch_begins()
     assert not NOBODY.backward_begins(None)
-    assert not NOBODY.save_begins({})
+    assert not NOBODY.save_begins({}, at_once=True)
 
 
 # The course ---------------------------------------------------------------------------------------------------

@@ -193,6 +193,10 @@ def distributed_checkpoint():
         turn(model, optimizer, batch)
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=f"{ROOT}/dcp")
+    dcp.async_save({"model": weights, "optimizer": state}, checkpoint_id=f"{ROOT}/later").result()
+    failing = dcp.async_save({"model": weights, "optimizer": state}, checkpoint_id="/proc/nowhere")
+    print("later failed", failing.exception() is not None)
+    dcp.async_save({"model": weights}, checkpoint_id=f"{ROOT}/weights_later").result()
 
 for scenario in (ordinary, resumed, accumulation, gan, inner_steps, without_loader, closure,
                  validation_with_gradients, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
@@ -226,7 +230,16 @@ def test_an_ordinary_loop_is_told_without_a_line_in_it(told: Job) -> None:
 def test_a_file_with_an_optimizers_state_is_a_checkpoint_and_one_without_is_only_time(told: Job) -> None:
     assert told.value("training_checkpoints_total", "ordinary", result="ok") == 2
     assert told.phases("ordinary")["checkpoint_save_sync"] == 4
-    assert told.value("training_checkpoints_total", "distributed_checkpoint", result="ok") == 1
+    assert told.value("training_checkpoints_total", "distributed_checkpoint", kind="sync", result="ok") == 1
+
+
+def test_an_asynchronous_checkpoint_has_succeeded_when_it_is_written(told: Job) -> None:
+    run = "distributed_checkpoint"
+
+    assert "later failed True" in told.done.stdout
+    assert told.value("training_checkpoints_total", run, kind="async", result="ok") == 1
+    assert told.value("training_checkpoints_total", run, kind="async", result="failed") == 1
+    assert told.phases(run)["checkpoint_save_async"] == 3
 
 
 def test_the_last_values_of_an_ordinary_loop_are_its_own(told: Job) -> None:

@@ -66,13 +66,13 @@ class Teller:
     def evaluates(self) -> None:
         """A model has been set to evaluate."""
 
-    def save_begins(self, saved: Any) -> bool:
-        """Something is written by torch."""
-        del saved
+    def save_begins(self, saved: Any, *, at_once: bool) -> bool:
+        """Something is written by torch, at once or on a thread of its own."""
+        del saved, at_once
         return False
 
     def save_ends(self, result: Any, error: BaseException | None) -> None:
-        """It is written, or has failed."""
+        """It is written, or has failed; of what is written by a thread, the result is the future."""
 
 
 class Claims:

@@ -20,6 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 
 from exporter.bridges import torch_hooks
@@ -67,6 +68,7 @@ class LoopTeller(Teller):
         self._worked = False
         self._stepped: set[int] = set()
         self._leader: int | None = None
+        self._handed_over: tuple[int, float] | None = None
 
     @property
     def course(self) -> Course | None:
@@ -269,11 +271,11 @@ class LoopTeller(Teller):
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
-    def save_begins(self, saved: Any) -> bool:
+    def save_begins(self, saved: Any, *, at_once: bool) -> bool:
         """Something is written."""
-        return self.checkpoint_begins(whole=holds_optimizer(saved))
+        return self.checkpoint_begins(whole=holds_optimizer(saved), at_once=at_once)
 
-    def checkpoint_begins(self, *, whole: bool) -> bool:
+    def checkpoint_begins(self, *, whole: bool, at_once: bool = True) -> bool:
         """A checkpoint is written, if the training has begun; only from a whole one can the job go on."""
         course = self._course
         if course is None or self._thread != threading.get_ident():
@@ -281,17 +283,23 @@ class LoopTeller(Teller):
         if course.is_open(SAVE) or not course.is_open(LOOP):
             return False
         self._turn_ends()
-        if whole:
+        self._handed_over = None
+        if whole and at_once:
             course.begin_save(self.step)
         else:
-            course.begin(SAVE, course.training.phase("checkpoint_save_sync"))
+            course.begin(SAVE, course.training.phase(f"checkpoint_save_{'sync' if at_once else 'async'}"))
+            self._handed_over = (self.step, monotonic()) if whole else None
         return True
 
     def save_ends(self, result: Any, error: BaseException | None) -> None:
-        """It is written, or has failed."""
-        del result
-        if self._course is not None:
-            self._course.end(SAVE, error)
+        """It is written, handed over to be written, or has failed."""
+        course = self._course
+        if course is None:
+            return
+        course.end(SAVE, error)
+        if self._handed_over is not None:
+            _tell_when_written(course.training, *self._handed_over, result, error)
+            self._handed_over = None
 
     def load_begins(self) -> bool:
         """A checkpoint is read."""
@@ -318,6 +326,29 @@ class LoopTeller(Teller):
                 course.end(EVALUATION)
                 course.abandon_iteration()
             course.end_all(error)
+
+
+def _tell_when_written(
+    training: Any, step: int, began: float, future: Any, error: BaseException | None
+) -> None:
+    """Tell of a checkpoint that a thread writes, on that thread."""
+    blocking_seconds = monotonic() - began
+
+    @never_raises
+    def written(done: Any) -> None:
+        training.checkpoint_saved(
+            step,
+            kind="async",
+            ok=done is not None and done.exception() is None,
+            seconds=monotonic() - began,
+            blocking_seconds=blocking_seconds,
+        )
+
+    future = getattr(future, "upload_completion", future)
+    if error is None and hasattr(future, "add_done_callback"):
+        future.add_done_callback(written)
+    else:
+        written(None)
 
 
 def holds_optimizer(saved: Any, depth: int = 3) -> bool:

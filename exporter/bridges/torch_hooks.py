@@ -76,7 +76,8 @@ def _watch_scaler(module: ModuleType) -> None:
 
 
 def _watch_distributed_saves(module: ModuleType) -> None:
-    bracket_what_exists(module, ("save", "async_save"), _distributed_save_begins, _save_ends)
+    bracket_what_exists(module, ("save",), _distributed_save_begins, _save_ends)
+    bracket_what_exists(module, ("async_save",), _asynchronous_save_begins, _save_ends)
 
 
 def _always(first: Any = None, *_args: Any, **_kwargs: Any) -> object:
@@ -137,11 +138,16 @@ def _iterator_made(teller: Teller, _iterator: Any, error: BaseException | None) 
 
 def _save_begins(saved: Any = None, *_args: Any, **kwargs: Any) -> object:
     holder = CLAIMS.holder
-    return holder if holder.save_begins(kwargs.get("obj", saved)) else None
+    return holder if holder.save_begins(kwargs.get("obj", saved), at_once=True) else None
 
 
 def _distributed_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any) -> object:
     return _save_begins(kwargs.get("state_dict", state_dict))
+
+
+def _asynchronous_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any) -> object:
+    holder = CLAIMS.holder
+    return holder if holder.save_begins(kwargs.get("state_dict", state_dict), at_once=False) else None
 
 
 def _save_ends(teller: Teller, result: Any, error: BaseException | None) -> None:
