@@ -167,7 +167,8 @@ def _glance() -> tuple[Panel, ...]:
             "Why is there no driver, or no GPU?",
             now(
                 "max by (instance, reason) (gpu_nvml_error_info{@node})"
-                ' or label_replace(max by (instance, gpu, reason) (gpu_error_info{@gpu}), "what", "GPU $1: ", "gpu", "(.+)")'
+                " or label_replace(max by (instance, gpu, reason) (gpu_error_info{@gpu})"
+                ' unless on (instance) gpu_nvml_error_info{@node}, "what", "GPU $1: ", "gpu", "(.+)")'
                 ' or label_replace(min(gpu_up{@gpu}) == 1, "reason", "all GPUs answer", "", "")'
                 ' or label_replace(max(up{@node}) == 0, "reason", "exporter down", "", "")',
                 "{{instance}} {{what}}{{reason}}",

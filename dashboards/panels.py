@@ -445,23 +445,26 @@ def matrix(
         "showHeader": True,
         "sortBy": [],
     }
-    heading = f"{down}\\{across}"
     overrides = [
         {
             "matcher": {"id": "byRegexp", "options": "/.*/"},
             "properties": [{"id": "noValue", "value": NOTHING}],
-        },
-        {
-            "matcher": {"id": "byName", "options": heading},
-            "properties": [{"id": "displayName", "value": " "}],
-        },
+        }
     ]
     made = _panel("table", title, (query,), about, w, h, defaults, overrides, options)
     made.body["transformations"] = [
         {
             "id": "groupingToMatrix",
             "options": {"columnField": across, "rowField": down, "valueField": "Value", "emptyValue": "null"},
-        }
+        },
+        {
+            "id": "organize",
+            "options": {
+                "excludeByName": {},
+                "indexByName": {},
+                "renameByName": {f"{down}\\{across}": down.capitalize()},
+            },
+        },
     ]
     return made
 

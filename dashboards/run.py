@@ -37,6 +37,11 @@ TO_RANKS = to("training-ranks", "Ranks and stragglers", run="${__field.labels.ru
 STEP_BUCKETS = (
     'sum by (le) (rate(training_step_duration_seconds_bucket{@run, mode="train"}[$__rate_interval]))'
 )
+MFU = (
+    "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops{{@run}})"
+    " / sum(training_peak_flops{{@run}})"
+)
+"""Of the ranks whose peak is known: totals of dead ones linger, their peak does not."""
 WALL = "max by (run) (training_wall_seconds_total{@run})"
 
 
@@ -177,11 +182,11 @@ def _progress() -> tuple[Panel, ...]:
         lines(
             "How much of the GPUs' arithmetic is used?",
             Query(
-                "sum(rate(training_model_flops_total{@run}[$__rate_interval])) / sum(training_peak_flops{@run})",
+                MFU.format(work="model"),
                 "MFU: the model's own",
             ),
             Query(
-                "sum(rate(training_hardware_flops_total{@run}[$__rate_interval])) / sum(training_peak_flops{@run})",
+                MFU.format(work="hardware"),
                 "HFU: with recomputation",
             ),
             unit="percentunit",
