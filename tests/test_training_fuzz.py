@@ -25,7 +25,9 @@ BLOCKS = [
     "data_loading",
     "model_forward",
 ]
-odd = st.sampled_from([None, 0, -1, 3, 10**30, 2.5, math.nan, math.inf, "x", "", [1], {}, b"y", True])
+odd: st.SearchStrategy[Any] = st.sampled_from(
+    [None, 0, -1, 3, 10**30, 2.5, math.nan, math.inf, "x", "", [1], {}, b"y", True]
+)
 calls = st.one_of(
     st.tuples(st.sampled_from(CALLBACKS), st.lists(odd, max_size=2)),
     st.tuples(st.sampled_from([f"enter {name}" for name in BLOCKS]), st.just([])),
