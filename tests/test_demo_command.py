@@ -110,7 +110,7 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
     assert counts[-1] > Scenario().crash_step
     last = begun[-1]
     assert {"forward", "backward", "grad_sync", "validation", "checkpoint_load"} <= set(PHASES.findall(last))
-    assert value(last, 'training_nonfinite_total{kind="loss"') == 1
+    assert (value(last, 'training_nonfinite_total{kind="loss"') or 0) >= 1
     assert (value(last, 'training_checkpoints_total{kind="sync",result="ok"') or 0) >= 5
     # What rank 0 did within its last flush nobody has seen, and it may be some steps ahead of rank 1.
     lost = (Scenario().crash_step - 1) % Scenario().checkpoint_steps

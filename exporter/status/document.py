@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 
 from exporter.collectors.standing import CollectorStatus
 from exporter.status.attention import Concern, is_hanging, is_stopped
@@ -29,7 +29,7 @@ _CAUSES = 3
 
 @lru_cache(maxsize=1)
 def _assets() -> tuple[str, str]:
-    folder = resources.files("exporter.status")
+    folder = Path(__file__).parent
     return tuple((folder / name).read_text(encoding="utf-8") for name in ("page.css", "live.js"))  # type: ignore[return-value]  # two names, two texts
 
 

@@ -95,4 +95,4 @@ def spark(
 def text(foreign: str) -> str:
     """Foreign text, harmless in HTML and of bounded length."""
     shown = foreign if len(foreign) <= LONGEST_TEXT else foreign[: LONGEST_TEXT - 1] + "…"
-    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown))
+    return escape("".join(c if c.isprintable() else "\ufffd" for c in shown))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-DASH = "\N{EN DASH}"
+DASH = "\u2013"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
