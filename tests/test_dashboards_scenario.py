@@ -140,10 +140,10 @@ def test_divided_gpus_are_shown_where_there_are_some(served: Served) -> None:
     uid = "training-gpus"
     values = served.values(MODELS[uid]) | {"node": "node-4"}
 
-    shown = [served.answer(one, values) for one in asked(uid) if "instances" in one.panel]
+    shown = {one.panel: served.answer(one, values) for one in asked(uid) if "instances" in one.panel}
 
-    assert len(shown) == 2
-    assert all(shown)
+    assert shown["How full are the instances?"]
+    assert not shown["How busy are the instances' SMs?"], "an A100 has no performance counters"
 
 
 def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
@@ -157,12 +157,12 @@ def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
 
 def test_the_straggler_is_named_with_the_machine_that_makes_it_one(cluster: Cluster) -> None:
     timeline = cluster.timeline
-    slow = cluster.started + timeline.at((timeline.straggle + timeline.crash) / 2) + 2
+    slow = cluster.started + timeline.at(timeline.crash) - 3
     uid = "training-ranks"
     values = {"run": RUN, "rank": "3"}
     answers = {
         one.letter: cluster.query(
-            filled(one.expression, values, {"__rate_interval": "8s", "__range": "30s", "__interval": "2s"}),
+            filled(one.expression, values, {"__rate_interval": "15s", "__range": "30s", "__interval": "2s"}),
             time=str(slow),
         )
         for one in asked(uid)
@@ -174,7 +174,7 @@ def test_the_straggler_is_named_with_the_machine_that_makes_it_one(cluster: Clus
     gpu = {series["metric"]["rank"]: series["metric"] for series in answers["E"]}
     assert min(speed, key=lambda rank: speed[rank]) == "3"
     assert speed["3"] < 0.8
-    assert held_back["3"] > 0.3
+    assert held_back["3"] > 0.2
     assert (gpu["3"]["instance"], gpu["3"]["gpu"]) == ("node-2", "1")
 
 

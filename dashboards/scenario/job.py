@@ -26,6 +26,7 @@ STRAGGLE = 1.42
 SAVE_SECONDS, VALIDATION_STEPS = 0.9, 8
 STARTUP_SECONDS = 3.0
 STEPS_TARGET = 20_000
+BROKEN_STEPS = 3
 SAMPLES, TOKENS = 6, 6 * 512
 FLOPS_PER_TOKEN = 6 * 6.7e9
 H100_FLOPS = 989e12
@@ -52,7 +53,7 @@ class Rank:
         self._checkpoint = Path(plan["checkpoint"])
         self._chance = random.Random(f"{plan['straggler']} {plan['crashes']} {plan['attempt']}")  # noqa: S311  # no secret
         self._saves = [self._timeline.at(share) for share in self._timeline.saves]
-        self._tokens_done = 0
+        self._broken = 0 if self._baseline or self._attempt else BROKEN_STEPS
 
     def run(self) -> None:
         """Start up, and train until the end of the scenario."""
@@ -145,7 +146,8 @@ class Rank:
         if self._timeline.paused(at) and not self._baseline:
             waits = self._begin + self._timeline.at(self._timeline.pause[1]) - planned
         ends = planned + waits + slowest + SYNC_SECONDS
-        broken = not self._baseline and abs(at - self._timeline.at(self._timeline.nan)) < 0.4
+        broken = self._broken > 0 and at >= self._timeline.at(self._timeline.nan)
+        self._broken -= broken
         with training.training_iteration():
             with training.data_loading():
                 self._pass(planned + waits - time.time())
@@ -157,7 +159,6 @@ class Rank:
                 self._pass(ends - own * 0.09 - time.time())
             with training.optimizer_update():
                 self._pass(ends - time.time())
-            self._tokens_done += TOKENS
             progress = step * TOKENS * 4
             training.record(
                 loss=1.9
