@@ -150,11 +150,22 @@ def not_finite():
             return loss * (float("nan") if index == 1 else float("inf") if index == 2 else 1)
     trainer(gradient_clip_val=1.0).fit(Odd(), loader(12))
 
+def given_up():
+    class Skipping(Module):
+        def on_train_batch_start(self, batch, index):
+            return -1 if index == 1 and self.current_epoch == 0 else None
+    class Failing(pl.Callback):
+        def on_validation_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                raise ZeroDivisionError("in a validation")
+    with contextlib.suppress(ZeroDivisionError):
+        trainer(max_epochs=2, callbacks=[Failing()]).fit(Skipping(), loader(12), loader(4))
+
 def workers():
     trainer(max_epochs=1).fit(Module(), loader(8, num_workers=1), loader(4, num_workers=1))
 
 for scenario in (accumulation, two_optimizers, failed_save, asynchronous, failing, several_loops, resumed,
-                 without_length, not_finite, workers):
+                 without_length, not_finite, given_up, workers):
     begin(scenario.__name__)
     scenario()
 """
@@ -235,6 +246,11 @@ def test_loaders_without_a_length_and_steps_that_fetch_themselves_are_told(told:
 def test_losses_and_gradients_that_are_not_finite_are_counted(told: Job) -> None:
     assert told.value("training_nonfinite_total", "not_finite", kind="loss", value="nan") == 2
     assert (told.value("training_nonfinite_total", "not_finite", kind="grad") or 0) >= 1
+
+
+def test_a_step_that_is_made_counts_though_its_epoch_is_given_up_or_its_validation_fails(told: Job) -> None:
+    assert told.value("training_steps_total", "given_up", mode="train") == 1 + 3
+    assert told.value("training_steps_total", "given_up", mode="validation") == 0
 
 
 def test_workers_of_a_loader_tell_nothing_of_their_own(told: Job) -> None:

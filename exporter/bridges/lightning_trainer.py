@@ -96,7 +96,8 @@ class TrainerTeller(Teller):
         self.let_go()
 
     def fails(self, error: BaseException) -> None:
-        """An exception ends whatever is open."""
+        """An exception ends whatever is open; a step that is made stays made."""
+        self.turn_ends()
         self._course.end_all(error)
         self.let_go()
 
@@ -107,8 +108,10 @@ class TrainerTeller(Teller):
             self.fetch_of_batch_begins()
 
     def epoch_ends(self) -> None:
-        """An epoch is over."""
+        """An epoch is over, perhaps amid a batch: Lightning leaves its end out when the module gives the epoch up."""
+        self._in_batch = False
         self.turn_ends()
+        self._course.abandon_iteration()
         self._training.record(epoch=int(self.trainer.current_epoch) + 1)
 
     def fetch_of_batch_begins(self) -> None:
