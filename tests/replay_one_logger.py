@@ -106,22 +106,27 @@ class Replay:
         if strategy == QUIET:
             config["error_handling_strategy"] = training.OneLoggerErrorHandlingStrategy(strategy)
         if telemetry is not None:
-            config["telemetry_config"] = training.TrainingTelemetryConfig(**self._fields(telemetry))
-        settings = training.OneLoggerConfig(application_name="replay", **self._fields(config))
+            config["telemetry_config"] = self._telemetry(telemetry)
+        settings = training.OneLoggerConfig(
+            application_name="replay", **self._fields(config, training.OneLoggerConfig)
+        )
         provider = training.TrainingTelemetryProvider.instance()
         provider.with_base_config(settings).with_exporter(_exporter(self)).configure_provider()
 
-    def _fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Spell fields as the classes do, those that vary as callables."""
-        classes = (self.training.OneLoggerConfig, self.training.TrainingTelemetryConfig)
+    def _telemetry(self, given: Mapping[str, Any]) -> Any:
+        kind = self.training.TrainingTelemetryConfig
+        return kind(**self._fields(given, kind))
+
+    def _fields(self, given: Mapping[str, Any], kind: type) -> dict[str, Any]:
+        """Spell fields as the class does, those that vary as callables, also where they have no value yet."""
         fields = {}
-        for name, value in given.items():
-            varies = any(hasattr(each, f"{name}_or_fn") for each in classes)
-            if name in self.variables:
-                self.values[name] = value
+        for name in sorted({*given, *self.variables}):
+            varies = hasattr(kind, f"{name}_or_fn")
+            if name in self.variables and varies:
+                self.values[name] = given.get(name, self.values.get(name))
                 fields[f"{name}_or_fn"] = lambda name=name: self.values[name]
-            else:
-                fields[f"{name}_or_fn" if varies else name] = value
+            elif name in given:
+                fields[f"{name}_or_fn" if varies else name] = given[name]
         return fields
 
     def _do(self, call: str, arguments: dict[str, Any]) -> None:
@@ -136,7 +141,7 @@ class Replay:
         elif call == "cm_exit":
             self._exit(arguments["name"], raising=arguments.get("raise", False))
         elif call == "set_training_telemetry_config":
-            settings = training.TrainingTelemetryConfig(**self._fields(arguments))
+            settings = self._telemetry(arguments)
             training.TrainingTelemetryProvider.instance().set_training_telemetry_config(settings)
         elif call == "set_value":
             self.values.update(arguments)
