@@ -157,7 +157,7 @@ def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
 
 def test_the_straggler_is_named_with_the_machine_that_makes_it_one(cluster: Cluster) -> None:
     timeline = cluster.timeline
-    slow = cluster.started + timeline.at(timeline.crash) - 3
+    slow = cluster.started + timeline.at(timeline.crash) - 2
     uid = "training-ranks"
     values = {"run": RUN, "rank": "3"}
     answers = {

@@ -118,13 +118,13 @@ class Cluster:
     def __enter__(self) -> Self:
         try:
             self._prepare()
+            self.started = time.time()  # the described machines begin to live when their exporters start
             for node in self._nodes:
                 self._start_sidecar(node)
-            self._start_prometheus()
-            self.started = time.time()
             for node in self._nodes:
                 for run, rank, local in node.ranks:
                     self._start_rank(node, run, rank, local, attempt=0)
+            self._start_prometheus()
             self._director.start()
         except BaseException:
             self._end()
