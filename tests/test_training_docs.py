@@ -1,0 +1,47 @@
+"""docs/training.md: its program runs, its blocks and phases exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from training_support import begun_anew, misuses, of, told
+
+from exporter import training
+from exporter.training.kinds import PHASES
+
+TEXT = (Path(__file__).resolve().parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    with begun_anew():
+        yield
+
+
+def test_the_program_of_the_page_runs_and_is_recorded() -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+    exec(compile(program, "docs/training.md", "exec"), {})
+
+    reading = told()
+    assert of("training.steps", mode="train") == 30
+    assert of("training.steps", mode="validation") == 3
+    assert of("training.checkpoints", kind="sync", result="ok") == 3
+    assert of("training.model_flops") == 30 * 4096 * 6e6
+    assert (reading.finished, reading.step, reading.segments) == (True, 30, ())
+    assert misuses() == {}
+
+
+def test_every_name_of_the_page_exists_and_every_call_is_on_it() -> None:
+    named = set(re.findall(r"(?:`|training\.|exporter\.)([a-z_]+)(?:\(|`)", TEXT))
+    own = {
+        name
+        for name in training.__all__
+        if name.islower() and not name.startswith("on_") and not name.startswith("get_")
+    } - {"assert_that"}
+
+    assert own <= named
+    assert {"init", "other", *(phase for phase in PHASES if phase in named)} <= set(PHASES)
