@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bridges_support import AUTO, Job, job, wanted
 
-from exporter.bridges.plain_torch import holds_optimizer
+from exporter.bridges.plain_checkpoints import holds_optimizer
 
 pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
 
@@ -36,8 +36,13 @@ SCENARIOS = """
 from exporter.bridges import plain_torch
 plain_torch.standing()
 
+def looking():
+    for (batch,) in loader(8):
+        made()[0](batch)
+
 def ordinary():
     model, optimizer = made()
+    next(iter(loader(4)))
     for epoch in range(2):
         for (batch,) in loader(12):
             optimizer.zero_grad()
@@ -198,7 +203,7 @@ def distributed_checkpoint():
     print("later failed", failing.exception() is not None)
     dcp.async_save({"model": weights}, checkpoint_id=f"{ROOT}/weights_later").result()
 
-for scenario in (ordinary, resumed, accumulation, gan, inner_steps, without_loader, closure,
+for scenario in (looking, ordinary, resumed, accumulation, gan, inner_steps, without_loader, closure,
                  validation_with_gradients, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
                  workers, distributed_checkpoint):
     plain_torch.CLAIMS.standing.yields()
@@ -221,10 +226,17 @@ def test_an_ordinary_loop_is_told_without_a_line_in_it(told: Job) -> None:
     phases = told.phases("ordinary")
 
     assert (steps(told, "ordinary"), steps(told, "ordinary", "validation")) == (6, 4)
-    assert (phases["forward"], phases["backward"], phases["optimizer"]) == (6, 6, 6)
+    assert (phases["forward"], phases["backward"], phases["optimizer"]) == (5, 6, 6)
     assert told.value("training_samples_total", "ordinary", mode="train") == 24
     assert told.value("training_microbatches_total", "ordinary") == 6
     assert told.value("training_epochs_total", "ordinary") == 2
+
+
+def test_a_look_at_the_data_is_no_training(told: Job) -> None:
+    assert steps(told, "looking") is None
+    assert told.phases("looking")["data_loading"] >= 2
+    assert "iteration" not in told.phases("looking")
+    assert told.value("training_samples_total", "looking") is None
 
 
 def test_a_file_with_an_optimizers_state_is_a_checkpoint_and_one_without_is_only_time(told: Job) -> None:

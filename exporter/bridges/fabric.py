@@ -17,6 +17,7 @@ from typing import Any
 
 from exporter.bridges import plain_torch
 from exporter.bridges.brackets import bracket, never_raises
+from exporter.bridges.plain_checkpoints import holds_optimizer
 from exporter.bridges.ranks import tell_rank
 
 PACKAGES = ("lightning.fabric", "lightning_fabric")
@@ -69,7 +70,7 @@ def _save_begins(_fabric: Any, _path: Any = None, state: Any = None, *_args: Any
     teller = plain_torch.telling()
     saved = kwargs.get("state", state)
     values = saved.values() if hasattr(saved, "values") else ()
-    whole = any(hasattr(each, "param_groups") for each in values) or plain_torch.holds_optimizer(saved)
+    whole = any(hasattr(each, "param_groups") for each in values) or holds_optimizer(saved)
     return teller if teller is not None and teller.checkpoint_begins(whole=whole) else None
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections import deque
 from time import monotonic
 from typing import Any
 
@@ -29,9 +29,10 @@ from exporter.bridges.brackets import never_raises
 from exporter.bridges.claims import CLAIMS, WATCHING, Teller
 from exporter.bridges.course import BATCH, EVALUATION, FACE, ITERATION, LOAD, LOOP, SAVE, Abandoned, Course
 from exporter.bridges.ending import ENDING
+from exporter.bridges.plain_checkpoints import holds_optimizer, steps_made, tell_when_written
 
 MOST_LOOKED_AT = 64
-"""Values of a dictionary among which an optimizer's state is looked for."""
+"""Batches before the first turn that are kept."""
 
 
 SKIPPED = 0
@@ -69,6 +70,7 @@ class LoopTeller(Teller):
         self._stepped: set[int] = set()
         self._leader: int | None = None
         self._handed_over: tuple[int, float] | None = None
+        self._looked_at: deque[tuple[int | None, int | None]] = deque(maxlen=MOST_LOOKED_AT)
 
     @property
     def course(self) -> Course | None:
@@ -115,10 +117,11 @@ class LoopTeller(Teller):
                 course.begin(EVALUATION, course.training.validation_loop())
             course.end(BATCH)
             return True
-        self._training_goes_on(course)
-        self._turn_ends()
         self._fetches += 1
-        self._turn_begins(course)
+        if course.is_open(LOOP):  # before the first backward pass it may be a look at the data
+            self._training_goes_on(course)
+            self._turn_ends()
+            self._turn_begins(course)
         course.phase("data_loading")
         return True
 
@@ -135,13 +138,23 @@ class LoopTeller(Teller):
                 course.begin(BATCH, course.training.validation_iteration())
         elif error is not None or batch is None:
             course.phase(None)
+            self._looked_at.clear()
             if isinstance(error, StopIteration) and not self._worked:
                 course.abandon_iteration()
                 self._epoch_ends(course)
         else:
-            course.phase("forward")
-            samples, tokens = samples_and_tokens(batch)
-            course.training.record(samples=samples, tokens=tokens, microbatches=1)
+            found = samples_and_tokens(batch)
+            if course.is_open(LOOP):
+                course.phase("forward")
+                self._count(course, found)
+            else:
+                course.phase(None)
+                self._looked_at.append(found)
+
+    @staticmethod
+    def _count(course: Course, found: tuple[int | None, int | None]) -> None:
+        samples, tokens = found
+        course.training.record(samples=samples, tokens=tokens, microbatches=1)
 
     def _epoch_ends(self, course: Course) -> None:
         if self._turns > self._turns_at_epoch:
@@ -239,7 +252,7 @@ class LoopTeller(Teller):
     def optimizer_loaded(self, state: Any) -> None:
         """Most optimizers count their steps in their state."""
         if self._turns == 0:
-            self._start = max(self._start, _steps_made(state))
+            self._start = max(self._start, steps_made(state))
 
     def _mine(self, *, training: bool) -> Course | None:
         """Give the course on the thread that trains."""
@@ -256,6 +269,9 @@ class LoopTeller(Teller):
         if not course.is_open(LOOP):
             course.begin_loop(self.step)
             course.training.record(epoch=self._epochs)
+            for found in self._looked_at:
+                self._count(course, found)
+            self._looked_at.clear()
 
     def _turn_begins(self, course: Course) -> None:
         if not course.is_open(ITERATION):
@@ -298,7 +314,7 @@ class LoopTeller(Teller):
             return
         course.end(SAVE, error)
         if self._handed_over is not None:
-            _tell_when_written(course.training, *self._handed_over, result, error)
+            tell_when_written(course.training, *self._handed_over, result, error)
             self._handed_over = None
 
     def load_begins(self) -> bool:
@@ -326,55 +342,6 @@ class LoopTeller(Teller):
                 course.end(EVALUATION)
                 course.abandon_iteration()
             course.end_all(error)
-
-
-def _tell_when_written(
-    training: Any, step: int, began: float, future: Any, error: BaseException | None
-) -> None:
-    """Tell of a checkpoint that a thread writes, on that thread."""
-    blocking_seconds = monotonic() - began
-
-    @never_raises
-    def written(done: Any) -> None:
-        training.checkpoint_saved(
-            step,
-            kind="async",
-            ok=done is not None and done.exception() is None,
-            seconds=monotonic() - began,
-            blocking_seconds=blocking_seconds,
-        )
-
-    future = getattr(future, "upload_completion", future)
-    if error is None and hasattr(future, "add_done_callback"):
-        future.add_done_callback(written)
-    else:
-        written(None)
-
-
-def holds_optimizer(saved: Any, depth: int = 3) -> bool:
-    """Tell whether an optimizer's state is in a dictionary, or in one in it."""
-    if not isinstance(saved, Mapping):
-        return False
-    if "param_groups" in saved and "state" in saved:
-        return True
-    if not depth:
-        return False
-    for place, value in enumerate(saved.values()):
-        if place >= MOST_LOOKED_AT:
-            break
-        values = value[:MOST_LOOKED_AT] if isinstance(value, list) else (value,)
-        if any(holds_optimizer(each, depth - 1) for each in values):
-            return True
-    return False
-
-
-def _steps_made(state: Any) -> int:
-    counts = [
-        int(each["step"])
-        for each in list(state.get("state", {}).values())[:1]
-        if isinstance(each, Mapping) and "step" in each
-    ]
-    return max(counts, default=0)
 
 
 def install() -> None:
