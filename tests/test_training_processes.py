@@ -161,6 +161,44 @@ def test_tasks_have_trees_of_their_own(tmp_path: Path) -> None:
     assert counts == {repr(("training.steps", (("mode", "train"),))): 200.0}
 
 
+def test_threads_and_tasks_that_have_ended_are_forgotten(tmp_path: Path) -> None:
+    printed = run(
+        """
+        import asyncio, threading
+        import exporter
+        from exporter import training
+        from exporter.training import hot
+
+        async def task():
+            with training.training_iteration():
+                await asyncio.sleep(0)
+
+        async def main():
+            for _ in range(10):
+                await asyncio.gather(*(task() for _ in range(100)))
+
+        def thread():
+            with training.training_iteration():
+                pass
+
+        asyncio.run(main())
+        for _ in range(50):
+            one = threading.Thread(target=thread)
+            one.start()
+            one.join()
+        import gc
+        gc.collect()
+        exporter.flush()
+        print(len(hot.TRACKS.all()))
+        """,
+        tmp_path / "feed",
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    assert total(snapshot, "training.steps", mode="train") == 1050
+    assert int(printed) <= 3
+
+
 def test_a_decorated_coroutine_is_inside_its_block_while_it_waits(tmp_path: Path) -> None:
     run(
         """

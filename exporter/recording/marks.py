@@ -74,7 +74,7 @@ class Tracks:
     """The tracks of one process."""
 
     def __init__(self, adopt: Callable[[], None] = lambda: None) -> None:
-        self._tracks: list[Track] = []
+        self._tracks: dict[int, Track] = {}  # by identity: thousands of tasks may come and go
         self._adopt = adopt
 
     def on_new(self, adopt: Callable[[], None]) -> None:
@@ -84,37 +84,36 @@ class Tracks:
     def make(self, anchor: Anchor, parent: Track | None = None) -> Track:
         """Make the track of the calling thread or task."""
         track = Track(threading.get_ident(), anchor, parent)
-        self._tracks.append(track)
+        self._tracks[id(track)] = track
         self._adopt()
         return track
 
     def all(self) -> list[Track]:
         """All that may have marks, those of ended threads included until they are drained."""
-        return self._tracks
+        return list(self._tracks.values())
 
     def waiting(self) -> bool:
         """Whether there is anything to interpret."""
-        return any(track.buffer or track.waiting for track in self._tracks)
+        return any(track.buffer or track.waiting for track in self.all())
 
     def forget_ended(self) -> list[Track]:
         """Let go of those that are drained and whose threads and tasks have ended."""
         ended = [
-            track
-            for track in self._tracks
-            if track.anchor() is None and not track.buffer and not track.waiting
+            track for track in self.all() if track.anchor() is None and not track.buffer and not track.waiting
         ]
         for track in ended:
-            self._tracks.remove(track)
+            del self._tracks[id(track)]
         return ended
 
     def clear(self) -> None:
         """Forget every mark; what a forked child does with its parent's."""
         alive = set(sys._current_frames())  # noqa: SLF001  # the only list of threads that holds after a fork
-        for track in self._tracks:
+        for track in self.all():
             track.buffer.clear()
             track.waiting.clear()
             track.state = None
-        self._tracks = [track for track in self._tracks if track.thread in alive]
+            if track.thread not in alive:
+                del self._tracks[id(track)]
 
 
 def in_order(

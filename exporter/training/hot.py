@@ -271,7 +271,7 @@ class _First:
     def __getattr__(self, name: str) -> Any:
         """Begin with the first mark."""
         switch(on=True)
-        return getattr(_place, name)
+        return getattr(here(), name)
 
 
 class _Task:
@@ -323,12 +323,17 @@ def here() -> Any:
     return _place
 
 
+def look_for_asyncio() -> None:
+    """See whether the job has loaded asyncio by now; a few times a second, and at every rare call."""
+    global _running_loop  # noqa: PLW0603  # read on the hot path, where an attribute would cost
+    if _running_loop is None:
+        _running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+
+
 def look_for_tasks() -> None:
     """See whether the caller is an asyncio task, and if so have tasks told apart from now on."""
-    global _place, _running_loop  # noqa: PLW0603  # read on the hot path, where an attribute would cost
-    if _running_loop is None:
-        asyncio = sys.modules.get("asyncio")
-        _running_loop = getattr(asyncio, "_get_running_loop", None)
+    global _place  # noqa: PLW0603  # read on the hot path, where an attribute would cost
+    look_for_asyncio()
     if _running_loop is not None and _place is not _INERT and _running_loop() is not None:
         switch(on=True)
         _place = _TASKS

@@ -117,9 +117,15 @@ class TrainingRecording:
             finally:
                 self._release()
             give_way()
+        if self._acquire(PATIENCE_SECONDS):
+            try:
+                self._forget_ended()
+            finally:
+                self._release()
 
     def tick(self, give_way: Callable[[], None] = lambda: None) -> None:
         """Interpret where much is waiting, so that what is drained once a second stays little."""
+        hot.look_for_asyncio()
         waiting = max([len(track.buffer) for track in hot.TRACKS.all()], default=0)
         if waiting > FULL_ITEMS // 4:
             self.drain(give_way)
@@ -240,10 +246,13 @@ class TrainingRecording:
             for _, _, track, code, value in marks:
                 interpreter.take_one(track, code, value)
             return bool(marks) and interpreter.now < until
+        return False
+
+    def _forget_ended(self) -> None:
+        """Let go of the threads and tasks that have ended."""
         for track in hot.TRACKS.forget_ended():
             self._known_drops.pop(track, None)
-            interpreter.tree.forget(track)
-        return False
+            self._interpreter.tree.forget(track)
 
     def _try(self) -> bool:
         """Interpret all there is on this thread, if nobody else does."""
