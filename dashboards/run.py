@@ -32,7 +32,7 @@ NOT_TOLD = "The job does not tell it: see the table of bridges, or call exporter
 NO_STEPS = "No steps: the job does not use exporter.training or a bridge, or has not begun."
 NO_CHECKPOINT = "No checkpoint yet, or the job does not tell of them."
 NO_LEDGER = "No time is counted: the job does not use exporter.training or a bridge."
-TO_RANKS = to("training-ranks", "Ranks and stragglers", run="${__field.labels.run}")
+TO_RANKS = to("training-ranks", "Ranks and stragglers", run="${run}")
 
 STEP_BUCKETS = (
     'sum by (le) (rate(training_step_duration_seconds_bucket{@run, mode="train"}[$__rate_interval]))'
@@ -224,6 +224,7 @@ def _progress() -> tuple[Panel, ...]:
                 bound("undisturbed"),
             ],
             logarithmic=True,
+            links=(TO_RANKS,),
             about=About(
                 "Time of training steps; *undisturbed* is the mean of those without outliers. Quantiles come from a histogram and "
                 "are as rough as its buckets; the mean is exact.",
@@ -275,6 +276,7 @@ def _phases() -> tuple[Panel, ...]:
             legend="right",
             w=16,
             h=10,
+            links=(TO_RANKS,),
             about=About(
                 "Time of the main threads by phase, as shares of it, over the chosen ranks. Blue and green is work, "
                 "orange waiting for data, purple checkpoints, brown starting.",
@@ -294,6 +296,7 @@ def _phases() -> tuple[Panel, ...]:
             thresholds=steps((None, PLAIN), (0.2, WARNING)),
             w=8,
             h=5,
+            links=(TO_RANKS,),
             about=About(
                 "Share of each rank's time in which it waited for the next batch.",
                 "above the dashed line (20 %); only the worst: that rank's data or disk.",
