@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # On CI every foreign program and framework must be there; elsewhere tests that miss one skip and say so.
 TORCH ?= $(if $(CI),torch==2.13.0,)
+EXTRAS ?= $(if $(CI),[test$(COMMA)frameworks],[test])
+COMMA := ,
 
 .PHONY: setup system check lint types test bench docs demo dashboards rules clean
 
@@ -11,7 +13,7 @@ setup: $(BIN)/.installed
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.$(EXTRAS)'
 	$(BIN)/python -m compileall -q exporter
 	touch $@
 
