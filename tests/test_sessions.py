@@ -417,6 +417,21 @@ def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(tmp_path
     assert goodput_names(over) == set()
 
 
+def test_a_process_that_comes_after_the_clock_was_set_back_is_the_next_attempt(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 5)
+    first.see()
+    first.die()
+    sidecar.clock.wall -= 7200.0
+    second = Watched(sidecar, job=a_job(5))
+    page = second.see()
+
+    assert [of(page, "attempt"), of(page, "productive_seconds_total")] == [2, 5]
+    assert badput(page) == {"init": 8}
+    check_identity(page)
+
+
 def test_what_happened_between_the_last_word_and_the_end_is_part_of_the_wall(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     watched = Watched(sidecar, job=a_job())

@@ -260,8 +260,10 @@ class Sessions:
         attempt = session.goodput.attempt
         if attempt is None:
             return True
-        if session.goodput.knows(record.process.id) or record.process.started < attempt.recorded:
+        if session.goodput.knows(record.process.id):
             return False
+        if not record.living and record.process.started < attempt.recorded:
+            return False  # left from before; one that lives has come later, whatever the clock was set to
         before = by_id.get(attempt.process)
         if before is None or not before.living:
             return True
