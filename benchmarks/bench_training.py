@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -212,44 +213,48 @@ def transformer() -> dict[str, object]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = torch.randint(0, 256, (64, 8, 33))
 
-    def step(batch: Any) -> Any:
-        logits = model(batch[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss, norm
-
-    def off(number: int) -> None:
-        step(data[number % 64])
-
-    def on(number: int) -> None:
-        with training_iteration():
-            with data_loading():
+    def train(number: int, telemetry: dict[str, Any]) -> None:
+        """One step; the same code on and off, so that only telemetry differs."""
+        with telemetry["iteration"]():
+            with telemetry["data"]():
                 batch = data[number % 64]
-            with model_forward():
+            with telemetry["forward"]():
                 logits = model(batch[:, :-1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-            with training.zero_grad():
+            with telemetry["zero"]():
                 optimizer.zero_grad()
-            with model_backward():
+            with telemetry["backward"]():
                 loss.backward()
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            with optimizer_update():
+            with telemetry["optimizer"]():
                 optimizer.step()
-            record(loss=loss, grad_norm=norm, tokens=batch.numel(), samples=8, learning_rate=1e-3)
+            telemetry["record"](
+                loss=loss, grad_norm=norm, tokens=batch.numel(), samples=8, learning_rate=1e-3
+            )
 
+    blocks = ("iteration", "data", "forward", "zero", "backward", "optimizer")
+    off: dict[str, Any] = {**dict.fromkeys(blocks, nullcontext), "record": lambda **_: None}
+    on: dict[str, Any] = {
+        "iteration": training_iteration,
+        "data": data_loading,
+        "forward": model_forward,
+        "zero": training.zero_grad,
+        "backward": model_backward,
+        "optimizer": optimizer_update,
+        "record": record,
+    }
     for number in range(20):
-        off(number)
-        on(number)
+        train(number, off)
+        train(number, on)
     times: dict[str, list[float]] = {"off": [], "on": []}
+    processor: dict[str, list[float]] = {"off": [], "on": []}
     for number in range(150 if QUICK else 1500):
-        order = (("off", off), ("on", on)) if number % 2 else (("on", on), ("off", off))
-        for name, run in order:
-            began = time.perf_counter()
-            run(number)
+        pair = (("off", off), ("on", on))
+        for name, telemetry in pair if number % 2 else pair[::-1]:
+            began, used = time.perf_counter(), time.thread_time()
+            train(number, telemetry)
             times[name].append(time.perf_counter() - began)
+            processor[name].append(time.thread_time() - used)
     medians = {name: statistics.median(each) for name, each in times.items()}
     halves = {
         name: statistics.median(each[::2]) / statistics.median(each[1::2]) for name, each in times.items()
@@ -257,6 +262,9 @@ def transformer() -> dict[str, object]:
     return {
         "milliseconds of a step": {name: round(median * 1e3, 3) for name, median in medians.items()},
         "on as a ratio of off": round(medians["on"] / medians["off"], 4),
+        "the same of processor time": round(
+            statistics.median(processor["on"]) / statistics.median(processor["off"]), 4
+        ),
         "noise: one half of the same steps as a ratio of the other": {
             name: round(ratio, 4) for name, ratio in halves.items()
         },
