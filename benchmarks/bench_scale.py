@@ -397,7 +397,7 @@ def measured(prometheus: str, store: str, seconds: float) -> dict[str, float]:
 
 
 def lines(stages: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """What more nodes would take, by a line through the points of each number."""
+    """What more nodes would take, by a line through the points of each number; dashboards grow with runs, not here."""
     if len(stages) < 3:
         return {}  # a line through two points is no fit
     nodes = [float(stage["nodes"]) for stage in stages]
@@ -409,12 +409,6 @@ def lines(stages: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     fit = statistics.linear_regression(nodes, [stage["rules"]["cpu_seconds"] for stage in stages])
     for number in ASKED:
         asked[f"{number} nodes"]["cpu_seconds of all rules"] = round(fit.intercept + fit.slope * number, 3)
-    for board in stages[0]["dashboards"]:
-        fit = statistics.linear_regression(
-            nodes, [stage["dashboards"][board]["cpu_seconds"] for stage in stages]
-        )
-        for number in ASKED:
-            asked[f"{number} nodes"][f"cpu_seconds of {board}"] = round(fit.intercept + fit.slope * number, 3)
     return asked
 
 
