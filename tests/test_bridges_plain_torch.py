@@ -386,19 +386,45 @@ def test_a_loop_that_ends_in_order_is_finished_and_one_that_fails_is_not(tmp_pat
     assert failed.value("training_steps_total", mode="train") == 1
 
 
-def test_a_job_that_tells_itself_is_left_to_itself(tmp_path: Path) -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("outside", "inside"),
+    [
+        ("with training.training_loop(train_iterations_start=0):", "with training.training_iteration():"),
+        ("if True:", "with training.training_iteration():"),
+        ("if True:", "training.step();"),
+    ],
+)
+def test_a_job_that_tells_itself_is_left_to_itself(tmp_path: Path, outside: str, inside: str) -> None:
+    program = f"""
 from exporter import training
 model, optimizer = made()
-with training.training_loop(train_iterations_start=0):
+{outside}
     for (batch,) in training.batches(loader(12)):
-        with training.training_iteration():
+        {inside}
             turn(model, optimizer, batch)
-"""
+""".replace("training.step();\n            turn", "training.step(); turn")
     told = job(tmp_path, PRELUDE + program, AUTO)
 
     assert told.value("training_steps_total", mode="train") == 3
     assert "backward" not in told.phases()
+
+
+def test_a_job_that_only_adds_to_what_is_told_is_told(tmp_path: Path) -> None:
+    program = """
+from exporter import span, training
+model, optimizer = made()
+with span("preparing"):
+    training.describe(model="mine", flops_per_sample=10)
+for (batch,) in loader(12):
+    training.record(tokens=100)
+    turn(model, optimizer, batch)
+"""
+    told = job(tmp_path, PRELUDE + program, AUTO)
+
+    assert told.value("training_steps_total", mode="train") == 3
+    assert told.value("training_tokens_total", mode="train") == 300
+    assert told.phases()["backward"] == 3
+    assert 'model="mine"' in told.page
 
 
 def test_a_rank_tells_its_own_share(tmp_path: Path) -> None:

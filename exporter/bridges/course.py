@@ -28,7 +28,8 @@ _BLOCKS = {
     "zero_grad": "zero_grad",
 }
 """Phases that have a function of their own, which finds its handle at once."""
-FACE = "exporter.training"
+WORK = frozenset({"iteration", "forward", "backward", "grad_sync", "optimizer", "zero_grad"})
+"""Phases within an iteration."""
 DEVICE_SECONDS = 0.1
 """How often a number is taken from a device: each takes a copy there."""
 
@@ -42,14 +43,12 @@ class Course:
 
     Attributes:
         training: `exporter.training`.
-        brought_the_face: Whether a bridge, and not the job, has imported it.
+        loops: Training loops that bridges have begun in this process.
     """
 
-    brought_the_face = False
+    loops = 0
 
     def __init__(self) -> None:
-        if FACE not in sys.modules:
-            Course.brought_the_face = True
         from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
 
         self.training: ModuleType = training
@@ -94,12 +93,23 @@ class Course:
             self._open.append((PHASE, name, span))
             self._depth[PHASE] += 1
 
+    def job_tells(self) -> bool:
+        """Tell whether the job itself has begun a training loop, or is in an iteration, or has told of steps."""
+        from exporter.training.recording import TRAINING  # noqa: PLC0415  # as above
+
+        TRAINING.drain()
+        told = TRAINING.reading()
+        if told is None:
+            return False
+        return told.loop > Course.loops or told.phase in WORK or (told.steps > 0 and not Course.loops)
+
     def begin_loop(self, step: int, target: int | None = None) -> None:
         """Begin a training loop; whatever an earlier one left open has been given up."""
         self.end_all(Abandoned())
         ENDING.begin_application(self.training)
         span = self.training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=target)
         self.begin(LOOP, span)
+        Course.loops += 1
 
     def begin_iteration(self) -> None:
         """Begin an iteration, unless one is under way."""

@@ -11,7 +11,8 @@ concluded:
 - a file in which an optimizer's state is written is a *checkpoint*: from nothing else could the job go on;
 - the loss is what the turn's first backward pass begins from, before a loss scaler has scaled it.
 
-A job that uses `exporter.training` itself, or a framework with a bridge of its own, is left to them.
+A job that tells its loop itself (at its first backward pass it is known), or uses a framework with a bridge of its own, is
+left to them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from exporter.bridges import torch_hooks
 from exporter.bridges.batches import samples_and_tokens
 from exporter.bridges.brackets import never_raises
 from exporter.bridges.claims import CLAIMS, WATCHING, Teller
-from exporter.bridges.course import BATCH, EVALUATION, FACE, ITERATION, LOAD, LOOP, SAVE, Abandoned, Course
+from exporter.bridges.course import BATCH, EVALUATION, ITERATION, LOAD, LOOP, SAVE, Abandoned, Course
 from exporter.bridges.ending import ENDING
 from exporter.bridges.plain_checkpoints import holds_optimizer, steps_made, tell_when_written
 
@@ -59,6 +60,7 @@ class LoopTeller(Teller):
         """Begin anew, as a forked child does."""
         self._course: Course | None = None
         self._thread: int | None = None
+        self._silent = False
         self._start = 0
         self._turns = 0
         self._epochs = self._turns_at_epoch = 0
@@ -75,9 +77,9 @@ class LoopTeller(Teller):
     @property
     def course(self) -> Course | None:
         """Where the loop is, made when something is told first; None where the job tells it itself."""
+        if self._silent:
+            return None
         if self._course is None:
-            if self.courteous and FACE in sys.modules and not Course.brought_the_face:
-                return None
             self._course = Course()
             self._describe(self._course)
         return self._course
@@ -261,6 +263,7 @@ class LoopTeller(Teller):
             if not training:
                 return self.course if threading.current_thread() is threading.main_thread() else None
             self._thread = here
+            self._silent = self.courteous and self.course is not None and self.course.job_tells()
         return self.course if self._thread == here else None
 
     def _training_goes_on(self, course: Course) -> None:
