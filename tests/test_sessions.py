@@ -417,6 +417,42 @@ def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(tmp_path
     assert goodput_names(over) == set()
 
 
+@pytest.mark.parametrize("lasts", [1.0, 40.0])
+def test_a_process_that_does_not_train_in_between_completes_no_task(tmp_path: Path, lasts: float) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 5)
+    first.job.save(0.0)
+    steps(first.job, 2)
+    first.see()
+    first.die()
+    evaluation = Watched(sidecar, job=PaperJob())
+    evaluation.job.spend("init", 0.5)
+    evaluation.see()
+    evaluation.job.spend("test", lasts)
+    evaluation.see()
+    evaluation.job.finished = True
+    evaluation.write(final=True).die()
+    page = Watched(sidecar, job=a_job(5)).see()
+
+    assert [of(page, "lost_steps_total"), of(page, "productive_seconds_total")] == [2, 5]
+    assert of(page, "attempt") == (2 if lasts < 30 else 3)
+    check_identity(page)
+
+
+def test_a_process_that_comes_and_goes_without_training_is_no_session(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    watched = Watched(sidecar, job=PaperJob())
+    watched.job.spend("init", 0.5)
+    watched.write(final=True)
+    watched.kill()
+    sidecar.collect()
+    page = sidecar.after(5.0)
+
+    assert goodput_names(page) == set()
+    assert watched.process.id not in sidecar.feed.files
+
+
 def test_a_process_that_comes_after_the_clock_was_set_back_is_the_next_attempt(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     first = Watched(sidecar, job=a_job())

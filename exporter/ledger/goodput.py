@@ -97,7 +97,8 @@ class Goodput:
             self.taken = [*self.taken, before.process][-KEPT_IDS:]
             end = start if before.ended is None else before.ended
             gap = max(0.0, start - end, self.gap_counted)
-            if before.orderly and not attempt.tagged:
+            # One that has not trained, such as an evaluation in between, completes no task.
+            if before.orderly and before.loop and not attempt.tagged:
                 self._start_over(before)
             else:
                 attempt.number = before.number + 1

@@ -201,6 +201,8 @@ class Sessions:
         reading = _reading(record)
         if reading is None:
             return self._bind_silent(record)
+        if not record.living and not reading.loop and not reading.failure and _is_final(record):
+            return None  # it came and went in order without training: no attempt at anything
         since = self._first_told.setdefault(process.id, now.monotonic)
         tag = dict(reading.facts).get("session_tag", "")
         waited = now.monotonic - since >= TAG_SECONDS
@@ -458,6 +460,10 @@ def _leading(ranks: Ranks) -> Iterator[Record]:
 
 def _reading(record: Record) -> TrainingReading | None:
     return None if record.snapshot is None else record.snapshot.recording.training
+
+
+def _is_final(record: Record) -> bool:
+    return record.snapshot is not None and record.snapshot.recording.final
 
 
 def _shown(key: StateKey) -> str:
