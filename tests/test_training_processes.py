@@ -329,25 +329,38 @@ def test_a_flood_of_iterations_is_counted_to_the_last_in_constant_memory(tmp_pat
     assert int(printed) < 4 << 20
 
 
-def test_a_flood_of_other_blocks_stays_bounded(tmp_path: Path) -> None:
+@pytest.mark.timeout(60)
+def test_a_flood_of_other_blocks_stays_bounded_and_is_soon_counted_to_the_last(tmp_path: Path) -> None:
     printed = run(
         """
         import time
+        import exporter
         from exporter import training
+        from exporter.recording.marks import FULL_ITEMS
         from exporter.training import hot
-        most = 0
-        until = time.monotonic() + 3
-        while time.monotonic() < until:
-            for _ in range(1000):
+
+        def load(times):
+            most = 0
+            for number in range(times):
                 with training.data_loading():
                     pass
-            most = max(most, len(hot.here().buffer))
-        print(most)
+                if number % 100 == 0:
+                    most = max(most, len(hot.here().buffer))
+            return most
+
+        while hot.here().track.looks:  # the first look of the recording thread
+            load(50_000)
+        exporter.flush()
+        print(load(100_000) < 8 * FULL_ITEMS)
         """,
         tmp_path / "feed",
     )
 
-    assert int(printed) < 3 << 20
+    (snapshot,) = snapshots(tmp_path / "feed")
+    entries = total(snapshot, "training.phase_entries", phase="data_loading")
+    assert entries % 50_000 == 0 or total(snapshot, "training.misuse", call="marks", rule="dropped")
+    assert entries >= 100_000
+    assert printed.strip() == "True"
 
 
 def test_another_identity_begins_counting_anew_while_blocks_stay_open(tmp_path: Path) -> None:

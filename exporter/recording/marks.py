@@ -43,10 +43,21 @@ class Track:
         parent: The track of the code that started the task; None for a thread.
         waiting: Marks that are drained but not interpreted yet, since other tracks' come first.
         dropped: Marks that were dropped, all told.
+        looks: Each has one kind of mark look from now on whether the buffer is full.
         state: Whatever the interpreter keeps of it.
     """
 
-    __slots__ = ("__weakref__", "anchor", "buffer", "dropped", "parent", "state", "thread", "waiting")
+    __slots__ = (
+        "__weakref__",
+        "anchor",
+        "buffer",
+        "dropped",
+        "looks",
+        "parent",
+        "state",
+        "thread",
+        "waiting",
+    )
 
     def __init__(self, thread: int, anchor: Anchor, parent: Track | None = None) -> None:
         self.buffer: list[Any] = []
@@ -55,6 +66,7 @@ class Track:
         self.anchor = weakref.ref(anchor)
         self.waiting: list[Any] = []
         self.dropped = 0
+        self.looks: list[Callable[[], None]] = []
         self.state: Any = None
 
     def take(self, most: int) -> list[Any]:
@@ -62,6 +74,11 @@ class Track:
         taken = self.buffer[:most]
         del self.buffer[:most]
         return taken
+
+    def watch(self) -> None:
+        """Have every mark look whether the buffer is full: of a thread that fills it faster than it is drained."""
+        while self.looks:
+            self.looks.pop()()
 
     def drop(self) -> None:
         """Drop the older half: by whoever interprets, or on its own thread, when nobody can."""

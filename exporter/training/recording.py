@@ -226,6 +226,8 @@ class TrainingRecording:
         self._misuse.settle()
         busy = [track for track in hot.TRACKS.all() if track.buffer or track.waiting]
         for track in busy:
+            if len(track.buffer) > 2 * FULL_ITEMS and track.looks:
+                track.watch()
             if len(track.buffer) > MOST_ITEMS:
                 track.drop()
             if track.dropped != self._known_drops.get(track, 0):
