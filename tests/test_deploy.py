@@ -18,6 +18,7 @@ import yaml
 from prometheus_support import free_port
 from rules_support import ROOT, alerts, promtool, script
 from serve_support import exporter, sidecar
+from test_rules import known
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -446,3 +447,41 @@ def test_the_unit_starts_the_exporter_with_flags_that_it_knows(tmp_path: Path) -
     told = exporter("--config.check", *shlex.split(flags))
 
     assert told.returncode == 0, told.stderr
+
+
+# --- documents -----------------------------------------------------------------------------------------------
+
+DOCUMENTS = [ROOT / "docs/operations.md", ROOT / "docs/runbook.md", DEPLOY / "README.md"]
+SPOKEN_OF = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_a_document_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    dead = []
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+
+    assert links
+    assert dead == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_families_that_a_document_speaks_of_exist(document: Path) -> None:
+    names = set(known())
+    spoken = {
+        name
+        for name in re.findall(r"`([a-z]\w+)[`{]", document.read_text(encoding="utf-8"))
+        if name.startswith(SPOKEN_OF)
+    }
+
+    assert spoken
+    assert sorted(spoken - names) == []
