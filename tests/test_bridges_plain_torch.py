@@ -409,6 +409,22 @@ model, optimizer = made()
     assert "backward" not in told.phases()
 
 
+def test_a_job_that_tells_of_its_steps_afterwards_is_left_to_itself_from_the_second_on(
+    tmp_path: Path,
+) -> None:
+    program = """
+from exporter import training
+model, optimizer = made()
+for (batch,) in loader(40):
+    turn(model, optimizer, batch)
+    training.step()
+"""
+    told = job(tmp_path, PRELUDE + program, AUTO)
+
+    assert told.value("training_steps_total", mode="train") == 10
+    assert told.phases()["backward"] == 1
+
+
 def test_a_job_that_only_adds_to_what_is_told_is_told(tmp_path: Path) -> None:
     program = """
 from exporter import span, training
