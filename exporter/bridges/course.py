@@ -44,11 +44,9 @@ class Course:
     Attributes:
         training: `exporter.training`.
         loops: Training loops that bridges have begun in this process.
-        steps: Iterations that they have completed.
     """
 
     loops = 0
-    steps = 0
 
     def __init__(self) -> None:
         from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
@@ -103,8 +101,7 @@ class Course:
         told = TRAINING.reading()
         if told is None:
             return False
-        amid_its_own = told.phase in WORK and not self._depth[ITERATION]
-        return amid_its_own or told.loop > Course.loops or told.steps > Course.steps
+        return told.loop > Course.loops or told.phase in WORK or (told.steps > 0 and not Course.loops)
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
         """Begin a training loop; whatever an earlier one left open has been given up."""
@@ -148,8 +145,6 @@ class Course:
     def _close(self, error: BaseException | None) -> str:
         kind, _, span = self._open.pop()
         self._depth[kind] -= 1
-        if kind == ITERATION and error is None:
-            Course.steps += 1
         if error is None:
             span.__exit__(None, None, None)
         else:

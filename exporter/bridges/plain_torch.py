@@ -60,7 +60,7 @@ class LoopTeller(Teller):
         """Begin anew, as a forked child does."""
         self._course: Course | None = None
         self._thread: int | None = None
-        self._silent = self._looked_again = False
+        self._silent = False
         self._start = 0
         self._turns = 0
         self._epochs = self._turns_at_epoch = 0
@@ -263,17 +263,8 @@ class LoopTeller(Teller):
             if not training:
                 return self.course if threading.current_thread() is threading.main_thread() else None
             self._thread = here
-            self._leave_to_the_job()
-        elif self._turns and not self._looked_again and training and self._thread == here:
-            self._looked_again = True  # a job may tell of its steps afterwards
-            self._leave_to_the_job()
+            self._silent = self.courteous and self.course is not None and self.course.job_tells()
         return self.course if self._thread == here else None
-
-    def _leave_to_the_job(self) -> None:
-        course = self.course
-        if self.courteous and course is not None and course.job_tells():
-            course.end_all(Abandoned())
-            self._silent = True
 
     def _training_goes_on(self, course: Course) -> None:
         self._evaluating = False
