@@ -16,9 +16,11 @@ from dashboards.palette import (
     VERMILION,
     WARNING,
     bounds,
-    by_last_digit,
+    by_first_word,
+    by_last_character,
     fixed,
     named,
+    shades,
 )
 from dashboards.panels import About, Column, Panel, bars, below, lines, stat, steps, table
 from dashboards.queries import Query, now, rows
@@ -72,7 +74,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
         ),
         stat(
-            "Energy since each run began",
+            "Energy so far",
             now("sum(training_energy_joules_total{@run}) / 3.6e6"),
             unit="kwatth",
             about=About(
@@ -114,7 +116,7 @@ def _glance() -> tuple[Panel, ...]:
             empty="no steps told",
         ),
         stat(
-            "CO2 since each run began",
+            "CO2 so far",
             now("sum(training_carbon_grams_total{@run})"),
             unit="massg",
             decimals=1,
@@ -127,7 +129,7 @@ def _glance() -> tuple[Panel, ...]:
             empty="no intensity set",
         ),
         stat(
-            "Money since each run began",
+            "Money so far",
             now("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
             unit="none",
             decimals=2,
@@ -168,14 +170,14 @@ def _power() -> tuple[Panel, ...]:
                 ' + on (instance) (sum by (instance) (rate(host_cpu_energy_joules_total{instance=~"$node"}'
                 "[$__rate_interval])) or 0 * sum by (instance) (rate(gpu_energy_joules_total"
                 '{instance=~"$node"}[$__rate_interval])))',
-                "{{instance}} GPUs and CPUs",
+                "{{instance}}",
             ),
             Query(
                 'sum by (instance) (rate(host_dram_energy_joules_total{instance=~"$node"}[$__rate_interval]))',
-                "{{instance}} memory",
+                "memory of {{instance}}",
             ),
             unit="watt",
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             about=About(
                 "Power of all devices that can be read, whoever uses them.",
                 "far more than the runs beside: others use the machine, or it idles dearly.",
@@ -195,7 +197,7 @@ def _power() -> tuple[Panel, ...]:
                 "{{instance}} at rest, the most",
             ),
             unit="watt",
-            overrides=[*by_last_digit(), bounds("B")],
+            overrides=[*by_last_character(), bounds("B")],
             legend="hidden",
             about=About(
                 "Power by the cards' own energy counters, which miss nothing between two readings; dashed: what one "
@@ -236,7 +238,7 @@ def _worth() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit=unit,
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             w=6,
             about=About(
                 what,
@@ -255,7 +257,7 @@ def _worth() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit="joule",
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             w=6,
             about=About(
                 "Energy of the whole run for each step: a ratio of counters, so it is right for short steps too.",
@@ -274,7 +276,7 @@ def _worth() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit="sishort",
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             w=6,
             about=About(
                 "Floating point operations of the model for each joule: MFU's sister.",
@@ -376,7 +378,7 @@ def _waste() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             most=1,
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             w=6,
             about=About(
                 "Share of the energy since the run began that went into steps which a checkpoint has made safe; rises "
@@ -397,7 +399,7 @@ def _carbon() -> tuple[Panel, ...]:
                 "sum by (run) (rate(training_carbon_grams_total{@run}[$__rate_interval])) * 3600", "{{run}}"
             ),
             unit="massg",
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             w=8,
             about=About(
                 "Grams of CO2 equivalent in an hour at this rate: energy times PUE times intensity of the moment.",
@@ -413,7 +415,7 @@ def _carbon() -> tuple[Panel, ...]:
                 "{{zone}}: {{kind}}, {{factor}} ({{source}})",
             ),
             unit="massg",
-            color={"mode": "shades", "fixedColor": BLUE},
+            color=shades(BLUE),
             steps_drawn=True,
             w=8,
             about=About(
@@ -432,7 +434,7 @@ def _carbon() -> tuple[Panel, ...]:
             unit="none",
             decimals=2,
             stacked=True,
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_first_word({"electricity": ORANGE, "device_time": BLUE}),
             w=8,
             about=About(
                 "Electricity and rent in an hour at this rate.",
@@ -451,12 +453,12 @@ def _carbon() -> tuple[Panel, ...]:
             rows('sum by (run) (training_cost_total{@run, kind="device_time"})'),
             columns=(
                 Column("run", "Run"),
-                Column("A", "Energy", unit="kwatth", decimals=3),
-                Column("B", "CO2", unit="massg", decimals=2),
-                Column("C", "CO2, making", unit="massg", decimals=2),
-                Column("D", "Water", unit="litre", decimals=3),
-                Column("E", "Electricity", unit="none", decimals=3),
-                Column("F", "Rent", unit="none", decimals=3),
+                Column("A", "Energy", unit="kwatth", decimals=3, width=110),
+                Column("B", "CO2", unit="massg", decimals=2, width=110),
+                Column("C", "CO2, making", unit="massg", decimals=2, width=110),
+                Column("D", "Water", unit="litre", decimals=3, width=110),
+                Column("E", "Electricity", unit="none", decimals=3, width=110),
+                Column("F", "Rent", unit="none", decimals=3, width=110),
             ),
             sort="Energy",
             w=14,
@@ -563,7 +565,7 @@ def _sources() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             most=1,
-            color={"mode": "shades", "fixedColor": BLUE},
+            color=shades(BLUE),
             w=8,
             h=7,
             about=About(
@@ -580,7 +582,7 @@ def _sources() -> tuple[Panel, ...]:
                 "{{component}}: {{reason}}",
             ),
             unit="none",
-            color={"mode": "shades", "fixedColor": VERMILION},
+            color=shades(VERMILION),
             w=8,
             h=7,
             about=About(
@@ -617,5 +619,5 @@ def _sources() -> tuple[Panel, ...]:
 def _shades(query: str, color: str) -> dict[str, object]:
     return {
         "matcher": {"id": "byFrameRefID", "options": query},
-        "properties": [{"id": "color", "value": {"mode": "shades", "fixedColor": color}}],
+        "properties": [{"id": "color", "value": shades(color)}],
     }

@@ -6,7 +6,20 @@ A query here reads one series for each run or node, however many ranks and GPUs 
 from __future__ import annotations
 
 from dashboards.board import Board, Mark, Row
-from dashboards.palette import BAD, BLUE, CAUSES, GREEN, ORANGE, PLAIN, PURPLE, VERMILION, WARNING, named
+from dashboards.palette import (
+    BAD,
+    BLUE,
+    CAUSES,
+    GREEN,
+    ORANGE,
+    PLAIN,
+    PURPLE,
+    VERMILION,
+    WARNING,
+    by_last_character,
+    named,
+    shades,
+)
 from dashboards.panels import About, Column, Panel, above, below, lines, stat, steps, table, to, words
 from dashboards.queries import Query, now, rows
 
@@ -218,7 +231,7 @@ def _cluster() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             most=1,
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             w=8,
             about=About(
                 "Goodput of the last hour of the eight runs with the least.",
@@ -250,7 +263,7 @@ def _cluster() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             most=1,
-            color={"mode": "shades", "fixedColor": ORANGE},
+            overrides=by_last_character(),
             w=8,
             about=About(
                 "Speed of the slowest rank compared with the fastest, of the eight worst runs.",
@@ -291,7 +304,7 @@ def _cluster() -> tuple[Panel, ...]:
             Query("cluster:training_cost:rate1h * 3600", "{{currency}}"),
             unit="none",
             decimals=2,
-            color={"mode": "shades", "fixedColor": PURPLE},
+            color=shades(PURPLE),
             w=8,
             about=About(
                 "Electricity and rent of all runs in an hour, at the configured prices.",

@@ -15,7 +15,7 @@ from dashboards.palette import (
     THROTTLES,
     WARNING,
     bounds,
-    by_last_digit,
+    by_last_character,
     by_query,
     fixed,
     named,
@@ -102,7 +102,7 @@ def _glance() -> tuple[Panel, ...]:
             h=10,
         ),
         stat(
-            "How many GPUs answer?",
+            "GPUs",
             now("sum(gpu_devices{@node})", "answer"),
             now("sum(gpu_devices_expected{@node})", "expected"),
             unit="none",
@@ -145,7 +145,7 @@ def _glance() -> tuple[Panel, ...]:
             h=3,
         ),
         stat(
-            "Held back by heat or power supply",
+            "Held back by heat or power",
             now(
                 'max(rate(gpu_clocks_event_seconds_total{@gpu, reason=~"'
                 + HEAT_AND_POWER
@@ -192,7 +192,7 @@ def _glance() -> tuple[Panel, ...]:
 
 
 def _use() -> tuple[Panel, ...]:
-    digits = by_last_digit()
+    digits = by_last_character()
     return (
         lines(
             "How busy are the SMs?",
@@ -260,7 +260,7 @@ def _memory() -> tuple[Panel, ...]:
             Query("gpu_memory_used_bytes{@gpu}", LEGEND),
             Query("max by (instance) (gpu_memory_total_bytes{@gpu})", "{{instance}} size of one"),
             unit="bytes",
-            overrides=[*by_last_digit(), bounds("B")],
+            overrides=[*by_last_character(), bounds("B")],
             about=About(
                 "Device memory that is allocated, and the size of a card (dashed). PyTorch keeps what it once had, so "
                 "a full card is normal.",
@@ -306,7 +306,7 @@ def _memory() -> tuple[Panel, ...]:
 
 
 def _power() -> tuple[Panel, ...]:
-    digits = by_last_digit()
+    digits = by_last_character()
     limit = bounds("B")
     return (
         lines(
@@ -407,7 +407,7 @@ def _power() -> tuple[Panel, ...]:
 
 
 def _links() -> tuple[Panel, ...]:
-    digits = by_last_digit()
+    digits = by_last_character()
 
     def traffic(title: str, family: str, what: str, do: str, empty: str) -> Panel:
         return lines(

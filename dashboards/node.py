@@ -90,7 +90,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
         ),
         stat(
-            "Throttled by the container's limit",
+            "CPU throttled",
             now(
                 "max(rate(cgroup_cpu_throttled_periods_total{@node}[$__rate_interval])"
                 " / (rate(cgroup_cpu_periods_total{@node}[$__rate_interval]) > 0))"
@@ -107,7 +107,7 @@ def _glance() -> tuple[Panel, ...]:
             empty="no limit",
         ),
         stat(
-            "Memory left before the limit",
+            "Memory left",
             now(
                 "min((cgroup_memory_limit_bytes{@node} - cgroup_memory_working_set_bytes{@node})"
                 " or on (instance) host_memory_available_bytes{@node})"
@@ -121,7 +121,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
         ),
         stat(
-            "Killed for want of memory",
+            "OOM kills",
             now(
                 'max(sum by (instance) (increase(cgroup_memory_events_total{@node, event="oom_kill"}[$__range]))'
                 " or on (instance) increase(host_vm_oom_kills_total{@node}[$__range]))"
@@ -136,7 +136,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
         ),
         stat(
-            "Shared memory in use",
+            "Shared memory",
             now("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
             unit="percentunit",
             decimals=0,

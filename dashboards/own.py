@@ -14,8 +14,10 @@ from dashboards.palette import (
     VERMILION,
     WARNING,
     bound,
+    by_last_character,
     by_query,
     named,
+    shades,
 )
 from dashboards.panels import (
     YES_NO,
@@ -62,7 +64,7 @@ def board() -> Board:
 def _glance() -> tuple[Panel, ...]:
     return (
         stat(
-            "Exporters that answer",
+            "Exporters",
             now("sum(up{@node})", "answer"),
             now("count(up{@node})", "of"),
             unit="none",
@@ -76,7 +78,7 @@ def _glance() -> tuple[Panel, ...]:
             empty="none known",
         ),
         stat(
-            "Collectors that fail",
+            "Failing collectors",
             now("sum(exporter_collector_success{@node} == bool 0)"),
             unit="none",
             thresholds=above(1),
@@ -111,7 +113,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
         ),
         stat(
-            "CPU of one exporter",
+            "CPU, the most",
             now("max(rate(process_cpu_seconds_total{@node}[$__rate_interval]))"),
             unit="percentunit",
             decimals=2,
@@ -123,7 +125,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
         ),
         stat(
-            "Memory of one exporter",
+            "Memory, the most",
             now("max(process_resident_memory_bytes{@node})"),
             unit="bytes",
             thresholds=above(100e6, 200e6),
@@ -220,8 +222,7 @@ def _complete() -> tuple[Panel, ...]:
             Query("exporter_series{@node}", "{{instance}}"),
             Query("max(exporter_series_limit{@node})", "limit"),
             unit="none",
-            overrides=[bound("limit")],
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=[*by_last_character(), bound("limit")],
             about=About(
                 "Series on the page, and the most that it shows (dashed).",
                 "a climb that does not end: a label with ever new values.",
@@ -283,7 +284,7 @@ def _feed() -> tuple[Panel, ...]:
                 "{{run}} rank {{rank}}",
             ),
             unit="s",
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             thresholds=steps((None, PLAIN), (10, WARNING)),
             legend="hidden",
             about=About(
@@ -306,7 +307,7 @@ def _feed() -> tuple[Panel, ...]:
                 "refused: {{reason}}",
             ),
             unit="none",
-            color={"mode": "shades", "fixedColor": VERMILION},
+            color=shades(VERMILION),
             legend="hidden",
             about=About(
                 "Samples, snapshots and files that were recorded and lost, by reason.",
@@ -323,7 +324,7 @@ def _feed() -> tuple[Panel, ...]:
                 "max by (instance, run) (training_feed_drain_delay_seconds{@node})", "{{run}} {{instance}}"
             ),
             unit="s",
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             about=About(
                 "Longest time by which a window was closed after its end: how long the recording thread was kept from "
                 "running.",
@@ -334,7 +335,7 @@ def _feed() -> tuple[Panel, ...]:
             w=8,
         ),
         stat(
-            "Ranks whose totals cannot be kept",
+            "Ranks without totals",
             now("sum(exporter_ledger_withheld_ranks{@node})"),
             unit="none",
             w=6,
@@ -377,7 +378,7 @@ def _feed() -> tuple[Panel, ...]:
             empty="no job yet",
         ),
         stat(
-            "Exporters that only look on",
+            "Only looking on",
             now("sum(exporter_feed_owner{@node} == bool 0)"),
             unit="none",
             w=6,
@@ -433,7 +434,7 @@ def _cost() -> tuple[Panel, ...]:
                 "{{collector}}",
             ),
             unit="percentunit",
-            color={"mode": "shades", "fixedColor": BLUE},
+            color=shades(BLUE),
             about=About(
                 "Share of the time in which a collector is at work, over all exporters: mostly waiting for the kernel, "
                 "not computing.",
@@ -463,9 +464,9 @@ def _cost() -> tuple[Panel, ...]:
         ),
         lines(
             "How large is it?",
-            Query("exporter_response_bytes{@node}", "{{instance}} as sent"),
+            Query("exporter_response_bytes{@node}", "{{instance}}"),
             unit="bytes",
-            overrides=by_query((BLUE,)),
+            overrides=by_last_character(),
             about=About(
                 "Size of an answer, compressed where Prometheus asks for it.",
                 "near `body_size_limit`.",
@@ -509,7 +510,7 @@ def _nvml() -> tuple[Panel, ...]:
                 "{{instance}}",
             ),
             unit="percentunit",
-            color={"mode": "shades", "fixedColor": BLUE},
+            overrides=by_last_character(),
             about=About(
                 "Share of the time that the NVML process spends inside the library.",
                 "above 20 %: a slow driver, or no persistence mode.",
@@ -530,7 +531,7 @@ def _web() -> tuple[Panel, ...]:
                 "{{route}} {{code}}",
             ),
             unit="reqps",
-            color={"mode": "shades", "fixedColor": BLUE},
+            color=shades(BLUE),
             about=About(
                 "Requests by path and status.",
                 "401 (wrong password), 503 (not ready, or the state is not loaded).",

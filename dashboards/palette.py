@@ -26,7 +26,7 @@ PALE = "#9DBFE6"
 SILVER = "#C0C0C0"
 
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, KHAKI, RED, GREY, VIOLET)
-"""For series that are told apart by a number: its last digit."""
+"""For series whose names are not known beforehand."""
 
 GOOD, PLAIN, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
 
@@ -104,14 +104,26 @@ def named(colors: Mapping[str, str]) -> list[Override]:
     ]
 
 
-def by_last_digit() -> list[Override]:
-    """Give series whose names end in a number a colour by its last digit: GPUs and ranks."""
+def by_first_word(colors: Mapping[str, str]) -> list[Override]:
+    """Give each series its colour by what its name begins with."""
     return [
         {
-            "matcher": {"id": "byRegexp", "options": f"/{digit}$/"},
+            "matcher": {"id": "byRegexp", "options": f"/^{word}/"},
             "properties": [{"id": "color", "value": fixed(color)}],
         }
-        for digit, color in enumerate(CYCLE)
+        for word, color in colors.items()
+    ]
+
+
+def by_last_character() -> list[Override]:
+    """Give each series a colour by the last character of its name: GPUs, ranks, nodes and runs mostly differ there."""
+    characters = "0123456789abcdefghijklmnopqrstuvwxyz"
+    return [
+        {
+            "matcher": {"id": "byRegexp", "options": f"/[{characters[place :: len(CYCLE)]}]$/i"},
+            "properties": [{"id": "color", "value": fixed(color)}],
+        }
+        for place, color in enumerate(CYCLE)
     ]
 
 

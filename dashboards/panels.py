@@ -90,7 +90,7 @@ YES_NO = words({1: ("yes", GOOD), 0: ("no", BAD)})
 UP_DOWN = words({1: ("answers", GOOD), 0: ("down", BAD), 2: ("not there", ABSENT)})
 
 
-SOFT_MOST = {"none": 1, "cps": 1, "percentunit": 0.05, "Bps": 1000}
+SOFT_MOST = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
 """Where the axis ends at least, so that a flat line at zero stays at the bottom and is no drama."""
 
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RESTARTS, Board, Row, Variable
-from dashboards.palette import BAD, BLUE, ORANGE, PHASES, PLAIN, SKY, VERMILION, WARNING, by_last_digit, named
+from dashboards.palette import (
+    BAD,
+    BLUE,
+    ORANGE,
+    PHASES,
+    PLAIN,
+    SKY,
+    VERMILION,
+    WARNING,
+    by_last_character,
+    named,
+)
 from dashboards.panels import About, Column, Panel, above, heatmap, lines, stat, steps, table, to, words
 from dashboards.queries import Query, now, rows
 
@@ -96,7 +107,7 @@ def _glance() -> tuple[Panel, ...]:
             empty="no steps told",
         ),
         stat(
-            "Ranks below 90 %",
+            "Below 90 %",
             now(f"count(({SCORE}) < 0.9) or 0 * count({COMPUTE})"),
             unit="none",
             w=3,
@@ -110,7 +121,7 @@ def _glance() -> tuple[Panel, ...]:
             empty="no steps told",
         ),
         stat(
-            "Lost by waiting for the slowest",
+            "Lost to the slowest",
             now(f"1 - quantile(0.5, {COMPUTE}) / max({COMPUTE})"),
             unit="percentunit",
             decimals=0,
@@ -125,7 +136,7 @@ def _glance() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Silent ranks",
+            "Silent",
             now(
                 "count(time() - max by (rank) (training_feed_last_update_timestamp_seconds{@run}) > 10)"
                 " or 0 * count(max by (rank) (training_process_up{@run}))"
@@ -142,7 +153,7 @@ def _glance() -> tuple[Panel, ...]:
             empty="none known",
         ),
         stat(
-            "Furthest behind",
+            "Steps apart",
             now(
                 'max(max by (rank) (training_steps_total{@run, mode="train"}))'
                 ' - min(max by (rank) (training_steps_total{@run, mode="train"}))'
@@ -420,7 +431,7 @@ def _together() -> tuple[Panel, ...]:
 
 
 def _chosen() -> tuple[Panel, ...]:
-    digits = by_last_digit()
+    digits = by_last_character()
     gpu = GPU_OF.replace("@run", "@rank")
     name = "rank {{rank}}"
     return (

@@ -19,9 +19,10 @@ from dashboards.palette import (
     WARNING,
     Override,
     bound,
-    by_last_digit,
+    by_last_character,
     fixed,
     named,
+    shades,
 )
 from dashboards.panels import About, Column, Panel, above, bars, below, heatmap, lines, stat, steps, table, to
 from dashboards.queries import Query, events, now, rows
@@ -311,7 +312,7 @@ def _phases() -> tuple[Panel, ...]:
                 "sum by (task) (rate(training_background_seconds_total{@run}[$__rate_interval]))", "{{task}}"
             ),
             unit="percentunit",
-            color={"mode": "shades", "fixedColor": PURPLE},
+            color=shades(PURPLE),
             w=8,
             h=5,
             about=About(
@@ -672,7 +673,7 @@ def _allocator() -> tuple[Panel, ...]:
             "How much memory do tensors take?",
             Query('max by (rank) (training_gpu_memory_bytes{@rank, state="allocated"})', "rank {{rank}}"),
             unit="bytes",
-            overrides=by_last_digit(),
+            overrides=by_last_character(),
             w=8,
             about=About(
                 "Memory of living tensors, by rank.",
@@ -685,7 +686,7 @@ def _allocator() -> tuple[Panel, ...]:
             "How much does the allocator keep?",
             Query('max by (rank) (training_gpu_memory_bytes{@rank, state="reserved"})', "rank {{rank}}"),
             unit="bytes",
-            overrides=by_last_digit(),
+            overrides=by_last_character(),
             w=8,
             about=About(
                 "Memory that PyTorch holds, in use or not.",
@@ -722,7 +723,7 @@ def _identity() -> tuple[Panel, ...]:
             ),
             unit="none",
             bars=True,
-            color={"mode": "shades", "fixedColor": BLUE},
+            color=shades(BLUE),
             w=12,
             about=About(
                 "What the job has logged with `exporter.log`, by type and severity.",
@@ -761,7 +762,7 @@ def _identity() -> tuple[Panel, ...]:
             "Was the API misused?",
             Query("sum by (call, rule) (training_misuse_total{@run})", "{{call}}: {{rule}}"),
             unit="none",
-            color={"mode": "shades", "fixedColor": ORANGE},
+            color=shades(ORANGE),
             legend="right",
             w=24,
             h=6,

@@ -62,7 +62,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-gpus", NO_FAULT): {"New errors": "CDE"},
     ("training-gpus", WHOLE): {"How busy are the instances' SMs?": "A", "How full are the instances?": "A"},
     ("training-node", NO_LIMIT): {
-        "Throttled by the container's limit": "A",
+        "CPU throttled": "A",
         "How much does the container use of what it may?": "B",
         "How near is the container to its limit?": "CD",
     },
