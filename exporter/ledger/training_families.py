@@ -137,7 +137,7 @@ PHASE_ENTRIES = FamilySpec(
 PHASE_DURATION = FamilySpec(
     "training_phase_duration_seconds",
     "histogram",
-    "Duration of phases, without what was done within them" + _TOLD + _RANK_0,
+    "Duration of phases that recur, without what was done within them" + _TOLD + _RANK_0,
     ("run", "phase"),
     "seconds",
     "exclusive time of one span",

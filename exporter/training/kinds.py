@@ -58,6 +58,16 @@ WORK = frozenset({"iteration", "forward", "backward", "grad_sync", "optimizer", 
 """Phases that are the work of an iteration."""
 WAITS = frozenset({"data_loading", "grad_sync"})
 """Phases in which a rank waits for others or for data."""
+RECURRING = (WORK - {"iteration"}) | {
+    "data_loading",
+    "checkpoint_save_sync",
+    "checkpoint_save_async",
+    "validation",
+    "test",
+    "logging",
+}
+"""Phases that come again and again, so that their durations are worth a histogram: eighteen series for each. What an
+iteration does beside its phases, and what is done once at the start, have their seconds."""
 
 
 class Kind:

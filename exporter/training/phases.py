@@ -10,7 +10,7 @@ from collections import deque
 from math import floor
 from operator import sub
 
-from exporter.training.kinds import WAITS, WORK
+from exporter.training.kinds import RECURRING, WAITS, WORK
 from exporter.training.series import PHASE_BUCKETS, Counter, Families, Histogram
 
 TYPE_CHECKING = False
@@ -107,7 +107,8 @@ class PhaseClock:
             self._stack.remove(entry)
         else:
             return
-        self._histogram(entry.phase).observe(entry.seconds)
+        if entry.phase in RECURRING:
+            self._histogram(entry.phase).observe(entry.seconds)
         self._switch()
 
     def training_begins(self, at: float) -> None:
@@ -157,16 +158,18 @@ class PhaseClock:
         work = inside = 0.0
         for block, times in zip(plan.blocks, durations, strict=True):
             own = totals[block]
+            recurring = block.phase in RECURRING
             if block.inner:
                 own = max(own - sum([totals[inner] for inner in block.inner]), 0.0)
-                if longest > PHASE_BUCKETS[0]:
+                if recurring and longest > PHASE_BUCKETS[0]:
                     times = _without(times, plan, durations, block)  # noqa: PLW2901  # its own time
             self._seconds_of(block.phase, own)
             if block.phase in WORK and block.enter < plan.end:
                 work += own
             inside += own
             self._entries(block.phase).add_many(len(times))
-            self._histogram(block.phase).observe_all(times, own, longest)
+            if recurring:
+                self._histogram(block.phase).observe_all(times, own, longest)
         self._count(ended - began - inside)
         self.last = self.since = ended
         return work
