@@ -218,6 +218,15 @@ class Served:
             )
         ]
 
+    def lacks(self, one: Asked) -> bool:
+        """Whether a query asks for a family of which no exporter has had a single series."""
+        names = [name for name, _ in selectors(one.expression)]
+        seconds = int(self._end - self._begin)
+        return not all(
+            self._ask("query", query=f"count(last_over_time({name}[{seconds}s]))", time=str(self._end))
+            for name in names
+        )
+
     def _options(self, variable: Mapping[str, Any], chosen: Mapping[str, str]) -> list[str]:
         query = filled(variable["query"]["query"], chosen, self._builtin)
         result = re.fullmatch(r"query_result\((.*)\)", query)
