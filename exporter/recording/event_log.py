@@ -19,6 +19,7 @@ from exporter.recording.event_kinds import Kind, Rule
 from exporter.recording.event_table import MOST_TYPES, KindTable
 from exporter.recording.event_telling import Telling
 from exporter.recording.event_values import check_data, check_parents, check_text, check_timestamp, check_type
+from exporter.recording.late import CURRENT_SPAN
 from exporter.recording.values import NO_EVENTS, NO_PAIRS, NOTHING, EventsReading
 
 TYPE_CHECKING = False
@@ -109,7 +110,8 @@ class EventLog:
             message: For people.
             severity: A name of `Severity`.
             timestamp: When it happened, Unix time in seconds or a datetime; None for now.
-            span_id: The span that it belongs to.
+            span_id: The span that it belongs to; None for the innermost that is open here, of those that are
+                objects: `exporter.span`, applications, loops and saves, not the short blocks of an iteration.
             parent_ids: The ids of the events that led to it.
             payload: Gives further data. Called only when a handler is told of this event; what it raises is
                 counted, and the event then goes without them.
@@ -130,6 +132,8 @@ class EventLog:
         happened = now if timestamp is None else check_timestamp(timestamp)
         if span_id is not None:
             span_id = check_text("span_id", span_id)
+        elif CURRENT_SPAN.find is not None:
+            span_id = CURRENT_SPAN.find()
         parents = check_parents(parent_ids) if parent_ids else ()
         if payload is not None and not callable(payload):
             raise TypeError(f"payload must be callable, not {payload!r}")

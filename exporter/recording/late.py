@@ -16,3 +16,20 @@ WHEN_EVENTS_ARE_LOADED: list[Callable[[Any], None]] = []
 """Called with the event log of the process."""
 WHEN_TRAINING_IS_LOADED: list[Callable[[Any], None]] = []
 """Called with the recording of training of the process."""
+
+
+class CurrentSpan:
+    """What tells the span in which an event happens.
+
+    Attributes:
+        find: Gives the id of the innermost named span that is open in the calling thread or task; None where no part of
+            the process makes spans.
+    """
+
+    __slots__ = ("find",)
+
+    def __init__(self) -> None:
+        self.find: Callable[[], str | None] | None = None
+
+
+CURRENT_SPAN = CurrentSpan()

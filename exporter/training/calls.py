@@ -23,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+MOST_OPEN = 64
+"""Rare spans of one thread that are known to be open: a job that never ends them does not fill the memory."""
 LOOP_FIELDS = ("global_batch_size", "seq_length", "flops_per_sample", "is_log_throughput_enabled")
 """What every iteration of a loop needs."""
 TRAINING_FIELDS = (
@@ -168,6 +170,8 @@ def begin(
     if hot.is_on():
         span.listener = _tell_event
         place.say(kind.code + BEGAN, Began(call, values or {}, span, entered=entered))
+        place.opened.append(span)
+        del place.opened[:-MOST_OPEN]
         settle(failing=False)
     return span
 
@@ -189,6 +193,7 @@ def end(
         if span is not None:
             span.stop(attributes, at)
         return
+    _close(place.opened, kind, span)
     moment_ = at or TracingTimestamp(time(), monotonic())
     failure = None if exception is None else Failure.of(exception)
     place.say(
@@ -204,6 +209,14 @@ def end(
         ),
     )
     settle(failing=exception is not None)
+
+
+def _close(opened: list[Span], kind: Kind, span: Span | None) -> None:
+    """Forget a span that ends: this one, or the innermost of its kind."""
+    for index in range(len(opened) - 1, -1, -1):
+        if opened[index] is span or (span is None and opened[index].name == kind.name):
+            del opened[index]
+            return
 
 
 def say(name: str, **values: Any) -> None:

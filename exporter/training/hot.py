@@ -227,11 +227,13 @@ class _Place:
         track: The track.
         buffer: Its marks.
         extend: Of the buffer.
+        opened: Rare spans that were begun here and not ended, the outermost first.
     """
 
     track: Track
     buffer: list[Any]
     extend: Callable[[Any], None]
+    opened: list[Span]
     _anchor: Anchor
     _blocks: dict[Kind, Hot]
 
@@ -241,6 +243,7 @@ class _Place:
         self.track = track
         self.buffer = track.buffer
         self.extend = track.buffer.extend
+        self.opened = []
 
     def block(self, kind: Kind) -> Hot:
         """Give the handle of any kind."""
@@ -344,6 +347,27 @@ def look_for_asyncio() -> None:
     global _running_loop  # noqa: PLW0603  # read on the hot path, where an attribute would cost
     if _running_loop is None:
         _running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+
+
+def current_span_id() -> str | None:
+    """Give the id of the innermost rare span that is open in the calling thread or task; None for none."""
+    opened = _opened()
+    return str(opened[-1].id) if opened else None
+
+
+def forget_open() -> None:
+    """In a forked child: what is open is the parent's."""
+    opened = _opened()
+    if opened:
+        opened.clear()
+
+
+def _opened() -> list[Span] | None:
+    place = here()
+    if place is _TASKS:
+        place = _of_task()
+    # Of a process that has not marked, nothing is made for the question.
+    return place.__dict__.get("opened")  # type: ignore[no-any-return]  # see `_Place`
 
 
 def look_for_tasks() -> None:

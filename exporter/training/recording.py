@@ -15,7 +15,7 @@ from math import inf
 from time import monotonic, time
 
 from exporter.errors import OneLoggerError
-from exporter.recording.late import WHEN_TRAINING_IS_LOADED
+from exporter.recording.late import CURRENT_SPAN, WHEN_TRAINING_IS_LOADED
 from exporter.recording.marks import FULL_ITEMS, MOST_ITEMS, Track, in_order
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training import calls, hot, kinds, provider, reports, telling
@@ -191,6 +191,7 @@ class TrainingRecording:
         self._lock = threading.Lock()
         self._owner = None
         hot.TRACKS.clear()
+        hot.forget_open()
         hot.Hooks.values = None
         hot.raise_misuse(on=False)
         if not self._recording or not hot.is_on():
@@ -401,6 +402,8 @@ class TrainingRecording:
 
 TRAINING = TrainingRecording()
 """That of this process."""
+
+CURRENT_SPAN.find = hot.current_span_id
 
 for _tell in WHEN_TRAINING_IS_LOADED:
     _tell(TRAINING)

@@ -12,8 +12,12 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import sleep
 
 from exporter.errors import EventsLostError
+
+SETTLE_SECONDS = 0.01
+"""A write that is under way has gone on after so long."""
 
 
 class LinesFile:
@@ -78,9 +82,8 @@ class LinesFile:
         """
         descriptor = _opened(path)
         try:
-            size = os.fstat(descriptor).st_size
-            # A line that was cut short, by a full disk or by SIGKILL, ends here.
-            head = b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
+            size, cut = _end(descriptor)
+            head = b"\n" if cut else b""
             count, total = 0, size + len(head)
             for line in lines:
                 if total + len(line) > self._max_bytes and (count or size):
@@ -140,6 +143,22 @@ def _opened(path: Path) -> int:
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, flags, 0o644)
+
+
+def _end(descriptor: int) -> tuple[int, bool]:
+    """Tell the size of a file, and whether its last line was cut short, by a full disk or by SIGKILL.
+
+    One that grows is being written by another process: what of that is there already is no line that was cut short.
+    """
+    before = -1
+    while True:
+        size = os.fstat(descriptor).st_size
+        if not size or os.pread(descriptor, 1, size - 1) == b"\n":
+            return size, False
+        if size == before:
+            return size, True
+        before = size
+        sleep(SETTLE_SECONDS)
 
 
 def _write(descriptor: int, head: bytes, lines: Sequence[bytes]) -> int:
