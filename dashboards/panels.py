@@ -224,7 +224,6 @@ def bars(
     defaults |= {"color": color or {"mode": "thresholds"}, "links": list(links)}
     options: Json = {
         "displayMode": "basic",
-        "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": False},
         "maxVizHeight": 40,
         "minVizHeight": 14,
         "minVizWidth": 8,
