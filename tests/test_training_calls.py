@@ -350,6 +350,7 @@ def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
     assert second.committed_seconds == first.committed_seconds
     assert [part[1:3] for part in first.segments] == [(2, 2)]
     assert of("training.checkpoints", kind="async", result="ok") == 2
+    assert of("training.checkpoint_last_step") == 2
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,11 @@ class SaveFamilies:
     def __init__(self, families: Families) -> None:
         self._families = families
         self._successes: deque[float] = deque(maxlen=INTERVALS)
+        self._furthest: int | None = None
+
+    def loop_begins(self) -> None:
+        """Note that steps count from somewhere else."""
+        self._furthest = None
 
     def expect(self, kind: str) -> None:
         """Begin to count saves of a kind, so that the first that fails is seen to rise."""
@@ -211,7 +216,9 @@ class SaveFamilies:
         if kind == "local":
             return  # it does not survive the node
         families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(wall)
-        families.gauge("training.checkpoint_last_step").set(step)
+        # Saves in the background may succeed out of order: the training goes on from the furthest.
+        self._furthest = step if self._furthest is None else max(step, self._furthest)
+        families.gauge("training.checkpoint_last_step").set(self._furthest)
         if size is not None:
             families.gauge("training.checkpoint_last", "bytes").set(size)
         self._successes.append(at)

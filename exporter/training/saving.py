@@ -52,6 +52,7 @@ class Saving:
     def loop_begins(self) -> None:
         """Begin anew what counts by loop."""
         self._saves.loop_begins()
+        self._families.loop_begins()
 
     @staticmethod
     def strategy_of(mark: Began) -> CheckPointStrategy:
