@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dashboards.board import Board, Row, Variable
 from dashboards.palette import BLUE, GREY, ORANGE, PLAIN, VERMILION, by_query, fixed
-from dashboards.panels import About, Column, Panel, bars, lines, matrix, steps, table, to
+from dashboards.panels import About, Panel, bars, lines, steps, to
 from dashboards.queries import Query, rows
+from dashboards.tables import Column, matrix, table
 
 UID = "training-compare"
 

@@ -20,8 +20,9 @@ from dashboards.palette import (
     named,
     shades,
 )
-from dashboards.panels import About, Column, Panel, above, below, lines, stat, steps, table, to, words
+from dashboards.panels import About, Panel, above, below, lines, stat, steps, to, words
 from dashboards.queries import Query, now, rows
+from dashboards.tables import Column, table
 
 UID = "training-fleet"
 

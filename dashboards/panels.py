@@ -165,10 +165,10 @@ def lines(
         most = SOFT_MOST.get(unit)
     if most is not None:
         custom["axisSoftMax"] = most
-    defaults = _defaults(unit, empty, thresholds or NEUTRAL, None if logarithmic else least, None, decimals)
+    defaults = defaults_of(unit, empty, thresholds or NEUTRAL, None if logarithmic else least, None, decimals)
     defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
-    return _panel("timeseries", title, queries, about, w, h, defaults, overrides, options)
+    return assembled("timeseries", title, queries, about, w, h, defaults, overrides, options)
 
 
 def stat(
@@ -188,7 +188,7 @@ def stat(
     links: Sequence[Json] = (),
 ) -> Panel:
     """One number, or one for each series, as it is at the end of the time range; `text` is `value`, `name` or both."""
-    defaults = _defaults(unit, empty, thresholds or NEUTRAL, None, None, decimals)
+    defaults = defaults_of(unit, empty, thresholds or NEUTRAL, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "mappings": list(mappings), "links": list(links)}
     options: Json = {
         "colorMode": "value",
@@ -200,7 +200,7 @@ def stat(
         "textMode": text,
         "wideLayout": True,
     }
-    return _panel("stat", title, queries, about, w, h, defaults, overrides, options)
+    return assembled("stat", title, queries, about, w, h, defaults, overrides, options)
 
 
 def bars(
@@ -220,7 +220,7 @@ def bars(
     links: Sequence[Json] = (),
 ) -> Panel:
     """A bar for each series, as it is at the end of the time range."""
-    defaults = _defaults(unit, empty, thresholds or steps((None, BLUE)), least, most, decimals)
+    defaults = defaults_of(unit, empty, thresholds or steps((None, BLUE)), least, most, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": list(links)}
     options: Json = {
         "displayMode": "basic",
@@ -235,7 +235,7 @@ def bars(
         "text": {"titleSize": 13, "valueSize": 15},
         "valueMode": "text",
     }
-    return _panel("bargauge", title, queries, about, w, h, defaults, overrides, options)
+    return assembled("bargauge", title, queries, about, w, h, defaults, overrides, options)
 
 
 def states(
@@ -251,7 +251,7 @@ def states(
     links: Sequence[Json] = (),
 ) -> Panel:
     """What a thing was, and when, in words; a row for each series."""
-    defaults = _defaults("none", empty, thresholds or NEUTRAL, None, None, None)
+    defaults = defaults_of("none", empty, thresholds or NEUTRAL, None, None, None)
     defaults |= {
         "color": {"mode": "thresholds"},
         "custom": {
@@ -272,7 +272,7 @@ def states(
         "showValue": "auto",
         "tooltip": {"mode": "single", "sort": "none"},
     }
-    return _panel("state-timeline", title, queries, about, w, h, defaults, overrides, options)
+    return assembled("state-timeline", title, queries, about, w, h, defaults, overrides, options)
 
 
 def heatmap(
@@ -296,7 +296,7 @@ def heatmap(
     `unit` is that of the colour and `axis` that of the rows; `least` and `most` are the values of the first and the last
     colour, in proportion with an `exponent` of 1. A query costs a value for each row and each of its `points`.
     """
-    defaults = _defaults(unit, empty, NEUTRAL, None, None, None)
+    defaults = defaults_of(unit, empty, NEUTRAL, None, None, None)
     defaults["custom"] = {
         "hideFrom": {"legend": False, "tooltip": False, "viz": False},
         "scaleDistribution": {"type": "linear"},
@@ -324,189 +324,12 @@ def heatmap(
         "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
         "yAxis": {"axisPlacement": "left", "reverse": False, "unit": axis},
     }
-    made = _panel("heatmap", title, (query,), about, w, h, defaults, (), options)
+    made = assembled("heatmap", title, (query,), about, w, h, defaults, (), options)
     made.body["maxDataPoints"] = points
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        source: A label, or the letter of a query for its value.
-        title: Its heading.
-        unit: Of a value.
-        width: In pixels; None for what is left.
-        thresholds: Colour of the text.
-        mappings: Words for values.
-        links: From its cells.
-        bar: Draw the value as a bar as well, of this least and most.
-        decimals: Digits.
-    """
-
-    source: str
-    title: str
-    unit: str | None = None
-    width: int | None = None
-    thresholds: Json | None = None
-    mappings: Sequence[Json] = ()
-    links: Sequence[Json] = ()
-    bar: tuple[float, float] | None = None
-    decimals: int | None = None
-
-
-def table(
-    title: str,
-    *queries: Query,
-    columns: Sequence[Column],
-    about: About,
-    empty: str,
-    w: int = 24,
-    h: int = 9,
-    sort: str | None = None,
-    descending: bool = True,
-    points: int | None = None,
-) -> Panel:
-    """A row for each thing, as it is at the end of the time range; rows of several queries meet by equal labels.
-
-    With `points`, `$__interval` is the time range divided by them.
-    """
-    defaults = _defaults("none", empty, NEUTRAL, None, None, None)
-    defaults["custom"] = {
-        "align": "auto",
-        "cellOptions": {"type": "auto"},
-        "filterable": True,
-        "inspect": False,
-    }
-    value = "Value #" if len(queries) > 1 else "Value"
-    fields = [_field(column.source, value) for column in columns]
-    unused = {
-        f"{value}{chr(ord('A') + place)}" if value.endswith("#") else value for place in range(len(queries))
-    }
-    transformations: list[Json] = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
-    transformations.append(
-        {
-            "id": "organize",
-            "options": {
-                "excludeByName": dict.fromkeys(
-                    ["Time", "__name__", "job", *sorted(unused.difference(fields))], True
-                ),
-                "indexByName": {name: place for place, name in enumerate(fields)},
-                "renameByName": {name: column.title for name, column in zip(fields, columns, strict=True)},
-            },
-        }
-    )
-    overrides = [
-        {
-            "matcher": {"id": "byName", "options": column.title},
-            "properties": [{"id": "noValue", "value": NOTHING}, *_column_properties(column)],
-        }
-        for column in columns
-    ]
-    options: Json = {
-        "cellHeight": "sm",
-        "footer": {"countRows": False, "fields": "", "reducer": ["sum"], "show": False},
-        "showHeader": True,
-        "sortBy": [{"displayName": sort, "desc": descending}] if sort else [],
-    }
-    made = _panel("table", title, queries, about, w, h, defaults, overrides, options)
-    made.body["transformations"] = transformations
-    if points:
-        made.body["maxDataPoints"] = points
-    return made
-
-
-def matrix(
-    title: str,
-    query: Query,
-    *,
-    across: str,
-    down: str,
-    unit: str,
-    about: About,
-    empty: str,
-    w: int = 12,
-    h: int = 9,
-    decimals: int | None = None,
-) -> Panel:
-    """A value for each pair of two labels, as it is at the end of the time range: one makes the columns, one the rows."""
-    defaults = _defaults(unit, empty, NEUTRAL, None, None, decimals)
-    defaults["custom"] = {
-        "align": "auto",
-        "cellOptions": {"type": "auto"},
-        "filterable": False,
-        "inspect": False,
-    }
-    options: Json = {
-        "cellHeight": "sm",
-        "footer": {"countRows": False, "fields": "", "reducer": ["sum"], "show": False},
-        "showHeader": True,
-        "sortBy": [],
-    }
-    overrides = [
-        {
-            "matcher": {"id": "byRegexp", "options": "/.*/"},
-            "properties": [{"id": "noValue", "value": NOTHING}],
-        }
-    ]
-    made = _panel("table", title, (query,), about, w, h, defaults, overrides, options)
-    made.body["transformations"] = [
-        {
-            "id": "groupingToMatrix",
-            "options": {"columnField": across, "rowField": down, "valueField": "Value", "emptyValue": "null"},
-        },
-        {
-            "id": "organize",
-            "options": {
-                "excludeByName": {},
-                "indexByName": {},
-                "renameByName": {f"{down}\\{across}": down.capitalize()},
-            },
-        },
-    ]
-    return made
-
-
-def _field(source: str, value: str) -> str:
-    if len(source) == 1 and source.isupper():
-        return f"{value}{source}" if value.endswith("#") else value
-    return source
-
-
-def _column_properties(column: Column) -> list[Json]:
-    properties: list[Json] = []
-    if column.unit:
-        properties.append({"id": "unit", "value": column.unit})
-    if column.width:
-        properties.append({"id": "custom.width", "value": column.width})
-    if column.decimals is not None:
-        properties.append({"id": "decimals", "value": column.decimals})
-    if column.thresholds or column.mappings:
-        properties.append({"id": "thresholds", "value": column.thresholds or NEUTRAL})
-        properties.append({"id": "color", "value": {"mode": "thresholds"}})
-        if not column.bar:
-            properties.append({"id": "custom.cellOptions", "value": {"type": "color-text"}})
-    if column.mappings:
-        properties.append({"id": "mappings", "value": list(column.mappings)})
-    if column.bar:
-        least, most = column.bar
-        properties.append({"id": "min", "value": least})
-        properties.append({"id": "max", "value": most})
-        properties.append(
-            {
-                "id": "custom.cellOptions",
-                "value": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"},
-            }
-        )
-        if not column.thresholds:
-            properties.append({"id": "color", "value": fixed(BLUE)})
-    if column.links:
-        properties.append({"id": "links", "value": list(column.links)})
-    return properties
-
-
-def _defaults(
+def defaults_of(
     unit: str,
     empty: str,
     thresholds: Json,
@@ -514,6 +337,7 @@ def _defaults(
     most: float | None,
     decimals: int | None,
 ) -> Json:
+    """Give the field configuration that every kind of panel has."""
     defaults: Json = {"mappings": [], "noValue": empty, "thresholds": thresholds, "unit": unit}
     for name, value in (("min", least), ("max", most), ("decimals", decimals)):
         if value is not None:
@@ -521,7 +345,7 @@ def _defaults(
     return defaults
 
 
-def _panel(
+def assembled(
     kind: str,
     title: str,
     queries: Sequence[Query],
@@ -532,6 +356,7 @@ def _panel(
     overrides: Sequence[Override],
     options: Json,
 ) -> Panel:
+    """Put a panel together."""
     body: Json = {
         "datasource": DATASOURCE,
         "description": about.text(),

@@ -6,7 +6,6 @@ from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, ONE_RUN, RANK, RESTARTS
 from dashboards.palette import (
     BAD,
     BLUE,
-    CAUSES,
     GREEN,
     GREY,
     ORANGE,
@@ -14,27 +13,22 @@ from dashboards.palette import (
     PHASES,
     PLAIN,
     PURPLE,
-    SKY,
     VERMILION,
     WARNING,
     Override,
     bound,
-    by_last_character,
     fixed,
     named,
     shades,
 )
-from dashboards.panels import About, Column, Panel, above, bars, below, heatmap, lines, stat, steps, table, to
-from dashboards.queries import Query, events, now, rows
+from dashboards.panels import About, Panel, above, below, heatmap, lines, stat, steps, to
+from dashboards.queries import Query, events, now
+from dashboards.run_cost import WALL, allocator, checkpoints, goodput, identity
 
 UID = "training-run"
-
 NOT_TOLD = "The job does not tell it: see the table of bridges, or call exporter.training."
 NO_STEPS = "No steps: the job does not use exporter.training or a bridge, or has not begun."
-NO_CHECKPOINT = "No checkpoint yet, or the job does not tell of them."
-NO_LEDGER = "No time is counted: the job does not use exporter.training or a bridge."
 TO_RANKS = to("training-ranks", "Ranks and stragglers", run="${run}")
-
 STEP_BUCKETS = (
     'sum by (le) (rate(training_step_duration_seconds_bucket{@run, mode="train"}[$__rate_interval]))'
 )
@@ -43,7 +37,6 @@ MFU = (
     " / sum(training_peak_flops{{@run}})"
 )
 """Of the ranks whose peak is known: totals of dead ones linger, their peak does not."""
-WALL = "max by (run) (training_wall_seconds_total{@run})"
 
 
 def board() -> Board:
@@ -58,10 +51,10 @@ def board() -> Board:
             Row("Is it progressing, and how fast?", _progress()),
             Row("What does its time go into?", _phases()),
             Row("Is it learning?", _learning()),
-            Row("Checkpoints", _checkpoints()),
-            Row("What did failures and waiting cost?", _goodput()),
-            Row("Memory as PyTorch's allocator sees it", _allocator(), collapsed=True),
-            Row("Events, and who the run is", _identity(), collapsed=True),
+            Row("Checkpoints", checkpoints()),
+            Row("What did failures and waiting cost?", goodput()),
+            Row("Memory as PyTorch's allocator sees it", allocator(), collapsed=True),
+            Row("Events, and who the run is", identity(), collapsed=True),
         ),
         marks=(RESTARTS, CHECKPOINTS, ALERTS_OF_RUN),
     )
@@ -416,362 +409,5 @@ def _learning() -> tuple[Panel, ...]:
                 "an overflow now and then is how the loss scale is found; more is not.",
             ),
             empty="None was told.",
-        ),
-    )
-
-
-def _checkpoints() -> tuple[Panel, ...]:
-    blocking = "sum by (le, part) (rate(training_checkpoint_duration_seconds_bucket{@run}[$__rate_interval]))"
-    return (
-        lines(
-            "How much work is at risk?",
-            Query("max(training_uncommitted_seconds{@run})", "since the last checkpoint"),
-            Query("max(training_checkpoint_interval_seconds{@run})", "usual interval"),
-            unit="s",
-            overrides=[*named({"since the last checkpoint": BLUE}), bound("usual interval")],
-            fill=10,
-            w=8,
-            about=About(
-                "Time of steps that no checkpoint has made safe: a crash now would lose it.",
-                "a tooth that rises above three times the usual interval.",
-                "the next panels: do saves fail, is the disk full?",
-                "the run has not begun.",
-            ),
-            empty=NO_CHECKPOINT,
-        ),
-        lines(
-            "How long does a checkpoint take?",
-            Query(f"histogram_quantile(0.5, {blocking})", "{{part}}, median"),
-            unit="s",
-            overrides=named({"blocking, median": VERMILION, "total, median": BLUE}),
-            w=8,
-            about=About(
-                "Time in which training stands still for a checkpoint (blocking), and until it is safe (total).",
-                "blocking time that grows: a slower filesystem or a larger state.",
-                "save asynchronously, or in shards.",
-                "no checkpoint ended in that interval.",
-            ),
-            empty=NO_CHECKPOINT,
-        ),
-        lines(
-            "Do checkpoints succeed?",
-            Query(
-                events("training_checkpoints_total{@run}", "result"),
-                "{{result}}",
-            ),
-            unit="none",
-            bars=True,
-            overrides=named({"ok": BLUE, "failed": VERMILION}),
-            w=8,
-            about=About(
-                "Checkpoints in each interval by what became of them.",
-                "any that failed: the work at risk goes on growing.",
-                "the job's log has the error; mostly a full disk or a quota.",
-                "the job does not tell of checkpoints.",
-            ),
-            empty=NO_CHECKPOINT,
-        ),
-        stat(
-            "Since the last checkpoint",
-            now("time() - max(training_checkpoint_last_success_timestamp_seconds{@run})"),
-            unit="s",
-            decimals=0,
-            w=6,
-            about=About(
-                "Time since a checkpoint succeeded.",
-                "more than three of the usual intervals.",
-                "see whether saves fail.",
-                "none has succeeded yet.",
-            ),
-            empty="none yet",
-        ),
-        stat(
-            "Size of the last one",
-            now("max(training_checkpoint_last_bytes{@run})"),
-            unit="bytes",
-            w=6,
-            about=About(
-                "What the last checkpoint takes on disk.",
-                "more than half of what the filesystem has left.",
-                "remove old ones before the next is due.",
-                "the job does not tell.",
-            ),
-            empty="not told",
-        ),
-        stat(
-            "Room for checkpoints",
-            now("min(training_checkpoint_dir_available_bytes{@run})"),
-            unit="bytes",
-            w=6,
-            about=About(
-                "What the filesystem of the checkpoints has left.",
-                "less than two checkpoints need.",
-                "remove old ones.",
-                "no directory of checkpoints is configured.",
-            ),
-            empty="not configured",
-        ),
-        stat(
-            "How often should it save?",
-            now(
-                "sqrt(2 * (histogram_quantile(0.5, sum by (le)"
-                ' (training_checkpoint_duration_seconds_bucket{@run, part="blocking"})))'
-                f" * max({WALL}) / (sum(training_interruptions_total{{@run}}) > 0))"
-            ),
-            unit="s",
-            decimals=0,
-            w=6,
-            about=About(
-                "The interval that loses least (Young, Daly): square root of twice the time of a save times the mean "
-                "time between interruptions.",
-                "far from the usual interval, in either direction.",
-                "set the job's interval near it; after few interruptions it is a rough guess.",
-                "no interruption yet, or no checkpoint.",
-            ),
-            empty="no interruption yet",
-        ),
-    )
-
-
-def _goodput() -> tuple[Panel, ...]:
-    return (
-        lines(
-            "How much of the time was productive?",
-            Query(
-                f"max by (run) (training_productive_seconds_total{{@run}}) / {WALL}", "saved by a checkpoint"
-            ),
-            Query(
-                f"1 - max by (run) (sum by (instance, run) (training_badput_seconds_total{{@run}})) / {WALL}",
-                "known not to be lost",
-            ),
-            unit="percentunit",
-            most=1,
-            overrides=named({"saved by a checkpoint": BLUE, "known not to be lost": SKY}),
-            w=8,
-            about=About(
-                "Goodput since the first attempt. The lower line counts work that a checkpoint has made safe and rises "
-                "in steps; the upper one all time that is not known to be lost.",
-                "below 90 % after some hours.",
-                "the causes are beside.",
-                "no time is counted for the run then.",
-            ),
-            empty=NO_LEDGER,
-        ),
-        lines(
-            "What was the rest lost to?",
-            Query(
-                f"max by (run, cause) (training_badput_seconds_total{{@run}}) / on (run) group_left () {WALL}",
-                "{{cause}}",
-            ),
-            unit="percentunit",
-            stacked=True,
-            overrides=named(CAUSES),
-            w=8,
-            about=About(
-                "Badput by cause, as shares of the time since the first attempt.",
-                "a cause that grows: `lost_progress` (work done again after a crash), `downtime` (nothing ran), "
-                "`data_stall`, `checkpoint_save`, `hang`.",
-                "`lost_progress`: save more often. `downtime`: faster restarts, spare nodes. `init`, `compile`: caches.",
-                "no time is counted for the run then.",
-            ),
-            empty=NO_LEDGER,
-        ),
-        bars(
-            "How much, since the first attempt?",
-            now("max by (cause) (training_badput_seconds_total{@run}) > 0", "{{cause}}"),
-            unit="s",
-            overrides=named(CAUSES),
-            color=fixed(GREY),
-            w=8,
-            about=About(
-                "Lost time by cause.",
-                "the longest bar is what to work on.",
-                "as beside.",
-                "nothing was lost, or no time is counted.",
-            ),
-            empty="Nothing was lost, or no time is counted for this run.",
-        ),
-        stat(
-            "Attempts",
-            now("max(training_attempt{@run})"),
-            unit="none",
-            w=4,
-            thresholds=above(3),
-            about=About(
-                "How often the run was started.",
-                "more than three in an hour: it fails in the same place again.",
-                "the reasons are beside; the job's log has the exception.",
-            ),
-        ),
-        stat(
-            "Lost steps",
-            now("max(training_lost_steps_total{@run})"),
-            unit="locale",
-            w=4,
-            about=About(
-                "Steps that were done, lost in a crash, and done again.",
-                "more than a checkpoint's interval for each restart.",
-                "save more often.",
-            ),
-        ),
-        stat(
-            "Mean time between interruptions",
-            now(f"max({WALL}) / (sum(training_interruptions_total{{@run}}) > 0)"),
-            unit="dtdurations",
-            w=5,
-            about=About(
-                "Time since the first attempt, by the number of interruptions.",
-                "shorter than a few checkpoint intervals.",
-                "the reasons are beside.",
-                "there was no interruption.",
-            ),
-            empty="none yet",
-        ),
-        stat(
-            "Until the first step",
-            now("max(training_time_to_first_step_seconds{@run})"),
-            unit="s",
-            decimals=1,
-            w=4,
-            about=About(
-                "How long the present attempt took to make its first step.",
-                "minutes, with many restarts.",
-                "caches of compilers and data, faster loading of checkpoints.",
-                "no step yet.",
-            ),
-            empty="no step yet",
-        ),
-        table(
-            "Why was it interrupted, and restarted?",
-            rows("sum by (reason) (training_interruptions_total{@run})"),
-            rows("sum by (reason) (training_restarts_total{@run})"),
-            columns=(
-                Column("reason", "Reason"),
-                Column("A", "Interruptions", unit="none", width=130),
-                Column("B", "Restarts", unit="none", width=110),
-            ),
-            sort="Interruptions",
-            w=7,
-            h=4,
-            about=About(
-                "Ends of attempts by reason, and what the run was restarted after.",
-                "`oom_kill` (memory of the machine), `gpu` and `gpu_memory`, `nccl_timeout` (a rank hung), `storage`.",
-                "`gpu`: *GPUs*, Xid errors. `oom_kill`: *Node and container*. `nccl_timeout`: *Ranks and stragglers*.",
-                "it was never interrupted.",
-            ),
-            empty="It was never interrupted.",
-        ),
-    )
-
-
-def _allocator() -> tuple[Panel, ...]:
-    empty = (
-        "The job does not use torch.cuda, or does not tell (exporter.training reads it where torch is there)."
-    )
-    return (
-        lines(
-            "How much memory do tensors take?",
-            Query('max by (rank) (training_gpu_memory_bytes{@rank, state="allocated"})', "rank {{rank}}"),
-            unit="bytes",
-            overrides=by_last_character(),
-            w=8,
-            about=About(
-                "Memory of living tensors, by rank.",
-                "a climb from step to step: something keeps tensors (a list of losses is the usual one).",
-                "`loss.item()` or `detach()` before keeping.",
-            ),
-            empty=empty,
-        ),
-        lines(
-            "How much does the allocator keep?",
-            Query('max by (rank) (training_gpu_memory_bytes{@rank, state="reserved"})', "rank {{rank}}"),
-            unit="bytes",
-            overrides=by_last_character(),
-            w=8,
-            about=About(
-                "Memory that PyTorch holds, in use or not.",
-                "much more than the tensors take: fragmentation.",
-                "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
-            ),
-            empty=empty,
-        ),
-        lines(
-            "Did it have to try again, or run out?",
-            Query(events("training_gpu_alloc_retries_total{@rank}"), "tried again"),
-            Query(events("training_gpu_oom_total{@rank}"), "out of memory"),
-            unit="none",
-            bars=True,
-            overrides=named({"tried again": ORANGE, "out of memory": VERMILION}),
-            w=8,
-            about=About(
-                "Allocations that had to give cached memory back first, and those that failed.",
-                "any: a retry stops the GPU for milliseconds.",
-                "a smaller batch, or activation checkpointing.",
-            ),
-            empty=empty,
-        ),
-    )
-
-
-def _identity() -> tuple[Panel, ...]:
-    return (
-        lines(
-            "Events",
-            Query(
-                events("training_events_total{@run}", "type, severity", born=True),
-                "{{type}} ({{severity}})",
-            ),
-            unit="none",
-            bars=True,
-            color=shades(BLUE),
-            w=12,
-            about=About(
-                "What the job has logged with `exporter.log`, by type and severity.",
-                "errors.",
-                "the job's event file has their text.",
-                "nothing was logged.",
-            ),
-            empty="The job has logged no event.",
-        ),
-        table(
-            "Who is this run?",
-            rows(
-                "max by (run, job_name, user, model, framework, precision, world_size, perf_tag) (training_run_info{@run})"
-            ),
-            columns=(
-                Column("run", "Run"),
-                Column("job_name", "Job"),
-                Column("user", "User"),
-                Column("model", "Model"),
-                Column("framework", "Framework"),
-                Column("precision", "Precision"),
-                Column("world_size", "Ranks", width=80),
-                Column("perf_tag", "Comparable with (perf_tag)"),
-            ),
-            w=12,
-            h=8,
-            about=About(
-                "What the job says of itself.",
-                "empty fields: nobody can compare it later.",
-                "`EXPORTER_RUN`, `exporter.training` configuration.",
-                "the job does not tell.",
-            ),
-            empty="The job does not tell who it is.",
-        ),
-        lines(
-            "Was the API misused?",
-            Query("sum by (call, rule) (training_misuse_total{@run})", "{{call}}: {{rule}}"),
-            unit="none",
-            color=shades(ORANGE),
-            legend="right",
-            w=24,
-            h=6,
-            about=About(
-                "Calls of exporter.training that came out of order or with values that cannot be.",
-                "any: numbers around it may lack that span.",
-                "the log of the job names the call and what was expected.",
-                "never.",
-            ),
-            empty="Never.",
         ),
     )

@@ -1,0 +1,357 @@
+"""Rows of the dashboard *The exporter itself*: feed and ledger, cost, NVML, web server, versions."""
+
+from __future__ import annotations
+
+from dashboards.palette import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PLAIN,
+    PURPLE,
+    VERMILION,
+    WARNING,
+    by_last_character,
+    by_query,
+    named,
+    shades,
+)
+from dashboards.panels import YES_NO, About, Panel, above, lines, stat, steps
+from dashboards.queries import Query, events, now, rows
+from dashboards.tables import Column, table
+
+LOG = "the exporter's log names the reason once for each change"
+DOWN = "No exporter answers: is it running, and in Prometheus' scrape configuration?"
+
+
+def feed() -> tuple[Panel, ...]:
+    """Give the panels about the feed and the ledger."""
+    return (
+        lines(
+            "How old is the news of each training process?",
+            Query(
+                "time() - max by (instance, run, rank) (training_feed_last_update_timestamp_seconds{@node})",
+                "{{run}} rank {{rank}}",
+            ),
+            unit="s",
+            overrides=by_last_character(),
+            thresholds=steps((None, PLAIN), (10, WARNING)),
+            legend="hidden",
+            about=About(
+                "Each process writes about once a second. Beyond the dashed line its windowed values are gone.",
+                "a line that climbs: the process is stopped, hangs with no thread running, or is dead.",
+                "`py-spy dump` on the process; *Training run* says whether the others wait for it.",
+                "no process of a job writes into the feed directory.",
+            ),
+            empty="No training process has written: is EXPORTER_FEED_DIR the same for both?",
+            w=8,
+        ),
+        lines(
+            "Was anything of the job lost?",
+            Query(
+                events("training_feed_dropped_total{@node}", "reason"),
+                "{{reason}}",
+            ),
+            Query(
+                events("exporter_feed_refused_total{@node}", "reason"),
+                "refused: {{reason}}",
+            ),
+            unit="none",
+            color=shades(VERMILION),
+            legend="hidden",
+            about=About(
+                "Samples, snapshots and files that were recorded and lost, by reason.",
+                "`overflow`: more was added than fits. `write_failed`: the shared memory is full. `nan`, `infinite`: "
+                "what the job gave was no number.",
+                "`write_failed`: `docker run --shm-size`. `nan`: look at the loss. `refused`: files of another version.",
+            ),
+            empty="Nothing has been recorded by a job.",
+            w=8,
+        ),
+        lines(
+            "How late are windows closed?",
+            Query(
+                "max by (instance, run) (training_feed_drain_delay_seconds{@node})", "{{run}} {{instance}}"
+            ),
+            unit="s",
+            overrides=by_last_character(),
+            about=About(
+                "Longest time by which a window was closed after its end: how long the recording thread was kept from "
+                "running.",
+                "above a second: C code in the job holds the GIL, or the machine is full.",
+                "it harms no count; windows may hold a neighbour's samples.",
+            ),
+            empty="Nothing has been recorded by a job.",
+            w=8,
+        ),
+        stat(
+            "Ranks without totals",
+            now("sum(exporter_ledger_withheld_ranks{@node})"),
+            unit="none",
+            w=6,
+            thresholds=above(1, 1),
+            about=About(
+                "Ranks whose totals are withheld, since their state cannot be written or another exporter keeps it.",
+                "any.",
+                "is `--state.dir` full, read-only, or shared by two exporters?",
+            ),
+        ),
+        stat(
+            "Failures to keep state",
+            now(
+                "sum(increase(exporter_ledger_state_errors_total{@node}[$__range])"
+                " + increase(exporter_ledger_state_damaged_total{@node}[$__range]))"
+            ),
+            unit="none",
+            decimals=0,
+            w=6,
+            thresholds=above(1, 1),
+            about=About(
+                "Reads and writes of state files that failed, and files that were damaged.",
+                "any: totals may begin anew.",
+                "the disk of `--state.dir`.",
+            ),
+        ),
+        stat(
+            "Age of the oldest state",
+            now("max(time() - exporter_ledger_state_last_write_timestamp_seconds{@node})"),
+            unit="s",
+            decimals=0,
+            w=6,
+            thresholds=above(120),
+            about=About(
+                "Time since each exporter last wrote its ledger; the largest.",
+                "minutes, while a job runs.",
+                "see the failures beside.",
+                "no job has run yet.",
+            ),
+            empty="no job yet",
+        ),
+        stat(
+            "Only looking on",
+            now("sum(exporter_feed_owner{@node} == bool 0)"),
+            unit="none",
+            w=6,
+            thresholds=above(1),
+            about=About(
+                "Exporters whose feed directory is owned by another one: they show windows, but keep no totals.",
+                "more than you meant to start.",
+                "end the second one on that node.",
+            ),
+        ),
+    )
+
+
+def cost() -> tuple[Panel, ...]:
+    """Give the panels about what the exporter costs."""
+    return (
+        lines(
+            "CPU",
+            Query("rate(process_cpu_seconds_total{@node}[$__rate_interval])", "{{instance}} exporter"),
+            Query(
+                "rate(exporter_nvml_child_cpu_seconds_total{@node}[$__rate_interval])",
+                "{{instance}} NVML process",
+            ),
+            unit="percentunit",
+            overrides=by_query((BLUE, ORANGE)),
+            about=About(
+                "Share of a core: the exporter, and its process that calls NVIDIA's library.",
+                "above 2 %.",
+                "longer intervals for what costs most (beside).",
+            ),
+            empty=DOWN,
+            w=8,
+        ),
+        lines(
+            "Memory",
+            Query("process_resident_memory_bytes{@node}", "{{instance}} exporter"),
+            Query("exporter_nvml_child_resident_memory_bytes{@node}", "{{instance}} NVML process"),
+            unit="bytes",
+            overrides=by_query((BLUE, ORANGE)),
+            about=About(
+                "Resident memory of the two.",
+                "a climb that does not end.",
+                "count the series; else report it.",
+            ),
+            empty=DOWN,
+            w=8,
+        ),
+        lines(
+            "Which collector costs?",
+            Query(
+                "sum by (collector) (rate(exporter_collector_duration_seconds_total{@node}[$__rate_interval]))"
+                " and topk(6, sum by (collector)"
+                " (rate(exporter_collector_duration_seconds_total{@node}[$__range] @ end())))",
+                "{{collector}}",
+            ),
+            unit="percentunit",
+            color=shades(BLUE),
+            about=About(
+                "Share of the time in which a collector is at work, over all exporters: mostly waiting for the kernel, "
+                "not computing.",
+                "one that is at work all of the time.",
+                "a hanging mount or device: its timeouts say so. Else a longer interval.",
+            ),
+            empty=DOWN,
+            w=8,
+        ),
+        lines(
+            "How long does a scrape take?",
+            Query(
+                "rate(exporter_scrape_duration_seconds_total{@node}[$__rate_interval])"
+                " / rate(exporter_scrapes_total{@node}[$__rate_interval])",
+                "{{instance}} in the exporter",
+            ),
+            Query("scrape_duration_seconds{@node}", "{{instance}} as Prometheus sees it"),
+            unit="s",
+            overrides=by_query((BLUE, ORANGE)),
+            about=About(
+                "Time of an answer, here and with the network.",
+                "seconds: Prometheus' timeout is near, and then all is lost.",
+                "the difference is the network or a busy machine.",
+            ),
+            empty=DOWN,
+            w=12,
+        ),
+        lines(
+            "How large is it?",
+            Query("exporter_response_bytes{@node}", "{{instance}}"),
+            unit="bytes",
+            overrides=by_last_character(),
+            about=About(
+                "Size of an answer, compressed where Prometheus asks for it.",
+                "near `body_size_limit`.",
+                "fewer series.",
+            ),
+            empty=DOWN,
+            w=12,
+        ),
+    )
+
+
+def nvml() -> tuple[Panel, ...]:
+    """Give the panels about NVIDIA's library."""
+    none = "No GPU is asked here (`exporter_nvml_…` is absent), or the exporter is down."
+    return (
+        lines(
+            "What went wrong with NVIDIA's library?",
+            Query(events("exporter_nvml_errors_total{@node}", "error", born=True), "{{error}}"),
+            Query(
+                events("exporter_nvml_child_restarts_total{@node}", "reason"),
+                "restart: {{reason}}",
+            ),
+            Query(
+                events("exporter_nvml_resets_total{@node}", "reason"),
+                "counter: {{reason}}",
+            ),
+            unit="none",
+            overrides=by_query((ORANGE, VERMILION, PURPLE)),
+            legend="hidden",
+            about=About(
+                "Calls that failed, restarts of the process that makes them, and counters that were corrected.",
+                "restarts for *hung* or *crashed*: the driver does not answer.",
+                "`dmesg | grep -i nvrm`; drain and reboot the node if it comes again.",
+            ),
+            empty=none,
+            w=12,
+        ),
+        lines(
+            "How much time do its calls take?",
+            Query(
+                "sum by (instance) (rate(exporter_nvml_call_seconds_total{@node}[$__rate_interval]))",
+                "{{instance}}",
+            ),
+            unit="percentunit",
+            overrides=by_last_character(),
+            about=About(
+                "Share of the time that the NVML process spends inside the library.",
+                "above 20 %: a slow driver, or no persistence mode.",
+                "`nvidia-smi -pm 1`; a longer `gpu.interval`.",
+            ),
+            empty=none,
+            w=12,
+        ),
+    )
+
+
+def web() -> tuple[Panel, ...]:
+    """Give the panels about the web server and the log."""
+    return (
+        lines(
+            "Requests",
+            Query(
+                "sum by (route, code) (rate(exporter_http_requests_total{@node}[$__rate_interval]))",
+                "{{route}} {{code}}",
+            ),
+            unit="reqps",
+            color=shades(BLUE),
+            about=About(
+                "Requests by path and status.",
+                "401 (wrong password), 503 (not ready, or the state is not loaded).",
+                "503 goes away by itself after a start; else see the log.",
+            ),
+            empty=DOWN,
+            w=8,
+        ),
+        lines(
+            "Connections turned away or broken",
+            Query(events("exporter_http_connections_refused_total{@node}"), "refused"),
+            Query(events("exporter_http_connections_evicted_total{@node}"), "evicted"),
+            Query(
+                events("exporter_http_peer_errors_total{@node}", "reason"),
+                "{{reason}}",
+            ),
+            Query(
+                events("exporter_http_render_timeouts_total{@node}"),
+                "answer too late",
+            ),
+            unit="none",
+            overrides=by_query((VERMILION, ORANGE, GREY, PURPLE)),
+            about=About(
+                "Connections that were closed to protect the others, or ended by the peer's fault.",
+                "many: somebody scans or attacks the port.",
+                "close the port to all but Prometheus.",
+            ),
+            empty=DOWN,
+            w=8,
+        ),
+        lines(
+            "Warnings and errors in the log",
+            Query(
+                events('exporter_log_messages_total{@node, level=~"warn|error"}', "level"),
+                "{{level}}",
+            ),
+            unit="none",
+            bars=True,
+            overrides=named({"warn": ORANGE, "error": VERMILION}),
+            about=About("Lines by level.", "errors.", "read them."),
+            empty=DOWN,
+            w=8,
+        ),
+    )
+
+
+def versions() -> tuple[Panel, ...]:
+    """Give the table of versions."""
+    return (
+        table(
+            "Versions",
+            rows("max by (instance, version, python, nvidia_ml_py) (exporter_build_info{@node})"),
+            rows("max by (instance) (process_start_time_seconds{@node}) * 1000"),
+            rows("min by (instance) (exporter_config_last_reload_successful{@node})"),
+            columns=(
+                Column("instance", "Node"),
+                Column("version", "Version", width=110),
+                Column("python", "Python", width=110),
+                Column("nvidia_ml_py", "NVML binding", width=130),
+                Column("B", "Started", unit="dateTimeAsIso", width=180),
+                Column("C", "Configuration in force is the file's", mappings=YES_NO),
+            ),
+            about=About(
+                "Versions of the exporter and of what it runs on.",
+                "different versions on nodes of one run; a configuration that could not be read.",
+                f"bring them together; {LOG}.",
+            ),
+            empty=DOWN,
+            h=8,
+        ),
+    )
