@@ -108,6 +108,7 @@ class Recorder:
         self._clocks: dict[float, WindowClock] = {}
         self._clocked: tuple[Tally, ...] = ()
         self._delay_seconds = 0.0
+        self._first = 0  # the Stat whose buffer is to be emptied first
         self._slice_began = 0.0
         self._tick_seconds = TICK_SECONDS
 
@@ -283,16 +284,16 @@ class Recorder:
         self._clocked = ()  # an override may have changed a window's length
         self.events.tick()
         self._close_windows()
-        return self._publish(final=False)
+        return self._publish(final=False, within_seconds=self._flush_seconds)
 
     def _tick_cycle(self) -> bool:
         self._renew()
         self.events.tick()
         self.training.tick(self._give_way)
         self._close_windows()
-        full = [tally for tally in self._registry.tallies() if len(tally.buffer) > HIGH_WATER]
-        for tally in full:
-            self._drain(tally)
+        full = any(len(tally.buffer) > HIGH_WATER for tally in self._registry.tallies())
+        if full:
+            self._drain_all(TICK_SECONDS, above=HIGH_WATER)
         self._tick_seconds = BUSY_TICK_SECONDS if full else TICK_SECONDS
         return True
 
@@ -320,15 +321,14 @@ class Recorder:
                 self._give_way()
                 tally.close_window(started, ended, late_windows=late >= seconds, wall=wall)
 
-    def _publish(self, *, final: bool) -> bool:
+    def _publish(self, *, final: bool, within_seconds: float | None = None) -> bool:
         self.training.drain(self._give_way)
         if final:
             self.training.settle()
+        self._drain_all(within_seconds)
         tallies = self._registry.tallies()
         wall = self._wall()
         for tally in tallies:
-            if tally.buffer:
-                self._drain(tally)
             tally.expire(wall=wall)
         recording = Recording(
             (*[self._reading(tally) for tally in tallies if tally.enabled], *self.training.series()),
@@ -356,6 +356,25 @@ class Recorder:
                 f"sink {self._sink.problem}", f"the last snapshot was not written: {self._sink.problem}"
             )
         return arrived
+
+    def _drain_all(self, within_seconds: float | None, *, above: int = 0) -> None:
+        """Empty the buffers; where threads add faster than this one may run, what is left comes with the next recording.
+
+        Args:
+            within_seconds: After so long no further Stat is begun with, and the next time begins there; None to empty all.
+            above: Buffers with no more samples than this are left as they are.
+        """
+        tallies = self._registry.tallies()
+        started = self._clock()
+        first = self._first if self._first < len(tallies) else 0
+        self._first = 0
+        for position in (*range(first, len(tallies)), *range(first)):
+            if len(tallies[position].buffer) <= above:
+                continue
+            if within_seconds is not None and self._clock() - started > within_seconds:
+                self._first = position
+                return
+            self._drain(tallies[position])
 
     def _drain(self, tally: Tally) -> None:
         """Empty a buffer; at most what it held at the start, whatever is added meanwhile."""
