@@ -67,6 +67,13 @@ def test_a_mistake_in_the_timeline_is_found(happening: str, words: str) -> None:
     assert found[0].startswith(("machine.yaml:21:", "machine.yaml:20:", "machine.yaml:22:")), found
 
 
+@pytest.mark.parametrize("key", ["fields", "gpm"])
+def test_an_alias_is_a_mistake_with_a_place(key: str) -> None:
+    found = mistakes(SMALL.replace("    values:\n", f"    {key}: *v\n    values: &v\n"))
+
+    assert any("alias *v: aliases are not supported" in each for each in found)
+
+
 def test_several_mistakes_are_told_at_once() -> None:
     found = mistakes("driver: x\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
 

@@ -80,7 +80,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a GPU is: steps that repeat. Each GPU runs 1.7 seconds behind the one before it."""
+    """How busy a GPU is: steps that repeat. Each GPU runs 1.7 seconds ahead of the one before it."""
 
     steps: tuple[Step, ...] = field(default=(), metadata=_help("One after the other; none means idle."))
     ripple: Annotated[float, Range(0, 0.5)] = field(
@@ -349,7 +349,8 @@ def _plain_happening(happening: Happening) -> dict[str, Any]:
 
 def _number_keys(described: Model | Happening) -> Iterator[tuple[str, str]]:
     for name in ("fields", "gpm"):
-        for key in getattr(described, name):
+        found = getattr(described, name)
+        for key in found if isinstance(found, Mapping) else ():  # it has failed, or says nothing
             if not key.isdecimal():
                 yield name, f'"{key}" is no id; ids are numbers in quotes'
 

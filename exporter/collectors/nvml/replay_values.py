@@ -26,7 +26,7 @@ class Load:
 
     Args:
         description: Its steps (`seconds`, `level`) and its `ripple`.
-        shift: Seconds by which it runs behind.
+        shift: Seconds by which it runs ahead.
     """
 
     __slots__ = ("_levels", "_ends", "_sums", "_cycle", "_per_cycle", "_ripple", "_shift")
