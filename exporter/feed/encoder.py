@@ -173,7 +173,7 @@ class _Training:
         if training.facts != self._facts:  # made anew each time, though they rarely change
             self._facts_text, self._facts = _pairs(training.facts), training.facts
         if training.segments is not self._segments:
-            finite = [_segment(*each) for each in training.segments if isfinite(each[3])]
+            finite = [_segment(*each) for each in training.segments if _is_told(*each)]
             self._segments_text = f"[{','.join(finite)}]"
             self._segments = training.segments
         phases = ",".join(
@@ -208,6 +208,11 @@ class _Training:
             kept[end] = before
         self._bins = kept
         return ",".join([text for _, text in kept.values()])
+
+
+def _is_told(_loop: int, first: int, last: int, seconds: float) -> bool:
+    """Whether a reader takes it: a job may count its steps from anywhere."""
+    return isfinite(seconds) and -MAX_COUNT <= first <= last <= MAX_COUNT
 
 
 def _segment(loop: int, first: int, last: int, seconds: float) -> str:

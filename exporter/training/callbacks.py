@@ -25,7 +25,7 @@ def _end(kind: Kind, finish_time_msec: float | None) -> None:
 
 
 def _begin_short(kind: Kind, start_time_msec: float | None) -> Hot | Span:
-    if start_time_msec:
+    if start_time_msec is not None:
         return _begin(kind, start_time_msec)
     place = hot.here()
     place.say(kind.code + BEGIN, monotonic())
@@ -38,7 +38,7 @@ def _end_short(kind: Kind, finish_time_msec: float | None) -> None:
     place = hot.here()
     if kind is kinds.TRAINING_ITERATION and hot.Hooks.values is not None:
         place.extend((VALUES, hot.Hooks.values()))
-    if finish_time_msec:
+    if finish_time_msec is not None:
         _end(kind, finish_time_msec)
     else:
         place.say(kind.code + END, monotonic())

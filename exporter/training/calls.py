@@ -10,6 +10,7 @@ from math import isfinite
 from time import monotonic, time
 
 from exporter.training import hot
+from exporter.training.arguments import taken
 from exporter.training.events import Event
 from exporter.training.failures import Failure
 from exporter.training.kinds import BEGAN, CALL, ENDED, Kind
@@ -124,10 +125,13 @@ def moment(milliseconds: object, call: str) -> TracingTimestamp:
     A time ahead of now becomes now; what is no time is a misuse, and becomes now too.
     """
     wall, now = time(), monotonic()
-    if not milliseconds:
+    if milliseconds is None:
+        return TracingTimestamp(wall, now)
+    number = taken(milliseconds)
+    if number == 0:
         return TracingTimestamp(wall, now)
     try:
-        at = float(milliseconds) / 1000  # type: ignore[arg-type]  # anything may come
+        at = float(number) / 1000  # type: ignore[arg-type]  # anything may come
     except (TypeError, ValueError, OverflowError):
         at = -1.0
     if not isfinite(at) or at < 0:
@@ -244,9 +248,9 @@ def asked(*fields: str) -> dict[str, Any]:
 def evaluated(value: object, call: str, field: str) -> Any:
     """Ask a callable that the job gave instead of a number; None, and a misuse, where it raises."""
     if not callable(value):
-        return value
+        return taken(value)
     try:
-        return value()
+        return taken(value())
     except Exception as error:  # noqa: BLE001  # the user's callable
         report(
             call,
@@ -284,13 +288,13 @@ def loop_values(
             values[name] = evaluated(given, call, name)
         else:
             values |= asked(name)
-    return values | {"train_iterations_start": start, "train_samples_start": samples}
+    return values | {"train_iterations_start": taken(start), "train_samples_start": taken(samples)}
 
 
 def save_values(global_step: object) -> dict[str, Any]:
     """Give what the begin and the success of a save tell, callables asked."""
     return {
-        "global_step": global_step,
+        "global_step": taken(global_step),
         "strategy": save_strategy(),
         **asked("is_save_checkpoint_enabled"),
     }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 
 from exporter.training import calls, hot, kinds
+from exporter.training.arguments import taken
 from exporter.training.decorating import decorated
 from exporter.training.kinds import Kind
 from exporter.training.names import SpanName
@@ -152,10 +153,7 @@ def span(
         attributes: More of the span's.
     """
     given = Attributes(attributes)
-    if isinstance(span_attributes, Attributes):
-        given.add_attributes(span_attributes)
-    elif span_attributes:
-        given.add_attributes(Attributes(span_attributes))
+    given.add_attributes(Attributes.of(span_attributes))
     return Block(
         kinds.kind_named(name, phase=False),
         name=name,
@@ -182,7 +180,7 @@ class background:  # noqa: N801  # it is called like a function
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exception: object, traceback: object) -> None:
-        calls.say("background", task=self._task, seconds=monotonic() - self._began)
+        calls.say("background", task=taken(self._task), seconds=monotonic() - self._began)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function: each call is one block."""

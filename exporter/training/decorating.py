@@ -25,6 +25,8 @@ def decorated(function: AnyFunction, block: Callable[[], AbstractContextManager[
         function: A coroutine is inside from its first step to its end, waiting included.
         block: Makes the block of one call.
     """
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(decorated(function.__func__, block))
     flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
     wrapped: Callable[..., Any]
     if flags & _CO_COROUTINE:
@@ -38,9 +40,22 @@ def decorated(function: AnyFunction, block: Callable[[], AbstractContextManager[
 
         @wraps(function)
         async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            generator = function(*args, **kwargs)
             with block():
-                async for item in function(*args, **kwargs):
-                    yield item
+                try:
+                    item = await generator.__anext__()
+                    while True:
+                        try:
+                            sent = yield item
+                        except GeneratorExit:  # noqa: PERF203  # it is what is wanted
+                            await generator.aclose()
+                            raise
+                        except BaseException as error:  # noqa: BLE001  # it is for the generator, as with `yield from`
+                            item = await generator.athrow(error)
+                        else:
+                            item = await generator.asend(sent)
+                except StopAsyncIteration:
+                    return
 
     elif flags & _CO_GENERATOR:
 

@@ -88,8 +88,9 @@ class Facts:
 
     def target(self, step: object) -> None:
         """Take the step at which the training is to end."""
-        if isinstance(step, int | float) and not isinstance(step, bool) and isfinite(step) and step > 0:
-            self._families.gauge("training.step_target").set(float(step))
+        number = _positive(step)
+        if number is not None:
+            self._families.gauge("training.step_target").set(number)
 
     def describe(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Take what the job says by itself.
@@ -102,12 +103,12 @@ class Facts:
             if name in _TEXTS:
                 self._say(name, value)
             elif name == "step_target":
-                if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+                if not isinstance(value, int) or _positive(value) is None:
                     wrong.append((name, "to be a step above 0"))
                 else:
                     self.target(value)
             elif name == "world_size":
-                if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+                if not isinstance(value, int) or _positive(value) is None:
                     wrong.append((name, "to be a number of ranks"))
                 else:
                     self._set_world_size(value)

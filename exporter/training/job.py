@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from exporter.recording.identity import identity
+from exporter.recording.identity import clean_text, identity
 from exporter.training import kinds
 from exporter.training.attributes import (
     OneLoggerInitializationAttributes,
@@ -26,7 +26,7 @@ from exporter.training.progress import Progress
 from exporter.training.saving import Saving
 from exporter.training.series import Families
 from exporter.training.types import Attributes, shown
-from exporter.training.work import Work
+from exporter.training.work import MOST_STEPS, Work
 from exporter.version import __version__
 
 TYPE_CHECKING = False
@@ -282,7 +282,9 @@ class Job:
         elif call.name == "interruption":
             self.failure = values["reason"]
         elif call.name == "background":
-            task = values["task"] if isinstance(values["task"], str) and values["task"] else "other"
+            task = (
+                clean_text(values["task"]) if isinstance(values["task"], str) and values["task"] else "other"
+            )
             seconds = max(values["seconds"], 0.0)
             self._families.counter("training.background", "seconds", task=task[:100]).add(seconds)
         elif call.name == "set_training_telemetry_config":
@@ -300,4 +302,4 @@ class Job:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS

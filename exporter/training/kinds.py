@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import threading
 
-from exporter.training.names import Name, SpanName, StandardSpanName, StandardTrainingJobSpanName
+from exporter.training.names import (
+    Name,
+    SpanName,
+    StandardSpanName,
+    StandardTrainingJobSpanName,
+    name_of,
+)
 
 BEGIN, END, ENTER, EXIT, FAIL, BEGAN, ENDED, TOLD = range(8)
 """What happened to a span: begun and ended by a callback; entered, left and left by an exception as a block; the same
@@ -236,7 +242,5 @@ def kind_named(name: object, *, phase: bool) -> Kind:
 
 
 def _text(name: object) -> str:
-    value = getattr(name, "value", name)
-    text = value if isinstance(value, str) else f"<{type(value).__name__}>"
-    kept = "".join(character if character.isprintable() else "?" for character in text[:256])
+    kept = "".join(character if character.isprintable() else "?" for character in name_of(name)[:256])
     return kept or OTHER

@@ -14,7 +14,7 @@ from exporter.training.opened import Open
 from exporter.training.progress import Progress
 from exporter.training.series import Families
 from exporter.training.types import shown
-from exporter.training.work import Work
+from exporter.training.work import MOST_STEPS, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -185,7 +185,9 @@ class Looping:
             What is wrong with it; None where nothing is.
         """
         number, seconds, mode = values["step"], values["seconds"], values["mode"]
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
+        if number is not None and (
+            not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MOST_STEPS
+        ):
             return f"step of 0 or more, not {shown(number)}"
         if seconds is not None and (
             isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9

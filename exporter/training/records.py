@@ -46,7 +46,7 @@ class Records:
 
     def wants(self, kind: Kind, span: Span | None = None) -> bool:
         """Whether the exporters take spans of a kind, or one span."""
-        if span is not None and span.name != kind.name:
+        if span is not None and span.name_str != kind.name:
             return self.sink.wants(span.name)
         wanted = self._wanted.get(kind)
         if wanted is None:

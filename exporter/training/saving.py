@@ -18,7 +18,7 @@ from exporter.training.opened import Open
 from exporter.training.saves import KINDS, Save, SaveFamilies, Saves
 from exporter.training.series import Families
 from exporter.training.types import shown
-from exporter.training.work import Work
+from exporter.training.work import MOST_STEPS, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Saving:
             return None
         loop = self._job.looping.loop
         step = mark.values.get("global_step")
-        if isinstance(step, bool) or not isinstance(step, int):
+        if isinstance(step, bool) or not isinstance(step, int) or abs(step) > MOST_STEPS:
             self._job.wrong(mark.name, "global_step", f"global_step to be a number, not {shown(step)}")
             step = 0 if loop is None else loop.completed
         begun = self._work.save_begins()
@@ -138,7 +138,7 @@ class Saving:
             What is wrong with it; None where nothing is.
         """
         step, kind = values["step"], values["kind"]
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MOST_STEPS:
             return f"a step of 0 or more, not {shown(step)}"
         if kind not in KINDS:
             return f"kind to be one of {', '.join(KINDS)}, not {shown(kind)}"

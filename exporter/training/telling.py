@@ -12,6 +12,7 @@ from typing import Any
 
 from exporter.recording.tensors import TensorReader
 from exporter.training import calls, hot
+from exporter.training.arguments import is_tensor, taken
 from exporter.training.failures import REASONS
 from exporter.training.kinds import FIELDS, MODES, NUMBERS
 from exporter.training.reports import report
@@ -60,21 +61,19 @@ def record(
         if loss is not None:
             _record_value(extend, base + _LOSS, loss)
         if tokens is not None:
-            extend((base + _TOKENS, tokens if type(tokens) in _PLAIN else _number(tokens)))
+            extend((base + _TOKENS, tokens if type(tokens) in _PLAIN else taken(tokens)))
         if grad_norm is not None:
             _record_value(extend, base + _GRAD_NORM, grad_norm)
     if samples is not None:
-        extend((base + _SAMPLES, samples if type(samples) in _PLAIN else _number(samples)))
+        extend((base + _SAMPLES, samples if type(samples) in _PLAIN else taken(samples)))
     if learning_rate is not None:
         _record_value(extend, base + _LEARNING_RATE, learning_rate)
     if loss_scale is not None:
         _record_value(extend, base + _LOSS_SCALE, loss_scale)
     if microbatches is not None:
-        extend(
-            (base + _MICROBATCHES, microbatches if type(microbatches) in _PLAIN else _number(microbatches))
-        )
+        extend((base + _MICROBATCHES, microbatches if type(microbatches) in _PLAIN else taken(microbatches)))
     if epoch is not None:
-        extend((base + _EPOCH, epoch if type(epoch) in _PLAIN else _number(epoch)))
+        extend((base + _EPOCH, epoch if type(epoch) in _PLAIN else taken(epoch)))
     if len(place.buffer) > hot.limit:
         hot.Hooks.full(place.track, False)  # nothing is failing
 
@@ -110,7 +109,7 @@ def describe(
         step_target: The step at which the training is to end.
         world_size: Ranks.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
+    given = {name: taken(value) for name, value in locals().items() if value is not None}
     if given:
         calls.say("describe", **given)
 
@@ -121,7 +120,7 @@ def skipped_step(reason: str) -> None:
     Args:
         reason: `overflow` or `nonfinite`.
     """
-    calls.say("skipped_step", reason=reason)
+    calls.say("skipped_step", reason=taken(reason))
 
 
 def interruption(reason: str) -> None:
@@ -130,10 +129,11 @@ def interruption(reason: str) -> None:
     Args:
         reason: One of the reasons of `training_interruptions_total`.
     """
-    if not isinstance(reason, str) or reason not in REASONS:
-        report("interruption", "reason", f"one of {', '.join(REASONS)}, not {shown(reason)}"[:300])
+    given = taken(reason)
+    if given not in REASONS:
+        report("interruption", "reason", f"one of {', '.join(REASONS)}, not {shown(given)}"[:300])
         return
-    calls.say("interruption", reason=reason)
+    calls.say("interruption", reason=given)
 
 
 def checkpoint_saved(
@@ -157,12 +157,12 @@ def checkpoint_saved(
     """
     calls.say(
         "checkpoint_saved",
-        step=step,
-        kind=kind,
-        ok=ok,
-        seconds=seconds,
-        bytes=bytes,
-        blocking_seconds=blocking_seconds,
+        step=taken(step),
+        kind=taken(kind),
+        ok=taken(ok),
+        seconds=taken(seconds),
+        bytes=taken(bytes),
+        blocking_seconds=taken(blocking_seconds),
     )
 
 
@@ -174,11 +174,12 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = "
         seconds: What it took; None for the time since the last one.
         mode: train, validation or test.
     """
-    if not isinstance(mode, str) or mode not in _MODES:
-        report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(mode)}"[:200])
+    kind = taken(mode)
+    if kind not in _MODES:
+        report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(kind)}"[:200])
         return
-    values = calls.asked(*calls.LOOP_FIELDS) if mode == "train" and hot.Hooks.values is not None else {}
-    calls.say("step", step=step, seconds=seconds, mode=mode, asked=values)
+    values = calls.asked(*calls.LOOP_FIELDS) if kind == "train" and hot.Hooks.values is not None else {}
+    calls.say("step", step=taken(step), seconds=taken(seconds), mode=kind, asked=values)
 
 
 def collect() -> None:
@@ -191,8 +192,8 @@ def _record_value(extend: Callable[[Any], None], code: int, value: object) -> No
     """Record a number, plain or of another library, or a tensor."""
     if type(value) in _PLAIN:
         extend((code, value))
-    elif not _is_of_a_device(value):
-        extend((code, _number(value)))
+    elif not is_tensor(value):
+        extend((code, taken(value)))
     else:
         reader = _readers.get(code)
         if reader is None:
@@ -209,21 +210,3 @@ def _refused(code: int, reason: str) -> None:
     report(
         "record", f"tensor_{reason}", f"{field} to be a number, or a tensor of one element that can be copied"
     )
-
-
-def _is_of_a_device(value: object) -> bool:
-    """Whether it is a tensor, whose value may have to be waited for."""
-    try:
-        return hasattr(value, "device")
-    except Exception:  # noqa: BLE001  # the code of whoever made it
-        return True
-
-
-def _number(value: object) -> object:
-    """Turn a number of another library into a plain one; what is none is left for the interpreter to refuse."""
-    if isinstance(value, bool) or _is_of_a_device(value):
-        return None
-    try:
-        return float(value)  # type: ignore[arg-type]  # anything may come
-    except Exception:  # noqa: BLE001  # the code of whoever made it
-        return None

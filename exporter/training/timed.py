@@ -72,7 +72,7 @@ class timed_span:  # noqa: N801  # one-logger's name, and a class is what it mus
     def __enter__(self) -> Span:
         recorder = get_recorder()
         name, attributes, start = self._arguments
-        if not attributes and not start:
+        if attributes is None and start is None:
             self._block = _short_block(name, recorder)
             if self._block is not None:
                 handle: Any = self._block.__enter__()  # it has what a span has, and stands for one
@@ -102,7 +102,7 @@ class timed_span:  # noqa: N801  # one-logger's name, and a class is what it mus
 
 def _short_block(name: SpanName, recorder: Recorder) -> hot.Hot | None:
     """Give the block of a short standard span that nobody exports; None for every other."""
-    make = _SHORT.get(name)
+    make = _SHORT.get(name_of(name))
     if make is None or type(recorder) is not TrainingRecorder or recording() is None:
         return None
     configured = current()

@@ -29,6 +29,8 @@ else:
 
 
 LONGEST_SHOWN = 500
+DEEPEST = 4
+"""Collections inside of each other that are told; one may contain itself."""
 _PRINTED = frozenset({str, int, float, bool, type(None), bytes})
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Attributes",
     "OneLoggerError",
     "TracingTimestamp",
+    "Unusable",
     "all_are",
     "assert_that",
     "moment",
@@ -63,22 +66,30 @@ def plain_value(value: object) -> Any:
         mixed list becomes one of texts, a dictionary a list of `key:value`; of an object that lives on a device,
         such as a tensor, only its type is told, since its text would have to be fetched.
     """
+    return _plain(value, 0)
+
+
+def _plain(value: object, depth: int) -> Any:
     kind = type(value)
     if kind is str or kind is int or kind is float or kind is bool or value is None:
         return value
-    if isinstance(value, enum.Enum):
-        return plain_value(value.value)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = [plain_value(item) for item in value]
-        kinds = {type(item) for item in items}
-        if len(kinds) <= 1 and not kinds & {list, type(None)}:
-            return items
-        if kinds == {int, float}:
-            return [float(item) for item in items]
-        return [str(item) for item in items]
-    if isinstance(value, Mapping):
-        return [f"{plain_value(key)}:{plain_value(item)}" for key, item in dict(value).items()]
     try:
+        if isinstance(value, enum.Enum):
+            return _plain(value.value, depth)
+        if depth > DEEPEST and isinstance(value, (list, tuple, set, frozenset, Mapping)):
+            return f"<{kind.__name__}>"
+        if isinstance(value, (list, tuple, set, frozenset)):
+            items = [_plain(item, depth + 1) for item in value]
+            kinds = {type(item) for item in items}
+            if len(kinds) <= 1 and not kinds & {list, type(None)}:
+                return items
+            if kinds == {int, float}:
+                return [float(item) for item in items]
+            return [str(item) for item in items]
+        if isinstance(value, Mapping):
+            return [
+                f"{_plain(key, depth + 1)}:{_plain(item, depth + 1)}" for key, item in dict(value).items()
+            ]
         if isinstance(value, str):
             return str.__str__(value)
         if isinstance(value, Integral):
@@ -114,9 +125,27 @@ def shown(value: object) -> str:
         items = list(value)  # type: ignore[call-overload]  # one of these
     elif type(value) is dict:
         items = [*value, *value.values()]
-    if all(type(item) in _PRINTED or isinstance(item, enum.Enum) for item in items):
-        return repr(value)[:LONGEST_SHOWN]
+    if type(value) is Unusable:
+        return value.text
+    try:
+        if all(type(item) in _PRINTED or isinstance(item, enum.Enum) for item in items):
+            return repr(value)[:LONGEST_SHOWN]
+    except Exception:  # noqa: BLE001  # an enumeration's own `__repr__`; or a whole number of too many digits
+        return f"<{type(value).__name__}>"
     return f"<{type(value).__name__}>"
+
+
+class Unusable:
+    """What a job has passed where a number or a text belongs, and is neither.
+
+    Attributes:
+        text: How it is shown.
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
 class TracingTimestamp:
@@ -247,7 +276,7 @@ class Attributes(dict[str, Attribute]):
 
     def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        for name, value in (dictionary or {}).items():
+        for name, value in ({} if dictionary is None else dictionary).items():
             if isinstance(value, Attribute):  # of another collection
                 self.add_attribute(value)
             else:
@@ -275,8 +304,11 @@ class Attributes(dict[str, Attribute]):
         """
         if isinstance(given, Attributes):
             return given
-        if given is None or isinstance(given, Mapping):
-            return cls(given)
+        try:
+            if given is None or isinstance(given, Mapping):
+                return cls(given)
+        except Exception:  # noqa: BLE001  # a mapping of the job's own
+            return cls()
         report("Attributes", "no_attributes", f"Attributes, not {shown(given)}")
         return cls()
 

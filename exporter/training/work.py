@@ -9,6 +9,10 @@ MOST_SEGMENTS = 64
 """Stretches of work without a checkpoint that are kept apart."""
 
 
+MOST_STEPS = 10**300
+"""The furthest step: beyond it there is no float."""
+
+
 class Segment:
     """A stretch of work that no checkpoint covers.
 
