@@ -141,7 +141,7 @@ def test_one_loggers_own_exporter_serves_here(tmp_path: Path) -> None:
 
 
 def test_their_reader_reads_our_log_lines() -> None:
-    from nv_one_logger.exporter.logger_exporter import (  # type: ignore[import-untyped]  # it has no types
+    from nv_one_logger.exporter.logger_exporter import (
         LoggerExporter as Theirs,
     )
 
@@ -264,7 +264,7 @@ def test_the_fields_of_their_configurations_are_ours() -> None:
 
 
 def test_their_configuration_objects_are_taken(tmp_path: Path) -> None:
-    from nv_one_logger.training_telemetry.api.config import (  # type: ignore[import-untyped]  # it has no types
+    from nv_one_logger.training_telemetry.api.config import (
         TrainingTelemetryConfig as Theirs,
     )
 
