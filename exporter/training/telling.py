@@ -19,6 +19,8 @@ from exporter.training.reports import report
 from exporter.training.types import shown
 
 _MODES = {mode: NUMBERS + 8 * place for place, mode in enumerate(MODES)}
+_USUAL = "train"
+_TRAIN = _MODES[_USUAL]
 _LOSS, _GRAD_NORM, _LEARNING_RATE, _LOSS_SCALE, _SAMPLES, _TOKENS, _MICROBATCHES, _EPOCH = range(8)
 _PLAIN = frozenset({float, int})
 _readers: dict[int, TensorReader] = {}
@@ -49,7 +51,7 @@ def record(
         epoch: The epoch that is under way.
         mode: train, validation or test.
     """
-    base = _MODES.get(mode, 0) if type(mode) is str else 0
+    base = _TRAIN if mode is _USUAL else _MODES.get(mode, 0) if type(mode) is str else 0
     if not base:
         report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(mode)}"[:200])
         return
