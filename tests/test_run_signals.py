@@ -219,7 +219,7 @@ def test_a_terminal_that_hangs_up_tells_the_job_even_when_run_leads_the_session(
 
 
 def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: Path) -> None:
-    job = ["sh", "-c", f"touch {tmp_path}/begun; sleep 1; touch {tmp_path}/ended; exit 9"]
+    job = ["sh", "-c", f"touch {tmp_path}/begun; sleep 3; touch {tmp_path}/ended; exit 9"]
     (tmp_path / "command").write_text(shlex.join(supervise_command(tmp_path, job)))
     with terminal(["bash", "--norc", "-i"], tmp_path) as (_, keyboard):
         os.write(keyboard, f". {tmp_path}/command\n".encode())
@@ -228,7 +228,7 @@ def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: 
         # Ctrl-Z throws away what was typed before the shell reads again.
         wait_until(lambda: [state(pid) for pid in processes_naming(str(tmp_path))].count("T") > 1)
         time.sleep(0.2)
-        os.write(keyboard, f"jobs > {tmp_path}/jobs; sleep 1.2\n".encode())
+        os.write(keyboard, f"jobs > {tmp_path}/jobs; sleep 3.2\n".encode())
         wait_until(lambda: lines(tmp_path / "jobs"))
         was_stopped = not (tmp_path / "ended").exists()
         os.write(keyboard, f"fg; echo $? > {tmp_path}/status\n".encode())
