@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from exporter.errors import DefinitionError, EventsLostError, ExporterError
 from exporter.process import RECORDER, configure, flush, shutdown
+from exporter.recording.late import LATE_IMPORTS
 from exporter.recording.stat import REGISTRY, Stat, Stats
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 from exporter.sidecar import Sidecar, start_sidecar
@@ -31,11 +32,13 @@ def __getattr__(name: str) -> object:
     """Load events and training at their first use: each costs as much as a good part of all the rest."""
     found: object
     if name in {"Event", "Severity", "events", "log"}:
-        from exporter.recording import events as module  # noqa: PLC0415  # see above
+        with LATE_IMPORTS:
+            from exporter.recording import events as module  # noqa: PLC0415  # see above
 
         found = module if name == "events" else getattr(module, name)
     elif name in {"span", "training"}:
-        import exporter.training as face  # noqa: PLC0415  # see above
+        with LATE_IMPORTS:
+            import exporter.training as face  # noqa: PLC0415  # see above
 
         found = face if name == "training" else face.span
     else:

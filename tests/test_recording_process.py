@@ -229,6 +229,32 @@ def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
     assert len(snapshots(feed)) == 31
 
 
+@pytest.mark.parametrize("wait", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
+def test_a_fork_while_another_thread_begins_to_record_never_hangs(feed: Path, wait: float) -> None:
+    program = f"""
+        import os, threading, time
+        import exporter
+        def begin():
+            with exporter.training.model_forward():  # loads it, and starts the recording thread
+                exporter.log("begun")
+        thread = threading.Thread(target=begin)
+        thread.start()
+        time.sleep({wait})
+        child = os.fork()
+        if child == 0:
+            with exporter.training.training_iteration():
+                exporter.Stat("train.loss", ["mean"]).add(1.0)
+            exporter.flush()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        thread.join()
+    """
+    run(feed, program)
+
+    counts = [reading.count for snapshot in snapshots(feed) for reading in snapshot.recording.stats]
+    assert 1 in counts
+
+
 def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(feed: Path) -> None:
     program = """
         import threading, time

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, perf_counter, sleep, time
 
+from exporter.recording.late import LATE_IMPORTS
 from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.overrides import Rule
 from exporter.recording.passive import PassiveMeasurer
@@ -145,7 +146,8 @@ class Recorder:
             return
         thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
         try:
-            self._prepare()
+            with LATE_IMPORTS:
+                self._prepare()
             self._hook_multiprocessing()
             thread.start()
         except Exception as error:  # noqa: BLE001  # no more threads, a broken installation: never the job's problem
@@ -235,6 +237,7 @@ class Recorder:
 
     def _after_fork(self) -> None:
         self._begin()
+        self._stopping = not LATE_IMPORTS.safe
         self._forked = True
         self._registry.after_fork()
         self.events.after_fork()

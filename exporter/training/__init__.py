@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from exporter.recording.late import LATE_IMPORTS
 from exporter.training.callbacks import (
     on_app_end,
     on_app_start,
@@ -174,7 +175,8 @@ def __getattr__(name: str) -> object:
     home = HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'exporter.training' has no attribute {name!r}")
-    found: object = getattr(import_module(home), name)
+    with LATE_IMPORTS:
+        found: object = getattr(import_module(home), name)
     globals()[name] = found
     return found
 
