@@ -336,7 +336,8 @@ def test_the_parent_that_is_told_is_the_nearest_that_is_exported(sinks: list[Sin
 
     assert sink.flush(SOON)
     assert [span.name_str for span in exporter.spans] == ["training_loop", "checkpoint_save_sync"]
-    assert exporter.spans[1].parent_span.id == loop.id
+    assert exporter.spans[1].exported_parent.id == loop.id
+    assert exporter.spans[1].parent_span.id == iteration.id
 
 
 ITERATION, CUSTOM = StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION, "custom"

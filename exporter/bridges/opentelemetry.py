@@ -150,7 +150,8 @@ class OTelExporter(BaseExporter):
         return self._open.get(span.id) or self._begin(span)
 
     def _begin(self, span: Span, *, keep: bool = True) -> SdkSpan:
-        parent = None if span.parent_span is None else self._open.get(span.parent_span.id)
+        around = span.exported_parent
+        parent = None if around is None else self._open.get(around.id)
         begun: SdkSpan = self._tracer().start_span(
             span.name_str,
             context={} if parent is None else set_span_in_context(parent, {}),  # never the job's own

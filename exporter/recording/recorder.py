@@ -187,6 +187,8 @@ class Recorder:
         def step() -> bool:
             if self._registry.tallies() or self.events.in_use() or self.training.in_use():
                 self._close_windows()
+                self.training.drain(self._give_way)
+                self.training.close()  # first, so that what the exporters could not take is on the last recording
                 self._publish(final=True)
             if self._sink is not None:
                 self._sink.close()

@@ -68,6 +68,7 @@ class Span:
         "_parent_span",
         "_start_event",
         "_stop_event",
+        "_told_parent",
         "_updated_attributes",
         "listener",
     )
@@ -83,6 +84,7 @@ class Span:
         self._id = id
         self._name = name
         self._parent_span = parent_span if parent_span is None or all_are(((parent_span, Span),)) else None
+        self._told_parent = self._parent_span
         self._start_event = start_event
         self._stop_event: Event | None = None
         self._events: deque[Event] | None = None
@@ -123,9 +125,14 @@ class Span:
         """What it is part of; None of a root."""
         return self._parent_span
 
+    @property
+    def exported_parent(self) -> Span | None:
+        """The nearest span around it that is exported too; for exporters, whose backends know no other."""
+        return self._told_parent
+
     def set_parent(self, parent_span: Span | None) -> None:
         """Put it into the tree; only its recording does, before anybody else has it."""
-        self._parent_span = parent_span
+        self._parent_span = self._told_parent = parent_span
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
         """Say what it is by what only its recording knows; what the job has given it stays."""
@@ -219,14 +226,16 @@ class Span:
             raise OneLoggerError(f"{self} has not ended")
         return found
 
-    def as_started(self, parent_span: Span | None) -> Span:
-        """Copy it as it was at its start, for another thread, with the parent that is to be told."""
+    def as_started(self, exported_parent: Span | None) -> Span:
+        """Copy it as it was at its start, for another thread, with the parent that exporters know."""
         attributes = self._initial_attributes.copied()
-        return Span(self._id, self._name, self._start_event, parent_span, attributes)
+        copy = Span(self._id, self._name, self._start_event, self._parent_span, attributes)
+        copy._told_parent = exported_parent  # noqa: SLF001  # of the same class
+        return copy
 
-    def as_it_is(self, parent_span: Span | None) -> Span:
-        """Copy it as it is now, for another thread, with the parent that is to be told."""
-        copy = self.as_started(parent_span)
+    def as_it_is(self, exported_parent: Span | None) -> Span:
+        """Copy it as it is now, for another thread, with the parent that exporters know."""
+        copy = self.as_started(exported_parent)
         copy._updated_attributes.update(self._updated_attributes)  # noqa: SLF001  # of the same class
         copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # likewise
         copy._stop_event = self._stop_event  # noqa: SLF001  # likewise

@@ -125,7 +125,7 @@ class BaseJsonExporter(BaseExporter):
             self._last_start_span = None
 
     def _record_span(self, span: Span, record_type: RecordType) -> None:
-        parent = span.parent_span
+        parent = span.exported_parent
         record: dict[str, Any] = {
             "type": record_type.value,
             "id": str(span.id),
