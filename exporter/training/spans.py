@@ -230,7 +230,7 @@ class Span:
         """Copy it as it was at its start, for another thread, with the parent that exporters know."""
         attributes = self._initial_attributes.copied()
         copy = Span(self._id, self._name, self._start_event, self._parent_span, attributes)
-        copy._told_parent = exported_parent  # noqa: SLF001  # of the same class
+        copy._told_parent = exported_parent  # of the same class
         return copy
 
     def as_it_is(self, exported_parent: Span | None) -> Span:
