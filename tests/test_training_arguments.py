@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from bridges_support import wanted
 from one_logger_support import run_python
 from training_support import Memory, begun_anew, configured, exported, misuses, of, told
 
@@ -19,6 +20,14 @@ from exporter.recording.values import StatReading
 from exporter.training.arguments import taken
 from exporter.training.recording import TRAINING
 from exporter.training.types import Unusable, plain_value, shown
+
+np: Any = pytest.importorskip("numpy")
+torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
+
+
+def tensors(*numbers: float) -> list[Any]:
+    """Tensors of these numbers, where torch is installed."""
+    return [torch.tensor(number) for number in numbers] if torch is not None else []
 
 
 class Odd:
@@ -105,7 +114,7 @@ def fed() -> tuple[StatReading, ...]:
     return tuple(TRAINING.series())
 
 
-@pytest.mark.parametrize("number", [np.int64(100), np.uint8(100), torch.tensor(100)], ids=repr)
+@pytest.mark.parametrize("number", [np.int64(100), np.uint8(100), *tensors(100)], ids=repr)
 def test_steps_are_whole_numbers_of_any_library(number: Any) -> None:
     with begun_anew():
         with training.training_loop(train_iterations_start=number):
@@ -122,7 +131,7 @@ def test_steps_are_whole_numbers_of_any_library(number: Any) -> None:
         assert not misuses()
 
 
-@pytest.mark.parametrize("number", [np.float32(2), np.float64(2), np.int64(2), torch.tensor(2.0)], ids=repr)
+@pytest.mark.parametrize("number", [np.float32(2), np.float64(2), np.int64(2), *tensors(2.0)], ids=repr)
 def test_numbers_of_an_iteration_are_of_any_library(number: Any) -> None:
     with begun_anew():
         training.record(loss=number, grad_norm=number, tokens=number, samples=number, learning_rate=number)
@@ -183,8 +192,12 @@ def test_an_argument_is_a_plain_value_or_unusable() -> None:
     assert type(taken(OddText("x"))) is str
     assert type(taken(np.float64(1.5))) is float
     assert isinstance(taken(Odd()), Unusable)
-    assert isinstance(taken(torch.zeros(1, device="meta")), Unusable)
     assert shown(taken(Odd())) == "<Odd>"
+
+
+@wanted("torch")
+def test_a_tensor_without_a_value_is_unusable() -> None:
+    assert isinstance(taken(torch.zeros(1, device="meta")), Unusable)
 
 
 def test_a_value_that_contains_itself_is_told_as_far_as_it_makes_sense() -> None:
