@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dashboards.board import Board, Row, Variable
-from dashboards.palette import BLUE, GREY, ORANGE, PLAIN, VERMILION, by_query, fixed
-from dashboards.panels import About, Panel, bars, lines, steps, to
+from dashboards.palette import BLUE, ORANGE, PLAIN, VERMILION, fixed
+from dashboards.panels import About, Json, Panel, bars, lines, steps, to
 from dashboards.queries import Query, rows
 from dashboards.tables import Column, matrix, table
 
@@ -62,8 +64,17 @@ def _joules(run: str) -> str:
 THESE, THAT = "@run", 'run="$baseline"'
 
 
-def _against(one: str, other: str) -> str:
-    return f"({one}) / scalar({other}) - 1"
+def _compared(
+    of: Callable[[str], str], title: str, unit: str, decimals: int, better: Json
+) -> tuple[Column, Column]:
+    """Give a number of each run, and how far it is from the baseline's."""
+    delta = f"\N{GREEK CAPITAL LETTER DELTA} {title.lower()}"
+    return (
+        Column(of(THESE), title, unit, decimals=decimals),
+        Column(
+            f"({of(THESE)}) / scalar({of(THAT)}) - 1", delta, "percentunit", thresholds=better, decimals=1
+        ),
+    )
 
 
 def board() -> Board:
@@ -84,54 +95,31 @@ def board() -> Board:
 
 
 def _table() -> tuple[Panel, ...]:
-    better_up = steps((None, VERMILION), (-0.02, PLAIN), (0.02, BLUE))
     better_down = steps((None, BLUE), (-0.02, PLAIN), (0.02, VERMILION))
     return (
         table(
             "Runs against the baseline",
-            rows(_tokens(THESE)),
-            rows(_against(_tokens(THESE), _tokens(THAT))),
-            rows(_step(THESE)),
-            rows(_against(_step(THESE), _step(THAT))),
-            rows(_joules(THESE)),
-            rows(_against(_joules(THESE), _joules(THAT))),
-            rows(
-                "max by (run) (last_over_time(training_productive_seconds_total{@run}[$__range]))"
-                " / max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))"
+            Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
+            *_compared(
+                _tokens, "Tokens/s", "locale", 0, steps((None, VERMILION), (-0.02, PLAIN), (0.02, BLUE))
             ),
-            rows('min by (run) (last_over_time(training_loss{@run, mode="train"}[$__range]))'),
-            rows("max by (run) (last_over_time(training_step{@run}[$__range]))"),
-            rows("sum by (run) (last_over_time(training_restarts_total{@run}[$__range]))"),
-            columns=(
-                Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
-                Column("A", "Tokens/s", unit="locale", decimals=0),
-                Column(
-                    "B",
-                    "\N{GREEK CAPITAL LETTER DELTA} tokens/s",
-                    unit="percentunit",
-                    decimals=1,
-                    thresholds=better_up,
-                ),
-                Column("C", "Step", unit="s", decimals=3),
-                Column(
-                    "D",
-                    "\N{GREEK CAPITAL LETTER DELTA} step",
-                    unit="percentunit",
-                    decimals=1,
-                    thresholds=better_down,
-                ),
-                Column("E", "Joules/token", unit="joule", decimals=3),
-                Column(
-                    "F",
-                    "\N{GREEK CAPITAL LETTER DELTA} joules/token",
-                    unit="percentunit",
-                    decimals=1,
-                    thresholds=better_down,
-                ),
-                Column("G", "Goodput", unit="percentunit", decimals=1),
-                Column("H", "Last loss", unit="none", decimals=3),
-                Column("I", "At step", unit="locale"),
-                Column("J", "Restarts", unit="none", width=90),
+            *_compared(_step, "Step", "s", 3, better_down),
+            *_compared(_joules, "Joules/token", "joule", 3, better_down),
+            Column(
+                "max by (run) (last_over_time(training_productive_seconds_total{@run}[$__range]))"
+                " / max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))",
+                "Goodput",
+                unit="percentunit",
+                decimals=1,
+            ),
+            Column(
+                'min by (run) (last_over_time(training_loss{@run, mode="train"}[$__range]))',
+                "Last loss",
+                decimals=3,
+            ),
+            Column("max by (run) (last_over_time(training_step{@run}[$__range]))", "At step", unit="locale"),
+            Column(
+                "sum by (run) (last_over_time(training_restarts_total{@run}[$__range]))", "Restarts", width=90
             ),
             sort="Tokens/s",
             about=About(
@@ -197,19 +185,18 @@ def _time() -> tuple[Panel, ...]:
     def over(title: str, expression: str, unit: str, about: About, least: float | None = 0) -> Panel:
         return lines(
             title,
-            Query(expression.replace("@these", '@run, run!="$baseline"'), "{{run}}"),
+            Query(expression.replace("@these", '@run, run!="$baseline"'), "{{run}}", BLUE),
             Query(expression.replace("@these", THAT), "{{run}} (baseline)"),
             unit=unit,
             least=least,
             overrides=[
-                *by_query((BLUE, GREY)),
                 {
                     "matcher": {"id": "byFrameRefID", "options": "B"},
                     "properties": [
                         {"id": "color", "value": fixed(ORANGE)},
                         {"id": "custom.lineWidth", "value": 2},
                     ],
-                },
+                }
             ],
             about=about,
             empty=EMPTY,

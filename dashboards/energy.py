@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
 from dashboards.energy_bill import NO_ENERGY, carbon, sources, waste
-from dashboards.palette import (
-    BLUE,
-    COMPONENTS,
-    GREY,
-    ORANGE,
-    PHASES,
-    PURPLE,
-    WARNING,
-    bounds,
-    by_last_character,
-    fixed,
-    named,
-    shades,
-)
+from dashboards.palette import BLUE, COMPONENTS, GREY, ORANGE, PHASES, PURPLE, WARNING, fixed, named
 from dashboards.panels import About, Panel, bars, below, lines, stat, steps
-from dashboards.queries import Query, now, rows
-from dashboards.tables import Column, table
+from dashboards.queries import Query, now
+from dashboards.tables import Column, percent, table
 
 UID = "training-energy"
 NO_STEPS = "Needs energy and steps: the job does not use exporter.training or a bridge."
@@ -169,7 +156,6 @@ def _power() -> tuple[Panel, ...]:
                 "memory of {{instance}}",
             ),
             unit="watt",
-            overrides=by_last_character(),
             about=About(
                 "Power of all devices that can be read, whoever uses them.",
                 "far more than the runs beside: others use the machine, or it idles dearly.",
@@ -187,9 +173,9 @@ def _power() -> tuple[Panel, ...]:
                 'max by (instance) (gpu_power_idle_watts{instance=~"$node", method="before_start"})'
                 ' or max by (instance) (gpu_power_idle_watts{instance=~"$node", method="min_seen"})',
                 "{{instance}} at rest, the most",
+                bound=True,
             ),
             unit="watt",
-            overrides=[*by_last_character(), bounds("B")],
             legend="hidden",
             about=About(
                 "Power by the cards' own energy counters, which miss nothing between two readings; dashed: what one "
@@ -204,13 +190,14 @@ def _power() -> tuple[Panel, ...]:
             Query(
                 'sum by (instance, source) (host_cpu_power_watts{instance=~"$node"})',
                 "{{instance}} CPUs ({{source}})",
+                ORANGE,
             ),
             Query(
                 'sum by (instance, source) (host_dram_power_watts{instance=~"$node"})',
                 "{{instance}} memory ({{source}})",
+                PURPLE,
             ),
             unit="watt",
-            overrides=[_shades("A", ORANGE), _shades("B", PURPLE)],
             about=About(
                 "Mean power between two readings. The source is part of the name: `tdp_model` is a guess from the load.",
                 "a model where registers could be read.",
@@ -230,7 +217,6 @@ def _worth() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit=unit,
-            overrides=by_last_character(),
             w=6,
             about=About(
                 what,
@@ -249,7 +235,6 @@ def _worth() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit="joule",
-            overrides=by_last_character(),
             w=6,
             about=About(
                 "Energy of the whole run for each step: a ratio of counters, so it is right for short steps too.",
@@ -268,7 +253,6 @@ def _worth() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit="sishort",
-            overrides=by_last_character(),
             w=6,
             about=About(
                 "Floating point operations of the model for each joule: MFU's sister.",
@@ -296,21 +280,20 @@ def _worth() -> tuple[Panel, ...]:
         ),
         table(
             "How well is that known?",
-            rows("max by (run, phase) (training_phase_energy_quality_ratio{@run})"),
-            rows("sum by (run, phase) (training_phase_energy_joules_total{@run})"),
-            columns=(
-                Column("run", "Run"),
-                Column("phase", "Phase"),
-                Column("B", "Energy", unit="joule", width=120),
-                Column(
-                    "A",
-                    "Quality",
-                    unit="percentunit",
-                    width=150,
-                    decimals=0,
-                    bar=(0, 1),
-                    thresholds=steps((None, WARNING), (0.7, BLUE)),
-                ),
+            Column("run", "Run"),
+            Column("phase", "Phase"),
+            Column(
+                "sum by (run, phase) (training_phase_energy_joules_total{@run})",
+                "Energy",
+                unit="joule",
+                width=120,
+            ),
+            percent(
+                "max by (run, phase) (training_phase_energy_quality_ratio{@run})",
+                "Quality",
+                150,
+                steps((None, WARNING), (0.7, BLUE)),
+                bar=(0, 1),
             ),
             sort="Energy",
             w=12,
@@ -323,10 +306,3 @@ def _worth() -> tuple[Panel, ...]:
             empty="Needs energy and phases.",
         ),
     )
-
-
-def _shades(query: str, color: str) -> dict[str, object]:
-    return {
-        "matcher": {"id": "byFrameRefID", "options": query},
-        "properties": [{"id": "color", "value": shades(color)}],
-    }

@@ -12,13 +12,12 @@ from dashboards.palette import (
     VERMILION,
     WARNING,
     by_first_word,
-    by_last_character,
     fixed,
     named,
     shades,
 )
 from dashboards.panels import About, Panel, bars, lines, steps
-from dashboards.queries import Query, now, rows
+from dashboards.queries import Query, now
 from dashboards.tables import Column, table
 
 NO_ENERGY = "No energy is attributed: no device of this run's nodes tells it, or another exporter on the node counts it."
@@ -71,7 +70,6 @@ def waste() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             most=1,
-            overrides=by_last_character(),
             w=6,
             about=About(
                 "Share of the energy since the run began that went into steps which a checkpoint has made safe; rises "
@@ -93,7 +91,6 @@ def carbon() -> tuple[Panel, ...]:
                 "sum by (run) (rate(training_carbon_grams_total{@run}[$__rate_interval])) * 3600", "{{run}}"
             ),
             unit="massg",
-            overrides=by_last_character(),
             w=8,
             about=About(
                 "Grams of CO2 equivalent in an hour at this rate: energy times PUE times intensity of the moment.",
@@ -139,20 +136,39 @@ def carbon() -> tuple[Panel, ...]:
         ),
         table(
             "What did each run take?",
-            rows("sum by (run) (training_energy_joules_total{@run}) / 3.6e6"),
-            rows("sum by (run) (training_carbon_grams_total{@run})"),
-            rows("sum by (run) (training_embodied_carbon_grams_total{@run})"),
-            rows("sum by (run) (training_water_liters_total{@run})"),
-            rows('sum by (run) (training_cost_total{@run, kind="electricity"})'),
-            rows('sum by (run) (training_cost_total{@run, kind="device_time"})'),
-            columns=(
-                Column("run", "Run"),
-                Column("A", "Energy", unit="kwatth", decimals=3, width=110),
-                Column("B", "CO2", unit="massg", decimals=2, width=110),
-                Column("C", "CO2, making", unit="massg", decimals=2, width=110),
-                Column("D", "Water", unit="litre", decimals=3, width=110),
-                Column("E", "Electricity", unit="none", decimals=3, width=110),
-                Column("F", "Rent", unit="none", decimals=3, width=110),
+            Column("run", "Run"),
+            Column(
+                "sum by (run) (training_energy_joules_total{@run}) / 3.6e6",
+                "Energy",
+                unit="kwatth",
+                decimals=3,
+                width=110,
+            ),
+            Column(
+                "sum by (run) (training_carbon_grams_total{@run})", "CO2", unit="massg", decimals=2, width=110
+            ),
+            Column(
+                "sum by (run) (training_embodied_carbon_grams_total{@run})",
+                "CO2, making",
+                unit="massg",
+                decimals=2,
+                width=110,
+            ),
+            Column(
+                "sum by (run) (training_water_liters_total{@run})",
+                "Water",
+                unit="litre",
+                decimals=3,
+                width=110,
+            ),
+            Column(
+                'sum by (run) (training_cost_total{@run, kind="electricity"})',
+                "Electricity",
+                decimals=3,
+                width=110,
+            ),
+            Column(
+                'sum by (run) (training_cost_total{@run, kind="device_time"})', "Rent", decimals=3, width=110
             ),
             sort="Energy",
             w=14,
@@ -168,23 +184,23 @@ def carbon() -> tuple[Panel, ...]:
         ),
         table(
             "Settings in force",
-            rows(
+            Column("setting", "Setting"),
+            Column(
                 'label_replace(max by (source) (training_pue_ratio), "setting", "PUE of the site", "", "")'
                 " or label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule) * 3.6e6,"
                 ' "setting", "grams of CO2 per kWh", "", "")'
                 " or label_replace(max by (source, currency) (training_electricity_price_per_joule) * 3.6e6,"
                 ' "setting", "electricity per kWh", "", "")'
                 " or label_replace(max by (device_type, currency) (training_device_price_per_second) * 3600,"
-                ' "setting", "rent per hour", "", "")'
+                ' "setting", "rent per hour", "", "")',
+                "Value",
+                decimals=3,
+                width=90,
             ),
-            columns=(
-                Column("setting", "Setting"),
-                Column("A", "Value", unit="none", decimals=3, width=90),
-                Column("currency", "Currency", width=90),
-                Column("device_type", "Device", width=100),
-                Column("zone", "Zone", width=70),
-                Column("source", "From", width=80),
-            ),
+            Column("currency", "Currency", width=90),
+            Column("device_type", "Device", width=100),
+            Column("zone", "Zone", width=70),
+            Column("source", "From", width=80),
             w=10,
             h=8,
             about=About(
@@ -203,45 +219,50 @@ def sources() -> tuple[Panel, ...]:
     return (
         table(
             "Where does each number come from?",
-            rows(
-                'max by (instance, component, device, source, measured, name) (exporter_energy_source_info{instance=~"$node"})'
+            Column("instance", "Node", width=130),
+            Column("component", "Component", width=110),
+            Column("name", "Device"),
+            Column("source", "Read from", width=130),
+            Column(
+                "measured",
+                "Measured?",
+                width=110,
+                mappings=[
+                    {
+                        "type": "value",
+                        "options": {
+                            "true": {"text": "measured", "color": PLAIN, "index": 0},
+                            "false": {"text": "a model", "color": WARNING, "index": 1},
+                        },
+                    }
+                ],
             ),
-            rows('max by (instance, device) (exporter_energy_resolution_seconds{instance=~"$node"})'),
-            rows('max by (instance, device) (exporter_energy_crosscheck_ratio{instance=~"$node"})'),
-            rows('sum by (instance, device) (exporter_energy_resets_total{instance=~"$node"})'),
-            rows('sum by (instance, device) (exporter_energy_gap_seconds_total{instance=~"$node"})'),
-            columns=(
-                Column("instance", "Node", width=130),
-                Column("component", "Component", width=110),
-                Column("name", "Device"),
-                Column("source", "Read from", width=130),
-                Column(
-                    "measured",
-                    "Measured?",
-                    width=110,
-                    mappings=[
-                        {
-                            "type": "value",
-                            "options": {
-                                "true": {"text": "measured", "color": PLAIN, "index": 0},
-                                "false": {"text": "a model", "color": WARNING, "index": 1},
-                            },
-                        }
-                    ],
-                ),
-                Column("B", "Period", unit="s", width=90),
-                Column(
-                    "C",
-                    "Counter / power",
-                    unit="none",
-                    decimals=2,
-                    width=140,
-                    thresholds=steps((None, BAD), (0.8, PLAIN), (1.25, BAD)),
-                ),
-                Column("D", "Corrections", unit="none", width=110),
-                Column("E", "Without reading", unit="s", width=140),
-                Column("device", "Id"),
+            Column(
+                'max by (instance, device) (exporter_energy_resolution_seconds{instance=~"$node"})',
+                "Period",
+                unit="s",
+                width=90,
             ),
+            Column(
+                'max by (instance, device) (exporter_energy_crosscheck_ratio{instance=~"$node"})',
+                "Counter / power",
+                decimals=2,
+                width=140,
+                thresholds=steps((None, BAD), (0.8, PLAIN), (1.25, BAD)),
+            ),
+            Column(
+                'sum by (instance, device) (exporter_energy_resets_total{instance=~"$node"})',
+                "Corrections",
+                width=110,
+            ),
+            Column(
+                'sum by (instance, device) (exporter_energy_gap_seconds_total{instance=~"$node"})',
+                "Without reading",
+                unit="s",
+                width=140,
+            ),
+            Column("device", "Id"),
+            of='max by (instance, component, device, source, measured, name) (exporter_energy_source_info{instance=~"$node"})',
             sort="Component",
             about=About(
                 "Each device: what its energy is read from, how often its counter moves, whether it agrees with its own "

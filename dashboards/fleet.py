@@ -16,13 +16,12 @@ from dashboards.palette import (
     PURPLE,
     VERMILION,
     WARNING,
-    by_last_character,
     named,
     shades,
 )
 from dashboards.panels import About, Panel, above, below, lines, stat, steps, to, words
-from dashboards.queries import Query, now, rows
-from dashboards.tables import Column, table
+from dashboards.queries import Query, now
+from dashboards.tables import Column, percent, table
 
 UID = "training-fleet"
 
@@ -164,51 +163,50 @@ def _runs() -> tuple[Panel, ...]:
     return (
         table(
             "All runs",
-            rows("max by (run, user, model) (run:training_run:info)"),
-            rows("max by (run) (run:training_ranks_up:sum)"),
-            rows("max by (run) (run:training_last_progress:age_seconds)"),
-            rows("max by (run) (run:training_progress:ratio)"),
-            rows("max by (run) (run:training_eta:seconds)"),
-            rows("max by (run) (run:training_tokens:rate5m)"),
-            rows("max by (run) (run:training_step_seconds:p50_5m)"),
-            rows("max by (run) (run:training_mfu:ratio5m)"),
-            rows("max by (run) (run:training_straggler_score:min)"),
-            rows("max by (run) (run:training_goodput_optimistic:ratio6h)"),
-            rows("max by (run) (run:training_restarts:increase1d)"),
-            rows("max by (run) (run:training_power:watts5m)"),
-            rows("max by (run) (run:training_energy_per_token:joules15m)"),
-            columns=(
-                Column(
-                    "run",
-                    "Run",
-                    links=(
-                        to("training-run", "Training run", run="${__value.raw}"),
-                        to("training-ranks", "Ranks and stragglers", run="${__value.raw}"),
-                        to("training-energy", "Energy, carbon, cost", run="${__value.raw}"),
-                    ),
+            Column(
+                "run",
+                "Run",
+                links=(
+                    to("training-run", "Training run", run="${__value.raw}"),
+                    to("training-ranks", "Ranks and stragglers", run="${__value.raw}"),
+                    to("training-energy", "Energy, carbon, cost", run="${__value.raw}"),
                 ),
-                Column("user", "User", width=90),
-                Column("model", "Model", width=110),
-                Column("B", "Ranks", unit="none", width=70),
-                Column("C", "Last step", unit="s", decimals=0, width=90, thresholds=above(120, 300)),
-                Column("D", "Done", unit="percentunit", decimals=0, width=140, bar=(0, 1)),
-                Column("E", "Left", unit="dtdurations", width=110),
-                Column("F", "Tokens/s", unit="locale", decimals=0, width=100),
-                Column("G", "Step", unit="s", decimals=2, width=80),
-                Column("H", "MFU", unit="percentunit", decimals=0, width=70),
-                Column(
-                    "I",
-                    "Slowest rank",
-                    unit="percentunit",
-                    decimals=0,
-                    width=110,
-                    thresholds=steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
-                ),
-                Column("J", "Goodput", unit="percentunit", decimals=0, width=90, thresholds=below(0.9, 0.7)),
-                Column("K", "Restarts, 1 d", unit="none", decimals=0, width=110, thresholds=above(1, 4)),
-                Column("L", "Power", unit="watt", width=90),
-                Column("M", "J/token", unit="none", decimals=2, width=80),
             ),
+            Column("user", "User", width=90),
+            Column("model", "Model", width=110),
+            Column("max by (run) (run:training_ranks_up:sum)", "Ranks", width=70),
+            Column(
+                "max by (run) (run:training_last_progress:age_seconds)",
+                "Last step",
+                unit="s",
+                decimals=0,
+                width=90,
+                thresholds=above(120, 300),
+            ),
+            percent("max by (run) (run:training_progress:ratio)", "Done", 140, bar=(0, 1)),
+            Column("max by (run) (run:training_eta:seconds)", "Left", unit="dtdurations", width=110),
+            Column(
+                "max by (run) (run:training_tokens:rate5m)", "Tokens/s", unit="locale", decimals=0, width=100
+            ),
+            Column("max by (run) (run:training_step_seconds:p50_5m)", "Step", unit="s", decimals=2, width=80),
+            percent("max by (run) (run:training_mfu:ratio5m)", "MFU", 70),
+            percent(
+                "max by (run) (run:training_straggler_score:min)",
+                "Slowest rank",
+                110,
+                steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
+            ),
+            percent("max by (run) (run:training_goodput_optimistic:ratio6h)", "Goodput", 90, below(0.9, 0.7)),
+            Column(
+                "max by (run) (run:training_restarts:increase1d)",
+                "Restarts, 1 d",
+                decimals=0,
+                width=110,
+                thresholds=above(1, 4),
+            ),
+            Column("max by (run) (run:training_power:watts5m)", "Power", unit="watt", width=90),
+            Column("max by (run) (run:training_energy_per_token:joules15m)", "J/token", decimals=2, width=80),
+            of="max by (run, user, model) (run:training_run:info)",
             sort="Last step",
             about=About(
                 "A line for each run. Its name leads to the dashboards about it.",
@@ -232,7 +230,6 @@ def _cluster() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             most=1,
-            overrides=by_last_character(),
             w=8,
             about=About(
                 "Goodput of the last hour of the eight runs with the least.",
@@ -264,7 +261,6 @@ def _cluster() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             most=1,
-            overrides=by_last_character(),
             w=8,
             about=About(
                 "Speed of the slowest rank compared with the fastest, of the eight worst runs.",
@@ -275,10 +271,9 @@ def _cluster() -> tuple[Panel, ...]:
         ),
         lines(
             "How much power?",
-            Query("cluster:gpu_power:watts", "all GPUs"),
-            Query("cluster:training_power:watts5m", "runs, CPUs included"),
+            Query("cluster:gpu_power:watts", "all GPUs", BLUE),
+            Query("cluster:training_power:watts5m", "runs, CPUs included", ORANGE),
             unit="watt",
-            overrides=named({"all GPUs": BLUE, "runs, CPUs included": ORANGE}),
             w=8,
             about=About(
                 "What the GPUs draw, and what is attributed to runs.",
@@ -289,9 +284,8 @@ def _cluster() -> tuple[Panel, ...]:
         ),
         lines(
             "How much CO2 an hour?",
-            Query("cluster:training_carbon:grams_rate1h * 3600", "all runs"),
+            Query("cluster:training_carbon:grams_rate1h * 3600", "all runs", GREEN),
             unit="massg",
-            overrides=named({"all runs": GREEN}),
             w=8,
             about=About(
                 "Grams of CO2 equivalent in an hour, at the configured intensity.",
@@ -321,46 +315,47 @@ def _nodes() -> tuple[Panel, ...]:
     return (
         table(
             "All nodes",
-            rows("min by (instance) (instance:exporter:up)"),
-            rows("sum by (instance) (instance:training_ranks:count)"),
-            rows("sum by (instance) (instance:gpu_devices:sum)"),
-            rows("sum by (instance) (instance:gpu_missing:sum)"),
-            rows("avg by (instance) (instance:gpu_sm_activity:avg)"),
-            rows("avg by (instance) (instance:gpu_busy:ratio5m)"),
-            rows("sum by (instance) (instance:gpu_power:watts)"),
-            rows("max by (instance) (instance:gpu_temperature:max)"),
-            rows("max by (instance) (instance:gpu_thermal_throttle:ratio5m)"),
-            rows("sum by (instance) (instance:gpu_xid:count1h)"),
-            rows("max by (instance) (instance:host_cpu:ratio)"),
-            rows("max by (instance) (instance:host_memory:ratio)"),
-            rows("sum by (instance) (instance:exporter_collectors_failed:count)"),
-            rows(TROUBLES),
-            columns=(
-                Column(
-                    "instance",
-                    "Node",
-                    links=(
-                        to("training-gpus", "GPUs", node="${__value.raw}"),
-                        to("training-node", "Node and container", node="${__value.raw}"),
-                        to("training-exporter", "The exporter itself", node="${__value.raw}"),
-                    ),
+            Column(
+                "instance",
+                "Node",
+                links=(
+                    to("training-gpus", "GPUs", node="${__value.raw}"),
+                    to("training-node", "Node and container", node="${__value.raw}"),
+                    to("training-exporter", "The exporter itself", node="${__value.raw}"),
                 ),
-                Column("N", "Troubles", unit="none", width=90, thresholds=above(1)),
-                Column("A", "Exporter", width=100, mappings=words({1: ("answers", PLAIN), 0: ("down", BAD)})),
-                Column("B", "Ranks", unit="none", width=70),
-                Column("C", "GPUs", unit="none", width=70),
-                Column("D", "Missing", unit="none", width=80, thresholds=above(1, 1)),
-                Column("E", "SM activity", unit="percentunit", decimals=0, width=140, bar=(0, 1)),
-                Column("F", "Busy", unit="percentunit", decimals=0, width=80),
-                Column("G", "Power", unit="watt", width=90),
-                Column("H", "Hottest", unit="celsius", width=90),
-                Column(
-                    "I", "Held back", unit="percentunit", decimals=0, width=100, thresholds=above(0.01, 0.1)
-                ),
-                Column("J", "Xid, 1 h", unit="none", width=80, thresholds=above(1, 1)),
-                Column("K", "CPU", unit="percentunit", decimals=0, width=70, thresholds=above(0.9, 0.97)),
-                Column("L", "Memory", unit="percentunit", decimals=0, width=90, thresholds=above(0.9, 0.95)),
-                Column("M", "Failed collectors", unit="none", width=130, thresholds=above(1)),
+            ),
+            Column(TROUBLES, "Troubles", width=90, thresholds=above(1)),
+            Column(
+                "min by (instance) (instance:exporter:up)",
+                "Exporter",
+                width=100,
+                mappings=words({1: ("answers", PLAIN), 0: ("down", BAD)}),
+            ),
+            Column("sum by (instance) (instance:training_ranks:count)", "Ranks", width=70),
+            Column("sum by (instance) (instance:gpu_devices:sum)", "GPUs", width=70),
+            Column(
+                "sum by (instance) (instance:gpu_missing:sum)", "Missing", width=80, thresholds=above(1, 1)
+            ),
+            percent("avg by (instance) (instance:gpu_sm_activity:avg)", "SM activity", 140, bar=(0, 1)),
+            percent("avg by (instance) (instance:gpu_busy:ratio5m)", "Busy", 80),
+            Column("sum by (instance) (instance:gpu_power:watts)", "Power", unit="watt", width=90),
+            Column("max by (instance) (instance:gpu_temperature:max)", "Hottest", unit="celsius", width=90),
+            percent(
+                "max by (instance) (instance:gpu_thermal_throttle:ratio5m)",
+                "Held back",
+                100,
+                above(0.01, 0.1),
+            ),
+            Column(
+                "sum by (instance) (instance:gpu_xid:count1h)", "Xid, 1 h", width=80, thresholds=above(1, 1)
+            ),
+            percent("max by (instance) (instance:host_cpu:ratio)", "CPU", 70, above(0.9, 0.97)),
+            percent("max by (instance) (instance:host_memory:ratio)", "Memory", 90, above(0.9, 0.95)),
+            Column(
+                "sum by (instance) (instance:exporter_collectors_failed:count)",
+                "Failed collectors",
+                width=130,
+                thresholds=above(1),
             ),
             sort="Troubles",
             about=About(
@@ -376,35 +371,29 @@ def _nodes() -> tuple[Panel, ...]:
         ),
         table(
             "Which alerts fire?",
-            rows(
-                'max by (alertname, severity, run, instance, rank, gpu) (ALERTS{alertstate="firing"})',
+            Column(
+                "severity",
+                "Severity",
+                width=100,
+                mappings=[
+                    {
+                        "type": "value",
+                        "options": {
+                            "critical": {"text": "critical", "color": BAD, "index": 0},
+                            "warning": {"text": "warning", "color": WARNING, "index": 1},
+                            "info": {"text": "info", "color": PLAIN, "index": 2},
+                        },
+                    }
+                ],
             ),
-            columns=(
-                Column(
-                    "severity",
-                    "Severity",
-                    width=100,
-                    mappings=[
-                        {
-                            "type": "value",
-                            "options": {
-                                "critical": {"text": "critical", "color": BAD, "index": 0},
-                                "warning": {"text": "warning", "color": WARNING, "index": 1},
-                                "info": {"text": "info", "color": PLAIN, "index": 2},
-                            },
-                        }
-                    ],
-                ),
-                Column("alertname", "Alert"),
-                Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
-                Column("rank", "Rank", width=80),
-                Column(
-                    "instance",
-                    "Node",
-                    links=(to("training-node", "Node and container", node="${__value.raw}"),),
-                ),
-                Column("gpu", "GPU", width=80),
+            Column("alertname", "Alert"),
+            Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
+            Column("rank", "Rank", width=80),
+            Column(
+                "instance", "Node", links=(to("training-node", "Node and container", node="${__value.raw}"),)
             ),
+            Column("gpu", "GPU", width=80),
+            of='max by (alertname, severity, run, instance, rank, gpu) (ALERTS{alertstate="firing"})',
             sort="Severity",
             descending=False,
             about=About(

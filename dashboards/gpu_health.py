@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.palette import (
-    BAD,
-    BLUE,
-    GREY,
-    KHAKI,
-    PLAIN,
-    PURPLE,
-    WARNING,
-    by_last_character,
-    by_query,
-)
+from dashboards.palette import BAD, BLUE, GREY, KHAKI, PLAIN, PURPLE, WARNING
 from dashboards.panels import About, Panel, above, lines, words
-from dashboards.queries import Query, events, rows
+from dashboards.queries import Query, events
 from dashboards.tables import Column, table
 
 LEGEND = "{{instance}} GPU {{gpu}}"
@@ -23,7 +13,6 @@ FIRST_ROW = "The first row tells a missing GPU from a dead exporter."
 
 def links() -> tuple[Panel, ...]:
     """Give the panels about traffic over NVLink and PCIe."""
-    digits = by_last_character()
 
     def traffic(title: str, family: str, what: str, do: str, empty: str) -> Panel:
         return lines(
@@ -31,7 +20,6 @@ def links() -> tuple[Panel, ...]:
             Query(f"sum by (instance, gpu) (rate({family}{{@gpu}}[$__rate_interval]))", LEGEND),
             unit="Bps",
             w=6,
-            overrides=digits,
             legend="hidden",
             about=About(
                 what, "one GPU that differs from all others, or nothing at all while the job trains.", do
@@ -81,20 +69,17 @@ def errors() -> tuple[Panel, ...]:
     return (
         lines(
             "New errors",
-            Query(events("gpu_xid_errors_total{@gpu}", "xid", born=True), "Xid {{xid}}"),
+            Query(events("gpu_xid_errors_total{@gpu}", "xid", born=True), "Xid {{xid}}", BAD),
             Query(
                 events('gpu_ecc_errors_total{@gpu, scope="volatile"}', "type") + " > 0",
                 "ECC {{type}}",
+                WARNING,
             ),
-            Query(events("gpu_pcie_errors_total{@gpu}", "kind") + " > 0", "PCIe {{kind}}"),
-            Query(events("gpu_pcie_replays_total{@gpu}") + " > 0", "PCIe replays"),
-            Query(
-                events("gpu_nvlink_errors_total{@gpu}", "type") + " > 0",
-                "NVLink {{type}}",
-            ),
+            Query(events("gpu_pcie_errors_total{@gpu}", "kind") + " > 0", "PCIe {{kind}}", KHAKI),
+            Query(events("gpu_pcie_replays_total{@gpu}") + " > 0", "PCIe replays", GREY),
+            Query(events("gpu_nvlink_errors_total{@gpu}", "type") + " > 0", "NVLink {{type}}", PURPLE),
             unit="none",
             bars=True,
-            overrides=by_query((BAD, WARNING, KHAKI, GREY, PURPLE)),
             about=About(
                 "Errors in each interval by kind. PCIe, NVLink and ECC are shown where they are not zero.",
                 "anything that comes again. Xid 48, 63, 64, 74, 79, 94, 95, 119 and 120 are the hardware; 13, 31, 43 "
@@ -107,16 +92,15 @@ def errors() -> tuple[Panel, ...]:
         ),
         table(
             "Which Xid errors were there?",
-            rows(
+            Column("instance", "Node"),
+            Column("gpu", "GPU", width=60),
+            Column("xid", "Xid", width=70),
+            Column("sum by (instance, gpu, xid) (gpu_xid_errors_total{@gpu})", "Times", width=70),
+            Column(
                 "max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{@gpu}) * 1000",
-            ),
-            rows("sum by (instance, gpu, xid) (gpu_xid_errors_total{@gpu})"),
-            columns=(
-                Column("instance", "Node"),
-                Column("gpu", "GPU", width=60),
-                Column("xid", "Xid", width=70),
-                Column("B", "Times", unit="none", width=70),
-                Column("A", "Last", unit="dateTimeAsIso", width=170),
+                "Last",
+                unit="dateTimeAsIso",
+                width=170,
             ),
             sort="Last",
             about=About(
@@ -131,39 +115,49 @@ def errors() -> tuple[Panel, ...]:
         ),
         table(
             "Which GPU needs something?",
-            rows("max by (instance, gpu) (gpu_recovery_action{@gpu})"),
-            rows('sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, type="uncorrected", scope="volatile"})'),
-            rows("max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})"),
-            rows("max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})"),
-            rows('sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})'),
-            rows(
-                'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
-                ' gpu_pcie_link_width{@gpu, kind="current"})'
-            ),
-            columns=(
-                Column("instance", "Node"),
-                Column("gpu", "GPU", width=60),
-                Column(
-                    "A",
-                    "The driver asks for",
-                    mappings=words(
-                        {
-                            0: ("nothing", PLAIN),
-                            1: ("GPU reset", BAD),
-                            2: ("reboot", BAD),
-                            3: ("drain peers", WARNING),
-                            4: ("drain and reset", BAD),
-                            5: ("IMEX recovery", BAD),
-                            6: ("bus reset", BAD),
-                            7: ("system reboot", BAD),
-                        }
-                    ),
+            Column("instance", "Node"),
+            Column("gpu", "GPU", width=60),
+            Column(
+                "max by (instance, gpu) (gpu_recovery_action{@gpu})",
+                "The driver asks for",
+                mappings=words(
+                    {
+                        0: ("nothing", PLAIN),
+                        1: ("GPU reset", BAD),
+                        2: ("reboot", BAD),
+                        3: ("drain peers", WARNING),
+                        4: ("drain and reset", BAD),
+                        5: ("IMEX recovery", BAD),
+                        6: ("bus reset", BAD),
+                        7: ("system reboot", BAD),
+                    }
                 ),
-                Column("B", "Uncorrected ECC", unit="none", thresholds=above(1, 1)),
-                Column("C", "Row waits for reset", mappings=words({0: ("no", PLAIN), 1: ("yes", WARNING)})),
-                Column("D", "Row lost", mappings=words({0: ("no", PLAIN), 1: ("replace the card", BAD)})),
-                Column("E", "NVLinks out of use", unit="none", thresholds=above(1)),
-                Column("F", "PCIe lanes missing", unit="none", thresholds=above(1)),
+            ),
+            Column(
+                'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, type="uncorrected", scope="volatile"})',
+                "Uncorrected ECC",
+                thresholds=above(1, 1),
+            ),
+            Column(
+                "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
+                "Row waits for reset",
+                mappings=words({0: ("no", PLAIN), 1: ("yes", WARNING)}),
+            ),
+            Column(
+                "max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})",
+                "Row lost",
+                mappings=words({0: ("no", PLAIN), 1: ("replace the card", BAD)}),
+            ),
+            Column(
+                'sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})',
+                "NVLinks out of use",
+                thresholds=above(1),
+            ),
+            Column(
+                'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
+                ' gpu_pcie_link_width{@gpu, kind="current"})',
+                "PCIe lanes missing",
+                thresholds=above(1),
             ),
             about=About(
                 "One line for each GPU, with what its driver and its memory say of themselves.",
@@ -184,10 +178,9 @@ def mig() -> tuple[Panel, ...]:
     return (
         lines(
             "How busy are the instances' SMs?",
-            Query("gpu_mig_sm_activity_ratio{@gpu}", legend),
+            Query("gpu_mig_sm_activity_ratio{@gpu}", legend, BLUE),
             unit="percentunit",
             most=1,
-            overrides=by_query((BLUE,)),
             about=About(
                 "Share of SM cycles of an instance in which a warp was resident.",
                 "an instance at zero that somebody pays for.",
@@ -197,14 +190,11 @@ def mig() -> tuple[Panel, ...]:
         ),
         lines(
             "How full are the instances?",
-            Query("gpu_mig_memory_used_bytes{@gpu} / gpu_mig_memory_total_bytes{@gpu}", legend),
+            Query("gpu_mig_memory_used_bytes{@gpu} / gpu_mig_memory_total_bytes{@gpu}", legend, BLUE),
             unit="percentunit",
             most=1,
-            overrides=by_query((BLUE,)),
             about=About(
-                "Allocated share of each instance's memory.",
-                "close to 100 %.",
-                "choose a larger profile.",
+                "Allocated share of each instance's memory.", "close to 100 %.", "choose a larger profile."
             ),
             empty="No divided GPU (MIG) here.",
         ),
@@ -216,26 +206,30 @@ def inventory() -> tuple[Panel, ...]:
     return (
         table(
             "GPUs and their drivers",
-            rows(
-                "max by (instance, gpu, name, driver, cuda_driver, vbios, serial, pci_bus_id, uuid) (gpu_info{@gpu})",
+            Column("instance", "Node"),
+            Column("gpu", "GPU", width=60),
+            Column("name", "Model"),
+            Column("driver", "Driver", width=110),
+            Column("cuda_driver", "CUDA", width=70),
+            Column("vbios", "VBIOS", width=140),
+            Column("serial", "Serial", width=140),
+            Column("pci_bus_id", "PCI address", width=150),
+            Column(
+                'max by (instance, gpu, uuid) (gpu_pcie_link_generation{@gpu, kind="current"})',
+                "PCIe generation",
+                width=130,
             ),
-            rows('max by (instance, gpu, uuid) (gpu_pcie_link_generation{@gpu, kind="current"})'),
-            rows('max by (instance, gpu, uuid) (gpu_pcie_link_width{@gpu, kind="current"})'),
-            rows('max by (instance, gpu, uuid) (gpu_power_limit_watts{@gpu, limit="enforced"})'),
-            columns=(
-                Column("instance", "Node"),
-                Column("gpu", "GPU", width=60),
-                Column("name", "Model"),
-                Column("driver", "Driver", width=110),
-                Column("cuda_driver", "CUDA", width=70),
-                Column("vbios", "VBIOS", width=140),
-                Column("serial", "Serial", width=140),
-                Column("pci_bus_id", "PCI address", width=150),
-                Column("B", "PCIe generation", unit="none", width=130),
-                Column("C", "Lanes", unit="none", width=70),
-                Column("D", "Power limit", unit="watt", width=100),
-                Column("uuid", "UUID"),
+            Column(
+                'max by (instance, gpu, uuid) (gpu_pcie_link_width{@gpu, kind="current"})', "Lanes", width=70
             ),
+            Column(
+                'max by (instance, gpu, uuid) (gpu_power_limit_watts{@gpu, limit="enforced"})',
+                "Power limit",
+                unit="watt",
+                width=100,
+            ),
+            Column("uuid", "UUID"),
+            of="max by (instance, gpu, name, driver, cuda_driver, vbios, serial, pci_bus_id, uuid) (gpu_info{@gpu})",
             about=About(
                 "What the GPUs are.",
                 "different drivers, VBIOS or power limits on nodes of one run.",

@@ -4,32 +4,8 @@ from __future__ import annotations
 
 from dashboards.board import ALERTS_OF_NODE, JOB, NUMERICAL, SOME_NODES, Board, Row, Variable
 from dashboards.gpu_health import FIRST_ROW, LEGEND, errors, inventory, links, mig
-from dashboards.palette import (
-    ABSENT,
-    BAD,
-    BLUE,
-    GOOD,
-    PLAIN,
-    THROTTLES,
-    WARNING,
-    bounds,
-    by_last_character,
-    fixed,
-    named,
-)
-from dashboards.panels import (
-    About,
-    Panel,
-    above,
-    bars,
-    below,
-    lines,
-    stat,
-    states,
-    steps,
-    to,
-    words,
-)
+from dashboards.palette import ABSENT, BAD, BLUE, GOOD, PLAIN, THROTTLES, WARNING, fixed, named
+from dashboards.panels import About, Panel, above, bars, below, lines, stat, states, steps, to, words
 from dashboards.queries import Query, now
 
 UID = "training-gpus"
@@ -184,14 +160,12 @@ def _glance() -> tuple[Panel, ...]:
 
 
 def _use() -> tuple[Panel, ...]:
-    digits = by_last_character()
     return (
         lines(
             "How busy are the SMs?",
             Query("gpu_sm_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
             most=1,
-            overrides=digits,
             links=(TO_RANKS,),
             about=About(
                 "Share of SM cycles in which at least one warp was resident, over all SMs of a GPU.",
@@ -206,7 +180,6 @@ def _use() -> tuple[Panel, ...]:
             Query('gpu_tensor_activity_ratio{@gpu, pipe="any"}', LEGEND),
             unit="percentunit",
             most=1,
-            overrides=digits,
             about=About(
                 "Share of SM cycles in which tensor cores worked. Good training reaches 40 to 60 %.",
                 "busy SMs with idle tensor cores: the time goes into something other than matrix products, or they "
@@ -220,7 +193,6 @@ def _use() -> tuple[Panel, ...]:
             Query("gpu_dram_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
             most=1,
-            overrides=digits,
             about=About(
                 "Memory bandwidth in use as a share of what is possible.",
                 "above 80 % with little tensor activity: the kernels wait for memory.",
@@ -233,7 +205,6 @@ def _use() -> tuple[Panel, ...]:
             Query("rate(gpu_utilization_busy_seconds_total{@gpu}[$__rate_interval])", LEGEND),
             unit="percentunit",
             most=1,
-            overrides=digits,
             about=About(
                 "Share of time in which at least one kernel ran, from every sample of the driver. 100 % says that "
                 "something ran, not that the GPU was full.",
@@ -250,9 +221,8 @@ def _memory() -> tuple[Panel, ...]:
         lines(
             "How much memory is used?",
             Query("gpu_memory_used_bytes{@gpu}", LEGEND),
-            Query("max by (instance) (gpu_memory_total_bytes{@gpu})", "{{instance}} size of one"),
+            Query("max by (instance) (gpu_memory_total_bytes{@gpu})", "{{instance}} size of one", bound=True),
             unit="bytes",
-            overrides=[*by_last_character(), bounds("B")],
             about=About(
                 "Device memory that is allocated, and the size of a card (dashed). PyTorch keeps what it once had, so "
                 "a full card is normal.",
@@ -298,15 +268,16 @@ def _memory() -> tuple[Panel, ...]:
 
 
 def _power() -> tuple[Panel, ...]:
-    digits = by_last_character()
-    limit = bounds("B")
     return (
         lines(
             "How much power does each GPU draw?",
             Query("gpu_power_watts{@gpu}", LEGEND),
-            Query('min by (instance) (gpu_power_limit_watts{@gpu, limit="enforced"})', "{{instance}} limit"),
+            Query(
+                'min by (instance) (gpu_power_limit_watts{@gpu, limit="enforced"})',
+                "{{instance}} limit",
+                bound=True,
+            ),
             unit="watt",
-            overrides=[*digits, limit],
             about=About(
                 "Mean power of the last second (on older cards of the moment), and the limit in force (dashed).",
                 "one GPU well below the others under the same load, or a limit lower than the others'.",
@@ -319,7 +290,6 @@ def _power() -> tuple[Panel, ...]:
             Query('gpu_temperature_celsius{@gpu, sensor="gpu"}', LEGEND),
             unit="celsius",
             least=None,
-            overrides=digits,
             about=About(
                 "Temperature of the chip. What is too hot differs by card: the next panel knows.",
                 "one GPU above its neighbours by 10 degrees or more.",
@@ -337,7 +307,6 @@ def _power() -> tuple[Panel, ...]:
             ),
             unit="celsius",
             least=None,
-            overrides=digits,
             thresholds=steps((None, BAD), (5, PLAIN)),
             about=About(
                 "Degrees that are left until the card slows itself down: as the card tells it, or for older ones the "
@@ -351,7 +320,6 @@ def _power() -> tuple[Panel, ...]:
             "How fast do the SMs run?",
             Query('gpu_clock_hertz{@gpu, clock="sm"}', LEGEND),
             unit="hertz",
-            overrides=digits,
             about=About(
                 "Clock of the SMs. An idle card lowers it by itself.",
                 "one GPU below the others while all work: in a synchronous run all others wait for it.",
@@ -386,7 +354,6 @@ def _power() -> tuple[Panel, ...]:
                 LEGEND,
             ),
             unit="percentunit",
-            overrides=digits,
             links=(TO_RANKS,),
             about=About(
                 "Share of time in which heat or the power supply held a GPU back.",

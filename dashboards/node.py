@@ -17,8 +17,6 @@ from dashboards.palette import (
     RED,
     SKY,
     VERMILION,
-    bound,
-    by_query,
     named,
 )
 from dashboards.panels import About, Panel, above, lines, stat, words
@@ -158,11 +156,11 @@ def _cpu() -> tuple[Panel, ...]:
                 'sum by (mode) (rate(host_cpu_seconds_total{@node, mode!="idle"}[$__rate_interval]))',
                 "{{mode}}",
             ),
-            Query('max(host_cpus{@node, kind="online"})', "CPUs"),
+            Query('max(host_cpus{@node, kind="online"})', "CPUs", bound=True),
             unit="none",
             decimals=1,
             stacked=True,
-            overrides=[*named(MODES), bound("CPUs")],
+            overrides=named(MODES),
             about=About(
                 "CPUs busy by mode, and how many there are (dashed).",
                 "the stack touches the dashed line; much `system` or `softirq` (the network), `iowait` (disks), "
@@ -176,16 +174,17 @@ def _cpu() -> tuple[Panel, ...]:
             Query(
                 "sum by (mode) (rate(cgroup_cpu_usage_seconds_total{@node}[$__rate_interval]))", "{{mode}}"
             ),
-            Query("max(cgroup_cpu_limit_cpus{@node})", "limit"),
-            Query("max(rate(cgroup_cpu_throttled_seconds_total{@node}[$__rate_interval]))", "standing still"),
+            Query("max(cgroup_cpu_limit_cpus{@node})", "limit", bound=True),
+            Query(
+                "max(rate(cgroup_cpu_throttled_seconds_total{@node}[$__rate_interval]))",
+                "standing still",
+                VERMILION,
+                bound=True,
+            ),
             unit="none",
             decimals=1,
             stacked=True,
-            overrides=[
-                *named({"user": BLUE, "system": ORANGE}),
-                bound("limit"),
-                bound("standing still", VERMILION),
-            ],
+            overrides=named({"user": BLUE, "system": ORANGE}),
             about=About(
                 "CPUs that the container uses, its limit where it has one, and CPUs that stood still because of it.",
                 "any time of standing still: a limit stops threads in the middle of a step.",
@@ -195,12 +194,15 @@ def _cpu() -> tuple[Panel, ...]:
         ),
         lines(
             "Who waits for what? (machine)",
-            Query("rate(host_pressure_cpu_waiting_seconds_total{@node}[$__rate_interval])", "CPU"),
-            Query("rate(host_pressure_memory_waiting_seconds_total{@node}[$__rate_interval])", "memory"),
-            Query("rate(host_pressure_io_waiting_seconds_total{@node}[$__rate_interval])", "I/O"),
+            Query("rate(host_pressure_cpu_waiting_seconds_total{@node}[$__rate_interval])", "CPU", BLUE),
+            Query(
+                "rate(host_pressure_memory_waiting_seconds_total{@node}[$__rate_interval])",
+                "memory",
+                VERMILION,
+            ),
+            Query("rate(host_pressure_io_waiting_seconds_total{@node}[$__rate_interval])", "I/O", PURPLE),
             unit="percentunit",
             most=1,
-            overrides=named({"CPU": BLUE, "memory": VERMILION, "I/O": PURPLE}),
             about=About(
                 "Share of time in which at least one thread had to wait for a CPU, for memory, or for a disk.",
                 "memory above zero for long (it swaps or reclaims); I/O above 30 %.",
@@ -211,12 +213,15 @@ def _cpu() -> tuple[Panel, ...]:
         ),
         lines(
             "Who waits for what? (container)",
-            Query("rate(cgroup_pressure_cpu_waiting_seconds_total{@node}[$__rate_interval])", "CPU"),
-            Query("rate(cgroup_pressure_memory_waiting_seconds_total{@node}[$__rate_interval])", "memory"),
-            Query("rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])", "I/O"),
+            Query("rate(cgroup_pressure_cpu_waiting_seconds_total{@node}[$__rate_interval])", "CPU", BLUE),
+            Query(
+                "rate(cgroup_pressure_memory_waiting_seconds_total{@node}[$__rate_interval])",
+                "memory",
+                VERMILION,
+            ),
+            Query("rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])", "I/O", PURPLE),
             unit="percentunit",
             most=1,
-            overrides=named({"CPU": BLUE, "memory": VERMILION, "I/O": PURPLE}),
             about=About(
                 "The same for the container's own threads.",
                 "the machine waits little and the container much: its limits are the reason.",
@@ -228,28 +233,21 @@ def _cpu() -> tuple[Panel, ...]:
 
 
 def _memory() -> tuple[Panel, ...]:
-    kinds = {
-        "processes": BLUE,
-        "shared, tmpfs": PURPLE,
-        "kernel's objects": ORANGE,
-        "page cache": PALE,
-        "size": GREY,
-    }
     return (
         lines(
             "What fills the machine's memory?",
-            Query("host_memory_anon_bytes{@node}", "processes"),
-            Query("host_memory_shared_bytes{@node}", "shared, tmpfs"),
-            Query("host_memory_slab_bytes{@node}", "kernel's objects"),
+            Query("host_memory_anon_bytes{@node}", "processes", BLUE),
+            Query("host_memory_shared_bytes{@node}", "shared, tmpfs", PURPLE),
+            Query("host_memory_slab_bytes{@node}", "kernel's objects", ORANGE),
             Query(
                 "clamp_min(host_memory_cached_bytes{@node} + host_memory_buffers_bytes{@node}"
                 " - host_memory_shared_bytes{@node}, 0)",
                 "page cache",
+                PALE,
             ),
-            Query("host_memory_total_bytes{@node}", "size"),
+            Query("host_memory_total_bytes{@node}", "size", GREY, bound=True),
             unit="bytes",
             stacked=True,
-            overrides=[*named(kinds), bound("size")],
             about=About(
                 "Memory by what it holds, and how much there is (dashed). The page cache gives way when somebody needs "
                 "memory; the rest does not.",
@@ -260,16 +258,11 @@ def _memory() -> tuple[Panel, ...]:
         ),
         lines(
             "How near is the container to its limit?",
-            Query("cgroup_memory_working_set_bytes{@node}", "working set"),
-            Query("cgroup_memory_current_bytes{@node}", "with page cache"),
-            Query("cgroup_memory_limit_bytes{@node}", "limit"),
-            Query("cgroup_memory_high_bytes{@node}", "slowed down from"),
+            Query("cgroup_memory_working_set_bytes{@node}", "working set", BLUE),
+            Query("cgroup_memory_current_bytes{@node}", "with page cache", PALE),
+            Query("cgroup_memory_limit_bytes{@node}", "limit", VERMILION, bound=True),
+            Query("cgroup_memory_high_bytes{@node}", "slowed down from", ORANGE, bound=True),
             unit="bytes",
-            overrides=[
-                *named({"working set": BLUE, "with page cache": PALE}),
-                bound("limit", VERMILION),
-                bound("slowed down from", ORANGE),
-            ],
             about=About(
                 "Memory that counts against the container's limit (dashed); the working set is what cannot be had back.",
                 "the working set within 10 % of the limit.",
@@ -279,14 +272,14 @@ def _memory() -> tuple[Panel, ...]:
         ),
         lines(
             "Does it swap, or fault?",
-            Query("rate(host_swap_in_bytes_total{@node}[$__rate_interval])", "from swap, bytes/s"),
-            Query("rate(host_swap_out_bytes_total{@node}[$__rate_interval])", "to swap, bytes/s"),
+            Query("rate(host_swap_in_bytes_total{@node}[$__rate_interval])", "from swap, bytes/s", ORANGE),
+            Query("rate(host_swap_out_bytes_total{@node}[$__rate_interval])", "to swap, bytes/s", VERMILION),
             Query(
                 'rate(host_vm_page_faults_total{@node, kind="major"}[$__rate_interval]) * 4096',
                 "pages read by faults, bytes/s",
+                BLUE,
             ),
             unit="Bps",
-            overrides=by_query((ORANGE, VERMILION, BLUE)),
             about=About(
                 "Memory that has to come back from a disk.",
                 "anything that lasts: a step then waits for a disk.",
@@ -297,10 +290,9 @@ def _memory() -> tuple[Panel, ...]:
         ),
         lines(
             "How full is the shared memory?",
-            Query("host_shm_used_bytes{@node}", "used"),
-            Query("host_shm_size_bytes{@node}", "size"),
+            Query("host_shm_used_bytes{@node}", "used", BLUE),
+            Query("host_shm_size_bytes{@node}", "size", bound=True),
             unit="bytes",
-            overrides=[*named({"used": BLUE}), bound("size")],
             fill=10,
             about=About(
                 "Shared memory (/dev/shm) as the exporter sees it; DataLoader workers hand batches over through it.",

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.palette import (
-    BAD,
-    BLUE,
-    KHAKI,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-    by_query,
-)
+from dashboards.palette import BAD, BLUE, KHAKI, ORANGE, PURPLE, VERMILION
 from dashboards.panels import About, Panel, above, bars, lines, to, words
-from dashboards.queries import Query, now, rows
+from dashboards.queries import Query, now
 from dashboards.tables import Column, table
 
 TO_PROCESSES = to("training-run", "Training run", run="${__field.labels.run}")
@@ -20,14 +12,14 @@ TO_PROCESSES = to("training-run", "Training run", run="${__field.labels.run}")
 
 def disks() -> tuple[Panel, ...]:
     """Give the panels about disks and filesystems."""
-    direction = by_query((BLUE, ORANGE))
     return (
         lines(
             "How much is read and written?",
-            Query("rate(host_disk_read_bytes_total{@node}[$__rate_interval])", "{{device}} read"),
-            Query("rate(host_disk_written_bytes_total{@node}[$__rate_interval])", "{{device}} written"),
+            Query("rate(host_disk_read_bytes_total{@node}[$__rate_interval])", "{{device}} read", BLUE),
+            Query(
+                "rate(host_disk_written_bytes_total{@node}[$__rate_interval])", "{{device}} written", ORANGE
+            ),
             unit="Bps",
-            overrides=direction,
             about=About(
                 "Bytes a second of each disk. Data is read all the time, checkpoints are written in bursts.",
                 "reads at what the disk can do while the GPUs wait; writes that last longer than the checkpoint.",
@@ -38,10 +30,9 @@ def disks() -> tuple[Panel, ...]:
         ),
         lines(
             "How busy are the disks?",
-            Query("rate(host_disk_io_time_seconds_total{@node}[$__rate_interval])", "{{device}}"),
+            Query("rate(host_disk_io_time_seconds_total{@node}[$__rate_interval])", "{{device}}", BLUE),
             unit="percentunit",
             most=1,
-            overrides=by_query((BLUE,)),
             about=About(
                 "Share of time in which at least one request was under way. Flash can do more at 100 %.",
                 "100 % together with a growing wait beside.",
@@ -56,14 +47,15 @@ def disks() -> tuple[Panel, ...]:
                 "rate(host_disk_read_time_seconds_total{@node}[$__rate_interval])"
                 " / (rate(host_disk_reads_completed_total{@node}[$__rate_interval]) > 0)",
                 "{{device}} read",
+                BLUE,
             ),
             Query(
                 "rate(host_disk_write_time_seconds_total{@node}[$__rate_interval])"
                 " / (rate(host_disk_writes_completed_total{@node}[$__rate_interval]) > 0)",
                 "{{device}} write",
+                ORANGE,
             ),
             unit="s",
-            overrides=direction,
             about=About(
                 "Mean time of a request.",
                 "above a few milliseconds on flash, above 20 ms on anything.",
@@ -101,13 +93,19 @@ def disks() -> tuple[Panel, ...]:
         ),
         table(
             "Which mounts do not answer, or are read-only?",
-            rows("max by (mountpoint, fstype) (host_filesystem_device_error{@node})"),
-            rows("max by (mountpoint, fstype) (host_filesystem_readonly{@node})"),
-            columns=(
-                Column("mountpoint", "Mount"),
-                Column("fstype", "Kind", width=90),
-                Column("A", "Answers", width=90, mappings=words({0: ("yes", "text"), 1: ("no", BAD)})),
-                Column("B", "Read-only", width=100, mappings=words({0: ("no", "text"), 1: ("yes", ORANGE)})),
+            Column("mountpoint", "Mount"),
+            Column("fstype", "Kind", width=90),
+            Column(
+                "max by (mountpoint, fstype) (host_filesystem_device_error{@node})",
+                "Answers",
+                width=90,
+                mappings=words({0: ("yes", "text"), 1: ("no", BAD)}),
+            ),
+            Column(
+                "max by (mountpoint, fstype) (host_filesystem_readonly{@node})",
+                "Read-only",
+                width=100,
+                mappings=words({0: ("no", "text"), 1: ("yes", ORANGE)}),
             ),
             sort="Answers",
             about=About(
@@ -128,10 +126,13 @@ def network() -> tuple[Panel, ...]:
     return (
         lines(
             "Ethernet",
-            Query("rate(host_network_receive_bytes_total{@node}[$__rate_interval])", "{{device}} received"),
-            Query("rate(host_network_transmit_bytes_total{@node}[$__rate_interval])", "{{device}} sent"),
+            Query(
+                "rate(host_network_receive_bytes_total{@node}[$__rate_interval])", "{{device}} received", BLUE
+            ),
+            Query(
+                "rate(host_network_transmit_bytes_total{@node}[$__rate_interval])", "{{device}} sent", ORANGE
+            ),
             unit="Bps",
-            overrides=by_query((BLUE, ORANGE)),
             about=About(
                 "Bytes a second of each interface.",
                 "a flat top at the speed of the link.",
@@ -143,13 +144,16 @@ def network() -> tuple[Panel, ...]:
         lines(
             "RDMA",
             Query(
-                "rate(host_rdma_receive_bytes_total{@node}[$__rate_interval])", "{{device}}:{{port}} received"
+                "rate(host_rdma_receive_bytes_total{@node}[$__rate_interval])",
+                "{{device}}:{{port}} received",
+                BLUE,
             ),
             Query(
-                "rate(host_rdma_transmit_bytes_total{@node}[$__rate_interval])", "{{device}}:{{port}} sent"
+                "rate(host_rdma_transmit_bytes_total{@node}[$__rate_interval])",
+                "{{device}}:{{port}} sent",
+                ORANGE,
             ),
             unit="Bps",
-            overrides=by_query((BLUE, ORANGE)),
             about=About(
                 "Bytes a second of each InfiniBand or RoCE port.",
                 "one port below all others, or none at all while several nodes train.",
@@ -164,21 +168,23 @@ def network() -> tuple[Panel, ...]:
                 "sum(rate(host_network_receive_errors_total{@node}[$__rate_interval])"
                 " + rate(host_network_transmit_errors_total{@node}[$__rate_interval]))",
                 "Ethernet errors",
+                VERMILION,
             ),
             Query(
                 "sum(rate(host_network_receive_dropped_total{@node}[$__rate_interval])"
                 " + rate(host_network_transmit_dropped_total{@node}[$__rate_interval]))",
                 "Ethernet dropped",
+                ORANGE,
             ),
-            Query("sum(rate(host_tcp_retransmits_total{@node}[$__rate_interval]))", "TCP sent again"),
+            Query("sum(rate(host_tcp_retransmits_total{@node}[$__rate_interval]))", "TCP sent again", BLUE),
             Query(
                 "sum(rate(host_rdma_receive_errors_total{@node}[$__rate_interval])"
                 " + rate(host_rdma_symbol_errors_total{@node}[$__rate_interval]))",
                 "RDMA errors",
+                PURPLE,
             ),
-            Query("sum(rate(host_rdma_link_downed_total{@node}[$__rate_interval]))", "RDMA link lost"),
+            Query("sum(rate(host_rdma_link_downed_total{@node}[$__rate_interval]))", "RDMA link lost", KHAKI),
             unit="cps",
-            overrides=by_query((VERMILION, ORANGE, BLUE, PURPLE, KHAKI)),
             about=About(
                 "Packets and links that failed, per second.",
                 "any RDMA link lost; errors that grow with the traffic; many TCP segments sent again.",
@@ -193,34 +199,44 @@ def network() -> tuple[Panel, ...]:
 def processes() -> tuple[Panel, ...]:
     """Give the panels about the job's processes."""
     legend = "{{run}} rank {{rank}} {{role}}"
-    colors = by_query((BLUE,))
     return (
         table(
             "What runs?",
-            rows("sum by (run, rank, role) (training_process_instances{@here})"),
-            rows(
-                "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@here}[$__rate_interval]))"
+            Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
+            Column("rank", "Rank", width=70),
+            Column("role", "Role", width=110),
+            Column("sum by (run, rank, role) (training_process_instances{@here})", "Processes", width=90),
+            Column(
+                "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@here}[$__rate_interval]))",
+                "CPUs",
+                decimals=2,
+                width=80,
             ),
-            rows("sum by (run, rank, role) (training_process_resident_bytes{@here})"),
-            rows("sum by (run, rank, role) (training_process_unique_bytes{@here})"),
-            rows("sum by (run, rank, role) (training_process_threads{@here})"),
-            rows("max by (run, rank, role) (training_process_open_fds{@here})"),
-            rows('sum by (run, rank, role) (training_process_state{@here, state="disk_sleep"})'),
-            rows(
-                "sum by (run, rank, role) (rate(training_process_io_read_bytes_total{@here}[$__rate_interval]))"
+            Column(
+                "sum by (run, rank, role) (training_process_resident_bytes{@here})",
+                "Resident",
+                unit="bytes",
+                width=100,
             ),
-            columns=(
-                Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
-                Column("rank", "Rank", width=70),
-                Column("role", "Role", width=110),
-                Column("A", "Processes", unit="none", width=90),
-                Column("B", "CPUs", unit="none", decimals=2, width=80),
-                Column("C", "Resident", unit="bytes", width=100),
-                Column("D", "Its own", unit="bytes", width=100),
-                Column("E", "Threads", unit="none", width=80),
-                Column("F", "Open files", unit="none", width=90),
-                Column("G", "Wait for a disk", unit="none", width=120, thresholds=above(1)),
-                Column("H", "Read", unit="Bps", width=100),
+            Column(
+                "sum by (run, rank, role) (training_process_unique_bytes{@here})",
+                "Its own",
+                unit="bytes",
+                width=100,
+            ),
+            Column("sum by (run, rank, role) (training_process_threads{@here})", "Threads", width=80),
+            Column("max by (run, rank, role) (training_process_open_fds{@here})", "Open files", width=90),
+            Column(
+                'sum by (run, rank, role) (training_process_state{@here, state="disk_sleep"})',
+                "Wait for a disk",
+                width=120,
+                thresholds=above(1),
+            ),
+            Column(
+                "sum by (run, rank, role) (rate(training_process_io_read_bytes_total{@here}[$__rate_interval]))",
+                "Read",
+                unit="Bps",
+                width=100,
             ),
             sort="Resident",
             about=About(
@@ -236,10 +252,10 @@ def processes() -> tuple[Panel, ...]:
             Query(
                 "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@here}[$__rate_interval]))",
                 legend,
+                BLUE,
             ),
             unit="none",
             decimals=1,
-            overrides=colors,
             links=(TO_PROCESSES,),
             about=About(
                 "CPUs used by the processes of each rank and role.",
@@ -250,9 +266,8 @@ def processes() -> tuple[Panel, ...]:
         ),
         lines(
             "Whose memory is it?",
-            Query("sum by (run, rank, role) (training_process_proportional_bytes{@here})", legend),
+            Query("sum by (run, rank, role) (training_process_proportional_bytes{@here})", legend, BLUE),
             unit="bytes",
-            overrides=colors,
             about=About(
                 "Memory of each rank's processes; what several share is divided among them (PSS), so it adds up.",
                 "workers that grow in every epoch: Python objects of the data set are copied by reference counts.",
@@ -273,14 +288,15 @@ def shared() -> tuple[Panel, ...]:
                 "rate(host_nfs_operation_time_seconds_total{@node}[$__rate_interval])"
                 " / (rate(host_nfs_operations_total{@node}[$__rate_interval]) > 0)",
                 "{{mount}} {{operation}}",
+                BLUE,
             ),
             Query(
                 "rate(host_lustre_operation_time_seconds_total{@node}[$__rate_interval])"
                 " / (rate(host_lustre_operations_total{@node}[$__rate_interval]) > 0)",
                 "{{mount}} {{operation}}",
+                ORANGE,
             ),
             unit="s",
-            overrides=by_query((BLUE, ORANGE)),
             about=About(
                 "Mean time of reads, writes and other calls.",
                 "above 50 ms for reads, above 10 ms for the others.",
@@ -291,12 +307,13 @@ def shared() -> tuple[Panel, ...]:
         ),
         lines(
             "NFS and Lustre: how much is read and written?",
-            Query("rate(host_nfs_read_bytes_total{@node}[$__rate_interval])", "{{mount}} read"),
-            Query("rate(host_nfs_written_bytes_total{@node}[$__rate_interval])", "{{mount}} written"),
-            Query("rate(host_lustre_read_bytes_total{@node}[$__rate_interval])", "{{mount}} read"),
-            Query("rate(host_lustre_written_bytes_total{@node}[$__rate_interval])", "{{mount}} written"),
+            Query("rate(host_nfs_read_bytes_total{@node}[$__rate_interval])", "{{mount}} read", BLUE),
+            Query("rate(host_nfs_written_bytes_total{@node}[$__rate_interval])", "{{mount}} written", ORANGE),
+            Query("rate(host_lustre_read_bytes_total{@node}[$__rate_interval])", "{{mount}} read", BLUE),
+            Query(
+                "rate(host_lustre_written_bytes_total{@node}[$__rate_interval])", "{{mount}} written", ORANGE
+            ),
             unit="Bps",
-            overrides=by_query((BLUE, ORANGE, BLUE, ORANGE)),
             about=About(
                 "Bytes a second of programs, page cache included.",
                 "a flat line far below what the server can do, while the GPUs wait for data.",
@@ -312,10 +329,9 @@ def hardware() -> tuple[Panel, ...]:
     return (
         lines(
             "Temperatures",
-            Query("host_temperature_celsius{@node}", "{{chip}} {{sensor}}"),
+            Query("host_temperature_celsius{@node}", "{{chip}} {{sensor}}", BLUE),
             unit="celsius",
             least=None,
-            overrides=by_query((BLUE,)),
             about=About(
                 "What the machine's sensors say.",
                 "a sensor far above its neighbours, or CPUs above 90 degrees.",
@@ -326,9 +342,8 @@ def hardware() -> tuple[Panel, ...]:
         ),
         lines(
             "Do the CPUs slow down from heat?",
-            Query("rate(host_cpu_throttles_total{@node}[$__rate_interval])", "{{level}}"),
+            Query("rate(host_cpu_throttles_total{@node}[$__rate_interval])", "{{level}}", VERMILION),
             unit="cps",
-            overrides=by_query((VERMILION,)),
             about=About("How often cores and packages slowed down.", "anything above zero.", "cooling."),
             empty="This CPU does not count it (virtual machines do not).",
             w=8,
@@ -338,13 +353,14 @@ def hardware() -> tuple[Panel, ...]:
             Query(
                 "sum by (controller) (rate(host_memory_ecc_correctable_errors_total{@node}[$__rate_interval]))",
                 "{{controller}} corrected",
+                ORANGE,
             ),
             Query(
                 "sum by (controller) (rate(host_memory_ecc_uncorrectable_errors_total{@node}[$__rate_interval]))",
                 "{{controller}} not corrected",
+                VERMILION,
             ),
             unit="cps",
-            overrides=by_query((ORANGE, VERMILION)),
             about=About(
                 "Errors of the machine's memory (not the GPUs').",
                 "corrected ones every minute; any that is not corrected.",

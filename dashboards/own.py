@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from dashboards.board import ALERTS_OF_NODE, JOB, NODE, Board, Row
 from dashboards.own_inside import DOWN, LOG, cost, feed, nvml, versions, web
-from dashboards.palette import (
-    BAD,
-    BLUE,
-    GOOD,
-    GREY,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-    bound,
-    by_last_character,
-    named,
-)
+from dashboards.palette import BAD, BLUE, GOOD, GREY, ORANGE, PURPLE, VERMILION, named
 from dashboards.panels import YES_NO, About, Panel, above, lines, stat, states, to, words
-from dashboards.queries import Query, events, now, rows
+from dashboards.queries import Query, events, now
 from dashboards.tables import Column, table
 
 UID = "training-exporter"
@@ -156,33 +145,58 @@ def _collectors() -> tuple[Panel, ...]:
         ),
         table(
             "Collectors",
-            rows("min by (instance, collector) (exporter_collector_success{@node})"),
-            rows(
-                "max by (instance, collector) (time() - exporter_collector_last_success_timestamp_seconds{@node})"
+            Column(
+                "instance", "Node", links=(to("training-node", "Node and container", node="${__value.raw}"),)
             ),
-            rows("max by (instance, collector) (exporter_collector_interval_seconds{@node})"),
-            rows("max by (instance, collector) (exporter_collector_last_duration_seconds{@node})"),
-            rows(
-                "sum by (instance, collector) (rate(exporter_collector_duration_seconds_total{@node}[$__rate_interval]))"
+            Column("collector", "Collector"),
+            Column(
+                "min by (instance, collector) (exporter_collector_success{@node})",
+                "Success",
+                width=90,
+                mappings=YES_NO,
             ),
-            rows("sum by (instance, collector) (exporter_collector_errors_total{@node})"),
-            rows("sum by (instance, collector) (exporter_collector_timeouts_total{@node})"),
-            rows("max by (instance, collector) (exporter_collector_unsupported_sources{@node})"),
-            columns=(
-                Column(
-                    "instance",
-                    "Node",
-                    links=(to("training-node", "Node and container", node="${__value.raw}"),),
-                ),
-                Column("collector", "Collector"),
-                Column("A", "Success", width=90, mappings=YES_NO),
-                Column("B", "Age", unit="s", decimals=1, width=90),
-                Column("C", "Interval", unit="s", width=90),
-                Column("D", "Last pass", unit="s", width=110),
-                Column("E", "Share of a core", unit="percentunit", decimals=3, width=130),
-                Column("F", "Errors", unit="none", width=90, thresholds=above(1)),
-                Column("G", "Timeouts", unit="none", width=100, thresholds=above(1)),
-                Column("H", "Not on this machine", unit="none", width=160),
+            Column(
+                "max by (instance, collector) (time() - exporter_collector_last_success_timestamp_seconds{@node})",
+                "Age",
+                unit="s",
+                decimals=1,
+                width=90,
+            ),
+            Column(
+                "max by (instance, collector) (exporter_collector_interval_seconds{@node})",
+                "Interval",
+                unit="s",
+                width=90,
+            ),
+            Column(
+                "max by (instance, collector) (exporter_collector_last_duration_seconds{@node})",
+                "Last pass",
+                unit="s",
+                width=110,
+            ),
+            Column(
+                "sum by (instance, collector) (rate(exporter_collector_duration_seconds_total{@node}[$__rate_interval]))",
+                "Share of a core",
+                unit="percentunit",
+                decimals=3,
+                width=130,
+            ),
+            Column(
+                "sum by (instance, collector) (exporter_collector_errors_total{@node})",
+                "Errors",
+                width=90,
+                thresholds=above(1),
+            ),
+            Column(
+                "sum by (instance, collector) (exporter_collector_timeouts_total{@node})",
+                "Timeouts",
+                width=100,
+                thresholds=above(1),
+            ),
+            Column(
+                "max by (instance, collector) (exporter_collector_unsupported_sources{@node})",
+                "Not on this machine",
+                width=160,
             ),
             sort="Success",
             descending=False,
@@ -203,9 +217,8 @@ def _complete() -> tuple[Panel, ...]:
         lines(
             "How many series are there?",
             Query("exporter_series{@node}", "{{instance}}"),
-            Query("max(exporter_series_limit{@node})", "limit"),
+            Query("max(exporter_series_limit{@node})", "limit", bound=True),
             unit="none",
-            overrides=[*by_last_character(), bound("limit")],
             about=About(
                 "Series on the page, and the most that it shows (dashed).",
                 "a climb that does not end: a label with ever new values.",
@@ -216,10 +229,7 @@ def _complete() -> tuple[Panel, ...]:
         ),
         lines(
             "Why were series dropped?",
-            Query(
-                events("exporter_series_dropped_by_reason_total{@node}", "reason"),
-                "{{reason}}",
-            ),
+            Query(events("exporter_series_dropped_by_reason_total{@node}", "reason"), "{{reason}}"),
             unit="none",
             bars=True,
             overrides=named(
@@ -236,13 +246,13 @@ def _complete() -> tuple[Panel, ...]:
         ),
         table(
             "Which families lost series?",
-            rows(
-                "topk(20, sum by (instance, family) (increase(exporter_series_dropped_total{@node}[$__range])) > 0)"
-            ),
-            columns=(
-                Column("instance", "Node"),
-                Column("family", "Family"),
-                Column("A", "Dropped", unit="none", decimals=0, width=100),
+            Column("instance", "Node"),
+            Column("family", "Family"),
+            Column(
+                "topk(20, sum by (instance, family) (increase(exporter_series_dropped_total{@node}[$__range])) > 0)",
+                "Dropped",
+                decimals=0,
+                width=100,
             ),
             sort="Dropped",
             about=About(

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.palette import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PLAIN,
-    PURPLE,
-    VERMILION,
-    WARNING,
-    by_last_character,
-    by_query,
-    named,
-    shades,
-)
+from dashboards.palette import BLUE, GREY, ORANGE, PLAIN, PURPLE, VERMILION, WARNING, named, shades
 from dashboards.panels import YES_NO, About, Panel, above, lines, stat, steps
-from dashboards.queries import Query, events, now, rows
+from dashboards.queries import Query, events, now
 from dashboards.tables import Column, table
 
 LOG = "the exporter's log names the reason once for each change"
@@ -33,7 +21,6 @@ def feed() -> tuple[Panel, ...]:
                 "{{run}} rank {{rank}}",
             ),
             unit="s",
-            overrides=by_last_character(),
             thresholds=steps((None, PLAIN), (10, WARNING)),
             legend="hidden",
             about=About(
@@ -47,14 +34,8 @@ def feed() -> tuple[Panel, ...]:
         ),
         lines(
             "Was anything of the job lost?",
-            Query(
-                events("training_feed_dropped_total{@node}", "reason"),
-                "{{reason}}",
-            ),
-            Query(
-                events("exporter_feed_refused_total{@node}", "reason"),
-                "refused: {{reason}}",
-            ),
+            Query(events("training_feed_dropped_total{@node}", "reason"), "{{reason}}"),
+            Query(events("exporter_feed_refused_total{@node}", "reason"), "refused: {{reason}}"),
             unit="none",
             color=shades(VERMILION),
             legend="hidden",
@@ -73,7 +54,6 @@ def feed() -> tuple[Panel, ...]:
                 "max by (instance, run) (training_feed_drain_delay_seconds{@node})", "{{run}} {{instance}}"
             ),
             unit="s",
-            overrides=by_last_character(),
             about=About(
                 "Longest time by which a window was closed after its end: how long the recording thread was kept from "
                 "running.",
@@ -146,13 +126,13 @@ def cost() -> tuple[Panel, ...]:
     return (
         lines(
             "CPU",
-            Query("rate(process_cpu_seconds_total{@node}[$__rate_interval])", "{{instance}} exporter"),
+            Query("rate(process_cpu_seconds_total{@node}[$__rate_interval])", "{{instance}} exporter", BLUE),
             Query(
                 "rate(exporter_nvml_child_cpu_seconds_total{@node}[$__rate_interval])",
                 "{{instance}} NVML process",
+                ORANGE,
             ),
             unit="percentunit",
-            overrides=by_query((BLUE, ORANGE)),
             about=About(
                 "Share of a core: the exporter, and its process that calls NVIDIA's library.",
                 "above 2 %.",
@@ -163,10 +143,9 @@ def cost() -> tuple[Panel, ...]:
         ),
         lines(
             "Memory",
-            Query("process_resident_memory_bytes{@node}", "{{instance}} exporter"),
-            Query("exporter_nvml_child_resident_memory_bytes{@node}", "{{instance}} NVML process"),
+            Query("process_resident_memory_bytes{@node}", "{{instance}} exporter", BLUE),
+            Query("exporter_nvml_child_resident_memory_bytes{@node}", "{{instance}} NVML process", ORANGE),
             unit="bytes",
-            overrides=by_query((BLUE, ORANGE)),
             about=About(
                 "Resident memory of the two.",
                 "a climb that does not end.",
@@ -200,10 +179,10 @@ def cost() -> tuple[Panel, ...]:
                 "rate(exporter_scrape_duration_seconds_total{@node}[$__rate_interval])"
                 " / rate(exporter_scrapes_total{@node}[$__rate_interval])",
                 "{{instance}} in the exporter",
+                BLUE,
             ),
-            Query("scrape_duration_seconds{@node}", "{{instance}} as Prometheus sees it"),
+            Query("scrape_duration_seconds{@node}", "{{instance}} as Prometheus sees it", ORANGE),
             unit="s",
-            overrides=by_query((BLUE, ORANGE)),
             about=About(
                 "Time of an answer, here and with the network.",
                 "seconds: Prometheus' timeout is near, and then all is lost.",
@@ -216,7 +195,6 @@ def cost() -> tuple[Panel, ...]:
             "How large is it?",
             Query("exporter_response_bytes{@node}", "{{instance}}"),
             unit="bytes",
-            overrides=by_last_character(),
             about=About(
                 "Size of an answer, compressed where Prometheus asks for it.",
                 "near `body_size_limit`.",
@@ -234,17 +212,14 @@ def nvml() -> tuple[Panel, ...]:
     return (
         lines(
             "What went wrong with NVIDIA's library?",
-            Query(events("exporter_nvml_errors_total{@node}", "error", born=True), "{{error}}"),
+            Query(events("exporter_nvml_errors_total{@node}", "error", born=True), "{{error}}", ORANGE),
             Query(
                 events("exporter_nvml_child_restarts_total{@node}", "reason"),
                 "restart: {{reason}}",
+                VERMILION,
             ),
-            Query(
-                events("exporter_nvml_resets_total{@node}", "reason"),
-                "counter: {{reason}}",
-            ),
+            Query(events("exporter_nvml_resets_total{@node}", "reason"), "counter: {{reason}}", PURPLE),
             unit="none",
-            overrides=by_query((ORANGE, VERMILION, PURPLE)),
             legend="hidden",
             about=About(
                 "Calls that failed, restarts of the process that makes them, and counters that were corrected.",
@@ -261,7 +236,6 @@ def nvml() -> tuple[Panel, ...]:
                 "{{instance}}",
             ),
             unit="percentunit",
-            overrides=by_last_character(),
             about=About(
                 "Share of the time that the NVML process spends inside the library.",
                 "above 20 %: a slow driver, or no persistence mode.",
@@ -294,18 +268,11 @@ def web() -> tuple[Panel, ...]:
         ),
         lines(
             "Connections turned away or broken",
-            Query(events("exporter_http_connections_refused_total{@node}"), "refused"),
-            Query(events("exporter_http_connections_evicted_total{@node}"), "evicted"),
-            Query(
-                events("exporter_http_peer_errors_total{@node}", "reason"),
-                "{{reason}}",
-            ),
-            Query(
-                events("exporter_http_render_timeouts_total{@node}"),
-                "answer too late",
-            ),
+            Query(events("exporter_http_connections_refused_total{@node}"), "refused", VERMILION),
+            Query(events("exporter_http_connections_evicted_total{@node}"), "evicted", ORANGE),
+            Query(events("exporter_http_peer_errors_total{@node}", "reason"), "{{reason}}", GREY),
+            Query(events("exporter_http_render_timeouts_total{@node}"), "answer too late", PURPLE),
             unit="none",
-            overrides=by_query((VERMILION, ORANGE, GREY, PURPLE)),
             about=About(
                 "Connections that were closed to protect the others, or ended by the peer's fault.",
                 "many: somebody scans or attacks the port.",
@@ -316,10 +283,7 @@ def web() -> tuple[Panel, ...]:
         ),
         lines(
             "Warnings and errors in the log",
-            Query(
-                events('exporter_log_messages_total{@node, level=~"warn|error"}', "level"),
-                "{{level}}",
-            ),
+            Query(events('exporter_log_messages_total{@node, level=~"warn|error"}', "level"), "{{level}}"),
             unit="none",
             bars=True,
             overrides=named({"warn": ORANGE, "error": VERMILION}),
@@ -335,17 +299,22 @@ def versions() -> tuple[Panel, ...]:
     return (
         table(
             "Versions",
-            rows("max by (instance, version, python, nvidia_ml_py) (exporter_build_info{@node})"),
-            rows("max by (instance) (process_start_time_seconds{@node}) * 1000"),
-            rows("min by (instance) (exporter_config_last_reload_successful{@node})"),
-            columns=(
-                Column("instance", "Node"),
-                Column("version", "Version", width=110),
-                Column("python", "Python", width=110),
-                Column("nvidia_ml_py", "NVML binding", width=130),
-                Column("B", "Started", unit="dateTimeAsIso", width=180),
-                Column("C", "Configuration in force is the file's", mappings=YES_NO),
+            Column("instance", "Node"),
+            Column("version", "Version", width=110),
+            Column("python", "Python", width=110),
+            Column("nvidia_ml_py", "NVML binding", width=130),
+            Column(
+                "max by (instance) (process_start_time_seconds{@node}) * 1000",
+                "Started",
+                unit="dateTimeAsIso",
+                width=180,
             ),
+            Column(
+                "min by (instance) (exporter_config_last_reload_successful{@node})",
+                "Configuration in force is the file's",
+                mappings=YES_NO,
+            ),
+            of="max by (instance, version, python, nvidia_ml_py) (exporter_build_info{@node})",
             about=About(
                 "Versions of the exporter and of what it runs on.",
                 "different versions on nodes of one run; a configuration that could not be read.",

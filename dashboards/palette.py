@@ -7,7 +7,7 @@ plain text, bad is vermilion, and a word or a number says it too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 BLUE = "#3D85D6"
@@ -98,20 +98,13 @@ def shades(color: str) -> dict[str, str]:
 
 def named(colors: Mapping[str, str]) -> list[Override]:
     """Give each series of a known name its colour."""
-    return [
-        {"matcher": {"id": "byName", "options": name}, "properties": [{"id": "color", "value": fixed(color)}]}
-        for name, color in colors.items()
-    ]
+    return [of_series({"id": "byName", "options": name}, fixed(color)) for name, color in colors.items()]
 
 
 def by_first_word(colors: Mapping[str, str]) -> list[Override]:
     """Give each series its colour by what its name begins with."""
     return [
-        {
-            "matcher": {"id": "byRegexp", "options": f"/^{word}/"},
-            "properties": [{"id": "color", "value": fixed(color)}],
-        }
-        for word, color in colors.items()
+        of_series({"id": "byRegexp", "options": f"/^{word}/"}, fixed(color)) for word, color in colors.items()
     ]
 
 
@@ -119,43 +112,19 @@ def by_last_character() -> list[Override]:
     """Give each series a colour by the last character of its name: GPUs, ranks, nodes and runs mostly differ there."""
     characters = "0123456789abcdefghijklmnopqrstuvwxyz"
     return [
-        {
-            "matcher": {"id": "byRegexp", "options": f"/[{characters[place :: len(CYCLE)]}]$/i"},
-            "properties": [{"id": "color", "value": fixed(color)}],
-        }
+        of_series({"id": "byRegexp", "options": f"/[{characters[place :: len(CYCLE)]}]$/i"}, fixed(color))
         for place, color in enumerate(CYCLE)
     ]
 
 
-def by_query(colors: Sequence[str]) -> list[Override]:
-    """Give the series of the first, second, … query shades of a colour."""
-    return [
-        {
-            "matcher": {"id": "byFrameRefID", "options": chr(ord("A") + place)},
-            "properties": [{"id": "color", "value": shades(color)}],
-        }
-        for place, color in enumerate(colors)
-    ]
-
-
-def bound(name: str, color: str = GREY) -> Override:
-    """Draw the series of this name as what the others are held against: dashed, and in no stack."""
-    return _bound({"id": "byName", "options": name}, color)
-
-
-def bounds(query: str, color: str = GREY) -> Override:
-    """Draw all series of a query, by its letter, in that way."""
-    return _bound({"id": "byFrameRefID", "options": query}, color)
-
-
-def _bound(matcher: dict[str, str], color: str) -> Override:
-    return {
-        "matcher": matcher,
-        "properties": [
-            {"id": "color", "value": fixed(color)},
+def of_series(matcher: dict[str, str], color: dict[str, str], *, bound: bool = False) -> Override:
+    """Give the series that match a colour; with `bound` dashed, and in no stack: what others are held against."""
+    properties: list[dict[str, Any]] = [{"id": "color", "value": color}]
+    if bound:
+        properties += (
             {"id": "custom.fillOpacity", "value": 0},
             {"id": "custom.lineStyle", "value": {"dash": [6, 6], "fill": "dash"}},
             {"id": "custom.lineWidth", "value": 1},
             {"id": "custom.stacking", "value": {"group": "A", "mode": "none"}},
-        ],
-    }
+        )
+    return {"matcher": matcher, "properties": properties}

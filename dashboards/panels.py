@@ -13,7 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards.palette import ABSENT, BAD, BLUE, GOOD, PLAIN, WARNING, Override, fixed
+from dashboards.palette import (
+    ABSENT,
+    BAD,
+    BLUE,
+    GOOD,
+    GREY,
+    PLAIN,
+    WARNING,
+    Override,
+    by_last_character,
+    fixed,
+    of_series,
+    shades,
+)
 from dashboards.queries import DATASOURCE, Query
 
 Json = dict[str, Any]
@@ -130,7 +143,8 @@ def lines(
 ) -> Panel:
     """Series over time.
 
-    The legend is a `list` below, a `table` below with last and maximum, one to the `right`, or `hidden`; thresholds are
+    Colours are those of the queries, then what `overrides` say, then `color`; without any of them a series' colour is that
+    of the last character of its name. The legend is a `list` below, a `table` below with last and maximum, one to the `right`, or `hidden`; thresholds are
     dashed lines; with `steps_drawn` a value holds until the next one. The axis reaches `most`, or with `soft` what is usual
     for the unit, and further where values do: a line that leaves the picture would look like a gap.
     """
@@ -168,7 +182,19 @@ def lines(
     defaults = defaults_of(unit, empty, thresholds or NEUTRAL, None if logarithmic else least, None, decimals)
     defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
-    return assembled("timeseries", title, queries, about, w, h, defaults, overrides, options)
+    own = [_colored(query, place) for place, query in enumerate(queries) if query.color or query.bound]
+    if color is None and not overrides and not any(query.color for query in queries):
+        own = [*by_last_character(), *own]
+    return assembled("timeseries", title, queries, about, w, h, defaults, [*own, *overrides], options)
+
+
+def _colored(query: Query, place: int) -> Override:
+    """Give the series of a query its colour: shades of it where there may be several."""
+    color = query.color or GREY
+    if "{{" in query.legend:
+        matcher = {"id": "byFrameRefID", "options": chr(ord("A") + place)}
+        return of_series(matcher, fixed(color) if query.bound else shades(color), bound=query.bound)
+    return of_series({"id": "byName", "options": query.legend}, fixed(color), bound=query.bound)
 
 
 def stat(
@@ -280,21 +306,19 @@ def heatmap(
     query: Query,
     *,
     unit: str,
-    axis: str,
     about: About,
     empty: str,
+    axis: str = "none",
     w: int = 12,
     h: int = 8,
     scheme: str = "Cividis",
-    least: float | None = None,
-    most: float | None = None,
+    between: tuple[float, float] | None = None,
     points: int = 120,
-    exponent: float = 0.5,
 ) -> Panel:
     """Where values lie over time: colour says how many, or how much; what is more stands out in either theme.
 
-    `unit` is that of the colour and `axis` that of the rows; `least` and `most` are the values of the first and the last
-    colour, in proportion with an `exponent` of 1. A query costs a value for each row and each of its `points`.
+    `unit` is that of the colour and `axis` that of the rows; the colours go in proportion `between` two values, or so that
+    small ones stay apart. A query costs a value for each row and each of its `points`.
     """
     defaults = defaults_of(unit, empty, NEUTRAL, None, None, None)
     defaults["custom"] = {
@@ -306,7 +330,7 @@ def heatmap(
         "cellGap": 0,
         "cellValues": {"unit": unit},
         "color": {
-            "exponent": exponent,
+            "exponent": 1 if between else 0.5,
             "fill": BLUE,
             "mode": "scheme",
             "reverse": False,
@@ -314,8 +338,7 @@ def heatmap(
             "scheme": scheme,
             "steps": 64,
         }
-        | ({} if least is None else {"min": least})
-        | ({} if most is None else {"max": most}),
+        | (dict(zip(("min", "max"), between, strict=True)) if between else {}),
         "exemplars": {"color": BAD},
         "filterValues": {"le": 1e-9 if query.heatmap else -1},
         "legend": {"show": True},
@@ -330,12 +353,7 @@ def heatmap(
 
 
 def defaults_of(
-    unit: str,
-    empty: str,
-    thresholds: Json,
-    least: float | None,
-    most: float | None,
-    decimals: int | None,
+    unit: str, empty: str, thresholds: Json, least: float | None, most: float | None, decimals: int | None
 ) -> Json:
     """Give the field configuration that every kind of panel has."""
     defaults: Json = {"mappings": [], "noValue": empty, "thresholds": thresholds, "unit": unit}

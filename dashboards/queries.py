@@ -38,6 +38,8 @@ class Query:
     Attributes:
         expression: PromQL, with selectors by name.
         legend: Of each series; `{{label}}` stands for a label's value.
+        color: Of its series: of the one, or shades of it where the legend has a label. None leaves it to the panel.
+        bound: The others are held against it: dashed, and in no stack; grey without a colour.
         instant: Only its value at the end of the time range.
         table: As a table of labels and values.
         heatmap: The series are buckets by `le`.
@@ -45,6 +47,8 @@ class Query:
 
     expression: str
     legend: str = "__auto"
+    color: str | None = None
+    bound: bool = False
     instant: bool = False
     table: bool = False
     heatmap: bool = False

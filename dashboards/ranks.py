@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RESTARTS, Board, Row, Variable
-from dashboards.palette import (
-    BAD,
-    BLUE,
-    ORANGE,
-    PLAIN,
-    SKY,
-    VERMILION,
-    WARNING,
-    named,
-)
+from dashboards.palette import BAD, BLUE, ORANGE, PLAIN, SKY, VERMILION, WARNING
 from dashboards.panels import About, Panel, above, heatmap, lines, stat, steps
-from dashboards.queries import Query, now, rows
+from dashboards.queries import Query, now
 from dashboards.ranks_together import GPU_OF, NO_COMPUTE, TO_GPUS, TO_NODE, chosen, together
-from dashboards.tables import Column, table
+from dashboards.tables import Column, percent, table
 
 UID = "training-ranks"
 RANKS = Variable(
@@ -152,11 +143,8 @@ def _slow() -> tuple[Panel, ...]:
             "How much slower than the fastest is each rank?",
             Query(f"{COMPUTE} / scalar(min({COMPUTE})) - 1", "{{rank}}"),
             unit="percentunit",
-            axis="none",
             scheme="Oranges",
-            least=0,
-            most=0.5,
-            exponent=1,
+            between=(0, 0.5),
             w=14,
             h=16,
             about=About(
@@ -177,11 +165,8 @@ def _slow() -> tuple[Panel, ...]:
                 "{{instance}}",
             ),
             unit="percentunit",
-            axis="none",
             scheme="Oranges",
-            least=0,
-            most=0.5,
-            exponent=1,
+            between=(0, 0.5),
             w=10,
             h=8,
             about=About(
@@ -194,14 +179,11 @@ def _slow() -> tuple[Panel, ...]:
         ),
         lines(
             "How far are they apart?",
-            Query(f"max({COMPUTE})", "slowest"),
-            Query(f"quantile(0.95, {COMPUTE})", "19 of 20 are faster"),
-            Query(f"quantile(0.5, {COMPUTE})", "median"),
-            Query(f"min({COMPUTE})", "fastest"),
+            Query(f"max({COMPUTE})", "slowest", VERMILION),
+            Query(f"quantile(0.95, {COMPUTE})", "19 of 20 are faster", ORANGE),
+            Query(f"quantile(0.5, {COMPUTE})", "median", BLUE),
+            Query(f"min({COMPUTE})", "fastest", SKY),
             unit="s",
-            overrides=named(
-                {"slowest": VERMILION, "19 of 20 are faster": ORANGE, "median": BLUE, "fastest": SKY}
-            ),
             w=10,
             h=8,
             about=About(
@@ -214,49 +196,56 @@ def _slow() -> tuple[Panel, ...]:
         ),
         table(
             "Every rank with its machine, the slowest first",
-            rows(SCORE_AT),
-            rows("max by (instance, rank) (training_rank_compute_seconds{@run} > 0)"),
-            rows(f"avg_over_time((({SCORE_AT}) < bool 0.9)[$__range:$__interval])"),
-            rows(
-                'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
+            Column("rank", "Rank", width=70),
+            Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
+            Column("gpu", "GPU", width=60),
+            percent(SCORE_AT, "Speed", 160, steps((None, BAD), (0.75, WARNING), (0.9, BLUE)), bar=(0, 1)),
+            percent(
+                f"avg_over_time((({SCORE_AT}) < bool 0.9)[$__range:$__interval])",
+                "Slow for (share of time)",
+                180,
             ),
-            rows(f"max by (instance, rank, gpu) ({GPU_OF})"),
-            rows(
-                f'max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_clock_hertz{{clock="sm"}}))'
+            Column(
+                "max by (instance, rank) (training_rank_compute_seconds{@run} > 0)",
+                "Computes",
+                unit="s",
+                decimals=3,
+                width=100,
             ),
-            rows(
-                f'max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_temperature_celsius{{sensor="gpu"}}))'
+            percent(
+                'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))',
+                "Waits for data",
+                120,
+                above(0.2),
             ),
-            rows(
+            Column(
+                f'max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_clock_hertz{{clock="sm"}}))',
+                "SM clock",
+                unit="hertz",
+                width=100,
+            ),
+            Column(
+                f'max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_temperature_celsius{{sensor="gpu"}}))',
+                "Heat",
+                unit="celsius",
+                width=80,
+            ),
+            percent(
                 f"max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () sum by (instance, gpu)"
-                ' (rate(gpu_clocks_event_seconds_total{reason=~"hw_thermal|sw_thermal|hw_power_brake"}[$__rate_interval])))'
+                ' (rate(gpu_clocks_event_seconds_total{reason=~"hw_thermal|sw_thermal|hw_power_brake"}[$__rate_interval])))',
+                "Held back",
+                100,
+                above(0.01, 0.1),
             ),
-            rows("time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"),
-            columns=(
-                Column("rank", "Rank", width=70),
-                Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
-                Column("gpu", "GPU", width=60),
-                Column(
-                    "A",
-                    "Speed",
-                    unit="percentunit",
-                    decimals=0,
-                    width=160,
-                    bar=(0, 1),
-                    thresholds=steps((None, BAD), (0.75, WARNING), (0.9, BLUE)),
-                ),
-                Column("C", "Slow for (share of time)", unit="percentunit", decimals=0, width=180),
-                Column("B", "Computes", unit="s", decimals=3, width=100),
-                Column(
-                    "D", "Waits for data", unit="percentunit", decimals=0, width=120, thresholds=above(0.2)
-                ),
-                Column("F", "SM clock", unit="hertz", width=100),
-                Column("G", "Heat", unit="celsius", width=80),
-                Column(
-                    "H", "Held back", unit="percentunit", decimals=0, width=100, thresholds=above(0.01, 0.1)
-                ),
-                Column("I", "Last news", unit="s", decimals=0, width=100, thresholds=above(10)),
+            Column(
+                "time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})",
+                "Last news",
+                unit="s",
+                decimals=0,
+                width=100,
+                thresholds=above(10),
             ),
+            of=f"max by (instance, rank, gpu) ({GPU_OF})",
             sort="Speed",
             descending=False,
             points=100,

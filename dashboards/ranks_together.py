@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.palette import (
-    BAD,
-    BLUE,
-    ORANGE,
-    PHASES,
-    VERMILION,
-    WARNING,
-    by_last_character,
-    named,
-)
+from dashboards.palette import BAD, BLUE, ORANGE, PHASES, VERMILION, WARNING, named
 from dashboards.panels import About, Panel, heatmap, lines, to, words
-from dashboards.queries import Query, rows
+from dashboards.queries import Query
 from dashboards.tables import Column, table
 
 GPU_OF = (
@@ -60,22 +51,26 @@ def together() -> tuple[Panel, ...]:
         ),
         table(
             "Who does something else than most, and since when?",
-            rows(OTHERS),
-            rows(
+            Column("rank", "Rank", width=70),
+            Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
+            Column("phase", "Phase"),
+            Column(
                 "time() - max by (instance, rank) (training_phase_active_since_timestamp_seconds{@run})"
-                f" and on (instance, rank) {OTHERS}"
+                f" and on (instance, rank) {OTHERS}",
+                "For",
+                unit="s",
+                decimals=1,
+                width=90,
             ),
-            rows(
+            Column(
                 "time() - max by (instance, rank) (training_last_progress_timestamp_seconds{@run})"
-                f" and on (instance, rank) {OTHERS}"
+                f" and on (instance, rank) {OTHERS}",
+                "Last step",
+                unit="s",
+                decimals=1,
+                width=100,
             ),
-            columns=(
-                Column("rank", "Rank", width=70),
-                Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
-                Column("phase", "Phase"),
-                Column("B", "For", unit="s", decimals=1, width=90),
-                Column("C", "Last step", unit="s", decimals=1, width=100),
-            ),
+            of=OTHERS,
             sort="For",
             w=10,
             h=9,
@@ -92,19 +87,19 @@ def together() -> tuple[Panel, ...]:
             Query(
                 'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
                 "data, worst rank",
+                VERMILION,
             ),
             Query(
                 'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
                 "data, median rank",
+                ORANGE,
             ),
             Query(
                 'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="grad_sync"}[$__rate_interval])))',
                 "each other, median rank",
+                BLUE,
             ),
             unit="percentunit",
-            overrides=named(
-                {"data, worst rank": VERMILION, "data, median rank": ORANGE, "each other, median rank": BLUE}
-            ),
             w=24,
             h=7,
             about=About(
@@ -122,11 +117,8 @@ def together() -> tuple[Panel, ...]:
                 "{{rank}}",
             ),
             unit="s",
-            axis="none",
             scheme="Purples",
-            least=0,
-            most=30,
-            exponent=1,
+            between=(0, 30),
             w=14,
             h=8,
             about=About(
@@ -139,21 +131,21 @@ def together() -> tuple[Panel, ...]:
         ),
         table(
             "Which ranks are dead, or silent?",
-            rows(SILENT),
-            rows(
-                "time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
-                f" and on (instance, rank) ({SILENT})"
+            Column("rank", "Rank", width=70),
+            Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
+            Column(
+                SILENT,
+                "Is its process there?",
+                width=160,
+                mappings=words({0: ("dead", BAD), 1: ("hangs", WARNING)}),
             ),
-            columns=(
-                Column("rank", "Rank", width=70),
-                Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
-                Column(
-                    "A",
-                    "Is its process there?",
-                    width=160,
-                    mappings=words({0: ("dead", BAD), 1: ("hangs", WARNING)}),
-                ),
-                Column("B", "Last news", unit="s", decimals=0, width=110),
+            Column(
+                "time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
+                f" and on (instance, rank) ({SILENT})",
+                "Last news",
+                unit="s",
+                decimals=0,
+                width=110,
             ),
             sort="Is its process there?",
             descending=False,
@@ -172,7 +164,6 @@ def together() -> tuple[Panel, ...]:
 
 def chosen() -> tuple[Panel, ...]:
     """Give the panels about the ranks that the reader has chosen."""
-    digits = by_last_character()
     gpu = GPU_OF.replace("@run", "@rank")
     name = "rank {{rank}}"
     return (
@@ -180,7 +171,6 @@ def chosen() -> tuple[Panel, ...]:
             "Compute time of a step",
             Query("max by (rank) (training_rank_compute_seconds{@rank})", name),
             unit="s",
-            overrides=digits,
             w=8,
             about=About(
                 "Of the chosen ranks.",
@@ -196,12 +186,9 @@ def chosen() -> tuple[Panel, ...]:
                 name,
             ),
             unit="hertz",
-            overrides=digits,
             w=8,
             about=About(
-                "Of the GPU that each rank has.",
-                "one below the others.",
-                "*GPUs*: why did the clocks drop?",
+                "Of the GPU that each rank has.", "one below the others.", "*GPUs*: why did the clocks drop?"
             ),
             empty="No GPU is known for these ranks.",
         ),
@@ -213,7 +200,6 @@ def chosen() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             most=1,
-            overrides=digits,
             w=8,
             about=About(
                 "Of the GPU that each rank has.",
@@ -229,7 +215,6 @@ def chosen() -> tuple[Panel, ...]:
                 name,
             ),
             unit="percentunit",
-            overrides=digits,
             w=8,
             about=About(
                 "Share of each rank's time.",
@@ -243,7 +228,6 @@ def chosen() -> tuple[Panel, ...]:
             Query("sum by (rank) (rate(training_process_cpu_seconds_total{@rank}[$__rate_interval]))", name),
             unit="none",
             decimals=1,
-            overrides=digits,
             w=8,
             about=About(
                 "CPUs that each rank's processes use, data workers included.",
@@ -256,7 +240,6 @@ def chosen() -> tuple[Panel, ...]:
             "Memory of their processes",
             Query("sum by (rank) (training_process_resident_bytes{@rank})", name),
             unit="bytes",
-            overrides=digits,
             w=8,
             about=About(
                 "Resident memory of each rank's processes.",

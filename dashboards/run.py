@@ -16,7 +16,6 @@ from dashboards.palette import (
     VERMILION,
     WARNING,
     Override,
-    bound,
     fixed,
     named,
     shades,
@@ -140,9 +139,8 @@ def _progress() -> tuple[Panel, ...]:
     return (
         lines(
             "Which step is it at?",
-            Query("max(training_step{@run})", "step"),
+            Query("max(training_step{@run})", "step", BLUE),
             unit="locale",
-            overrides=named({"step": BLUE}),
             w=8,
             about=About(
                 "The number of the step; a straight climb is a steady run. Orange-red lines mark attempts, purple ones "
@@ -175,16 +173,9 @@ def _progress() -> tuple[Panel, ...]:
         ),
         lines(
             "How much of the GPUs' arithmetic is used?",
-            Query(
-                MFU.format(work="model"),
-                "MFU: the model's own",
-            ),
-            Query(
-                MFU.format(work="hardware"),
-                "HFU: with recomputation",
-            ),
+            Query(MFU.format(work="model"), "MFU: the model's own", BLUE),
+            Query(MFU.format(work="hardware"), "HFU: with recomputation", ORANGE),
             unit="percentunit",
-            overrides=named({"MFU: the model's own": BLUE, "HFU: with recomputation": ORANGE}),
             w=8,
             about=About(
                 "Floating point operations of the model as a share of what the GPUs could do (the peak is exported "
@@ -196,27 +187,17 @@ def _progress() -> tuple[Panel, ...]:
         ),
         lines(
             "How long does a step take?",
-            Query(f"histogram_quantile(0.5, {STEP_BUCKETS})", "median, by buckets"),
-            Query(f"histogram_quantile(0.99, {STEP_BUCKETS})", "99 of 100 are below"),
+            Query(f"histogram_quantile(0.5, {STEP_BUCKETS})", "median, by buckets", PALE),
+            Query(f"histogram_quantile(0.99, {STEP_BUCKETS})", "99 of 100 are below", ORANGE),
             Query(
                 'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]))'
                 ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]))',
                 "mean",
+                BLUE,
             ),
-            Query("max(training_step_longest_seconds{@run})", "longest of the last 100"),
-            Query("max(training_step_ideal_seconds{@run})", "undisturbed"),
+            Query("max(training_step_longest_seconds{@run})", "longest of the last 100", VERMILION),
+            Query("max(training_step_ideal_seconds{@run})", "undisturbed", bound=True),
             unit="s",
-            overrides=[
-                *named(
-                    {
-                        "median, by buckets": PALE,
-                        "mean": BLUE,
-                        "99 of 100 are below": ORANGE,
-                        "longest of the last 100": VERMILION,
-                    }
-                ),
-                bound("undisturbed"),
-            ],
             logarithmic=True,
             links=(TO_RANKS,),
             about=About(
@@ -282,11 +263,10 @@ def _phases() -> tuple[Panel, ...]:
         ),
         lines(
             "How long do ranks wait for data?",
-            Query(f"quantile(0.5, {wait})", "median rank"),
-            Query(f"max({wait})", "worst rank"),
+            Query(f"quantile(0.5, {wait})", "median rank", BLUE),
+            Query(f"max({wait})", "worst rank", VERMILION),
             unit="percentunit",
             most=1,
-            overrides=named({"median rank": BLUE, "worst rank": VERMILION}),
             thresholds=steps((None, PLAIN), (0.2, WARNING)),
             w=8,
             h=5,
@@ -357,10 +337,9 @@ def _learning() -> tuple[Panel, ...]:
         ),
         lines(
             "How large are the gradients?",
-            Query("max(training_grad_norm{@run})", "gradient norm"),
+            Query("max(training_grad_norm{@run})", "gradient norm", BLUE),
             unit="none",
             soft=False,
-            overrides=named({"gradient norm": BLUE}),
             w=6,
             h=9,
             about=About(
@@ -394,10 +373,7 @@ def _learning() -> tuple[Panel, ...]:
         ),
         lines(
             "Skipped steps",
-            Query(
-                events("training_skipped_steps_total{@run}", "reason", born=True),
-                "{{reason}}",
-            ),
+            Query(events("training_skipped_steps_total{@run}", "reason", born=True), "{{reason}}"),
             unit="none",
             bars=True,
             overrides=named({"overflow": ORANGE, "nonfinite": VERMILION}),

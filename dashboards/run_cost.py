@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.palette import (
-    BLUE,
-    CAUSES,
-    GREY,
-    ORANGE,
-    SKY,
-    VERMILION,
-    bound,
-    by_last_character,
-    fixed,
-    named,
-    shades,
-)
+from dashboards.palette import BLUE, CAUSES, GREY, ORANGE, SKY, VERMILION, fixed, named, shades
 from dashboards.panels import About, Panel, above, bars, lines, stat
-from dashboards.queries import Query, events, now, rows
+from dashboards.queries import Query, events, now
 from dashboards.tables import Column, table
 
 NO_CHECKPOINT = "No checkpoint yet, or the job does not tell of them."
@@ -30,10 +18,9 @@ def checkpoints() -> tuple[Panel, ...]:
     return (
         lines(
             "How much work is at risk?",
-            Query("max(training_uncommitted_seconds{@run})", "since the last checkpoint"),
-            Query("max(training_checkpoint_interval_seconds{@run})", "usual interval"),
+            Query("max(training_uncommitted_seconds{@run})", "since the last checkpoint", BLUE),
+            Query("max(training_checkpoint_interval_seconds{@run})", "usual interval", bound=True),
             unit="s",
-            overrides=[*named({"since the last checkpoint": BLUE}), bound("usual interval")],
             fill=10,
             w=8,
             about=About(
@@ -60,10 +47,7 @@ def checkpoints() -> tuple[Panel, ...]:
         ),
         lines(
             "Do checkpoints succeed?",
-            Query(
-                events("training_checkpoints_total{@run}", "result"),
-                "{{result}}",
-            ),
+            Query(events("training_checkpoints_total{@run}", "result"), "{{result}}"),
             unit="none",
             bars=True,
             overrides=named({"ok": BLUE, "failed": VERMILION}),
@@ -144,15 +128,17 @@ def goodput() -> tuple[Panel, ...]:
         lines(
             "How much of the time was productive?",
             Query(
-                f"max by (run) (training_productive_seconds_total{{@run}}) / {WALL}", "saved by a checkpoint"
+                f"max by (run) (training_productive_seconds_total{{@run}}) / {WALL}",
+                "saved by a checkpoint",
+                BLUE,
             ),
             Query(
                 f"1 - max by (run) (sum by (instance, run) (training_badput_seconds_total{{@run}})) / {WALL}",
                 "known not to be lost",
+                SKY,
             ),
             unit="percentunit",
             most=1,
-            overrides=named({"saved by a checkpoint": BLUE, "known not to be lost": SKY}),
             w=8,
             about=About(
                 "Goodput since the first attempt. The lower line counts work that a checkpoint has made safe and rises "
@@ -249,13 +235,9 @@ def goodput() -> tuple[Panel, ...]:
         ),
         table(
             "Why was it interrupted, and restarted?",
-            rows("sum by (reason) (training_interruptions_total{@run})"),
-            rows("sum by (reason) (training_restarts_total{@run})"),
-            columns=(
-                Column("reason", "Reason"),
-                Column("A", "Interruptions", unit="none", width=130),
-                Column("B", "Restarts", unit="none", width=110),
-            ),
+            Column("reason", "Reason"),
+            Column("sum by (reason) (training_interruptions_total{@run})", "Interruptions", width=130),
+            Column("sum by (reason) (training_restarts_total{@run})", "Restarts", width=110),
             sort="Interruptions",
             w=7,
             h=4,
@@ -280,7 +262,6 @@ def allocator() -> tuple[Panel, ...]:
             "How much memory do tensors take?",
             Query('max by (rank) (training_gpu_memory_bytes{@rank, state="allocated"})', "rank {{rank}}"),
             unit="bytes",
-            overrides=by_last_character(),
             w=8,
             about=About(
                 "Memory of living tensors, by rank.",
@@ -293,7 +274,6 @@ def allocator() -> tuple[Panel, ...]:
             "How much does the allocator keep?",
             Query('max by (rank) (training_gpu_memory_bytes{@rank, state="reserved"})', "rank {{rank}}"),
             unit="bytes",
-            overrides=by_last_character(),
             w=8,
             about=About(
                 "Memory that PyTorch holds, in use or not.",
@@ -304,11 +284,10 @@ def allocator() -> tuple[Panel, ...]:
         ),
         lines(
             "Did it have to try again, or run out?",
-            Query(events("training_gpu_alloc_retries_total{@rank}"), "tried again"),
-            Query(events("training_gpu_oom_total{@rank}"), "out of memory"),
+            Query(events("training_gpu_alloc_retries_total{@rank}"), "tried again", ORANGE),
+            Query(events("training_gpu_oom_total{@rank}"), "out of memory", VERMILION),
             unit="none",
             bars=True,
-            overrides=named({"tried again": ORANGE, "out of memory": VERMILION}),
             w=8,
             about=About(
                 "Allocations that had to give cached memory back first, and those that failed.",
@@ -326,8 +305,7 @@ def identity() -> tuple[Panel, ...]:
         lines(
             "Events",
             Query(
-                events("training_events_total{@run}", "type, severity", born=True),
-                "{{type}} ({{severity}})",
+                events("training_events_total{@run}", "type, severity", born=True), "{{type}} ({{severity}})"
             ),
             unit="none",
             bars=True,
@@ -343,19 +321,15 @@ def identity() -> tuple[Panel, ...]:
         ),
         table(
             "Who is this run?",
-            rows(
-                "max by (run, job_name, user, model, framework, precision, world_size, perf_tag) (training_run_info{@run})"
-            ),
-            columns=(
-                Column("run", "Run"),
-                Column("job_name", "Job"),
-                Column("user", "User"),
-                Column("model", "Model"),
-                Column("framework", "Framework"),
-                Column("precision", "Precision"),
-                Column("world_size", "Ranks", width=80),
-                Column("perf_tag", "Comparable with (perf_tag)"),
-            ),
+            Column("run", "Run"),
+            Column("job_name", "Job"),
+            Column("user", "User"),
+            Column("model", "Model"),
+            Column("framework", "Framework"),
+            Column("precision", "Precision"),
+            Column("world_size", "Ranks", width=80),
+            Column("perf_tag", "Comparable with (perf_tag)"),
+            of="max by (run, job_name, user, model, framework, precision, world_size, perf_tag) (training_run_info{@run})",
             w=12,
             h=8,
             about=About(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dashboards.palette import BLUE, fixed
+from dashboards.palette import BLUE, Override, fixed
 from dashboards.panels import NEUTRAL, NOTHING, About, Json, Panel, assembled, defaults_of
-from dashboards.queries import Query
+from dashboards.queries import Query, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +15,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        source: A label, or the letter of a query for its value.
+        source: A label, or PromQL for a value of each row.
         title: Its heading.
-        unit: Of a value.
+        unit: Of a value; a bare number without it.
         width: In pixels; None for what is left.
         thresholds: Colour of the text.
         mappings: Words for values.
@@ -36,43 +36,54 @@ class Column:
     bar: tuple[float, float] | None = None
     decimals: int | None = None
 
+    @property
+    def is_value(self) -> bool:
+        """Whether its source is PromQL."""
+        return not self.source.isidentifier()
+
+
+def percent(
+    source: str,
+    title: str,
+    width: int | None = None,
+    thresholds: Json | None = None,
+    bar: tuple[float, float] | None = None,
+) -> Column:
+    """Give a column of shares, in whole percents."""
+    return Column(source, title, "percentunit", width, thresholds, bar=bar, decimals=0)
+
 
 def table(
     title: str,
-    *queries: Query,
-    columns: Sequence[Column],
+    *columns: Column,
     about: About,
     empty: str,
+    of: str = "",
     w: int = 24,
     h: int = 9,
     sort: str | None = None,
     descending: bool = True,
     points: int | None = None,
 ) -> Panel:
-    """A row for each thing, as it is at the end of the time range; rows of several queries meet by equal labels.
+    """A row for each thing, as it is at the end of the time range; rows of several columns meet by equal labels.
 
-    With `points`, `$__interval` is the time range divided by them.
+    `of` is PromQL of the rows themselves, where labels are shown that no value has. With `points`, `$__interval` is the
+    time range divided by them.
     """
+    values = [column.source for column in columns if column.is_value]
+    queries = [rows(source) for source in ([of, *values] if of else values)]
     defaults = defaults_of("none", empty, NEUTRAL, None, None, None)
-    defaults["custom"] = {
-        "align": "auto",
-        "cellOptions": {"type": "auto"},
-        "filterable": True,
-        "inspect": False,
-    }
-    value = "Value #" if len(queries) > 1 else "Value"
-    fields = [_field(column.source, value) for column in columns]
-    unused = {
-        f"{value}{chr(ord('A') + place)}" if value.endswith("#") else value for place in range(len(queries))
-    }
+    names = [f"Value #{chr(ord('A') + place)}" for place in range(len(queries))]
+    if len(names) == 1:
+        names = ["Value"]
+    hidden, shown = names[: bool(of)], iter(names[bool(of) :])
+    fields = [next(shown) if column.is_value else column.source for column in columns]
     transformations: list[Json] = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
     transformations.append(
         {
             "id": "organize",
             "options": {
-                "excludeByName": dict.fromkeys(
-                    ["Time", "__name__", "job", *sorted(unused.difference(fields))], True
-                ),
+                "excludeByName": dict.fromkeys(["Time", "__name__", "job", *hidden], True),
                 "indexByName": {name: place for place, name in enumerate(fields)},
                 "renameByName": {name: column.title for name, column in zip(fields, columns, strict=True)},
             },
@@ -85,13 +96,8 @@ def table(
         }
         for column in columns
     ]
-    options: Json = {
-        "cellHeight": "sm",
-        "footer": {"countRows": False, "fields": "", "reducer": ["sum"], "show": False},
-        "showHeader": True,
-        "sortBy": [{"displayName": sort, "desc": descending}] if sort else [],
-    }
-    made = assembled("table", title, queries, about, w, h, defaults, overrides, options)
+    order = [{"displayName": sort, "desc": descending}] if sort else []
+    made = _assembled(title, queries, about, w, h, defaults, overrides, order)
     made.body["transformations"] = transformations
     if points:
         made.body["maxDataPoints"] = points
@@ -113,25 +119,13 @@ def matrix(
 ) -> Panel:
     """A value for each pair of two labels, as it is at the end of the time range: one makes the columns, one the rows."""
     defaults = defaults_of(unit, empty, NEUTRAL, None, None, decimals)
-    defaults["custom"] = {
-        "align": "auto",
-        "cellOptions": {"type": "auto"},
-        "filterable": False,
-        "inspect": False,
-    }
-    options: Json = {
-        "cellHeight": "sm",
-        "footer": {"countRows": False, "fields": "", "reducer": ["sum"], "show": False},
-        "showHeader": True,
-        "sortBy": [],
-    }
     overrides = [
         {
             "matcher": {"id": "byRegexp", "options": "/.*/"},
             "properties": [{"id": "noValue", "value": NOTHING}],
         }
     ]
-    made = assembled("table", title, (query,), about, w, h, defaults, overrides, options)
+    made = _assembled(title, (query,), about, w, h, defaults, overrides)
     made.body["transformations"] = [
         {
             "id": "groupingToMatrix",
@@ -149,16 +143,37 @@ def matrix(
     return made
 
 
-def _field(source: str, value: str) -> str:
-    if len(source) == 1 and source.isupper():
-        return f"{value}{source}" if value.endswith("#") else value
-    return source
+def _assembled(
+    title: str,
+    queries: Sequence[Query],
+    about: About,
+    w: int,
+    h: int,
+    defaults: Json,
+    overrides: Sequence[Override],
+    order: Sequence[Json] | None = None,
+) -> Panel:
+    """Put a table together; without an `order`, not even an empty one, it cannot be filtered either."""
+    defaults["custom"] = {
+        "align": "auto",
+        "cellOptions": {"type": "auto"},
+        "filterable": order is not None,
+        "inspect": False,
+    }
+    options: Json = {
+        "cellHeight": "sm",
+        "footer": {"countRows": False, "fields": "", "reducer": ["sum"], "show": False},
+        "showHeader": True,
+        "sortBy": list(order or ()),
+    }
+    return assembled("table", title, queries, about, w, h, defaults, overrides, options)
 
 
 def _column_properties(column: Column) -> list[Json]:
     properties: list[Json] = []
-    if column.unit:
-        properties.append({"id": "unit", "value": column.unit})
+    unit = column.unit or ("none" if column.is_value and not column.mappings else None)
+    if unit:
+        properties.append({"id": "unit", "value": unit})
     if column.width:
         properties.append({"id": "custom.width", "value": column.width})
     if column.decimals is not None:

@@ -46,7 +46,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "What do CPUs and memory draw?": "B",
     },
     ("training-energy", LATER): {
-        "How well is that known?": "A",
+        "How well is that known?": "B",
         "Where does each number come from?": "BC",
     },
     ("training-energy", NO_FAULT): {
@@ -174,9 +174,9 @@ def test_the_straggler_is_named_with_the_machine_that_makes_it_one(cluster: Clus
         if one.panel == "Every rank with its machine, the slowest first"
     }
 
-    speed = {series["metric"]["rank"]: float(series["value"][1]) for series in answers["A"]}
+    speed = {series["metric"]["rank"]: float(series["value"][1]) for series in answers["B"]}
     held_back = {series["metric"]["rank"]: float(series["value"][1]) for series in answers["H"]}
-    gpu = {series["metric"]["rank"]: series["metric"] for series in answers["E"]}
+    gpu = {series["metric"]["rank"]: series["metric"] for series in answers["A"]}
     assert min(speed, key=lambda rank: speed[rank]) == "3"
     assert speed["3"] < 0.8
     assert held_back["3"] > 0.2
