@@ -9,6 +9,7 @@ import importlib
 import math
 import pickle
 import time
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -221,7 +222,12 @@ def test_a_tensor_of_one_element_is_read_when_it_is_added(monitor: Any) -> None:
         stat.add(torch.tensor([1.0, 2.0]))
 
 
-@pytest.mark.parametrize("value", ["1", b"1", None, [1.0], 10**400, 1j, object()])
+class Raising:
+    def __float__(self) -> float:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("value", ["1", b"1", None, [1.0], 10**400, 1j, object(), Raising()])
 def test_what_is_no_number_is_a_type_error(monitor: Any, value: object) -> None:
     stat = monitor.Stat("c.bad", [monitor.Aggregation.SUM], HOUR)
     with pytest.raises(TypeError):
@@ -368,6 +374,22 @@ def test_wrong_changes_of_an_event_are_type_errors(monitor: Any) -> None:
 def test_only_events_are_logged(monitor: Any, event: object) -> None:
     with pytest.raises(TypeError):
         monitor.log_event(event)
+    with pytest.raises(TypeError):
+        monitor.log_event(monitor.Event)
+
+
+def test_an_event_keeps_all_that_it_was_given_and_may_be_kept_weakly(monitor: Any) -> None:
+    data = {f"layer.{number}": 0.5 for number in range(1000)} | {"configuration": "x" * 100_000}
+    event = monitor.Event("large", dt.datetime.now(), data)
+
+    assert event.data == data
+    assert weakref.ref(event)() is event
+
+
+def test_names_may_be_bytes(monitor: Any) -> None:
+    assert monitor.Event(b"a", dt.datetime.now(), {b"x": 1}).name == "a"
+    assert monitor.Event("a", dt.datetime.now(), {b"x": 1}).data == {"x": 1}
+    assert monitor.Stat(b"a", [monitor.Aggregation.SUM], HOUR).name == "a"
 
 
 # Handlers ----------------------------------------------------------------------------------------------------

@@ -312,6 +312,29 @@ def test_events_of_this_face_reach_handlers_of_the_rest() -> None:
     ]
 
 
+def test_a_long_text_is_cut_for_handlers_of_the_rest_only(told: list[Event]) -> None:
+    events: list[exporter.Event] = []
+    handle = exporter.events.register(events.append, types="face.long")
+    log_event(Event("face.long", dt.datetime(2026, 1, 1), {"text": "x" * 100_000}))
+    handle.unregister()
+
+    assert [len(str(each.data["text"])) for each in told] == [100_000]
+    assert [len(str(each.data["text"])) for each in events] == [32_768]
+
+
+def test_an_event_of_a_known_name_is_made_without_a_lock() -> None:
+    when = dt.datetime(2026, 1, 1)
+    Event("face.known", when, {})
+    made: list[Event] = []
+    thread = threading.Thread(target=lambda: made.append(Event("face.known", when, {})))
+
+    with EVENTS._lock:
+        thread.start()
+        thread.join(10)
+
+    assert len(made) == 1
+
+
 def test_samples_reach_prometheus_under_the_name_of_the_stat() -> None:
     for name, taken in (
         ("face.loss", "face.loss"),

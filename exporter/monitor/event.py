@@ -10,6 +10,7 @@ import datetime as dt
 from collections.abc import Mapping
 from time import monotonic_ns, time
 
+from exporter.monitor.names import check_name
 from exporter.recording.event_kinds import Kind
 from exporter.recording.event_telling import RawEvent
 from exporter.recording.event_values import Datum, check_data
@@ -44,7 +45,7 @@ class _State:
             self.kind.type or self.name or UNNAMED,
             None,
             "info",
-            self.data,
+            check_data(self.data),
             happened,
             now,
             monotonic_ns(),
@@ -64,20 +65,22 @@ class Event:
     change of the event after it was logged is not seen by a handler that is told later; it has a repr, can be
     pickled and copied, and `asdict` gives its fields. As there, two events are equal only when they are the same.
 
+    Handlers of `exporter.events` get texts cut to 32,768 characters; those of this face get the event itself.
+
     Args:
         name: What happened; the label `type` of `training_events_total`, so there should be few of them.
         timestamp: When it happened; a naive datetime is local time.
-        data: str, float, int of at most 64 bits, or bool; bytes become str.
+        data: str, float, int of at most 64 bits, or bool; bytes become str, here and in names.
 
     Raises:
         TypeError: An argument or a datum is of the wrong type.
         ValueError: An int needs more than 64 bits.
     """
 
-    __slots__ = ("_state",)
+    __slots__ = ("__weakref__", "_state")
 
     def __init__(self, name: str, timestamp: dt.datetime, data: Mapping[str, Datum]) -> None:
-        name = _check_name(name)
+        name = check_name(name, "an event")
         self._state = _State(name, _check_timestamp(timestamp), _check_data(data), _kind(name))
 
     @property
@@ -87,7 +90,7 @@ class Event:
 
     @name.setter
     def name(self, name: str) -> None:
-        name = _check_name(name)
+        name = check_name(name, "an event")
         self._state = _State(name, self._state.timestamp, self._state.data, _kind(name))
 
     @property
@@ -133,9 +136,9 @@ def log_event(event: Event) -> None:
     """
     try:
         state = event._state  # noqa: SLF001  # of the class above
+        kind = state.kind
     except AttributeError:
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}") from None
-    kind = state.kind
     if kind.quiet:
         kind.count()
         kind.occurrences.last = state.timestamp
@@ -167,12 +170,6 @@ def _kind(name: str) -> Kind:
     return EVENTS.kind(name or UNNAMED, "info")
 
 
-def _check_name(name: object) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of an event must be str, not {type(name).__name__}")
-    return name
-
-
 def _check_timestamp(timestamp: object) -> dt.datetime:
     if isinstance(timestamp, dt.datetime):
         return timestamp
@@ -184,8 +181,13 @@ def _check_timestamp(timestamp: object) -> dt.datetime:
 def _check_data(data: object) -> Mapping[str, Datum]:
     if not isinstance(data, Mapping):
         raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
-    plain = {name: value if type(value) in _PLAIN else _converted(value) for name, value in data.items()}
-    return check_data(plain)
+    plain = {
+        name.decode() if isinstance(name, bytes) else name: value
+        if type(value) in _PLAIN
+        else _converted(value)
+        for name, value in data.items()
+    }
+    return check_data(plain, whole=True)
 
 
 _PLAIN = frozenset({str, float, int, bool})

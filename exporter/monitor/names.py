@@ -20,5 +20,18 @@ def stat_name(name: str) -> str:
     return joined if joined[0].isalpha() else f"stat_{joined}"
 
 
+def check_name(name: object, of: str) -> str:
+    """Take text, or bytes, as torch does.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(name, bytes):
+        return name.decode()
+    if not isinstance(name, str):
+        raise TypeError(f"the name of {of} must be str, not {type(name).__name__}")
+    return name
+
+
 def _word(text: str) -> str:
     return "".join(each if each == "_" or (each.isascii() and each.isalnum()) else "_" for each in text)

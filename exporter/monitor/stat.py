@@ -19,7 +19,7 @@ from time import monotonic
 from exporter.errors import DefinitionError
 from exporter.monitor.aggregation import RECORDED, Aggregation, check_aggregations
 from exporter.monitor.event import Event, log_event
-from exporter.monitor.names import stat_name
+from exporter.monitor.names import check_name, stat_name
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS
 from exporter.recording.events import EVENTS
 from exporter.recording.notices import tell_once
@@ -95,12 +95,10 @@ class Stat:
         window_size: dt.timedelta | float,
         max_samples: int = _MOST_SAMPLES,
     ) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a Stat must be str, not {type(name).__name__}")
+        self._name = check_name(name, "a Stat")
         self._aggregations = check_aggregations(aggregations)
         self._window_ms = _milliseconds(window_size)
         self._max_samples = _whole(max_samples)
-        self._name = name
         self._lock = threading.Lock()
         self._values: list[float] = []
         self._append = self._values.append  # for life: a sample that comes late is part of the next window
@@ -109,7 +107,7 @@ class Stat:
         self._empty()
         self._full = False
         self._begin(monotonic())
-        self._record = _recorded(name, self._aggregations, self._window_ms)
+        self._record = _recorded(self._name, self._aggregations, self._window_ms)
         EVENTS.kind(STAT_EVENT, "info")
         _live[id(self)] = weakref.ref(self)
 
@@ -309,7 +307,7 @@ def _number(v: object) -> float:
     if not isinstance(v, str | bytes) and (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
         try:
             return float(v)  # type: ignore[arg-type]  # one of both was found
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        except Exception as error:  # anybody's own __float__
             raise TypeError(f"a Stat takes one number at a time, not {kind.__name__}: {error}") from error
     raise TypeError(f"a Stat takes numbers, not {kind.__name__}")
 

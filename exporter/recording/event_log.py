@@ -332,12 +332,16 @@ class EventLog:
             companion.after_fork()
 
     def kind(self, type: str, severity: str) -> Kind:
-        """Find or make what is decided about a type and a severity.
+        """Find or make what is decided about a type and a severity; one that is known is found without a lock.
 
         Raises:
             TypeError: The type is no text.
             ValueError: The type is empty, or there is no such severity.
         """
+        try:
+            return self._kinds[type, severity]
+        except (KeyError, TypeError):
+            pass
         with self._lock:
             known = len(self._kinds)
             kind = self._table.obtain(type, severity)

@@ -22,7 +22,7 @@ Datum = str | float | int | bool
 LONGEST_TEXT = 32_768
 """Characters of a message or of a datum; what is longer is cut, since a queue of events must stay small."""
 LONGEST_TYPE = 512
-MOST_DATA = 256
+_ANY_LENGTH = 1 << 62
 _INT64 = 1 << 63
 _PLAIN = frozenset({str, float, int, bool})
 
@@ -125,25 +125,28 @@ def check_severity(severity: str) -> str:
     return found
 
 
-def check_data(data: Mapping[str, Datum]) -> Mapping[str, Datum]:
-    """Take plain values; a text beyond `LONGEST_TEXT` is cut. What needs no change is given back as it is.
+def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str, Datum]:
+    """Take plain values; what needs no change is given back as it is.
+
+    Args:
+        data: Them.
+        whole: Whether a text beyond `LONGEST_TEXT` stays as it is; it is cut otherwise.
 
     Raises:
         TypeError: A value is no str, float, int or bool, or a name no str.
-        ValueError: A whole number needs more than 64 bits, or there are more than `MOST_DATA` values.
+        ValueError: A whole number needs more than 64 bits.
     """
-    if len(data) > MOST_DATA:
-        raise ValueError(f"an event has at most {MOST_DATA} data, not {len(data)}")
+    longest = _ANY_LENGTH if whole else LONGEST_TEXT
     for name, value in data.items():
         kind = type(value)
         if type(name) is str and (
             kind is float
             or kind is bool
             or (kind is int and -_INT64 <= value < _INT64)  # type: ignore[operator]  # an int
-            or (kind is str and len(value) <= LONGEST_TEXT)  # type: ignore[arg-type]  # a str
+            or (kind is str and len(value) <= longest)  # type: ignore[arg-type]  # a str
         ):
             continue
-        return {check_key(name): check_datum(name, value) for name, value in data.items()}
+        return {check_key(name): check_datum(name, value, longest) for name, value in data.items()}
     return data
 
 
@@ -158,8 +161,8 @@ def check_key(name: str) -> str:
     return str.__str__(name)
 
 
-def check_datum(name: str, value: Datum) -> Datum:
-    """Take one plain value, as the plain type.
+def check_datum(name: str, value: Datum, longest: int = LONGEST_TEXT) -> Datum:
+    """Take one plain value, as the plain type; a text of at most so many characters.
 
     Raises:
         TypeError: It is no str, float, int or bool.
@@ -179,8 +182,8 @@ def check_datum(name: str, value: Datum) -> Datum:
                 f"the datum {name!r} must be str, float, int or bool, not {kind.__name__};"
                 " convert it where the event is logged"
             )
-    if kind is str and len(value) > LONGEST_TEXT:  # type: ignore[arg-type]  # a str
-        return value[:LONGEST_TEXT]  # type: ignore[index]  # likewise
+    if kind is str:
+        return value[:longest]  # type: ignore[index]  # a str
     if kind is int and not -_INT64 <= value < _INT64:  # type: ignore[operator]  # an int
         raise ValueError(
             f"the datum {name!r} must fit into 64 bits, not {value!r:.60}; log it as text or float"
