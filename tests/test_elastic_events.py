@@ -266,6 +266,56 @@ def test_metadata_that_are_no_json_are_recorded_and_written_as_json(
     assert counted("strange") == before + 1
 
 
+class Unprintable:
+    """What has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"metadata": {"a": Unprintable()}},
+        {"metadata": {Unprintable(): 1, 2: 3}},
+        {"metadata": {f"a{number}": number for number in range(1000)}},
+        {"metadata": None},
+        {"metadata": [1]},
+        {"timestamp": "yesterday"},
+        {"timestamp": math.nan},
+        {"source": None},
+        {"source": 3},
+        {"name": 7},
+    ],
+)
+def test_whatever_an_event_has_in_the_place_of_its_fields_it_counts_and_is_told_and_written(
+    strange: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, told = Writing(), list[exporter.Event]()
+    event = events.Event(**{"name": "odd", "source": events.EventSource.WORKER, **strange})
+    type_ = str(event.name)
+    handle, before = exporter.events.register(told.append, types=type_), counted(type_)
+
+    events.record(event, destination(events, handler, monkeypatch, "odd"))
+    handle.unregister()
+
+    assert counted(type_) == before + 1
+    assert [each.type for each in told] == [type_]
+    json.loads(handler.lines[0], parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("strange", [{"metadata": None}, {"name": 7}, {"timestamp": "yesterday"}])
+def test_strange_events_of_torchs_own_module_count_too(strange: dict[str, Any]) -> None:
+    line = json.dumps({"name": "torchs", "source": "WORKER", "timestamp": 0, "metadata": {}} | strange)
+    type_, record = str(strange.get("name", "torchs")), logging.makeLogRecord({"msg": line})
+    before = counted(type_)
+    events.PrometheusEventHandler().handle(record)
+
+    assert counted(type_) == before + 1
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [

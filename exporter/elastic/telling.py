@@ -36,10 +36,8 @@ _BEYOND_MS = 1e14
 _kinds: dict[tuple[str, str], Kind] = {}
 
 
-def tell(
-    name: str, source: str, metadata: Mapping[str, object], timestamp_ms: float = 0, origin: object = None
-) -> None:
-    """Tell of an `Event`; never raises.
+def tell(name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None) -> None:
+    """Tell of an `Event`, whatever is in it; never raises.
 
     Args:
         name: The event's.
@@ -49,14 +47,17 @@ def tell(
         origin: The object that handlers of the face are given.
     """
     try:
+        name = shown(name)
+        metadata = metadata if isinstance(metadata, Mapping) else {}
         state = name.removeprefix(WORKER_STATUS) if name.startswith(WORKER_STATUS) else ""
         type_ = name
         if source == "AGENT" and state:
             type_ = AGENT_STATUS + state
         if name.startswith("torchelastic.") or (source == "AGENT" and "run_id" in metadata):
             AGENT.seen(str(metadata.get("run_id") or ""))
-        data = {key: _datum(key, value) for key, value in metadata.items() if value is not None}
-        _log(type_, None, _SEVERITIES.get(state, "info"), {"source": source, **data}, timestamp_ms, origin)
+        data = {shown(key): _datum(key, value) for key, value in metadata.items() if value is not None}
+        told = {"source": _datum("source", source), **data}
+        _log(type_, None, _SEVERITIES.get(state, "info"), told, timestamp_ms, origin)
         if state and source == "WORKER":
             _count_worker(state, metadata)
     except Exception:  # noqa: BLE001, S110  # an event of any content: the job must not fail for being watched
@@ -71,9 +72,9 @@ def tell_rendezvous(fields: Mapping[str, object], origin: object = None) -> None
         data = {
             key: _datum(key, value)
             for key, value in fields.items()
-            if key not in {"message", "node_state"} and value not in {None, ""}
+            if key not in {"message", "node_state"} and value is not None and value != ""
         }
-        message = str(fields.get("message", ""))
+        message = shown(fields.get("message", ""))
         _log(RENDEZVOUS + clean_text(state), message, _SEVERITIES.get(state, "info"), data, 0, origin)
     except Exception:  # noqa: BLE001, S110  # as above
         pass
@@ -84,7 +85,7 @@ def _log(
     message: str | None,
     severity: str,
     data: Mapping[str, str | float | int | bool],
-    timestamp_ms: float,
+    timestamp_ms: object,
     origin: object,
 ) -> None:
     pair = (type_ or "unnamed", severity)
@@ -96,7 +97,8 @@ def _log(
     if not kind.enabled:
         return
     now = time()
-    happened = timestamp_ms / 1000 if 0 < timestamp_ms < _BEYOND_MS else now
+    stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _BEYOND_MS
+    happened = timestamp_ms / 1000 if stamped else now  # type: ignore[operator]  # a number
     number = kind.count()
     kind.occurrences.last = happened
     if kind.routes == () or kind.admits(number):
@@ -104,15 +106,23 @@ def _log(
         EVENTS.tell(kind, raw, origin)
 
 
-def _datum(key: str, value: object) -> str | float | int | bool:
+def shown(value: object) -> str:
+    """Make text of anything, an object included whose own way to do so fails."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001  # anybody's own __str__
+        return type(value).__name__
+
+
+def _datum(key: object, value: object) -> str | float | int | bool:
     if isinstance(value, str):
         return value[-LONGEST_ERROR:] if key in {"raw_error", "error_trace"} else value
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 63:
         return str(value)
-    return value if isinstance(value, bool | int | float) else str(value)
+    return value if isinstance(value, bool | int | float) else shown(value)
 
 
-def _count_worker(state: str, metadata: Mapping[str, object]) -> None:
+def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
     role = PLATFORM.known_role(str(metadata.get("role") or "default"))
     if role is None:
         return
@@ -127,7 +137,7 @@ def _count_worker(state: str, metadata: Mapping[str, object]) -> None:
         pass
 
 
-def _exit_code(metadata: Mapping[str, object]) -> str:
+def _exit_code(metadata: Mapping[object, object]) -> str:
     """The worker's exit code: torch hides it in JSON inside of the JSON, in a list of one."""
     try:
         (code,) = json.loads(str(metadata["metadata"]))["exit_code"]

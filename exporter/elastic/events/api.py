@@ -13,6 +13,8 @@ from enum import Enum
 from math import isfinite
 from typing import Any, TypeVar
 
+from exporter.elastic.telling import shown
+
 __all__ = ["Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"]
 
 Made = TypeVar("Made")
@@ -64,7 +66,7 @@ class Event:
         """
         if isinstance(data, Event):
             return data
-        found = _object(data, "event")
+        found = _object(data, "an event")
         found["source"] = _member(EventSource, found.get("source"))
         return _made(Event, found)
 
@@ -114,7 +116,7 @@ class RdzvEvent:
         """
         if isinstance(data, RdzvEvent):
             return data
-        found = _object(data, "rendezvous event")
+        found = _object(data, "a rendezvous event")
         found["node_state"] = _member(NodeState, found.get("node_state"))
         return _made(RdzvEvent, found)
 
@@ -130,10 +132,10 @@ def fields_of(event: Event | RdzvEvent) -> dict[str, object]:
 
 def _object(data: object, what: str) -> dict[str, Any]:
     if not isinstance(data, str):
-        raise TypeError(f"an {what} is read from JSON text, not from {type(data).__name__}")
+        raise TypeError(f"{what} is read from JSON text, not from {type(data).__name__}")
     found = json.loads(data)
     if not isinstance(found, dict):
-        raise ValueError(f"JSON of an {what} is an object, not {type(found).__name__}")  # noqa: TRY004  # of the text
+        raise ValueError(f"JSON of {what} is an object, not {type(found).__name__}")  # noqa: TRY004  # of the text
     return found
 
 
@@ -162,14 +164,11 @@ def _json(value: object) -> str:
 def _plain(value: object) -> object:
     """Make JSON's own values of anything."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {shown(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, float):
         return float(value) if isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
-    try:
-        return str(value)
-    except Exception:  # noqa: BLE001  # anybody's own __str__
-        return type(value).__name__
+    return shown(value)

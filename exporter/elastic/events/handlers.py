@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RECORDED = "exporter_recorded"
 """Attribute of log records that stand for events which are recorded already."""
+_OF_AN_EVENT = frozenset({"name", "source", "metadata"})
 
 
 class _Writing(logging.Handler):
@@ -85,13 +86,11 @@ class PrometheusEventHandler(logging.Handler):
         setattr(record, RECORDED, True)
         if "node_state" in fields:
             telling.tell_rendezvous(fields)
-        elif "source" in fields and isinstance(fields.get("metadata"), dict):
+        elif fields.keys() >= _OF_AN_EVENT:
+            name, source, metadata = fields["name"], fields["source"], fields["metadata"]
             stamp = fields.get("timestamp")
             at = stamp if isinstance(stamp, int | float) and stamp > 0 else time() * 1000
-            name, source = str(fields.get("name")), str(fields["source"])
-            telling.tell(
-                name, source, fields["metadata"], at, _as_event(name, source, at, fields["metadata"])
-            )
+            telling.tell(name, source, metadata, at, _as_event(str(name), str(source), at, metadata))
 
 
 def _as_event(name: str, source: str, at: float, metadata: dict[str, EventMetadataValue]) -> Event | None:
