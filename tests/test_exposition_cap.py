@@ -139,6 +139,7 @@ def test_a_distribution_counts_all_of_its_series(kind: str, series: int) -> None
 
 def test_a_publish_counts_each_series_that_it_leaves_out_once() -> None:
     page = page_of(runaway("wild", range(130)), runaway("usual", range(20)), max_series=100)
+    page.render(Format.TEXT, compress=False)
     families = {family.spec.name: family.samples for family in page.families()}
     assert families["exporter_series_dropped_total"] == (Sample(("wild",), 50),)
 
@@ -152,6 +153,7 @@ def test_a_publish_counts_each_series_that_it_leaves_out_once() -> None:
 
 def test_a_block_that_is_cut_for_another_counts_only_what_that_cost_it() -> None:
     page = page_of(runaway("wild", range(120)), max_series=100)
+    page.render(Format.TEXT, compress=False)
 
     page.publish("later", [runaway("late", range(10))])
     page.publish("later", [runaway("late", range(10))])
@@ -184,6 +186,7 @@ def test_names_that_run_away_share_one_count_and_do_not_fill_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     page = Page()
+    page.render(Format.TEXT, compress=False)
     for each in range(1000):
         page.publish("block", [gauge(f"bad_{each}", {"0": float("nan")})])
     page.watch("self", page.families)

@@ -176,6 +176,17 @@ def test_while_the_next_scrape_is_far_nothing_is_written_and_nothing_is_lost() -
     assert shown(page.render(Format.TEXT, compress=False)) == {"a": 3.0}
 
 
+def test_before_anybody_asks_nothing_is_written_and_the_first_scrape_shows_what_there_is() -> None:
+    page, own = Page(clock=Clock()), Own()
+    page.watch("own", own)
+    for number in (1.0, 2.0):
+        page.publish("block", [gauge("a", {"0": number})])
+        page.refresh()
+
+    assert (page._blocks, own.asked) == ((), 0)
+    assert shown(page.render(Format.TEXT, compress=False)) == {"a": 2.0, "own": 1.0}
+
+
 def test_what_was_left_unwritten_is_written_before_the_scrape_that_is_expected() -> None:
     clock = Clock()
     page, own = scraped_every(15.0, clock), Own()
@@ -229,6 +240,7 @@ def test_for_how_long_nobody_looks_is_known_from_the_rhythm_of_scrapes() -> None
 
 def test_a_block_whose_text_stays_is_not_compressed_again() -> None:
     page = page_of(gauge("a", {"0": 1.0}))
+    page.render(Format.TEXT, compress=False)
     before = page._blocks[0]
     page.publish("block", [gauge("a", {"0": 1.0})])
     same = page._blocks[0]
@@ -265,7 +277,9 @@ def test_a_form_is_wanted_from_its_first_scrape_on_until_the_next_is_long_overdu
     elif later > shortest + WANTED_SECONDS + 1e-6:
         assert rhythm.wanted() == []
     if later > shortest - AHEAD_SECONDS + 1e-6:
-        assert not rhythm.is_far()
+        assert rhythm.is_awaited() == bool(rhythm.wanted())
+    elif later < shortest - AHEAD_SECONDS - 1e-6:
+        assert not rhythm.is_awaited()
 
 
 def test_the_scraper_that_is_expected_first_decides() -> None:
@@ -274,8 +288,8 @@ def test_the_scraper_that_is_expected_first_decides() -> None:
     for _ in range(3):
         clock.now += 15.0
         rhythm.note((Format.OPENMETRICS, True))
-    alone = rhythm.is_far()
+    far = not rhythm.is_awaited()
     rhythm.note((Format.TEXT, False))
 
-    assert alone
-    assert not rhythm.is_far()
+    assert far
+    assert rhythm.is_awaited()

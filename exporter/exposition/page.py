@@ -5,8 +5,8 @@ number of each at once. A scrape reads one tuple of immutable blocks, so that ev
 block in it is of one publish, and it waits for no publisher: what may take long (checking, writing,
 compressing) happens in the publisher's thread, before the tuple is replaced.
 
-Once scrapes have a rhythm, nothing is written or compressed while the next one is far (`rhythm`): what was
-published meanwhile is written just before it, or by it, should it come early.
+Nothing is written or compressed before somebody asks, nor, once scrapes have a rhythm, while the next one is far
+(`rhythm`): what was published meanwhile is written just before it, or by it, should it come early.
 
 The exporter's own numbers are watched blocks. `refresh` makes them ahead of the scrape, in the background, so
 that as a rule `prepared` only joins: it calls nobody and takes no lock, and so may run where nothing may wait.
@@ -137,10 +137,10 @@ class Page:
             source = self._sources.setdefault(name, Source())
             source.offer(offered, self._taken_beside(name))
             self._count(source.refused)
-            if self._rhythm.is_far():
-                self._unwritten.add(name)
-            else:
+            if self._rhythm.is_awaited():
                 self._settle(published=name)
+            else:
+                self._unwritten.add(name)
 
     def seconds_until_wanted(self) -> float:
         """Say for how long nobody is expected to look at the page; 0 when that is not known."""
@@ -170,11 +170,11 @@ class Page:
         """Make the watched blocks anew in the background, so that scrapes find them made.
 
         To be called whenever they have changed, or may have: no scrape shows them as they were before. Leaves
-        them to the next scrape while it is far, and while they are being made already: a source that hangs
-        there does not cost whoever collects.
+        them to the next scrape while none is awaited, and while they are being made already: a source that
+        hangs there does not cost whoever collects.
         """
         self._news = object()
-        if self._rhythm.is_far():
+        if not self._rhythm.is_awaited():
             return
         self._write_all()
         if not self._making.acquire(blocking=False):

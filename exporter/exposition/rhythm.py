@@ -1,8 +1,8 @@
 """The rhythm of scrapes: which forms of the page are wanted, and whether the next scrape is still far.
 
 Used in the sidecar; scrapes are noted on any thread, and any thread may ask. A page of 4,000 series changes every
-second and is scraped every fifteen: writing and compressing it only when a scrape is near costs a fifth. A scrape
-out of rhythm finds everything all the same, it only takes longer.
+second and is scraped every fifteen: writing and compressing it only when a scrape is near costs a fifth, and only
+when somebody asks at all costs nothing. A scrape out of rhythm finds everything all the same, it only takes longer.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Rhythm:
         now = self._clock()
         return [form for form, asked in self._asked.items() if asked and _next(asked) + WANTED_SECONDS > now]
 
-    def is_far(self) -> bool:
-        """Say whether the next scrape is known not to come soon; never before there were two."""
-        return self.seconds_until_near() > 0.0
+    def is_awaited(self) -> bool:
+        """Say whether the page is to be kept ready: somebody asks for it, and may do so again at any moment."""
+        return bool(self.wanted()) and self.seconds_until_near() == 0.0
 
     def seconds_until_near(self) -> float:
         """Say for how long the page need not be kept ready: 0 near a scrape, and as long as none is expected."""
