@@ -69,16 +69,23 @@ def _load_feed() -> None:
     import exporter.feed.writer  # noqa: F401, PLC0415
 
 
-def _open_sink(began: float) -> FeedWriter | None:
-    """Make this process's feed writer; on the recording thread, at its first flush, until it succeeds."""
+def _directory() -> str | None:
     from exporter.feed.directory import feed_directory  # noqa: PLC0415  # see _load_feed
-    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415
-    from exporter.feed.writer import FeedWriter  # noqa: PLC0415
 
     try:
-        directory = feed_directory(os.environ, create=True)
+        return feed_directory(os.environ, create=True)
     except FeedError as error:
         tell_once("feed directory", f"nothing is exported: {error}")
+        return None
+
+
+def _open_sink(began: float) -> FeedWriter | None:
+    """Make this process's feed writer; on the recording thread, at its first flush, until it succeeds."""
+    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415  # see _load_feed
+    from exporter.feed.writer import FeedWriter  # noqa: PLC0415
+
+    directory = _directory()
+    if directory is None:
         return None
     identity = _identity()
     process = ProcessIdentity(
@@ -97,12 +104,14 @@ def _open_sink(began: float) -> FeedWriter | None:
 
 
 def _changed_rules() -> Sequence[Mapping[str, object]] | None:
-    from exporter.feed.directory import feed_directory  # noqa: PLC0415  # see _load_feed
     from exporter.feed.overrides import OverridesReader  # noqa: PLC0415  # see _load_feed
 
+    if _Settings.overrides is None:
+        directory = _directory()
+        if directory is None:
+            return None
+        _Settings.overrides = OverridesReader(directory)
     try:
-        if _Settings.overrides is None:
-            _Settings.overrides = OverridesReader(feed_directory(os.environ, create=True))
         return _Settings.overrides.changed_rules()
     except FeedError as error:
         tell_once(f"overrides {error}", f"the recording rules of the sidecar are left out: {error}")

@@ -370,7 +370,86 @@ def test_a_feed_directory_that_cannot_be_used_is_told_once_and_harms_nothing(
     done = run(feed, program, EXPORTER_FEED_DIR=directory)
 
     assert done.stdout == "done\n"
-    assert done.stderr.count("nothing is exported") == 1
+    assert done.stderr.startswith("exporter: nothing is exported: ")
+    assert done.stderr.count("exporter: ") == 1
+
+
+def test_a_relative_feed_directory_in_a_working_directory_that_is_gone_is_told(feed: Path) -> None:
+    program = """
+        import os, tempfile, time
+        os.chdir(tempfile.mkdtemp())
+        os.rmdir(os.getcwd())
+        from exporter import Stat
+        Stat("train.loss", ["mean"]).add(1.0)
+        time.sleep(0.5)
+    """
+    done = run(feed, program, EXPORTER_FEED_DIR="feed")
+
+    assert done.stderr.startswith("exporter: nothing is exported: there is no feed directory: feed")
+
+
+def test_without_a_standard_error_a_notice_is_not_written_to_the_jobs_standard_output(feed: Path) -> None:
+    program = """
+        import sys
+        sys.stderr = None  # as Python has it when it is started with 2>&-
+        from exporter import Stat
+        Stat("train.loss", ["mean"]).add(1.0)
+        print("done")
+    """
+    done = run(feed, program, EXPORTER_FEED_DIR="/nonexistent/feed")
+
+    assert done.stdout == "done\n"
+
+
+def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Path) -> None:
+    program = """
+        import threading, time
+        from exporter import Stat
+        loss = Stat("train.loss", ["mean"])
+        start = threading.Thread.start
+        def refused(thread):
+            if thread.name == "exporter-passive":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+        threading.Thread.start = refused  # as under RLIMIT_NPROC, which root does not obey
+        Stat.passive("train.good", lambda: 3.0)
+        loss.add(1.0)
+        time.sleep(0.7)
+        threading.Thread.start = start
+        time.sleep(0.7)
+    """
+    done = run(feed, program)
+
+    assert only(feed).count == 1
+    assert only(feed, "train.good").count >= 1
+    assert done.stderr == "exporter: passive Stats are not measured: can't start new thread\n"
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="interpreters that refuse daemon threads came with 3.12"
+)
+def test_an_interpreter_without_daemon_threads_records_without_harm(feed: Path) -> None:
+    program = """
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        inner = interpreters.create()
+        problem = interpreters.run_string(inner, "if True:" + '''
+            from exporter import Stat, log, training
+            Stat("train.loss", ["mean"]).add(1.0)
+            Stat.passive("train.good", lambda: 3.0)
+            log("a.b", "text")
+            with training.training_iteration():
+                pass
+        ''')
+        assert problem is None, problem
+        interpreters.destroy(inner)
+    """
+    done = run(feed, program)
+
+    assert only(feed).count == 1
+    assert done.stderr.count("exporter: ") <= 1
 
 
 def test_a_runaway_label_neither_raises_nor_fills_the_memory(feed: Path) -> None:

@@ -44,7 +44,10 @@ def default_directory(uid: int) -> Path:
 
 def is_trusted(path: str | os.PathLike[str], uid: int) -> bool:
     """Say whether somebody chose this directory, as opposed to the default one of the user."""
-    return os.path.abspath(path) != default_path(uid)
+    try:
+        return os.path.abspath(path) != default_path(uid)
+    except OSError:
+        return True  # a relative one, of a process whose working directory is gone
 
 
 def feed_directory(environment: Mapping[str, str], *, create: bool) -> str:

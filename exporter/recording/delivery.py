@@ -188,10 +188,10 @@ class Delivery:
         with self._starting:
             if self._thread is not None or self._ended:
                 return
-            thread = threading.Thread(target=self._run, name=f"exporter-events-{self.name}", daemon=True)
             try:
+                thread = threading.Thread(target=self._run, name=f"exporter-events-{self.name}", daemon=True)
                 thread.start()
-            except RuntimeError:  # no more threads, or the interpreter is ending
+            except RuntimeError:  # no more threads, none that are daemons, or the interpreter is ending
                 while not self._queue.empty():
                     self._queue.get_nowait()
                     self._lose("no_thread", 1)

@@ -46,7 +46,7 @@ def _tell(message: str) -> None:
     try:
         if logging is not None:
             logging.getLogger("exporter").warning(message)
-        else:
+        elif sys.stderr is not None:  # else `print` would take standard output, which is the job's
             print(f"exporter: {message}", file=sys.stderr)  # noqa: T201  # no logging to go through
     except Exception:  # noqa: BLE001, S110  # the job's own log handlers: what they raise is not the job's problem
         pass

@@ -45,10 +45,15 @@ class PassiveMeasurer:
         """Have every callback called once; returns at once, and does nothing while the last round goes on."""
         if self._in_round or not any(tally.measure for tally in self._registry.tallies()):
             return
-        self._in_round = True
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="exporter-passive", daemon=True)
-            self._thread.start()
+            try:
+                thread = threading.Thread(target=self._run, name="exporter-passive", daemon=True)
+                thread.start()
+            except RuntimeError as error:  # no more threads, or none that are daemons
+                tell_once("passive thread", f"passive Stats are not measured: {error}")
+                return
+            self._thread = thread
+        self._in_round = True
         self._asked.release()
 
     def end(self) -> None:

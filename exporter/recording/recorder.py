@@ -144,13 +144,13 @@ class Recorder:
     def _start_once(self) -> None:
         if self._thread is not None:
             return
-        thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
         try:
+            thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
             with LATE_IMPORTS:
                 self._prepare()
             self._hook_multiprocessing()
             thread.start()
-        except Exception as error:  # noqa: BLE001  # no more threads, a broken installation: never the job's problem
+        except Exception as error:  # noqa: BLE001  # no (daemon) threads here, a broken installation: not the job's problem
             tell_once("thread", f"recording is off, it cannot start: {error!r}")
             return
         self._thread = thread

@@ -167,10 +167,10 @@ class Outlet:
         """Start its thread, which initialises the exporter."""
         if self._thread is not None or self._ended:
             return
-        thread = threading.Thread(target=self._run, name=f"exporter-spans-{self.name}", daemon=True)
         try:
+            thread = threading.Thread(target=self._run, name=f"exporter-spans-{self.name}", daemon=True)
             thread.start()
-        except RuntimeError as error:  # no more threads, or the interpreter is ending
+        except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
             tell_once(f"span exporter {self.name}", f"the exporter {self.name} cannot start: {error!r}")
             self._ended = True
             return
