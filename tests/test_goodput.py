@@ -476,6 +476,7 @@ def test_whatever_happens_the_parts_are_the_wall_and_no_counter_falls(data: st.D
         story.check()
 
 
+@pytest.mark.timeout(90)  # readings are costly to make up
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(training_readings(), st.floats(0, 1e9), st.booleans()), min_size=1, max_size=6))
 def test_the_identity_holds_for_whatever_a_feed_may_say(

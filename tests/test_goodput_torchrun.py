@@ -23,7 +23,8 @@ from serve_support import environment, sidecar
 from test_goodput_scenarios import Page, wait_for
 from test_goodput_scenarios import page as page_of
 
-from exporter.ledger.attempts import CAUSES, REASONS
+from exporter.ledger.attempts import CAUSES
+from exporter.recording.values import END_REASONS
 
 TRAIN = """
 import json, os, signal, sys, time
@@ -164,5 +165,5 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
 
 
 def reasons(page: Page, family: str) -> dict[str, float]:
-    found = {reason: page.of(f"{family}_total", "llama", reason=reason) or 0.0 for reason in REASONS}
+    found = {reason: page.of(f"{family}_total", "llama", reason=reason) or 0.0 for reason in END_REASONS}
     return {reason: count for reason, count in found.items() if count}

@@ -14,12 +14,13 @@ from ledger_support import Clock, MemoryFeed, Page, Sidecar, a_process, a_snapsh
 
 from exporter.collectors.family import Distribution
 from exporter.feed.runs import End
-from exporter.ledger.attempts import CAUSES, REASONS
+from exporter.ledger.attempts import CAUSES
 from exporter.ledger.endings import Witnesses
 from exporter.ledger.goodput_families import SPECS
 from exporter.ledger.process_start import started_at
 from exporter.ledger.sessions import GoodputOptions, Sessions
 from exporter.ledger.state import file_name
+from exporter.recording.values import END_REASONS
 
 
 def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> PaperJob:
@@ -57,7 +58,7 @@ def check_identity(page: Page, run: str = "r") -> None:
 
 
 def reason(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
-    counts = {each: of(page, f"{family}_total", run, reason=each) for each in REASONS}
+    counts = {each: of(page, f"{family}_total", run, reason=each) for each in END_REASONS}
     return {each: count for each, count in counts.items() if count}
 
 
@@ -98,8 +99,8 @@ def test_every_cause_and_reason_is_there_from_the_beginning(tmp_path: Path) -> N
     page = Watched(Sidecar(tmp_path), job=a_job()).see()
 
     assert {of(page, "badput_seconds_total", cause=cause) is not None for cause in CAUSES} == {True}
-    assert {of(page, "interruptions_total", reason=each) for each in REASONS} == {0}
-    assert {of(page, "restarts_total", reason=each) for each in REASONS} == {0}
+    assert {of(page, "interruptions_total", reason=each) for each in END_REASONS} == {0}
+    assert {of(page, "restarts_total", reason=each) for each in END_REASONS} == {0}
 
 
 def test_a_job_without_training_has_no_goodput_and_no_state_file(tmp_path: Path) -> None:
@@ -197,6 +198,7 @@ def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], t
     return page
 
 
+@pytest.mark.timeout(90)  # hundreds of saves, on whatever disk there is
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ACTIONS, max_size=10), st.sets(st.integers(0, 10)))
 def test_whenever_the_sidecar_is_killed_the_end_is_the_same(

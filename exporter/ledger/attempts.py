@@ -25,23 +25,6 @@ CAUSES = (
 )
 """What wall time can be lost to."""
 
-REASONS = (
-    "exit",
-    "signal",
-    "oom_kill",
-    "preemption",
-    "gpu",
-    "gpu_memory",
-    "nccl_timeout",
-    "network",
-    "storage",
-    "host",
-    "sdc",
-    "user",
-    "unknown",
-)
-"""What can end an attempt before its time."""
-
 WORK_PHASES = frozenset({"iteration", "forward", "backward", "grad_sync", "optimizer", "zero_grad"})
 """Phases that are work inside a training iteration, and `other` outside of one."""
 

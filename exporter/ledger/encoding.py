@@ -24,10 +24,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import pairwise
-from math import isfinite
 from typing import Any
 
 from exporter.feed.snapshot import ProcessIdentity
+from exporter.ledger import stored
 from exporter.ledger.admission import SeriesKey
 from exporter.ledger.seats import Part, Record, Seat
 from exporter.ledger.totals import RankTotals
@@ -50,9 +50,9 @@ def decode(content: bytes) -> RankTotals:
         ValueError: It is not what `encode` writes.
     """
     try:
-        body = json.loads(content, parse_constant=_refuse)
+        body = json.loads(content, parse_constant=stored.refuse_constant)
         seats = [_read_seat(each) for each in body["seats"]]
-        taken = [_text(each) for each in body["taken"]]
+        taken = [stored.text(each) for each in body["taken"]]
     # What a missing key, a value of another type or a deep nesting raises on the way.
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -137,32 +137,32 @@ def _what(definition: StatDefinition) -> tuple[object, ...]:
 def _read_seat(body: Mapping[str, Any]) -> Seat:
     base = Part()
     _read_part(body["base"], base)
-    return Seat(_whole(body["slot"]), base, [_read_record(each) for each in body["records"]])
+    return Seat(stored.count(body["slot"]), base, [_read_record(each) for each in body["records"]])
 
 
 def _read_record(body: Mapping[str, Any]) -> Record:
     identity, pid, started, run, rank, local_rank, role, node, labels, version = body["process"]
     process = ProcessIdentity(
-        _text(identity),
-        _whole(pid),
-        _number(started),
-        _text(run),
-        None if rank is None else _whole(rank),
-        None if local_rank is None else _whole(local_rank),
-        _text(role),
-        _text(node),
+        stored.text(identity),
+        stored.count(pid),
+        stored.number(started),
+        stored.text(run),
+        None if rank is None else stored.count(rank),
+        None if local_rank is None else stored.count(local_rank),
+        stored.text(role),
+        stored.text(node),
         _labels(labels),
-        _text(version),
+        stored.text(version),
     )
-    record = Record(process=process, written=_number(body["written"]))
+    record = Record(process=process, written=stored.number(body["written"]))
     _read_part(body["totals"], record)
     return record
 
 
 def _read_part(body: Mapping[str, Any], part: Part) -> None:
-    part.messages, part.refused = _whole(body["messages"]), _whole(body["refused"])
+    part.messages, part.refused = stored.count(body["messages"]), stored.count(body["refused"])
     part.dropped = _counts(body["dropped"])
-    part.departed = None if body["departed"] is None else _number(body["departed"])
+    part.departed = None if body["departed"] is None else stored.number(body["departed"])
     if "events" in body:
         part.events = _read_events(*body["events"])
     stats, values = body["stats"], body["values"]
@@ -175,15 +175,21 @@ def _read_part(body: Mapping[str, Any], part: Part) -> None:
 
 def _read_events(counts: Any, suppressed: Any, delivered: Any, dropped: Any) -> EventsReading:
     return EventsReading(
-        {(_text(type_), _text(severity)): _whole(count) for type_, severity, count, _ in counts},
         {
-            (_text(type_), _text(severity)): _number(when)
+            (stored.text(type_), stored.text(severity)): stored.count(count)
+            for type_, severity, count, _ in counts
+        },
+        {
+            (stored.text(type_), stored.text(severity)): stored.number(when)
             for type_, severity, _, when in counts
             if when is not None
         },
-        {(_text(type_), _text(reason)): _whole(count) for type_, reason, count in suppressed},
-        {_text(name): _whole(count) for name, count in delivered},
-        {(_text(name), _text(reason)): _whole(count) for name, reason, count in dropped},
+        {
+            (stored.text(type_), stored.text(reason)): stored.count(count)
+            for type_, reason, count in suppressed
+        },
+        {stored.text(name): stored.count(count) for name, count in delivered},
+        {(stored.text(name), stored.text(reason)): stored.count(count) for name, reason, count in dropped},
     )
 
 
@@ -191,54 +197,32 @@ def _read_reading(what: Any, numbers: Any) -> tuple[SeriesKey, StatReading]:
     name, unit, text, labels, histogram, buckets, *kind = what
     count, total, counts, last_sample, rejected, overflows = numbers
     definition = StatDefinition(
-        _text(name),
+        stored.text(name),
         frozenset({Aggregation.HISTOGRAM} if histogram else ()),
-        unit=None if unit is None else _text(unit),
-        help=_text(text),
+        unit=None if unit is None else stored.text(unit),
+        help=stored.text(text),
         labels=_labels(labels),
-        buckets=tuple(_number(bound) for bound in buckets),
+        buckets=tuple(stored.number(bound) for bound in buckets),
         kind=KINDS[KINDS.index(kind[0])] if kind else "stat",
     )
     if len(counts) != len(buckets) or any(low >= high for low, high in pairwise(definition.buckets)):
         raise ValueError(f"{len(counts)} counts of {len(buckets)} ascending buckets")
     reading = StatReading(
         definition,
-        _whole(count),
-        None if total is None else _number(total),
-        tuple(_whole(each) for each in counts),
-        last_sample=None if last_sample is None else _number(last_sample),
+        stored.count(count),
+        None if total is None else stored.number(total),
+        tuple(stored.count(each) for each in counts),
+        last_sample=None if last_sample is None else stored.number(last_sample),
         rejected=_counts(rejected),
-        overflows=_whole(overflows),
+        overflows=stored.count(overflows),
     )
     return (families_of(definition).main, definition.labels), reading
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number")
-
-
-def _text(found: object) -> str:
-    if type(found) is not str:
-        raise ValueError(f"{type(found).__name__} where text belongs")
-    return found
-
-
-def _whole(found: object) -> int:
-    if type(found) is not int or found < 0:
-        raise ValueError("not a whole number of at least 0")
-    return found
-
-
-def _number(found: object) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
-        raise ValueError("not a finite number")
-    return float(found)
-
-
 def _labels(found: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((_text(name), _text(value)) for name, value in found)
+    return tuple((stored.text(name), stored.text(value)) for name, value in found)
 
 
 def _counts(found: Any) -> Mapping[str, int]:
-    counts = {_text(reason): _whole(count) for reason, count in found.items()}
+    counts = {stored.text(reason): stored.count(count) for reason, count in found.items()}
     return counts or NOTHING

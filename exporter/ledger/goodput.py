@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from exporter.ledger.attempts import CAUSE_OF_PHASE, CAUSES, REASONS, WORK_PHASES, Attempt, Segment, lost_to
-from exporter.recording.values import TrainingReading
+from exporter.ledger.attempts import CAUSE_OF_PHASE, CAUSES, WORK_PHASES, Attempt, Segment, lost_to
+from exporter.recording.values import END_REASONS, TrainingReading
 
 DOWNTIME_LAG_SECONDS = 60.0
 """Downtime is counted so much later: the process that ends it begins long before it is first heard of."""
@@ -56,8 +56,8 @@ class Goodput:
     badput: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     wall: float = 0.0
     lost_steps: int = 0
-    restarts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    interruptions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    restarts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
+    interruptions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
     attempt: Attempt | None = None
     pending: list[Segment] = field(default_factory=list)
     high: int | None = None
@@ -182,7 +182,7 @@ class Goodput:
         """Tell why the latest attempt ended.
 
         Args:
-            reason: One of `REASONS`; not used for one that did all that it was to do.
+            reason: One of `END_REASONS`; not used for one that did all that it was to do.
         """
         attempt = self.attempt
         assert attempt is not None  # noqa: S101  # it has begun

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from exporter.collectors.family import Family, FamilySpec, Sample
 from exporter.ledger.goodput import Goodput
+from exporter.recording.values import END_REASONS
 
 _ABSENT = "; absent where the job does not use exporter.training, on nodes without rank 0, a while after the run's end"
 _GAUGE = _ABSENT + "."
@@ -89,7 +90,7 @@ LOST_STEPS = FamilySpec(
     ("run",),
     source="steps beyond the one at which the next attempt begins",
 )
-_REASONS = "exit, signal, oom_kill, preemption, gpu, gpu_memory, nccl_timeout, network, storage, host, sdc, user, unknown"
+_REASONS = ", ".join(END_REASONS)
 RESTARTS = FamilySpec(
     "training_restarts_total",
     "counter",

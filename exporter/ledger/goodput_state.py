@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from math import isfinite
 from typing import Any
 
-from exporter.ledger.attempts import CAUSES, REASONS, Attempt, Segment
+from exporter.ledger import stored
+from exporter.ledger.attempts import CAUSES, Attempt, Segment
 from exporter.ledger.goodput import Goodput
+from exporter.recording.values import END_REASONS
 
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _NOT_KEPT = ("changed",)
@@ -35,7 +36,7 @@ def decode_goodput(content: bytes) -> Goodput:
         ValueError: It is not what `encode_goodput` writes.
     """
     try:
-        body = json.loads(content, parse_constant=_refuse)
+        body = json.loads(content, parse_constant=stored.refuse_constant)
         attempt = body.get("attempt")
         goodput = Goodput(**_known(Goodput, body, _GOODPUT))
         goodput.attempt = None if attempt is None else Attempt(**_known(Attempt, attempt, _ATTEMPT))
@@ -52,16 +53,6 @@ def _known(
     return {name: readers[name](value) for name, value in body.items() if name in names & readers.keys()}
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number")
-
-
-def _text(found: object) -> str:
-    if type(found) is not str:
-        raise ValueError(f"{type(found).__name__} where text belongs")
-    return found
-
-
 def _flag(found: object) -> bool:
     if type(found) is not bool:
         raise ValueError("neither true nor false")
@@ -74,28 +65,16 @@ def _whole(found: object) -> int:
     return found
 
 
-def _count(found: object) -> int:
-    if type(found) is not int or found < 0:
-        raise ValueError("not a whole number of at least 0")
-    return found
-
-
-def _number(found: object) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
-        raise ValueError("not a finite number")
-    return float(found)
-
-
 def _seconds(found: object) -> float:
-    number = _number(found)
-    if number < 0:
+    seconds = stored.number(found)
+    if seconds < 0:
         raise ValueError("a negative time")
-    return number
+    return seconds
 
 
 def _pair(found: Any) -> tuple[str, str]:
     first, second = found
-    return _text(first), _text(second)
+    return stored.text(first), stored.text(second)
 
 
 def _optional(read: Callable[[Any], object]) -> Callable[[Any], object]:
@@ -103,15 +82,19 @@ def _optional(read: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 def _causes(found: Any) -> dict[str, float]:
-    return dict.fromkeys(CAUSES, 0.0) | {_text(cause): _seconds(value) for cause, value in found.items()}
+    return dict.fromkeys(CAUSES, 0.0) | {
+        stored.text(cause): _seconds(value) for cause, value in found.items()
+    }
 
 
 def _spent(found: Any) -> dict[str, float]:
-    return {_text(cause): _seconds(value) for cause, value in found.items()}
+    return {stored.text(cause): _seconds(value) for cause, value in found.items()}
 
 
 def _reasons(found: Any) -> dict[str, int]:
-    return dict.fromkeys(REASONS, 0) | {_text(reason): _count(value) for reason, value in found.items()}
+    return dict.fromkeys(END_REASONS, 0) | {
+        stored.text(reason): stored.count(value) for reason, value in found.items()
+    }
 
 
 def _segments(found: Any) -> list[Segment]:
@@ -126,7 +109,7 @@ _GOODPUT: Mapping[str, Callable[[Any], object]] = {
     "validated": _seconds,
     "badput": _causes,
     "wall": _seconds,
-    "lost_steps": _count,
+    "lost_steps": stored.count,
     "restarts": _reasons,
     "interruptions": _reasons,
     "pending": _segments,
@@ -135,22 +118,22 @@ _GOODPUT: Mapping[str, Callable[[Any], object]] = {
     "gap": _seconds,
     "gap_counted": _seconds,
     "target": _seconds,
-    "taken": lambda found: [_text(each) for each in found],
+    "taken": lambda found: [stored.text(each) for each in found],
     "trains": _flag,
 }
 _ATTEMPT: Mapping[str, Callable[[Any], object]] = {
-    "process": _text,
-    "run": _text,
-    "number": _count,
-    "start": _number,
-    "recorded": _number,
-    "pid": _count,
+    "process": stored.text,
+    "run": stored.text,
+    "number": stored.count,
+    "start": stored.number,
+    "recorded": stored.number,
+    "pid": stored.count,
     "machine": _pair,
     "validates": _flag,
     "tagged": _flag,
-    "perf_tag": _text,
+    "perf_tag": stored.text,
     "told": _flag,
-    "written": _number,
+    "written": stored.number,
     "seconds": _seconds,
     "spent": _spent,
     "work": _seconds,
@@ -158,20 +141,20 @@ _ATTEMPT: Mapping[str, Callable[[Any], object]] = {
     "failed": _seconds,
     "open": _seconds,
     "segments": lambda found: tuple(_segments(found)),
-    "phase": _text,
+    "phase": stored.text,
     "first_step": _optional(_whole),
     "step": _optional(_whole),
-    "steps": _count,
+    "steps": stored.count,
     "committed_step": _optional(_whole),
-    "loop": _count,
+    "loop": stored.count,
     "longest": _optional(_seconds),
     "first_step_seconds": _optional(_seconds),
     "resumed": _flag,
     "finished": _flag,
     "final": _flag,
-    "failure": _text,
-    "ended": _optional(_number),
-    "reason": _text,
+    "failure": stored.text,
+    "ended": _optional(stored.number),
+    "reason": stored.text,
     "orderly": _flag,
     "settled": _flag,
 }

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from exporter.ledger.attempts import REASONS
+from exporter.recording.values import END_REASONS
 
 _MOST_TELLING = (
     "sdc",
@@ -53,8 +53,8 @@ class Evidence:
 
 
 def reason_of(evidence: Evidence) -> str:
-    """Choose one of `REASONS`."""
-    said = {each if each in REASONS else "exit" for each in evidence.said if each}
+    """Choose one of `END_REASONS`."""
+    said = {each if each in END_REASONS else "exit" for each in evidence.said if each}
     for reason in _MOST_TELLING:
         if reason in said:
             return reason

@@ -13,10 +13,10 @@ whole, one sidecar at a time keeps it, and a damaged one is moved aside, never r
 from __future__ import annotations
 
 import json
-import math
 
 from exporter.collectors.keeping import Rows
 from exporter.errors import CollectError, StateError
+from exporter.ledger import stored
 from exporter.ledger.state import StateKey, StateStore
 
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -89,21 +89,9 @@ def decode_rows(content: bytes) -> Rows:
     try:
         for line in content.splitlines():
             name, values = json.loads(line)
-            rows[tuple(_text(part) for part in name)] = tuple(_number(value) for value in values)
+            rows[tuple(stored.text(part) for part in name)] = tuple(
+                None if value is None else stored.number(value) for value in values
+            )
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     return rows
-
-
-def _text(found: object) -> str:
-    if type(found) is not str:
-        raise ValueError(f"{type(found).__name__} where text belongs")
-    return found
-
-
-def _number(found: object) -> float | None:
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise ValueError("not a finite number")
-    return found

@@ -256,6 +256,23 @@ NO_EVENTS = EventsReading()
 
 NO_SECONDS: Mapping[str, float] = {}
 
+END_REASONS = (
+    "exit",
+    "signal",
+    "oom_kill",
+    "preemption",
+    "gpu",
+    "gpu_memory",
+    "nccl_timeout",
+    "network",
+    "storage",
+    "host",
+    "sdc",
+    "user",
+    "unknown",
+)
+"""What can end a training before its time: values of the label `reason` of `training_interruptions_total`."""
+
 
 class TrainingReading(Value):
     """What a process tells of the training it does, beside the numbers that it puts into Stats.
@@ -283,7 +300,7 @@ class TrainingReading(Value):
         segments: Work that no save covers, in order, neighbours merged: (loop, first step, last step, seconds); the
             step that begins where n are completed is step n.
         finished: Whether the application ended in order: then all of its work counts as committed.
-        failure: Why it ended or is about to, one of the reasons of `training_interruptions_total`; "" for nothing.
+        failure: Why it ended or is about to, one of `END_REASONS`; "" for nothing.
         longest_step_seconds: Of the last hundred, without the first; None before.
         timeline: (end of the bin on the monotonic clock, (phase, seconds) in it): the last bins of a tenth of a
             second, aligned to multiples of it.

@@ -8,23 +8,6 @@ from __future__ import annotations
 
 import errno
 
-REASONS = (
-    "exit",
-    "signal",
-    "oom_kill",
-    "preemption",
-    "gpu",
-    "gpu_memory",
-    "nccl_timeout",
-    "network",
-    "storage",
-    "host",
-    "sdc",
-    "user",
-    "unknown",
-)
-"""Values of the label `reason` of `training_interruptions_total`."""
-
 _BY_CLASS = {
     "KeyboardInterrupt": "user",
     "OutOfMemoryError": "gpu_memory",
@@ -58,7 +41,7 @@ class Failure:
 
     Attributes:
         kind: The name of its class.
-        reason: One of `REASONS`; "" where the program ended as it wanted, by `sys.exit()`.
+        reason: One of `exporter.recording.values.END_REASONS`; "" where the program ended as it wanted, by `sys.exit()`.
     """
 
     __slots__ = ("kind", "reason")

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from exporter.recording.tensors import TensorReader
+from exporter.recording.values import END_REASONS
 from exporter.training import calls, hot
 from exporter.training.arguments import is_tensor, taken
-from exporter.training.failures import REASONS
 from exporter.training.kinds import FIELDS, MODES, NUMBERS
 from exporter.training.reports import report
 from exporter.training.types import shown
@@ -132,8 +132,8 @@ def interruption(reason: str) -> None:
         reason: One of the reasons of `training_interruptions_total`.
     """
     given = taken(reason)
-    if given not in REASONS:
-        report("interruption", "reason", f"one of {', '.join(REASONS)}, not {shown(given)}"[:300])
+    if given not in END_REASONS:
+        report("interruption", "reason", f"one of {', '.join(END_REASONS)}, not {shown(given)}"[:300])
         return
     calls.say("interruption", reason=given)
 
