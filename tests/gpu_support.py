@@ -63,6 +63,14 @@ gpus:
 """
 """Two GPUs that do the same all the time."""
 
+DIVIDED = SMALL.replace(
+    "gpus:",
+    """    gpm: {"2": 60, "5": 30, "10": 40}
+    mig: [{gi: 1, profile: 1g.10gb, memory: 1000}, {gi: 2, profile: 1g.10gb, memory: 1000}]
+gpus:""",
+).replace("event_types:", "mig_mode: 1\n      event_types:")
+"""The same with performance counters, each divided into two instances."""
+
 
 @dataclass
 class Replayed:

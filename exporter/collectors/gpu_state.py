@@ -148,14 +148,10 @@ class Fleet:
         time = float(message["time"])
         self.time = time
         entries = message["gpus"]
-        changed = False
+        # First of all: where one falls off the bus, those after it move up, each into the place of another.
+        changed = self._make_room({entry["index"]: entry["uuid"] for entry in entries})
         for entry in entries:
             changed |= self._take_gpu(entry, time, child)
-        indices = {entry["index"] for entry in entries}
-        for index in set(self.gpus) - indices:
-            changed = True
-            gone = self.gpus.pop(index)
-            self._gone[gone.uuid] = gone
         self.most_seen = max(self.most_seen, sum(not gpu.down for gpu in self.gpus.values()))
         if "cost" in message:
             self._take_cost(message["cost"], time, child)
@@ -222,13 +218,25 @@ class Fleet:
         """Go on from counters that were kept; to be called before the first message."""
         self._kept = {uuid: dict(kept) for uuid, kept in totals.items()}
 
+    def _make_room(self, uuids: Mapping[int, str]) -> bool:
+        """Put aside what is no longer where it was; whether there was anything."""
+        moved = [
+            index
+            for index, gpu in self.gpus.items()
+            if index not in uuids or (gpu.uuid and uuids[index] not in {"", gpu.uuid})
+        ]
+        for index in moved:
+            gone = self.gpus.pop(index)
+            self._gone[gone.uuid] = gone
+        return bool(moved)
+
     def _take_gpu(self, entry: Mapping[str, Any], time: float, child: int) -> bool:
         index, uuid = int(entry["index"]), str(entry["uuid"])
         gpu = self.gpus.get(index)
-        if gpu is None or (uuid and gpu.uuid and uuid != gpu.uuid):
-            if gpu is not None:
-                self._gone[gpu.uuid] = gpu
-            gpu = self.gpus[index] = self._returned(uuid) or GpuState(index, index)
+        if gpu is None:
+            # One that was there before, in this place or another.
+            gpu = self._gone.pop(uuid) if uuid in self._gone else GpuState(index, index)
+            self.gpus[index] = gpu
             gpu.index = index
         if uuid and not gpu.uuid:
             gpu.uuid = uuid
@@ -251,10 +259,6 @@ class Fleet:
             if value is not None:
                 self._count(gpu, reading, value, time, child)
         return bool(before)
-
-    def _returned(self, uuid: str) -> GpuState | None:
-        """A GPU that was there before, in this place or another."""
-        return self._gone.pop(uuid) if uuid in self._gone else None
 
     def _take_counts(self, gpu: GpuState, counts: Mapping[str, Any], time: float, child: int) -> None:
         for name, number in (counts.get("events") or {}).items():

@@ -1,0 +1,78 @@
+"""Performance counters of GPUs and of the instances of a divided one: replays without waiting."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_support import DIVIDED, SMALL, machine, replay, values
+
+WITH_GPM = SMALL.replace(
+    "gpus:",
+    '    gpm: {"2": 60, "5": 130, "7": -0.2, "10": 40, "20": 100, "248": {idle: 5e9, counter_from: 7}}\ngpus:',
+)
+
+
+def test_ratios_are_percent_clamped() -> None:
+    families = replay(machine(WITH_GPM), 20).families()
+
+    assert set(values(families, "gpu_sm_activity_ratio").values()) == {0.6}
+    tensor = values(families, "gpu_tensor_activity_ratio")
+    assert {labels[2]: number for labels, number in tensor.items()} == {"any": 1.0, "hmma": 0.0}
+
+
+def test_rates_become_bytes_and_cycles_a_counter() -> None:
+    played = replay(machine(WITH_GPM), 21)
+
+    sent = values(played.families(), "gpu_pcie_transmit_bytes_total")
+    assert set(sent.values()) == {100 * 2**20 * 21.0}
+    cycles = values(played.families(), "gpu_sm_cycles_total")
+    assert all(number == pytest.approx(7 + 5e9 * 21) for number in cycles.values())
+
+
+def test_samples_that_are_too_close_are_not_compared() -> None:
+    played = replay(machine(WITH_GPM), 2, period_seconds=0.01)
+
+    # A pass of the tier comes every 50 ms; without the pause every ratio would be NaN.
+    assert set(values(played.families(), "gpu_sm_activity_ratio").values()) == {0.6}
+    errors = values(played.families(), "exporter_nvml_errors_total")
+    assert errors == {}
+
+
+def test_a_whole_request_that_fails_costs_only_its_metrics() -> None:
+    broken = WITH_GPM + "\ntimeline:\n  - {until: 12s, errors: {nvmlGpmSampleGet: TIMEOUT}}\n"
+    played = replay(machine(broken), 30)
+
+    assert played.readings("sm_activity")[0] is None
+    assert played.readings("sm_activity")[-1] == 0.6
+
+
+def test_a_divided_gpu_tells_of_its_instances() -> None:
+    played = replay("a100-mig", 12)
+    families = played.families()
+
+    assert len(values(families, "gpu_mig_info")) == 8 * 4
+    assert values(families, "gpu_utilization_ratio") == {}
+    assert len(values(families, "gpu_mig_memory_used_bytes")) == 8 * 4
+    profiles = {labels[5] for labels in values(families, "gpu_mig_info")}
+    assert profiles == {"3g.40gb", "2g.20gb", "1g.10gb"}
+
+
+def test_instances_have_activity_of_their_own() -> None:
+    families = replay(machine(DIVIDED), 20).families()
+
+    assert len(values(families, "gpu_mig_sm_activity_ratio")) == 4
+    assert set(values(families, "gpu_mig_tensor_activity_ratio").values()) == {0.3}
+    assert values(families, "gpu_sm_activity_ratio") == {}  # of the whole: not while it is divided
+
+
+def test_a_change_of_the_instances_is_seen_when_the_driver_says_so() -> None:
+    changed = (
+        DIVIDED
+        + """
+timeline:
+  - {at: 8500ms, gpus: [0], event: [mig_config], set: {mig_mode: 0}}
+"""
+    )
+    played = replay(machine(changed), 12)
+
+    instances = {labels[0] for labels in values(played.families(), "gpu_mig_info")}
+    assert instances == {"1"}

@@ -1,0 +1,87 @@
+"""Processes and links of a GPU: replays without waiting."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_support import SMALL, machine, replay, values
+
+
+def test_processes_are_values_and_no_labels() -> None:
+    played = replay("h100", 30)
+    processes = played.fleet.processes()
+
+    assert [process.pid for process in processes] == [7300 + index for index in range(8)]
+    first = processes[0]
+    assert (first.gpu, first.memory_bytes) == ("0", 73014444032)
+    assert first.sm_ratio == pytest.approx(0.91, abs=0.05)
+    assert first.sm_seconds == pytest.approx(25 * 0.91, rel=0.1)
+    assert not any("7300" in labels for family in played.families() for labels in [family.spec.labels])
+
+
+def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
+    idle_now = SMALL.replace(
+        "    values:",
+        "    load: {steps: [{seconds: 30s, level: 1}, {seconds: 20s, level: 0}]}\n    values:",
+    ).replace("gpus:", "    processes: [{pid: 5, memory: 100, sm: 90}]\ngpus:")
+
+    played = replay(machine(idle_now), 1, origin=-40.0)
+
+    # It worked until ten seconds ago; what is asked for is the last five.
+    assert played.fleet.processes()[0].sm_ratio == 0.0
+
+
+@pytest.mark.parametrize("answer", ["SUCCESS", "NOT_FOUND"])
+def test_no_new_samples_of_processes_are_no_error(answer: str) -> None:
+    described = SMALL.replace("gpus:", "    processes: [{pid: 5, memory: 100, sm: 90}]\ngpus:")
+    quiet = f"\ntimeline:\n  - {{errors: {{nvmlDeviceGetProcessUtilization: {answer}}}}}\n"
+    played = replay(machine(described + quiet), 12)
+
+    assert played.fleet.processes()[0].memory_bytes == 100
+    assert played.fleet.processes()[0].sm_ratio is None
+    assert values(played.families(), "exporter_nvml_errors_total") == {}
+
+
+LINKED = SMALL.replace(
+    "event_types:",
+    "nvlinks: 4\n      nvlinks_active: 3\n      nvlink_errors: 2\n"
+    "      nvlink_transmit_kib: {idle: 1000, counter_from: 0}\n      event_types:",
+)
+
+
+def test_a_link_that_is_not_in_use_disables_nothing() -> None:
+    played = replay(machine(LINKED), 65, per_link=True)
+    families = played.families(per_link=True)
+
+    up = {
+        labels[2]: number for labels, number in values(families, "gpu_nvlink_up").items() if labels[0] == "0"
+    }
+    assert up == {"0": 1, "1": 1, "2": 1, "3": 0}
+    sent = {labels[2] for labels in values(families, "gpu_nvlink_transmit_bytes_total") if labels[0] == "0"}
+    assert sent == {"0", "1", "2"}
+
+
+def test_a_sum_over_links_does_not_fall_when_one_goes_down() -> None:
+    down = LINKED + "\ntimeline:\n  - {at: 30s, set: {nvlinks_active: 2}}\n"
+    played = replay(machine(down), 20)
+    before = values(played.families(), "gpu_nvlink_errors_total")
+    played = replay(machine(down), 130)
+    after = values(played.families(), "gpu_nvlink_errors_total")
+
+    assert next(number for labels, number in before.items() if labels[3] == "replay") == 3 * 2
+    assert all(after[labels] >= number for labels, number in before.items())
+
+
+def test_the_fifth_generation_has_fields_of_its_own() -> None:
+    described = LINKED.replace("hopper", "blackwell").replace(
+        "nvlink_transmit_kib: {idle: 1000, counter_from: 0}",
+        "nvlink_transmit_kib: 0\n      nvlink_transmit_bytes: {idle: 5000, counter_from: 100}\n"
+        "      nvlink_errors_fifth: 1",
+    )
+    families = replay(machine(described), 65).families()
+
+    assert set(values(families, "gpu_nvlink_transmit_bytes_total").values()) > {0} or all(
+        number > 100 for number in values(families, "gpu_nvlink_transmit_bytes_total").values()
+    )
+    kinds = {labels[3] for labels in values(families, "gpu_nvlink_errors_total")}
+    assert "malformed_packet" in kinds
+    assert "crc_flit" not in kinds
