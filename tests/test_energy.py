@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -351,6 +351,7 @@ def test_a_carbon_file_that_breaks_leaves_the_last_value_in_force_and_is_told(tm
     "text",
     [
         "327.5\n",
+        "\ufeff327.5\r\n",
         f"{START - 1},327.5\n",
         "time,grams_per_kwh\n2023-11-14T22:13:19Z,327.5\n2099-01-01T00:00:00+02:00,1\n",
         '[["2023-11-14T23:13:19+01:00", 327.5]]',
@@ -381,7 +382,10 @@ def test_a_carbon_file_may_be_written_in_three_ways(text: str, tmp_path: Path) -
         b"1,2,3\n",
         b"[1, 2]",
         b'{"value": 300}',
-        b"[[0, true]]",
+        b"[[1700000000, true]]",
+        b"327,5",
+        b"1700000000000,300\n",
+        b"9999-01-01T00:00:00Z,300\n",
         b"\xff\xfe",
         b"[" * 100_000,
         b"1" * (5 << 20),
@@ -396,6 +400,29 @@ def test_a_carbon_file_that_is_none_is_refused(content: bytes, tmp_path: Path) -
 
     assert error.value.reason == "carbon_file"
     assert carbon.now() is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
+def test_a_carbon_file_that_is_no_file_is_refused_and_not_waited_for(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / "carbon")
+    carbon = CarbonFile(tmp_path / "carbon", clock=lambda: START)
+    with pytest.raises(CollectError, match="carbon: "):
+        carbon.look()
+
+
+def test_a_carbon_file_replaced_by_another_is_read_anew(tmp_path: Path) -> None:
+    file, fresh = tmp_path / "carbon", tmp_path / "fresh"
+    for path, text in ((file, "300"), (fresh, "200")):
+        path.write_text(text)
+        os.utime(path, (START, START))
+    carbon = CarbonFile(file, clock=lambda: START)
+    carbon.look()
+    fresh.replace(file)
+    carbon.look()
+
+    assert carbon.now() == (200.0, START)
 
 
 def test_counters_go_on_after_a_restart_and_the_time_between_belongs_to_those_who_lived(

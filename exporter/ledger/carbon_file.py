@@ -18,9 +18,11 @@ before the first entry, and without a file, there is no intensity.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -31,6 +33,8 @@ from exporter.errors import CollectError
 MAX_BYTES = 4 << 20
 HIGHEST = 10_000.0
 """Grams per kWh that no grid has; a larger number is in another unit."""
+EARLIEST, LATEST = 946_684_800.0, 4_102_444_800.0
+"""2000 and 2100 in Unix time: what lies outside is no time in seconds. `327,5` is a number with a comma for its point."""
 REASON = "carbon_file"
 
 
@@ -56,7 +60,7 @@ class CarbonFile:
             CollectError: `carbon_file`: it cannot be read or understood; what was in force stays so.
         """
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=_open) as file:
                 found = os.fstat(file.fileno())
                 state = (found.st_ino, found.st_mtime_ns, found.st_size)
                 if state == self._state:
@@ -69,7 +73,7 @@ class CarbonFile:
         if len(content) > MAX_BYTES:
             raise CollectError(f"{self._path} is longer than {MAX_BYTES} bytes", reason=REASON)
         try:
-            entries = sorted(_entries(content.decode("utf-8"), found.st_mtime))
+            entries = sorted(_entries(content.decode("utf-8-sig"), found.st_mtime))
         except (ValueError, OverflowError, RecursionError) as error:
             raise CollectError(f"{self._path}: {error}", reason=REASON) from error
         self._times = [time for time, _ in entries]
@@ -80,6 +84,15 @@ class CarbonFile:
         """Give the intensity in force, grams per kWh, and since when, Unix time; None before the first."""
         place = bisect_right(self._times, self._clock()) - 1
         return (self._values[place], self._times[place]) if place >= 0 else None
+
+
+def _open(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, which no regular file minds, a pipe in its place would be waited for for ever.
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _entries(text: str, modified: float) -> Iterable[tuple[float, float]]:
@@ -124,11 +137,12 @@ def _grams(text: str) -> float:
 def _time(text: str) -> float:
     if _is_number(text):
         seconds = float(text)
-        if math.isfinite(seconds):
-            return seconds
     else:
         # CPython before 3.11 does not know the Z.
         moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
-        if moment.tzinfo is not None:
-            return moment.timestamp()
-    raise ValueError(f"expected a time with its zone, or Unix seconds, found {text[:40]!r}")
+        seconds = math.nan if moment.tzinfo is None else moment.timestamp()
+    if not EARLIEST <= seconds < LATEST:
+        raise ValueError(
+            f"expected a time from 2000 to 2100 with its zone, or Unix seconds, found {text[:40]!r}"
+        )
+    return seconds
