@@ -29,17 +29,18 @@ Currency = Annotated[
 ]
 
 
+_DEVICE = {
+    "help": "Name of the device as exporter_energy_source_info has it, * for any characters; or node for the machine "
+    "as a whole. The first that fits wins.",
+    "example": "*H100*",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class DevicePriceSetting:
     """What a device is rented for."""
 
-    device: str = field(
-        metadata={
-            "help": "Name of the device as exporter_energy_source_info has it, * for any characters; or node for "
-            "the machine as a whole. The first that fits wins.",
-            "example": "*H100*",
-        }
-    )
+    device: str = field(metadata=_DEVICE)
     per_hour: Amount = field(metadata={"help": "Price of one for an hour.", "example": 2.5})
 
 
@@ -47,13 +48,7 @@ class DevicePriceSetting:
 class EmbodiedCarbonSetting:
     """What making a device has emitted."""
 
-    device: str = field(
-        metadata={
-            "help": "Name of the device as exporter_energy_source_info has it, * for any characters; or node for "
-            "the machine as a whole. The first that fits wins.",
-            "example": "*H100*",
-        }
-    )
+    device: str = field(metadata=_DEVICE)
     kilograms: Amount = field(metadata={"help": "CO2 equivalent of one.", "example": 164.0})
     lifetime: Annotated[Duration, Range(3600)] = field(
         metadata={"help": "Time of use over which it is spread.", "example": 4 * 365 * 86400.0}
