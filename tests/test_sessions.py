@@ -18,7 +18,8 @@ from exporter.ledger.attempts import CAUSES
 from exporter.ledger.endings import Witnesses
 from exporter.ledger.goodput_families import SPECS
 from exporter.ledger.process_start import started_at
-from exporter.ledger.sessions import GoodputOptions, Sessions
+from exporter.ledger.session import GoodputOptions
+from exporter.ledger.sessions import Sessions
 from exporter.ledger.state import file_name
 from exporter.recording.values import END_REASONS
 
@@ -120,6 +121,23 @@ def test_what_a_rank_other_than_0_tells_is_not_the_runs(tmp_path: Path) -> None:
     page = Watched(Sidecar(tmp_path), job=a_job(), rank=1).see()
 
     assert goodput_names(page) == set()
+
+
+def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar = Sidecar(tmp_path)
+    peer = Watched(sidecar, job=a_job(), rank=1)
+    peer.see()
+    first = Watched(sidecar, job=a_job())
+    first.see()
+    with caplog.at_level("INFO"):
+        page = sidecar.after(10.0)
+
+    assert badput(page) == {"init": 4}
+    assert [record.message for record in caplog.records] == []
+    assert sidecar.state.claim(("goodput", "run", "r", "1", "here", ""))
+    assert len(sidecar.collector.sessions._sessions) == 1
 
 
 @pytest.mark.parametrize("moment", range(5))

@@ -338,3 +338,18 @@ def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
 
     assert page["productive_energy_joules_total", "r"] == 1000
     assert "training_productive_seconds_total" not in families
+
+
+def test_a_rank_that_was_seen_before_rank_0_says_nothing_of_the_runs_work(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    peer = Watched(sidecar, job=PaperJob(), rank=1)
+    peer.job.begin_loop(0)
+    peer.job.train(1.0)
+    peer.see()
+    first = Watched(sidecar, job=PaperJob())
+    first.process = first.process.replace(started=peer.process.started - 1.0)
+    first.job.begin_loop(0)
+    first.job.train(5.0)
+    first.see()
+
+    assert sidecar.collector.work.latest.flows["r"].uncommitted == 5

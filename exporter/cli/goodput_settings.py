@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from exporter.ledger.sessions import GoodputOptions
+from exporter.ledger.session import GoodputOptions
 from exporter.ledger.training_info import PeakSetting
 from exporter.options import Duration, Range
 

@@ -17,80 +17,25 @@ that nothing is lost by waiting.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from exporter.collectors.family import Family
 from exporter.errors import StateError
-from exporter.feed.snapshot import Snapshot
-from exporter.ledger.attempts import Attempt
-from exporter.ledger.endings import SETTLE_SECONDS, Endings
+from exporter.ledger.endings import Endings
 from exporter.ledger.goodput import Goodput
 from exporter.ledger.goodput_families import goodput_families
 from exporter.ledger.goodput_state import decode_goodput, encode_goodput
-from exporter.ledger.interruptions import reason_of
 from exporter.ledger.ranks import Rank, Ranks
 from exporter.ledger.seats import Moment, Record
+from exporter.ledger.session import GoodputOptions, Session, reading_of, shown
 from exporter.ledger.state import StateKey, StateStore, file_name
 from exporter.ledger.totals import Entry
 from exporter.ledger.work_use import Flows
-from exporter.recording.values import TrainingReading
 
 TAG_SECONDS = 30.0
 """How long a process that does not train yet may take to tell its session tag."""
 REFUSED_SECONDS = 60.0
 """How long the file of a dead process waits for another sidecar to let go of its session."""
-OOM_LOOK_SECONDS = 5.0
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GoodputOptions:
-    """What is to be counted as what.
-
-    Attributes:
-        validation_is_productive: Whether validation is part of the work and not time lost.
-        new_after_seconds: Without a session tag, a process that begins so long after the end of the last one of its
-            run, at step 0 and without a checkpoint, begins another task.
-    """
-
-    validation_is_productive: bool = False
-    new_after_seconds: float = 3600.0
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """A session in memory.
-
-    Attributes:
-        key: Of its state file.
-        goodput: What is counted.
-        kept: Whether its state was loaded.
-        safe: Whether what is counted may be shown.
-        released: Whether another sidecar may keep it.
-        refused: Whether another one does.
-        oom_kills: The kernel's count while the process lived.
-        oom_looked: Monotonic time of that look.
-        snapshot: The last one that was counted.
-        gone: Monotonic time at which the end of the latest process was noticed.
-        missing: Passes in which the latest process was not there.
-        told: What was logged, so that it is logged once.
-    """
-
-    key: StateKey
-    goodput: Goodput = field(default_factory=Goodput)
-    kept: bool = False
-    safe: bool = False
-    released: bool = False
-    refused: bool = False
-    oom_kills: float | None = None
-    oom_looked: float = 0.0
-    snapshot: Snapshot | None = None
-    gone: float | None = None
-    missing: int = 0
-    told: set[str] = field(default_factory=set)
 
 
 class Sessions:
@@ -116,7 +61,7 @@ class Sessions:
         self._state = state
         self._linger_seconds = linger_seconds
         self._shared = shared
-        self._sessions: dict[StateKey, _Session] = {}
+        self._sessions: dict[StateKey, Session] = {}
         self._bound: dict[str, StateKey] = {}
         self._first_told: dict[str, float] = {}
         self._holds: frozenset[str] = frozenset()
@@ -169,6 +114,7 @@ class Sessions:
         self.endings.note(ranks, now)
         records = sorted(_leading(ranks), key=lambda record: (record.process.started, record.process.id))
         by_id = {record.process.id: record for record in records}
+        self._let_go_of_followers({record.process.run: record.process.rank or 0 for record in records})
         bound = {record.process.id: self._bind(record, now) for record in records}
         self._first_told = {each: when for each, when in self._first_told.items() if each in by_id}
         self._bound = {each: key for each, key in self._bound.items() if each in by_id}
@@ -180,14 +126,16 @@ class Sessions:
             if session is not None and session.released and session.goodput.knows(record.process.id):
                 continue
             if session is None or session.released:
-                session = self._sessions[key] = _Session(key)
+                session = self._sessions[key] = Session(key)
             if not session.kept:
                 problems += self._open(session)
             if session.kept:
-                self._see(session, record, by_id, entries, now)
+                entry = entries.get(record.process.id)
+                pid = None if entry is None else entry.pid
+                session.see(record, by_id, pid, self.endings, self.options, now)
         for session in self._sessions.values():
             if session.kept and not session.released:
-                self._follow_end(session, by_id, now)
+                session.follow_end(by_id, self.endings, now, linger_seconds=self._linger_seconds)
         problems += self._save()
         self._holds = frozenset(self._needed(records, bound, now))
         self._forget(now)
@@ -198,7 +146,7 @@ class Sessions:
         process = record.process
         if (known := self._bound.get(process.id)) is not None:
             return known
-        reading = _reading(record)
+        reading = reading_of(record)
         if reading is None:
             return self._bind_silent(record)
         if not record.living and not reading.loop and not reading.failure and _is_final(record):
@@ -227,116 +175,6 @@ class Sessions:
                 return key
         return None
 
-    def _see(
-        self,
-        session: _Session,
-        record: Record,
-        by_id: Mapping[str, Record],
-        entries: Mapping[str, Entry],
-        now: Moment,
-    ) -> None:
-        goodput, snapshot = session.goodput, record.snapshot
-        assert snapshot is not None  # noqa: S101  # only such records are looked at
-        attempt = goodput.attempt
-        if attempt is None or attempt.process != record.process.id:
-            if not self._may_begin(session, record, by_id):
-                return
-            if attempt is not None and attempt.ended is None:
-                self._end(session, by_id.get(attempt.process))
-            entry = entries.get(record.process.id)
-            attempt = self._begin(session, record, None if entry is None else entry.pid)
-        session.missing = 0
-        if session.snapshot is not snapshot:
-            session.snapshot = snapshot
-            goodput.update(_reading(record), written=snapshot.written, final=snapshot.recording.final)
-        if record.living:
-            session.gone = None
-            if attempt.ended is not None:
-                goodput.revive()
-            if now.monotonic - session.oom_looked >= OOM_LOOK_SECONDS:
-                session.oom_kills, session.oom_looked = self.endings.witnesses.oom_kills(), now.monotonic
-        elif session.gone is None:
-            session.gone = now.monotonic
-
-    def _may_begin(self, session: _Session, record: Record, by_id: Mapping[str, Record]) -> bool:
-        attempt = session.goodput.attempt
-        if attempt is None:
-            return True
-        if session.goodput.knows(record.process.id):
-            return False
-        if not record.living and record.process.started < attempt.recorded:
-            return False  # left from before; one that lives has come later, whatever the clock was set to
-        before = by_id.get(attempt.process)
-        if before is None or not before.living:
-            return True
-        if record.process.id not in session.told:
-            session.told.add(record.process.id)
-            _log.warning(
-                "%s is one session, and two processes of rank 0 live that belong to it (runs %r and %r): the first is"
-                " counted",
-                _shown(session.key),
-                attempt.run,
-                record.process.run,
-            )
-        return False
-
-    def _begin(self, session: _Session, record: Record, pid: int | None) -> Attempt:
-        process, reading = record.process, _reading(record)
-        facts = {} if reading is None else dict(reading.facts)
-        attempt = Attempt(
-            process.id,
-            process.run,
-            1,
-            start=self.endings.witnesses.started(pid, process.started),
-            recorded=process.started,
-            pid=process.pid,
-            machine=self.endings.witnesses.machine,
-            validates=self.options.validation_is_productive,
-            tagged=session.key[1] == "session",
-            perf_tag=facts.get("perf_tag", ""),
-        )
-        session.goodput.begin(attempt, new_after_seconds=self.options.new_after_seconds)
-        session.gone, session.oom_looked = None, -OOM_LOOK_SECONDS
-        return attempt
-
-    def _follow_end(self, session: _Session, by_id: Mapping[str, Record], now: Moment) -> None:
-        attempt = session.goodput.attempt
-        if attempt is None:
-            return
-        record = by_id.get(attempt.process)
-        if record is None and session.gone is None:
-            session.missing += 1
-            if attempt.ended is not None:  # in the life of another sidecar
-                session.gone = now.monotonic - max(0.0, now.wall - attempt.ended)
-            elif session.missing > 1:  # a listing made while a file is being replaced may miss it once
-                session.gone = now.monotonic
-        if session.gone is None:
-            return
-        if attempt.ended is None:
-            waited = now.monotonic - session.gone >= SETTLE_SECONDS
-            if waited or attempt.finished or self.endings.own_status(attempt, now.wall) is not None:
-                self._end(session, record)
-        elif now.monotonic - session.gone <= self._linger_seconds:
-            session.goodput.wait(now.wall)
-
-    def _end(self, session: _Session, record: Record | None) -> None:
-        """Take note of the end, and of the reason."""
-        goodput, attempt = session.goodput, session.goodput.attempt
-        assert attempt is not None  # noqa: S101  # what ends has begun
-        ended = attempt.written
-        if record is not None and record.departed is not None and not attempt.final:
-            ended = max(ended, record.departed)
-        evidence = self.endings.evidence(attempt, ended, session.oom_kills, seen=record is not None)
-        goodput.end(ended, failed=bool(evidence.status))
-        goodput.settle(reason_of(evidence))
-        if not attempt.orderly:
-            _log.info(
-                "attempt %d of %s ended before its time",
-                attempt.number,
-                _shown(session.key),
-                extra={"reason": attempt.reason},
-            )
-
     # State ----------------------------------------------------------------------------------------------
 
     def _let_go_of_all(self) -> None:
@@ -346,6 +184,14 @@ class Sessions:
         self._bound.clear()
         self._holds = frozenset()
         self._resumed = False
+
+    def _let_go_of_followers(self, leading: Mapping[str, int]) -> None:
+        """Forget what was counted from a rank that was seen before the one that leads its run."""
+        for key, session in list(self._sessions.items()):
+            attempt = session.goodput.attempt
+            if attempt is not None and session.rank > leading.get(attempt.run, session.rank):
+                self._state.release(key)
+                del self._sessions[key]
 
     def _resume_recent(self, now: Moment) -> list[str]:
         """Load the sessions of this sidecar that ended a short while ago, or whose files are gone."""
@@ -357,7 +203,7 @@ class Sessions:
         for key in keys:
             if len(key) not in {3, 6} or key[0] != "goodput":
                 continue
-            session = _Session(key)
+            session = Session(key)
             if not self._open(session) and session.goodput.attempt is not None:
                 ended = session.goodput.attempt.ended
                 if ended is None or now.wall - ended <= self._linger_seconds:
@@ -366,12 +212,12 @@ class Sessions:
             self._state.release(key)
         return []
 
-    def _open(self, session: _Session) -> list[str]:
+    def _open(self, session: Session) -> list[str]:
         try:
             session.refused = not self._state.claim(session.key)
             if session.refused:
                 return [
-                    f"another sidecar keeps the goodput of {_shown(session.key)} in {self._state.directory}"
+                    f"another sidecar keeps the goodput of {shown(session.key)} in {self._state.directory}"
                 ]
             session.goodput = self._state.load(session.key, decode_goodput) or Goodput()
         except StateError as error:
@@ -425,9 +271,9 @@ class Sessions:
     # What goes out --------------------------------------------------------------------------------------
 
     @staticmethod
-    def _latest(sessions: Iterable[_Session]) -> Iterator[_Session]:
+    def _latest(sessions: Iterable[Session]) -> Iterator[Session]:
         """Of two for one run the later: a run may change its session tag."""
-        latest: dict[str, tuple[float, _Session]] = {}
+        latest: dict[str, tuple[float, Session]] = {}
         for session in sessions:
             attempt = session.goodput.attempt
             if attempt is None or not session.goodput.trains:
@@ -439,7 +285,7 @@ class Sessions:
 
     def families(self) -> list[Family]:
         """Fill the families of every session that may be shown."""
-        ours = (session for session in self._sessions.values() if session.safe and len(session.key) == 3)
+        ours = (session for session in self._sessions.values() if session.safe and session.rank == 0)
         return goodput_families(session.goodput for session in self._latest(ours))
 
 
@@ -458,13 +304,5 @@ def _leading(ranks: Ranks) -> Iterator[Record]:
                 yield record
 
 
-def _reading(record: Record) -> TrainingReading | None:
-    return None if record.snapshot is None else record.snapshot.recording.training
-
-
 def _is_final(record: Record) -> bool:
     return record.snapshot is not None and record.snapshot.recording.final
-
-
-def _shown(key: StateKey) -> str:
-    return f"{'session' if key[1] == 'session' else 'run'} {key[2]!r}"
