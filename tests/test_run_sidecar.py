@@ -230,6 +230,25 @@ def test_a_feed_directory_that_cannot_be_used_costs_one_line_and_not_the_job(tmp
     assert "the job runs without metrics" in ended.stderr
 
 
+def test_a_command_without_the_two_dashes_is_told_where_they_go() -> None:
+    command = [sys.executable, "-m", "exporter", "run", "python", "-c", "print(1)"]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "exporter: command line: the job's command comes after two dashes: "
+        "exporter run [flags] -- COMMAND ARG...\n"
+    )
+
+
+def test_a_job_that_wants_no_exporter_runs_as_if_there_were_none(feed: Path) -> None:
+    command = run_command(feed, ["sh", "-c", f"sleep 0.5; exec ls {feed}"])
+    settings = environment(EXPORTER_DISABLED="1")
+    ended = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_a_wrong_flag_is_refused_before_the_job_is_started(feed: Path, tmp_path: Path) -> None:
     ended = subprocess.run(
         run_command(feed, ["touch", str(tmp_path / "begun")], "--run.lingr=1s"),

@@ -76,6 +76,14 @@ def test_two_processes_that_ask_share_one_sidecar(tmp_path: Path) -> None:
     wait_for(lambda: not is_alive(serving), told="the sidecar outlives the last job")
 
 
+def test_a_job_that_wants_no_exporter_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTER_DISABLED", "1")
+    job, sidecar = start(tmp_path, free_port())
+    job.communicate(timeout=20)
+
+    assert (sidecar, list(tmp_path.iterdir())) == (None, [])
+
+
 def test_a_sidecar_that_cannot_be_started_is_told_and_harms_nothing(tmp_path: Path) -> None:
     job, sidecar = start(tmp_path / "missing", free_port())
     job.communicate(timeout=20)

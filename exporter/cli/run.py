@@ -54,6 +54,7 @@ Runs COMMAND with the exporter beside it, and ends with COMMAND's own exit statu
 
     python -m exporter run -- torchrun --nproc-per-node 8 train.py
 """
+USAGE = "exporter run [flags] -- COMMAND ARG..."
 DEFAULT_LINGER = "30s"
 
 
@@ -67,6 +68,7 @@ class Plan:
         sidecar: The sidecar's command line.
         feed_directory: Absolute.
         linger_seconds: How long the sidecar may wait for the last scrape.
+        watched: Whether there is to be a sidecar: not with `EXPORTER_DISABLED=1`.
     """
 
     command: tuple[str, ...]
@@ -74,6 +76,7 @@ class Plan:
     sidecar: tuple[str, ...]
     feed_directory: Path
     linger_seconds: float
+    watched: bool = True
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -105,7 +108,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     separator = arguments.index("--") if "--" in arguments else len(arguments)
     flags, command = arguments[:separator], tuple(arguments[separator + 1 :])
     parser = Parser("exporter run", DESCRIPTION)
-    parser.usage = "exporter run [flags] -- COMMAND ARG..."
+    parser.usage = USAGE
     add_flags(parser)
     own = parser.add_argument_group("run")
     own.add_argument(
@@ -117,10 +120,16 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         default=DEFAULT_LINGER,
         help=f"wait for the last scrape after the job, at most so long (default {DEFAULT_LINGER})",
     )
-    given = parser.parse_flags(flags)
+    missing = [Problem("command line", None, None, f"the job's command comes after two dashes: {USAGE}")]
+    try:
+        given = parser.parse_flags(flags)
+    except ConfigurationError as error:
+        # A command without the dashes: what would be said of each of its words leads astray.
+        if not command and any(problem.source == "command line" for problem in error.problems):
+            raise ConfigurationError(missing) from error
+        raise
     if not command:
-        missing = "needs the job's command after two dashes: exporter run [flags] -- COMMAND ARG..."
-        raise ConfigurationError([Problem("command line", None, None, missing)])
+        raise ConfigurationError(missing)
     configuration = resolve(given, environ)
     linger_seconds = parse_duration_flag(LINGER_FLAG, vars(given)["run.linger"])
     feed_directory = (configuration.feed.dir or default_directory(own_uid())).absolute()
@@ -133,6 +142,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         sidecar=sidecar_command(flags, linger_seconds=linger_seconds),
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
+        watched=environ.get("EXPORTER_DISABLED") != "1",
     )
 
 
@@ -165,7 +175,7 @@ def supervise(plan: Plan) -> int:
     # Ignored by inheritance, it would let the kernel throw away the job's exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     witness = _call_witness()
-    registration = _register(plan)
+    registration = _register(plan) if plan.watched else None
     started = job.start(plan.command, environment=plan.environment, mask=mask, defaults=job.IGNORED_BY_PYTHON)
     if isinstance(started, job.NotStarted):
         say(started.message)
