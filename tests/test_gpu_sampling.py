@@ -33,7 +33,7 @@ timeline:
 """
 
 
-@pytest.mark.parametrize("driver", ["535.129.03", "550.90.07", "580.65.06", "580.82.07", "590.44.01"])
+@pytest.mark.parametrize("driver", ["575.51.03", "580.65.06", "580.82.07", "590.44.01"])
 def test_throttle_counters_are_read_under_the_id_of_the_driver(driver: str) -> None:
     played = replay(machine(f'driver: "{driver}"\n{SMALL}{THERMAL}'), 20)
 
@@ -42,8 +42,9 @@ def test_throttle_counters_are_read_under_the_id_of_the_driver(driver: str) -> N
     assert seconds_of(played, "hw_thermal") == pytest.approx(0.1 * 20)
 
 
-def test_between_the_two_numberings_nothing_is_asked() -> None:
-    played = replay(machine(f'driver: "580.70.01"\n{SMALL}{THERMAL}'), 20)
+@pytest.mark.parametrize("driver", ["535.129.03", "550.90.07", "570.148.08", "580.70.01"])
+def test_where_an_id_is_another_setting_nothing_is_asked(driver: str) -> None:
+    played = replay(machine(f'driver: "{driver}"\n{SMALL}{THERMAL}'), 20)
 
     assert seconds_of(played, "sw_power_cap") == pytest.approx(13)
     assert seconds_of(played, "hw_thermal") is None

@@ -122,10 +122,10 @@ EVENT_ACTIVE = FamilySpec(
 EVENT_SECONDS = FamilySpec(
     "gpu_clocks_event_seconds_total",
     "counter",
-    "Time in which a reason held the clocks back, since the driver was loaded. Absent for a reason that the driver does not count, and for one that ran faster than the clock; board_limit, reliability and sync_boost also as long as they never did.",
+    "Time in which a reason held the clocks back, since the driver was loaded. Absent for a reason that the driver does not count, and for one that ran faster than the clock; sw_thermal, hw_thermal and hw_power_brake before driver 575, where thermal is all heat; board_limit, reliability and sync_boost also as long as they never did.",
     (*GPU_LABELS, "reason"),
     unit="seconds",
-    source="fields 74 to 79 and 269 to 271 (251 to 253 up to driver 580.65), ns / 1e9",
+    source="fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
 )
 PERFORMANCE_STATE = FamilySpec(
     "gpu_performance_state",

@@ -1,9 +1,11 @@
 """Field ids of the throttle counters, whose numbers depend on the driver.
 
-Used in the NVML child. A driver version comes in. NVIDIA renumbered ids 251 to 273 between the drivers
-580.65 and 580.82: what was a throttle counter became a setting of power smoothing. The same id on the wrong driver
-is silently another metric, so between the two nothing is asked; and the sidecar checks that no counter
-of seconds runs faster than the clock.
+Used in the NVML child. A driver version comes in. Three counters came with driver 575, under ids that had been
+settings of power smoothing in 570; between 580.65 and 580.82 NVIDIA gave these back to power smoothing and moved the
+counters. The same id on the wrong driver is silently another metric, so nothing is asked before 575 and between the
+two; and the sidecar checks that no counter of seconds runs faster than the clock.
+
+Source: NVML's change log (570 to 575, 575 to 580); pynvml 12.570, 12.575, 13.580.65, 13.580.82.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ STABLE = {
 
 STABLE_DETAILS = {80: "total_app_clocks", 81: "total_base_clocks"}
 
-_OLD = {251: "sw_thermal", 252: "hw_thermal", 253: "hw_power_brake"}
-_NEW = {269: "sw_thermal", 270: "hw_thermal", 271: "hw_power_brake"}
-_LAST_OLD = (580, 65)
-_FIRST_NEW = (580, 82)
+_FIRST = {251: "sw_thermal", 252: "hw_thermal", 253: "hw_power_brake"}
+_MOVED = {269: "sw_thermal", 270: "hw_thermal", 271: "hw_power_brake"}
+_FROM, _TO = (575, 0), (580, 65)
+_MOVED_FROM = (580, 82)
 
 
 def throttle_fields(driver_version: str, *, details: bool) -> dict[int, str]:
@@ -34,10 +36,10 @@ def throttle_fields(driver_version: str, *, details: bool) -> dict[int, str]:
     version = _numbers(driver_version)
     if version is None:
         return found
-    if version <= _LAST_OLD:
-        found.update(_OLD)
-    elif version >= _FIRST_NEW:
-        found.update(_NEW)
+    if _FROM <= version <= _TO:
+        found.update(_FIRST)
+    elif version >= _MOVED_FROM:
+        found.update(_MOVED)
     return found
 
 

@@ -79,13 +79,15 @@ _SMOOTHING = "power_smoothing"
 def readings_of_driver(driver: str) -> dict[int, str]:
     """The readings by id, as a driver has them."""
     major, _, rest = driver.partition(".")
-    if (int(major), int(rest.partition(".")[0] or 0)) < (580, 82):
-        return {**READINGS, **dict(zip((251, 252, 253), _THERMAL, strict=True))}
-    return {
-        **READINGS,
-        **dict.fromkeys((251, 252, 253), _SMOOTHING),
-        **dict(zip((269, 270, 271), _THERMAL, strict=True)),
-    }
+    version = int(major), int(rest.partition(".")[0] or 0)
+    first, second = dict.fromkeys((251, 252, 253), _SMOOTHING), dict.fromkeys((269, 270, 271), _SMOOTHING)
+    if version < (570, 0):
+        return READINGS
+    if (575, 0) <= version < (580, 82):
+        first = dict(zip(first, _THERMAL, strict=True))
+    elif version >= (580, 82):
+        second = dict(zip(second, _THERMAL, strict=True))
+    return {**READINGS, **first, **second}
 
 
 def field_values(asked: Asked, count: Any, array: Any, *, driver: str, newest: int | None) -> int:
