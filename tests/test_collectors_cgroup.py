@@ -51,6 +51,17 @@ def test_v2_in_a_containers_namespace_gives_the_expected_exposition() -> None:
     _compare("container")
 
 
+def test_a_cgroup_whose_name_has_an_odd_separator_is_found(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        "0::/job\x1c\u20281\n",
+        "27 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        {"sys/fs/cgroup/job\x1c\u20281/pids.current": "7\n"},
+    )
+
+    assert value_of(collector_of(root).collect(), "cgroup_pids") == 7
+
+
 def _compare(name: str) -> None:
     collector = collector_of(MACHINES / name)
     collected = collector.collect()

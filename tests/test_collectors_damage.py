@@ -154,6 +154,14 @@ def test_a_directory_in_place_of_a_file_is_unreadable(tmp_path: Path) -> None:
     assert caught.value.reason == "unreadable"
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "loadavg")
+
+    with pytest.raises(CollectError) as caught:
+        LoadCollector(proc=tmp_path).collect()
+    assert caught.value.reason == "malformed"
+
+
 def test_a_file_without_permission_costs_only_its_own_family(tmp_path: Path) -> None:
     root = copy_of("node", tmp_path)
     for directory in (root, *root.parents):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from collectors_support import MACHINES, OF_TREE, UPDATE, assert_sound, build, copy_of, text_of, value_of
 
+from exporter.collectors.cgroup_tree import CgroupTree
 from exporter.collectors.cpu import CpuCollector
 from exporter.collectors.cpu_count import CpuCountCollector, cgroup_quota
 from exporter.collectors.cpu_frequency import CpuFrequencyCollector
@@ -118,43 +119,14 @@ def test_throttles_of_a_cpu_that_went_offline_stay_in_the_sum(tmp_path: Path) ->
     assert value_of(after, "host_cpu_throttles_total", "core") == 100
 
 
-def test_the_quota_is_the_tightest_on_the_way_up() -> None:
-    root = MACHINES / "node"
-
-    assert cgroup_quota(root / "proc", root / "sys/fs/cgroup") == 4.0
-
-
 @pytest.mark.parametrize(
-    ("membership", "files", "quota"),
-    [
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),  # a cgroup namespace, as containers have
-        ("0::/docker/abc\n", {"cpu.max": "50000 100000\n"}, 0.5),  # only its own part of the tree is mounted
-        ("0::/../outside\n", {"cpu.max": "200000 100000\n"}, 2.0),
-        ("0::/a\n", {"a/cpu.max": "max 100000\n"}, None),
-        ("0::/a\n", {}, None),
-        (
-            "4:cpu,cpuacct:/a\n",
-            {"cpu,cpuacct/a/cpu.cfs_quota_us": "-1\n", "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"},
-            None,
-        ),
-        (
-            "4:cpu:/a\n",
-            {"cpu/a/cpu.cfs_quota_us": "25000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
-            0.25,
-        ),
-    ],
+    ("machine", "quota"),
+    [("node", 4.0), ("container", 8.0), ("old", 2.5), ("separate", 1.5), ("virtual", None)],
 )
-def test_the_quota_is_found_in_every_kind_of_tree(
-    tmp_path: Path, membership: str, files: dict[str, str], quota: float | None
-) -> None:
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text(membership)
-    for name, text in files.items():
-        path = tmp_path / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def test_the_quota_is_the_tightest_limit_of_the_cgroup(machine: str, quota: float | None) -> None:
+    root = MACHINES / machine
 
-    assert cgroup_quota(tmp_path, tmp_path / "cgroup") == quota
+    assert cgroup_quota(CgroupTree(proc=root / "proc", sys=root / "sys")) == quota
 
 
 def test_cores_are_counted_again_when_cpus_come_or_go(tmp_path: Path) -> None:

@@ -121,6 +121,26 @@ def test_a_fault_in_sysfs_costs_one_sample_and_is_tried_again(tmp_path: Path) ->
     assert value_of(mended, SPEED, "eno1") == 125_000_000
 
 
+def test_a_state_that_is_none_is_neither_up_nor_down(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    (root / "sys/class/net/eno1/operstate").write_text("")
+    collected = collector_of(root).collect()
+
+    assert value_of(collected, UP, "eno1") is None
+    assert value_of(collected, UP, "ens1f0np0") == 1
+    assert [reason for reason, _ in collected.problems] == ["malformed"]
+
+
+def test_a_name_with_an_odd_separator_costs_nothing(tmp_path: Path) -> None:
+    root = copy_of("node", tmp_path)
+    path = root / "proc/net/dev"
+    path.write_text(path.read_text().replace("eno1", "en\x1c\u2028o1"))
+    collected = collector_of(root).collect()
+
+    assert value_of(collected, BYTES, "en\x1c\u2028o1") == 113610213
+    assert collected.problems == ()
+
+
 def test_an_interface_that_is_removed_ends(tmp_path: Path) -> None:
     root = copy_of("node", tmp_path)
     collector = collector_of(root)

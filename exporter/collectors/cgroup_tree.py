@@ -177,7 +177,7 @@ def add_count(draft: Draft, spec: FamilySpec, level: Level, name: str) -> bool:
 def _groups(text: str, path: Path) -> Mapping[str, str]:
     """Split lines like `4:cpu,cpuacct:/path` and `0::/path`."""
     found = {}
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):  # a name may hold other ends of lines, of those Python knows
         parts = line.split(":", 2)
         if len(parts) != 3:
             refuse(line, (path,), "lines like `0::/path`")

@@ -58,7 +58,7 @@ def add_cpu(draft: Draft, cpu: Hierarchy, cpuacct: Hierarchy | None, marks: High
     """
     level = cpu.levels[0]
     with draft.part():
-        tightest = cpu.tightest(_cpus)
+        tightest = cpu.tightest(cpus)
         if tightest is not None:
             level = tightest[1]
             draft.add(CPU_LIMIT, tightest[0])
@@ -135,6 +135,24 @@ def add_io(draft: Draft, level: Level, sys: Path) -> bool:
     return True
 
 
+def cpus(level: Level) -> float | None:
+    """Read the limit on CPU time that stands at a cgroup, in CPUs; None without one.
+
+    Raises:
+        CollectError: It cannot be read.
+    """
+    path = level.directory / "cpu.cfs_quota_us"
+    quota, period = level.read("cpu.cfs_quota_us"), level.read("cpu.cfs_period_us")
+    if quota is None or period is None:
+        return None
+    microseconds = parse_signed(quota, path)
+    if microseconds < 0:
+        return None
+    if parse_count(period, level.directory, "cpu.cfs_period_us") == 0:
+        raise CollectError(f"{path}: a period of 0", reason="malformed")
+    return microseconds / int(period)
+
+
 def _add_usage(draft: Draft, level: Level, marks: HighWater) -> None:
     text, stat = level.read("cpuacct.usage"), level.read("cpuacct.stat")
     if text is None or stat is None:
@@ -181,19 +199,6 @@ def _add_memory_use(draft: Draft, level: Level) -> None:
 
 def _limit(level: Level) -> int | None:
     return limit(level.read("memory.limit_in_bytes"), level.directory, "memory.limit_in_bytes")
-
-
-def _cpus(level: Level) -> float | None:
-    path = level.directory / "cpu.cfs_quota_us"
-    quota, period = level.read("cpu.cfs_quota_us"), level.read("cpu.cfs_period_us")
-    if quota is None or period is None:
-        return None
-    microseconds = parse_signed(quota, path)
-    if microseconds < 0:
-        return None
-    if parse_count(period, level.directory, "cpu.cfs_period_us") == 0:
-        raise CollectError(f"{path}: a period of 0", reason="malformed")
-    return microseconds / int(period)
 
 
 def _first(level: Level, names: tuple[str, ...]) -> str | None:

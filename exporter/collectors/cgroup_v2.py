@@ -50,7 +50,7 @@ def add_cpu(draft: Draft, hierarchy: Hierarchy) -> Level:
     """Read limit, use and throttling, where the tightest limit stands: only there is it counted."""
     level = hierarchy.levels[0]
     with draft.part():
-        tightest = hierarchy.tightest(_cpus)
+        tightest = hierarchy.tightest(cpus)
         if tightest is not None:
             level = tightest[1]
             draft.add(CPU_LIMIT, tightest[0])
@@ -167,6 +167,24 @@ def add_pressure(draft: Draft, resource: str, level: Level) -> None:
                     draft.add(PRESSURE[resource, line], microseconds / MICROSECONDS_PER_SECOND)
 
 
+def cpus(level: Level) -> float | None:
+    """Read the limit on CPU time that stands at a cgroup, in CPUs; None without one.
+
+    Raises:
+        CollectError: It cannot be read.
+    """
+    path = level.directory / "cpu.max"
+    text = level.read("cpu.max")
+    if text is None:
+        return None
+    quota, _, period = text.partition(" ")
+    if quota == "max":
+        return None
+    if parse_count(period, path) == 0:
+        raise CollectError(f"{path}: a period of 0", reason="malformed")
+    return parse_count(quota, path) / parse_count(period, path)
+
+
 def device_name(number: str, sys: Path) -> str:
     """Give the name of a block device, or its number (`8:0`) where sysfs does not know it."""
     try:
@@ -195,16 +213,3 @@ def _add_memory_stat(draft: Draft, level: Level) -> None:
 
 def _limit(level: Level, name: str) -> int | None:
     return limit(level.read(name), level.directory, name)
-
-
-def _cpus(level: Level) -> float | None:
-    path = level.directory / "cpu.max"
-    text = level.read("cpu.max")
-    if text is None:
-        return None
-    quota, _, period = text.partition(" ")
-    if quota == "max":
-        return None
-    if parse_count(period, path) == 0:
-        raise CollectError(f"{path}: a period of 0", reason="malformed")
-    return parse_count(quota, path) / parse_count(period, path)

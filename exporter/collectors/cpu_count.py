@@ -10,19 +10,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from exporter.collectors import cgroup_v1, cgroup_v2
+from exporter.collectors.cgroup_tree import UNIFIED, CgroupTree
 from exporter.collectors.cpu_topology import core_of
 from exporter.collectors.draft import Draft
 from exporter.collectors.family import Collected, FamilySpec
-from exporter.collectors.kernel_files import (
-    FILE_REASONS,
-    numbered_entries,
-    parse_count,
-    parse_list_length,
-    parse_signed,
-    read_file,
-    refuse,
-)
-from exporter.errors import CollectError
+from exporter.collectors.kernel_files import FILE_REASONS, numbered_entries, parse_list_length, read_file
 
 CPUS = FamilySpec(
     "host_cpus",
@@ -59,9 +52,8 @@ class CpuCountCollector:
         sys: Path = Path("/sys"),
         affinity: Callable[[], int | None] = own_affinity,
     ) -> None:
-        self._proc = proc
         self._cpus = sys / "devices/system/cpu"
-        self._cgroup = sys / "fs/cgroup"
+        self._tree = CgroupTree(proc=proc, sys=sys)
         self._affinity = affinity
         self._physical: tuple[str, int] | None = None  # the list of CPUs they were counted for, and how many
 
@@ -88,7 +80,7 @@ class CpuCountCollector:
         if affinity is not None:
             counts["affinity",] = affinity
         with draft.part():
-            quota = cgroup_quota(self._proc, self._cgroup)
+            quota = cgroup_quota(self._tree)
             if quota is not None:
                 counts["quota",] = quota
         draft.add_family(CPUS, counts)
@@ -101,70 +93,15 @@ class CpuCountCollector:
         return self._physical[1]
 
 
-def cgroup_quota(proc: Path, mount: Path) -> float | None:
-    """Find the tightest CPU limit on the way from this process's cgroup up to the root, in CPUs.
-
-    The leaf alone is not enough: Slurm puts the limit of a step on its parent. Within a cgroup namespace, and
-    in a container that sees only its own part of the tree, the way is short and ends at the mount.
-
-    Args:
-        proc: Where procfs is mounted.
-        mount: Where cgroups are mounted.
-
-    Returns:
-        The limit; None when there is none.
+def cgroup_quota(tree: CgroupTree) -> float | None:
+    """Find the tightest CPU limit on the way from this process's cgroup up to the root, in CPUs; None without one.
 
     Raises:
         CollectError: A limit cannot be read.
     """
-    path = proc / "self/cgroup"
-    text = read_file(path)
-    if text is None:
+    found = tree.hierarchies()
+    hierarchy = found.get("cpu", found.get(UNIFIED))
+    if hierarchy is None:
         return None
-    limits = []
-    for line in text.splitlines():
-        parts = line.split(":", 2)
-        if len(parts) != 3:
-            refuse(line, (path,), "lines like `0::/path`")
-        _, controllers, group = parts
-        if not controllers:
-            limits += [_limit_v2(directory) for directory in _upwards(mount, group)]
-        elif "cpu" in controllers.split(","):
-            for root in (mount / "cpu", mount / controllers):
-                limits += [_limit_v1(directory) for directory in _upwards(root, group)]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _upwards(mount: Path, group: str) -> list[Path]:
-    names = [name for name in group.split("/") if name]
-    if ".." in names:  # outside of the namespace's root: only the mount itself is known to be ours
-        names = []
-    return [mount.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
-
-
-def _limit_v2(directory: Path) -> float | None:
-    path = directory / "cpu.max"
-    text = read_file(path)
-    if text is None:
-        return None
-    quota, _, period = text.strip().partition(" ")
-    if quota == "max":
-        return None
-    return _ratio(parse_count(quota, path), parse_count(period, path), path)
-
-
-def _limit_v1(directory: Path) -> float | None:
-    path = directory / "cpu.cfs_quota_us"
-    quota, period = read_file(path), read_file(directory / "cpu.cfs_period_us")
-    if quota is None or period is None:
-        return None
-    microseconds = parse_signed(quota.strip(), path)
-    if microseconds < 0:
-        return None
-    return _ratio(microseconds, parse_count(period.strip(), directory / "cpu.cfs_period_us"), path)
-
-
-def _ratio(quota: int, period: int, path: Path) -> float:
-    if period == 0:
-        raise CollectError(f"{path}: a period of 0", reason="malformed")
-    return quota / period
+    tightest = hierarchy.tightest(cgroup_v1.cpus if hierarchy.version == "1" else cgroup_v2.cpus)
+    return None if tightest is None else tightest[0]

@@ -18,9 +18,9 @@ def core_of(cpu: Path) -> str | None:
         CollectError: The kernel's answer cannot be read.
     """
     for name in ("core_cpus_list", "thread_siblings_list"):  # the second is the name before Linux 5.3
-        text = read_file(cpu / "topology" / name)
-        if text is not None:
-            return text.strip()
+        text = (read_file(cpu / "topology" / name) or "").strip()
+        if text:
+            return text
     return None
 
 
@@ -30,5 +30,4 @@ def package_of(cpu: Path) -> str | None:
     Raises:
         CollectError: The kernel's answer cannot be read.
     """
-    text = read_file(cpu / "topology" / "physical_package_id")
-    return None if text is None else text.strip()
+    return (read_file(cpu / "topology" / "physical_package_id") or "").strip() or None

@@ -71,7 +71,8 @@ def read_bytes(path: Path, *, absent: Container[int] = ()) -> bytes | None:
         CollectError: As `read_file`.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK, which no kernel file minds, a pipe in its place would be waited for for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             # /proc hands out a file in pieces that end where it likes; only an empty read is the end.
             pieces, length = [], 0

@@ -100,6 +100,7 @@ DEVICE_EXCLUDE = (
 )
 """Interfaces that lead to containers and virtual machines of the same host."""
 
+_STATES = frozenset(("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up"))
 _NO_LINK = (errno.EINVAL,)
 """How an interface that is down, or has no such thing as a speed, answers."""
 
@@ -162,7 +163,8 @@ class NetworkCollector:
             return draft.finish()
         samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
         links: dict[str, _Link] = {}
-        for line in text.splitlines()[2:]:  # two lines of headings
+        # Two lines of headings; a name may hold other ends of lines, of those Python knows.
+        for line in filter(None, text.split("\n")[2:]):
             # Old kernels print no blank behind the colon; no interface has a colon in its name.
             device, _, rest = line.partition(":")
             device = device.strip()
@@ -213,11 +215,15 @@ class NetworkCollector:
 
 
 def _is_up(directory: Path) -> int | None:
-    state = read_file(directory / "operstate")
-    if state is None:
+    path = directory / "operstate"
+    text = read_file(path)
+    if text is None:
         return None
-    if state.strip() != "unknown":
-        return int(state.strip() == "up")
+    state = text.strip()
+    if state not in _STATES:
+        refuse(text, (path,), "the state of an interface")
+    if state != "unknown":
+        return int(state == "up")
     carrier = read_file(directory / "carrier", absent=_NO_LINK)
     return int(carrier is not None and carrier.strip() == "1")
 
