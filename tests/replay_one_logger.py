@@ -2,7 +2,8 @@
 
     python tests/replay_one_logger.py FILE...
 
-prints each difference between what a vector asks for and what this package gives, and exits 0 only when there is none.
+prints each difference between what a vector asks for and what this package gives, and exits 0 only when there is none,
+2 where a file cannot be replayed.
 A vector asks for its `right` records, or where it has none for the reference's; the misuse counter is to rise by one at
 each step that it names, and nothing may be raised. Its strategy, where it is the library's default, is left out: here
 an exception is raised only where a job asks for it, and the vectors forbid any.
@@ -21,8 +22,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 600
+DIFFERENT = 3
+"""Exit status of a replay that found differences: 1 is that of one that failed itself."""
 LEFT_OUT = {"node_name", "one_logger_training_telemetry_version"}
-BASE_FIELDS = ("world_size", "session_tag", "is_baseline_run")
+SCHEMA = "one-logger-golden/1"
+TOLERANCE = {"float_relative": 1e-6, "timestamp_sec_absolute": 1e-5, "msec_absolute": 1}
 QUIET = "disable_quietly_and_report_metric_error"
 
 
@@ -61,17 +67,20 @@ class Replay:
     Args:
         vector: Of the file.
         clock: The fake one.
+        tolerance: Of the file.
     """
 
-    def __init__(self, vector: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(self, vector: Mapping[str, Any], clock: Clock, tolerance: Mapping[str, float]) -> None:
         from exporter import training  # under the fake clock
 
         self.training = training
         self.vector = vector
         self.clock = clock
         self.records: list[dict[str, Any]] = []
+        self.tolerance = tolerance
         self.problems: list[str] = []
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}  # by the latest configuration and `set_value`
+        self.said: list[dict[str, Any]] = []  # by the callables of each configuration
         self.entered: list[tuple[str, Any]] = []
         self.step = 0
 
@@ -91,7 +100,7 @@ class Replay:
             if not exporter.flush():
                 yield f"step {self.step} {call}: was not flushed"
             misuse = self._misuse()
-            expected = 1 if self.step in self.vector["misuse"] else 0
+            expected = 1 if self.step in self.vector.get("misuse", ()) else 0
             if misuse - before != expected:
                 yield f"step {self.step} {call}: {misuse - before:g} misuses, expected {expected}"
             before = misuse
@@ -101,14 +110,14 @@ class Replay:
     def _configure(self) -> None:
         training, config = self.training, dict(self.vector["config"])
         self.variables = set(config.pop("variables", ()))
-        telemetry = config.pop("telemetry")
+        telemetry = config.pop("telemetry", None)
         strategy = config.pop("error_handling_strategy", None)
         if strategy == QUIET:
             config["error_handling_strategy"] = training.OneLoggerErrorHandlingStrategy(strategy)
         if telemetry is not None:
             config["telemetry_config"] = self._telemetry(telemetry)
         settings = training.OneLoggerConfig(
-            application_name="replay", **self._fields(config, training.OneLoggerConfig)
+            **{"application_name": "replay"} | self._fields(config, training.OneLoggerConfig)
         )
         provider = training.TrainingTelemetryProvider.instance()
         provider.with_base_config(settings).with_exporter(_exporter(self)).configure_provider()
@@ -118,13 +127,18 @@ class Replay:
         return kind(**self._fields(given, kind))
 
     def _fields(self, given: Mapping[str, Any], kind: type) -> dict[str, Any]:
-        """Spell fields as the class does, those that vary as callables, also where they have no value yet."""
-        fields = {}
+        """Spell fields as the class does, those that vary as callables, also where they have no value yet.
+
+        A configuration that is refused changes nothing of what the callables of another one say.
+        """
+        fields: dict[str, Any] = {}
+        said: dict[str, Any] = {}
+        self.said.append(said)
         for name in sorted({*given, *self.variables}):
             varies = hasattr(kind, f"{name}_or_fn")
             if name in self.variables and varies:
-                self.values[name] = given.get(name, self.values.get(name))
-                fields[f"{name}_or_fn"] = lambda name=name: self.values[name]
+                said[name] = given.get(name, self.values.get(name))
+                fields[f"{name}_or_fn"] = lambda name=name: said[name]
             elif name in given:
                 fields[f"{name}_or_fn" if varies else name] = given[name]
         return fields
@@ -144,7 +158,8 @@ class Replay:
             settings = self._telemetry(arguments)
             training.TrainingTelemetryProvider.instance().set_training_telemetry_config(settings)
         elif call == "set_value":
-            self.values.update(arguments)
+            for said in (self.values, *self.said):
+                said.update(arguments)
         elif call == "set_wall_offset":
             self.clock.offset = arguments["sec"]
         else:
@@ -171,14 +186,14 @@ class Replay:
         return sum(stat.sum or 0 for stat in stats if stat.definition.name == "training.misuse")
 
     def _compare(self, call: str) -> Iterator[str]:
-        wanted = self.vector["right"]
+        wanted = self.vector.get("right")
         if wanted is None:
             records = self.vector["reference"]["records"]
             wanted = [record for record in records if record["type"] != "telemetry_data_error"]
         missing = [record for record in wanted if record["step"] == self.step]
         extra = []
         for record in [record for record in self.records if record["step"] == self.step]:
-            match = next((each for each in missing if not list(differences(each, record))), None)
+            match = next((each for each in missing if not self._differences(each, record)), None)
             if match is None:
                 extra.append(record)
             else:
@@ -189,10 +204,13 @@ class Replay:
                 yield f"step {self.step} {call}: missing {record}"
                 continue
             extra.remove(near)
-            for difference in differences(record, near):
+            for difference in self._differences(record, near):
                 yield f"step {self.step} {call}: {_subject(record)}: {difference}"
         for record in extra:
             yield f"step {self.step} {call}: superfluous {record}"
+
+    def _differences(self, expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+        return list(differences(expected, found, self.tolerance))
 
 
 def _exporter(replay: Replay) -> object:
@@ -242,34 +260,34 @@ def _subject(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return record["type"], record.get("event"), record["span"]
 
 
-def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """Compare two records, attribute by attribute, within the vectors' tolerances."""
+def differences(
+    expected: Mapping[str, Any], found: Mapping[str, Any], tolerance: Mapping[str, float]
+) -> Iterator[str]:
+    """Compare two records, attribute by attribute."""
     for name in sorted({*expected, *found}):
-        if name == "attributes":
-            yield from differences(expected[name], found.get(name, {}))
+        if name == "attributes" and name in expected and name in found:
+            yield from differences(expected[name], found[name], tolerance)
         elif name not in expected:
             yield f"{name} is {found[name]!r}, expected to be absent"
         elif name not in found:
             yield f"{name} is absent, expected {expected[name]!r}"
-        elif not same(name, expected[name], found[name]):
+        elif not same(name, expected[name], found[name], tolerance):
             yield f"{name} is {found[name]!r}, expected {expected[name]!r}"
 
 
-def same(name: str, expected: Any, found: Any) -> bool:
-    """Compare two values within the vectors' tolerances."""
+def same(name: str, expected: Any, found: Any, tolerance: Mapping[str, float]) -> bool:
+    """Compare two values; an integer is exact, also where a float says it."""
     if isinstance(expected, bool) or isinstance(found, bool):
         return expected is found
     if not isinstance(expected, int | float) or not isinstance(found, int | float):
         return bool(expected == found)
     if name.endswith("timestamp_sec"):
-        return abs(expected - found) <= 1e-5
+        return abs(expected - found) <= tolerance["timestamp_sec_absolute"]
     if name in {"timestamp_msec", "duration_msec"}:
-        return abs(expected - found) <= 1
-    if isinstance(expected, int) and isinstance(found, int):
+        return abs(expected - found) <= tolerance["msec_absolute"]
+    if isinstance(expected, int):
         return expected == found
-    if isinstance(expected, int) != isinstance(found, int):
-        return False
-    return abs(expected - found) <= 1e-6 * max(1, abs(expected), abs(found))
+    return abs(expected - found) <= tolerance["float_relative"] * max(1, abs(expected), abs(found))
 
 
 def replay_one(path: str, number: int) -> int:
@@ -278,50 +296,67 @@ def replay_one(path: str, number: int) -> int:
     start = content["clock"]
     clock = Clock(start["wall_start_sec"], start["monotonic_start_sec"])
     clock.install()
-    problems = list(Replay(content["vectors"][number], clock).run())
+    tolerance = TOLERANCE | content.get("tolerance", {})
+    problems = list(Replay(content["vectors"][number], clock, tolerance).run())
     for problem in problems:
         print(f"  {problem}")
-    return 1 if problems else 0
+    return DIFFERENT if problems else 0
 
 
 def replay_all(paths: list[str]) -> int:
     """Replay all vectors of all files, each in a process of its own; the exit status."""
-    failed = total = 0
+    contents = {}
     for path in paths:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content.get("schema") != "one-logger-golden/1":
-            print(f"{path}: not of the schema one-logger-golden/1")
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            print(f"{path}: {error}")
             return 2
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            print(f"{path}: not of the schema {SCHEMA}")
+            return 2
+        contents[path] = content
+    failed = total = 0
+    for path, content in contents.items():
         for number, vector in enumerate(content["vectors"]):
             total += 1
-            with tempfile.TemporaryDirectory(prefix="replay-") as feed:
-                environment = {
-                    name: value
-                    for name, value in os.environ.items()
-                    if name not in {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "EXPORTER_DISABLED"}
-                }
-                environment |= {"EXPORTER_FEED_DIR": feed, "EXPORTER_RUN": "replay"}
-                root = str(Path(__file__).resolve().parents[1])
-                environment["PYTHONPATH"] = os.pathsep.join(
-                    filter(None, (root, environment.get("PYTHONPATH")))
-                )
-                command = [sys.executable, __file__, "--vector", path, str(number)]
-                done = subprocess.run(
-                    command, env=environment, capture_output=True, text=True, check=False, timeout=300
-                )
-            verdict = "same" if done.returncode == 0 else "DIFFERENT"
-            print(f"{vector['id']}: {verdict}")
-            if done.returncode:
-                failed += 1
-                print(done.stdout + done.stderr, end="")
+            problems = replay_apart(path, number)
+            print(f"{vector['id']}: {'DIFFERENT' if problems else 'same'}", problems, sep="\n", end="")
+            failed += bool(problems)
     print(f"{total - failed} of {total} vectors are the same")
     return 1 if failed or not total else 0
+
+
+def replay_apart(path: str, number: int) -> str:
+    """Replay one vector of a file in a process of its own; what is different, line by line."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("EXPORTER_") and name not in {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}
+    }
+    path_of_modules = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryDirectory(prefix="replay-") as feed:
+        environment = {"EXPORTER_FEED_DIR": feed, "EXPORTER_RUN": "replay", "PYTHONPATH": path_of_modules}
+        try:
+            done = subprocess.run(
+                [sys.executable, __file__, "--vector", path, str(number)],
+                env=inherited | environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return f"  it did not end within {SECONDS} seconds\n"
+    if done.returncode in {0, DIFFERENT}:
+        return done.stdout
+    return f"{done.stdout}  it ended with status {done.returncode}:\n{done.stderr}"
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 4 and sys.argv[1] == "--vector":
         sys.exit(replay_one(sys.argv[2], int(sys.argv[3])))
-    if len(sys.argv) < 2:
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
         print(__doc__)
-        sys.exit(2)
+        sys.exit(0 if sys.argv[1:] else 2)
     sys.exit(replay_all(sys.argv[1:]))
