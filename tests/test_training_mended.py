@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from training_support import ByHand, begun_anew, configured, entered, exported, left, misuses, of, told
+from training_support import (
+    ByHand,
+    Memory,
+    begun_anew,
+    configured,
+    entered,
+    exported,
+    left,
+    misuses,
+    of,
+    told,
+)
 
 from exporter import training
 from exporter.training import kinds
@@ -291,3 +302,77 @@ def test_the_ideal_step_leaves_slow_ones_out_and_their_excess_is_counted() -> No
     assert values["training.slow_step_excess", ()] == pytest.approx(28.0)
     assert values["training.step_longest", ()] == 30.0
     assert values["training.step_duration", (("mode", "train"),)][0] == 60
+
+
+def begun(memory: Memory, name: str) -> Any:
+    (span,) = [span for what, of_name, span in exported(memory).records if (what, of_name) == ("start", name)]
+    return span
+
+
+NO_TARGETS = [[8], "8", math.nan, math.inf, True, lambda: 1 / 0, lambda: [8]]
+
+
+@pytest.mark.parametrize("target", NO_TARGETS, ids=lambda target: type(target).__name__)
+def test_d19_a_target_that_is_none_is_a_misuse_and_the_loop_is_told_without(target: Any) -> None:
+    memory = configured(telemetry={"seq_length_or_fn": 16})
+
+    with training.application(), training.training_loop(0, None, target, target):
+        iterations(1)
+
+    loop = begun(memory, "training_loop")
+    assert loop.attributes.to_json() == {"train_iterations_start": 0, "train_samples_start": 0}
+    assert sum(misuses().values()) == 2
+    assert len(exported(memory).attributes("training_metrics_update")) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "told_"), [(1e5, 100_000), (100, 100), (0, 0), (-1, -1), (10**400, 10**400)]
+)
+@pytest.mark.parametrize("stated", ["called", "configured"])
+def test_a_target_is_told_as_it_was_stated(target: float, told_: int, stated: str) -> None:
+    memory = configured(
+        telemetry={}
+        if stated == "called"
+        else {"train_iterations_target_or_fn": target, "train_samples_target_or_fn": target}
+    )
+    given = (target, target) if stated == "called" else ()
+
+    with training.application(), training.training_loop(0, None, *given):
+        iterations(1)
+
+    loop = begun(memory, "training_loop")
+    attributes = loop.attributes.to_json()
+    assert (attributes["train_iterations_target"], attributes["train_samples_target"]) == (told_, told_)
+    assert misuses() == {}
+
+
+def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
+    memory = configured(
+        telemetry={
+            "flops_per_sample_or_fn": 10,
+            "is_log_throughput_enabled_or_fn": True,
+            "train_iterations_target_or_fn": 0,
+        }
+    )
+
+    with training.application(), training.training_loop(0, None, None, -1):
+        iterations(1)
+
+    loop = begun(memory, "training_loop")
+    assert not {name for name in loop.attributes if name.endswith("target")}
+    assert misuses() == {}
+
+
+def test_d18_what_is_inside_a_save_that_is_not_told_has_the_parent_around_it() -> None:
+    memory = configured(telemetry={"is_save_checkpoint_enabled_or_fn": False})
+
+    with (
+        training.application(),
+        training.training_loop(0),
+        training.checkpoint_save(0),
+        training.validation_loop(),
+    ):
+        pass
+
+    validation = begun(memory, "validation_loop")
+    assert validation.parent_span.name_str == "training_loop"

@@ -245,19 +245,21 @@ def asked(*fields: str) -> dict[str, Any]:
     return {name: training.value(name) for name in fields}
 
 
-def evaluated(value: object, call: str, field: str) -> Any:
-    """Ask a callable that the job gave instead of a number; None, and a misuse, where it raises."""
-    if not callable(value):
-        return taken(value)
-    try:
-        return taken(value())
-    except Exception as error:  # noqa: BLE001  # the user's callable
-        report(
-            call,
-            "callable_raised",
-            f"{field} to give a number, but it raised {type(error).__name__}: {error}",
-        )
-        return None
+def _target(given: object, call: str, field: str) -> int | None:
+    """Take a whole number, or ask the callable that gives it; None, and a misuse, where there is none."""
+    if callable(given):
+        try:
+            given = given()
+        except Exception as error:  # noqa: BLE001  # the user's callable
+            report(call, "callable_raised", f"{field} to give a number, but it raised {shown(error)}")
+            return None
+    found = taken(given)
+    if isinstance(found, float) and found.is_integer():
+        found = int(found)  # 1e5, as a file of settings may say it
+    if found is None or (isinstance(found, int) and not isinstance(found, bool)):
+        return found
+    report(call, field, f"{field} to be a whole number, not {shown(found)}"[:200])
+    return None
 
 
 def application_values() -> dict[str, Any]:
@@ -285,7 +287,7 @@ def loop_values(
         ("train_samples_target", samples_target),
     ):
         if given is not None:
-            values[name] = evaluated(given, call, name)
+            values[name] = _target(given, call, name)
         else:
             values |= asked(name)
     return values | {"train_iterations_start": taken(start), "train_samples_start": taken(samples)}

@@ -263,11 +263,6 @@ def _positive(value: object) -> int:
     return found
 
 
-def _target(value: object) -> int | None:
-    found = _integer(value)
-    return found if found > 0 else None  # frameworks say "no end" with 0 or -1
-
-
 def _metadata(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) and key.strip() for key in value):
         raise OneLoggerError("must be a mapping whose keys are strings that are not blank")
@@ -314,7 +309,7 @@ class LoggerConfig(Settings):
 class TrainingTelemetryConfig(Settings):
     """What there is to know of a training job.
 
-    The target counts may be 0 or less, which means that there is none.
+    The targets may be 0 or less, as frameworks say that there is none.
     """
 
     perf_tag_or_fn = _Varying[str | list[str]](_tags)
@@ -322,8 +317,8 @@ class TrainingTelemetryConfig(Settings):
     micro_batch_size_or_fn = _Varying[int | None](_integer, None)
     seq_length_or_fn = _Varying[int | None](_integer, None)
     flops_per_sample_or_fn = _Varying[int | None](_integer, None)
-    train_iterations_target_or_fn = _Varying[int | None](_target, None)
-    train_samples_target_or_fn = _Varying[int | None](_target, None)
+    train_iterations_target_or_fn = _Varying[int | None](_integer, None)
+    train_samples_target_or_fn = _Varying[int | None](_integer, None)
     log_every_n_train_iterations = _Field(_positive, 50)
     is_log_throughput_enabled_or_fn = _Varying[bool](_boolean, default=False)
     is_train_iterations_enabled_or_fn = _Varying[bool](_boolean, default=True)

@@ -199,7 +199,7 @@ class Job:
         self.facts.training(values)
         self.looping.figures.ask(values)
         attributes = TrainingTelemetryAttributes.create(
-            perf_tag=values.get("perf_tag") or "",
+            perf_tag="" if values.get("perf_tag") is None else values["perf_tag"],
             global_batch_size=values.get("global_batch_size") or 0,
             log_every_n_train_iterations=training.log_every_n_train_iterations,
             checkpoint_strategy=training.save_checkpoint_strategy,

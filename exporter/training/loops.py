@@ -108,8 +108,7 @@ class Loop:
     @property
     def target(self) -> int | None:
         """The step at which it is to end."""
-        found: int | None = self._values.get("train_iterations_target")
-        return found
+        return self._target("train_iterations_target")
 
     @property
     def samples(self) -> int:
@@ -124,7 +123,7 @@ class Loop:
 
     def attributes(self) -> TrainingLoopAttributes:
         """Describe the loop at its begin."""
-        samples_target = self._values.get("train_samples_target")
+        samples_target = self._target("train_samples_target")
         length = self._values.get("seq_length")
         return TrainingLoopAttributes.create(
             train_iterations_start=self.start,
@@ -220,6 +219,11 @@ class Loop:
         """Tell where the tests are; the next interval begins."""
         interval, self.tested_at = self.completed - self.tested_at, self.completed
         return TestingMetricsUpdateAttributes.create(max(0, self.completed - 1), interval)
+
+    def _target(self, name: str) -> int | None:
+        """Give a target as it was stated; throughput has no use for one of 0 or less."""
+        found: int | None = self._values.get(name)
+        return None if self._measures and found is not None and found <= 0 else found
 
     @property
     def _flops_of_sample(self) -> int:

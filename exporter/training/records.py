@@ -10,7 +10,7 @@ from exporter.training.calls import Call, Ended
 from exporter.training.delivery import Sink
 from exporter.training.events import ErrorEvent, Event
 from exporter.training.hot import Told
-from exporter.training.kinds import Kind
+from exporter.training.kinds import CHECKPOINT_SAVE, Kind
 from exporter.training.opened import Open
 from exporter.training.spans import Span
 from exporter.training.types import Attribute, Attributes, TracingTimestamp
@@ -63,6 +63,8 @@ class Records:
     def parent_span(self, opened: Open) -> Span | None:
         """Give the span around; what began before the configuration is none."""
         parent = opened.parent
+        while parent is not None and parent.kind is CHECKPOINT_SAVE and parent.save is None:
+            parent = parent.parent  # saves are switched off: nothing is told of it
         return None if parent is None or not parent.known else self.span(parent)
 
     def start(self, opened: Open) -> None:
