@@ -26,6 +26,7 @@ from exporter.recording.values import Aggregation, Recording, StatDefinition, St
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
+times = st.floats(-1e11, 1e11)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 at_least_zero = st.floats(min_value=0, allow_infinity=False)
 counts = st.integers(0, 2**63 - 1)
@@ -77,7 +78,7 @@ identities = st.builds(
     ProcessIdentity,
     id=st.binary(min_size=16, max_size=16).map(bytes.hex),
     pid=st.integers(1, 2**31),
-    started=numbers,
+    started=times,
     run=texts,
     rank=ranks,
     local_rank=ranks,
@@ -99,7 +100,7 @@ snapshots = st.builds(
     Snapshot,
     process=identities,
     sequence=st.integers(1, 2**63 - 1),
-    written=numbers,
+    written=times,
     flush_seconds=positive,
     recording=recordings,
     dropped=reasons,
@@ -361,6 +362,8 @@ def test_a_key_of_the_future_is_passed_over() -> None:
         lambda what, when, totals: what["process"].update(rank=0.5),
         lambda what, when, totals: what["process"].update(run="r" * 1025),
         lambda what, when, totals: what["process"].update(started=math.nan),
+        lambda what, when, totals: what["process"].update(started=1.1e11),
+        lambda what, when, totals: totals.update(written=-1e300),
         lambda what, when, totals: when["windows"].pop(),
         lambda what, when, totals: when["windows"][0].update(samples=-1),
         lambda what, when, totals: when["windows"][0].update(samples=0),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_feed_codec import changed as changed_example
-from test_feed_codec import example, numbers, reason_of, texts
+from test_feed_codec import example, reason_of, texts, times
 
 from exporter.errors import FeedFormatError
 from exporter.feed.codec import decode, encode
@@ -46,9 +46,9 @@ def training_readings(draw: st.DrawFn) -> TrainingReading:
     return TrainingReading(
         facts=tuple(sorted(draw(st.dictionaries(slugs, texts, max_size=4)).items())),
         phase=draw(slugs),
-        phase_since=draw(numbers),
+        phase_since=draw(times),
         phases=draw(st.dictionaries(slugs, seconds, max_size=4)),
-        last_progress=draw(st.none() | numbers),
+        last_progress=draw(st.none() | times),
         first_step=draw(steps),
         loop=draw(wholes),
         step=draw(steps),
@@ -152,6 +152,8 @@ def test_what_is_missing_has_the_contracts_default_and_what_is_unknown_is_passed
         {"phase": "Forward!"},
         {"phase": None},
         {"phase_since": "now"},
+        {"phase_since": 1.1e11},
+        {"last_progress": -1e300},
         {"phases": []},
         {"phases": {"init": -1.0}},
         {"phases": {"No": 1.0}},

@@ -25,6 +25,8 @@ MAX_NAME = 512
 MAX_TEXT = 4096
 MAX_LABELS = 64
 MAX_REASONS = 64
+MAX_TIME = 1e11
+"""Three thousand years on either side of 1970: differences and sums of what is within stay finite."""
 
 
 def refuse(message: str) -> NoReturn:
@@ -100,6 +102,12 @@ def take_number(found: object) -> float:
     if type(found) is int:
         return float(found)
     refuse("not a finite number")
+
+
+def take_time(found: object) -> float:
+    """Take a Unix time."""
+    number = take_number(found)
+    return number if abs(number) <= MAX_TIME else refuse("a time that is thousands of years away")
 
 
 def take_at_least_zero(found: object) -> float:

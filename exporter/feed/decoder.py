@@ -33,6 +33,7 @@ from exporter.feed.content import (
     take_optional,
     take_positive,
     take_text,
+    take_time,
     take_whole,
 )
 from exporter.feed.layout import (
@@ -176,7 +177,7 @@ def _process(body: dict[str, Any], process_id: str) -> ProcessIdentity:
     return ProcessIdentity(
         id=process_id,
         pid=take_whole(body["pid"], at_least=1),
-        started=take_number(body["started"]),
+        started=take_time(body["started"]),
         run=take_text(body["run"], MAX_IDENTITY_TEXT),
         rank=take_optional(body["rank"], take_whole),
         local_rank=take_optional(body.get("local_rank"), take_whole),
@@ -254,7 +255,7 @@ def _snapshot(
     return Snapshot(
         process=identity,
         sequence=sequence,
-        written=take_number(body["written"]),
+        written=take_time(body["written"]),
         flush_seconds=take_positive(body["flush_seconds"]),
         recording=Recording(
             stats=tuple(map(_reading, definitions, windows, totals)),

@@ -20,6 +20,7 @@ from exporter.feed.content import (
     take_object,
     take_optional,
     take_text,
+    take_time,
     take_whole,
 )
 from exporter.feed.layout import MAX_COUNT, MAX_IDENTITY_TEXT
@@ -44,9 +45,9 @@ def take_training(found: object) -> TrainingReading:
     return TrainingReading(
         facts=_facts(body.get("facts", [])),
         phase=_phase(body.get("phase", "other")),
-        phase_since=take_number(body.get("phase_since", 0.0)),
+        phase_since=take_time(body.get("phase_since", 0.0)),
         phases=_phases(body.get("phases", {})),
-        last_progress=take_optional(body.get("last_progress"), take_number),
+        last_progress=take_optional(body.get("last_progress"), take_time),
         first_step=take_optional(body.get("first_step"), _step),
         loop=take_whole(body.get("loop", 0)),
         step=take_optional(body.get("step"), _step),
