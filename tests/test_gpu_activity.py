@@ -45,6 +45,37 @@ def test_a_whole_request_that_fails_costs_only_its_metrics() -> None:
     assert played.readings("sm_activity")[-1] == 0.6
 
 
+@pytest.mark.parametrize("newest", [2, 7, 20, 247])
+def test_a_metric_that_the_driver_does_not_know_costs_no_other(newest: int) -> None:
+    played = replay(machine(f"newest_metric: {newest}\n{WITH_GPM}"), 60, details=True)
+    families = played.families()
+
+    assert set(values(families, "gpu_sm_activity_ratio").values()) == {0.6}
+    pipes = {labels[2] for labels in values(families, "gpu_tensor_activity_ratio")}
+    assert pipes == {"any", "hmma"} if newest >= 7 else not pipes
+    assert bool(values(families, "gpu_pcie_transmit_bytes_total")) == (newest >= 20)
+    assert values(families, "gpu_sm_cycles_total") == {}
+    assert values(families, "exporter_nvml_errors_total") == {}
+
+
+@pytest.mark.parametrize("error", ["UNKNOWN", "NOT_SUPPORTED"])
+@pytest.mark.parametrize("call", ["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
+def test_activity_that_is_no_longer_measured_is_not_shown(call: str, error: str) -> None:
+    gone = f"\ntimeline:\n  - {{at: 20s, errors: {{{call}: {error}}}}}\n"
+    played = replay(machine(WITH_GPM + gone), 40)
+
+    assert 0.6 in played.readings("sm_activity")
+    for name in ("gpu_sm_activity_ratio", "gpu_pcie_transmit_bytes_total", "gpu_sm_cycles_total"):
+        assert values(played.families(), name) == {}, name
+
+
+def test_what_cannot_be_sampled_is_not_tried_again_and_again() -> None:
+    never = "\ntimeline:\n  - {errors: {nvmlGpmSampleGet: NOT_SUPPORTED}}\n"
+    calls = values(replay(machine(WITH_GPM + never), 60).families(), "exporter_nvml_calls_total")
+
+    assert calls[("nvmlGpmSampleGet",)] == 2  # one for each GPU
+
+
 def test_a_divided_gpu_tells_of_its_instances() -> None:
     played = replay("a100-mig", 12)
     families = played.families()

@@ -257,6 +257,12 @@ class Machine:
     newest_field: Annotated[int, Range(0)] | None = field(
         default=None, metadata=_help("Greater field ids are invalid; none are where it is left out.")
     )
+    newest_metric: Annotated[int, Range(0)] | None = field(
+        default=None,
+        metadata=_help(
+            "Greater ids of performance counters are invalid, and so is every request with one; none are where it is left out."
+        ),
+    )
     shared: bool = field(
         default=False,
         metadata=_help(
@@ -300,6 +306,7 @@ class Machine:
             "cuda": self.cuda,
             "missing": list(self.missing),
             "newest_field": self.newest_field,
+            "newest_metric": self.newest_metric,
             "gpus": gpus,
             "timeline": [_plain_happening(each) for each in self.timeline],
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from math import isfinite
 
+from exporter.collectors.nvml.codes import UNSUPPORTED
 from exporter.collectors.nvml.conversions import GarbageError, ratio
 from exporter.collectors.nvml.gpu import member_error
 from exporter.collectors.nvml.library import CallFailedError
@@ -159,7 +160,7 @@ class Gpm:
         self._totals: dict[str, float] = {}
         activity = {**ACTIVITY, **ACTIVITY_DETAILS} if options.details else ACTIVITY
         counters = {**COUNTERS, **COUNTERS_DETAILS} if options.details else COUNTERS
-        # One request for what every Hopper has, others for what some drivers refuse as a whole.
+        # One request for what every Hopper has, others for what not every driver knows.
         self._requests = [activity, RATES, counters]
         if options.video_engines:
             self._requests.append(VIDEO)
@@ -169,22 +170,21 @@ class Gpm:
         gpu = self._gpu
         stall = gpu.fields((_MMA_STALL_FIELD,)).get(_MMA_STALL_FIELD)
         out["mma_stall"] = None if stall is None or not 0 <= stall <= 100 else stall / 100
-        if not supported(gpu):
-            return
         found: dict[str, Any] = {}
-        try:
-            pair = self._pair.take(
-                gpu.now, lambda sample: gpu.library.call("nvmlGpmSampleGet", gpu.handle, sample)
-            )
-        except CallFailedError as failure:
-            gpu.fail("gpm.sample", failure.call, failure.error)
-        else:
-            gpu.succeed("gpm.sample")
-            if pair is None:
-                return  # too close, or the first: what is known stays
-            for request in self._requests:
-                for number, value in read_metrics(gpu, "gpm", tuple(request), *pair).items():
-                    self._put(found, request[number], number, value)
+        if supported(gpu) and not gpu.lacks("gpm.sample"):
+            try:
+                pair = self._pair.take(
+                    gpu.now, lambda sample: gpu.library.call("nvmlGpmSampleGet", gpu.handle, sample)
+                )
+            except CallFailedError as failure:
+                gpu.fail("gpm.sample", failure.call, failure.error)
+            else:
+                gpu.succeed("gpm.sample")
+                if pair is None:
+                    return  # too close, or the first: what is known stays
+                for request in self._requests:
+                    for number, value in read_metrics(gpu, "gpm", tuple(request), *pair).items():
+                        self._put(found, request[number], number, value)
         for request in self._requests:
             for key, _ in request.values():
                 out[key] = found.get(key)
@@ -241,6 +241,10 @@ def read_metrics(gpu: Gpu, item: str, numbers: Sequence[int], earlier: Any, late
     try:
         gpu.library.call("nvmlGpmMetricsGet", request)
     except CallFailedError as failure:
+        if failure.error in UNSUPPORTED and len(asked) > 1:
+            # One that the driver does not know must not cost the others: which one is found out once.
+            single = (read_metrics(gpu, item, (number,), earlier, later) for number in asked)
+            return {number: value for each in single for number, value in each.items()}
         for number in asked:
             gpu.fail(f"{item}.{number}", failure.call, failure.error)
         return {}

@@ -86,6 +86,7 @@ class ReplayLibrary:
         self._machine = ReplayedMachine(description)
         self._missing = frozenset(description["missing"])
         self._newest_field: int | None = description["newest_field"]
+        self._newest_metric: int | None = description["newest_metric"]
         self._clock = clock
         self._origin = origin
         self._initialised_at: float | None = None
@@ -357,8 +358,10 @@ class ReplayLibrary:
             return _INVALID
         begin, gpu, _ = earlier
         end = later[0]
-        for place in range(metrics.numMetrics):
-            metric = metrics.metrics[place]
+        asked = [metrics.metrics[place] for place in range(metrics.numMetrics)]
+        if self._newest_metric is not None and any(each.metricId > self._newest_metric for each in asked):
+            return _INVALID
+        for metric in asked:
             value = gpu.readings.mean(f"gpm.{metric.metricId}", begin, max(end, begin + 1e-6))
             metric.nvmlReturn = SUCCESS if value is not None else NOT_SUPPORTED
             if value is not None:
