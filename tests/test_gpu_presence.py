@@ -33,6 +33,34 @@ def test_gpus_are_numbered_as_the_job_sees_them(visible: str | None, expected: d
     assert numbers(played) == expected
 
 
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, {2: 0, 3: 1}),
+        ("0", {2: 0}),
+        ("1,0", {3: 0, 2: 1}),
+        (f"{U}3", {3: 0}),
+        ("3", {2: 0, 3: 1}),
+    ],
+)
+def test_gpus_that_may_not_be_used_are_not_the_jobs(visible: str | None, expected: dict[int, int]) -> None:
+    four = SMALL.replace("count: 2", "count: 4")
+    kept = "\ntimeline:\n  - {gpus: [0, 1], errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION}}\n"
+    played = replay(machine(four + kept), 400, visible=visible)
+
+    assert numbers(played) == expected
+    assert played.farewell == "released"
+    assert values(played.families(), "exporter_nvml_errors_total") == {}
+
+
+def test_where_no_gpu_may_be_used_each_says_so() -> None:
+    kept = "\ntimeline:\n  - {errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION}}\n"
+    played = replay(small(kept), 400)
+
+    assert {labels[2] for labels in values(played.families(), "gpu_error_info")} == {"no_permission"}
+    assert played.farewell == "released"
+
+
 def test_an_instance_that_is_visible_brings_its_gpu() -> None:
     uuid = replay(machine(DIVIDED), 6).fleet.gpus[1].values["mig"][0]["uuid"]
 

@@ -41,6 +41,7 @@ RETRIES_BEFORE_NEW_PROCESS = 10
 """A GPU that came back from a reset may need NVML to be loaded anew before it can be seen."""
 
 MOST_GPUS = 64
+NOT_OURS = "no_permission"
 _STAGGER = 8
 
 
@@ -275,7 +276,8 @@ class Sampler:
         except CallFailedError as failure:
             if failure.error in LIBRARY_DOWN:
                 raise LibraryDownError(failure.error) from None
-            self._library.count_error(failure.call, failure.error)
+            if failure.error != NOT_OURS:
+                self._library.count_error(failure.call, failure.error)
             self._lose(device, failure.error, now)
             return
         finally:
@@ -303,25 +305,27 @@ class Sampler:
             device.tried += 1
         device.down = reason
         device.retry_at = now + self._options.retry_seconds
-        if device.tried >= RETRIES_BEFORE_NEW_PROCESS:
+        if device.tried >= RETRIES_BEFORE_NEW_PROCESS and reason != NOT_OURS:
             raise RestartError("gpu_lost")
 
     def _select(self, now: float) -> None:
         """Choose the GPUs to sample, now that all are known."""
         options = self._options
+        # To a container or job with some of the GPUs NVML may list all; CUDA numbers those that it can use.
+        ours = [device for device in self._devices if device.down != NOT_OURS] or self._devices
         uuids: dict[int, list[str]] = {}
-        for device in self._devices:
-            uuids[device.index] = [device.uuid]
+        for place, device in enumerate(ours):
+            uuids[place] = [device.uuid]
             if options.visible and "MIG-" in options.visible and device.attached is not None:
                 try:
                     device.attached.mig.find({})
-                    uuids[device.index] += device.attached.mig.uuids()
+                    uuids[place] += device.attached.mig.uuids()
                 except DeviceDownError as error:
                     self._lose(device, error.reason, now)
         numbers = job_numbers(options.visible, uuids)
-        for device in self._devices:
-            if numbers is None or device.index in numbers:
-                device.number = device.index if numbers is None else numbers[device.index]
+        for place, device in enumerate(ours):
+            if numbers is None or place in numbers:
+                device.number = place if numbers is None else numbers[place]
                 self._selected.add(device.index)
         if options.include or options.exclude:
             for device in self._devices:

@@ -3,7 +3,8 @@
 Used in the NVML child. The variable's text and what NVML lists come in; the job's number of each GPU goes out.
 
 As CUDA reads it: numbers, or the beginnings of UUIDs; the first entry that names no GPU ends the list. Numbers
-are taken as NVML's, in the order of the PCI bus: CUDA's own order is the same wherever all GPUs are alike.
+count the GPUs that may be used in NVML's order, that of the PCI bus: CUDA's own is the same wherever all GPUs are
+alike.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
 
     Args:
         visible: The variable; None where it is not set.
-        uuids: By NVML's index: the UUID of the GPU, then those of its instances.
+        uuids: By place among the GPUs that may be used: the UUID, then those of its instances.
 
     Returns:
-        The job's number by NVML's index; None where the variable selects nothing, so that all are taken.
+        The job's number by place; None where the variable selects nothing, so that all are taken.
     """
     if visible is None:
         return None
