@@ -477,6 +477,25 @@ def test_unregistering_waits_for_what_was_logged_and_is_idempotent(events: Event
     assert events.reading().delivered == {"Keeper": 500}
 
 
+def test_what_a_handler_takes_before_and_after_it_unregisters_itself_is_counted(events: EventLog) -> None:
+    gate = threading.Event()
+    seen: list[str] = []
+
+    def handler(event: Event) -> None:
+        gate.wait(10)
+        if event.type == "first":
+            handle.unregister()
+        seen.append(event.type)
+
+    handle = events.register(handler, name="once")
+    for type_ in ("first", "second", "third"):
+        events.log(type_)
+    gate.set()
+    wait_until(lambda: events.reading().delivered == {"once": 3})
+
+    assert seen == ["first", "second", "third"]
+
+
 def test_unregistering_a_handler_that_hangs_gives_up_and_counts(events: EventLog) -> None:
     release = threading.Event()
     handle = events.register(lambda _event: release.wait(30), name="hanging")

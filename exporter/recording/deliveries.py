@@ -57,16 +57,16 @@ class Deliveries:
         self.active = (*self.active, delivery)
 
     def remove(self, delivery: Delivery) -> bool:
-        """Tell one no more; says whether it was told. It has to be ended, then retired."""
+        """Tell one no more; says whether it was told. It has to be ended."""
         if delivery not in self.active:
             return False
         self.active = tuple([each for each in self.active if each is not delivery])
         self._leaving.append(delivery)
         return True
 
-    def retire(self, delivery: Delivery) -> None:
-        """Keep the counts of one that has ended, and not the handler."""
-        if delivery in self._leaving:
+    def retire(self) -> None:
+        """Keep the counts of those that have ended, and not the handlers."""
+        for delivery in [each for each in self._leaving if each.over]:
             self._leaving.remove(delivery)
             self._add(delivery, self._delivered, self._dropped)
 
@@ -84,6 +84,7 @@ class Deliveries:
 
     def counts(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
         """Tell how many events each took, and how many it missed, by name."""
+        self.retire()
         delivered, dropped = dict(self._delivered), dict(self._dropped)
         for delivery in (*self._leaving, *self.active):
             self._add(delivery, delivered, dropped)

@@ -119,6 +119,11 @@ class Delivery:
         """Events that the handler took; by the thread that publishes."""
         return self._done + self._taken.read()
 
+    @property
+    def over(self) -> bool:
+        """Whether it takes no more, so that its counts are final; once it has been ended."""
+        return self._thread is None or self._ended or self._abandoned
+
     def lost(self) -> dict[str, int]:
         """Events that it missed, by reason; by the thread that publishes."""
         losses = dict(self._losses)

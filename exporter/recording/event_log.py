@@ -214,7 +214,7 @@ class EventLog:
             self._rewire()
         end_all([delivery], seconds=timeout_seconds, reason="unregistered")
         with self._lock:
-            self._deliveries.retire(delivery)
+            self._deliveries.retire()
 
     def has(self, delivery: Delivery) -> bool:
         """Whether it is told of events."""
