@@ -165,6 +165,16 @@ def test_a_timestamp_is_filled_in_and_may_be_given(told: list[Event]) -> None:
     assert len(told) == 2
 
 
+def test_a_severity_goes_with_a_type_alone(told: list[Event]) -> None:
+    log("short", "m", severity="warning", x=1)
+    with pytest.raises(TypeError):
+        log(Event("long"), severity="warning")
+    with pytest.raises(ValueError, match="loud"):
+        log("short", severity="loud")
+
+    assert [(each.severity, each.metadata) for each in told] == [("warning", {"x": 1})]
+
+
 def test_events_logged_elsewhere_come_in_the_rfcs_form(told: list[Event]) -> None:
     exporter.log("elsewhere", "m", severity="error", timestamp=5.0, x=1)
 
@@ -182,6 +192,7 @@ def test_events_logged_elsewhere_come_in_the_rfcs_form(told: list[Event]) -> Non
         ((Event("a", severity="loud"),), ValueError),
         ((Event("a", timestamp="now"),), TypeError),  # type: ignore[arg-type]  # likewise
         ((Event("a", metadata={"x": None}),), TypeError),  # type: ignore[dict-item]  # likewise
+        ((Event("a", metadata=[("x", 1)]),), TypeError),  # type: ignore[arg-type]  # likewise
         ((Event("a"), "message"), TypeError),
     ],
 )

@@ -93,12 +93,15 @@ class EventHandler(ABC):
         """Take one event; may ignore it."""
 
 
-def log(event: Event | str, message: str | None = None, /, **metadata: Datum) -> None:
+def log(
+    event: Event | str, message: str | None = None, /, *, severity: str | None = None, **metadata: Datum
+) -> None:
     """Log an event to all registered handlers, on their own threads, and count it.
 
     Args:
-        event: The event, or its type: then one is made of it, the message and the metadata.
+        event: The event, or its type: then one is made of it and of what follows.
         message: For people; only with a type.
+        severity: A name of `exporter.Severity`, None for `info`; only with a type.
         metadata: Only with a type.
 
     Raises:
@@ -106,9 +109,11 @@ def log(event: Event | str, message: str | None = None, /, **metadata: Datum) ->
         ValueError: Its type is empty, its severity unknown, or an int needs more than 64 bits.
     """
     if isinstance(event, str):
-        event = Event(event, message, metadata=metadata)
-    elif not isinstance(event, Event) or message is not None or metadata:
+        event = Event(event, message, metadata=metadata, severity="info" if severity is None else severity)
+    elif not isinstance(event, Event) or (message, severity) != (None, None) or metadata:
         raise TypeError(f"log takes an Event alone, or a type with a message and metadata, not {event!r}")
+    if not isinstance(event.metadata, Mapping):
+        raise TypeError(f"the metadata of an event must be a mapping, not {event.metadata!r}")
     type_, severity = check_type(event.type), check_severity(event.severity)
     text, data = check_text("message", event.message), check_data(dict(event.metadata))
     happened = None if event.timestamp is None else check_timestamp(event.timestamp)
