@@ -24,101 +24,96 @@ class _Teller:
     Args:
         name: What the metrics' names begin with.
         put: Takes a name and a value.
+        endings: Exceptions that end a call as it should.
     """
 
-    def __init__(self, name: str, put: Put) -> None:
+    def __init__(self, name: str, put: Put, *endings: type[BaseException]) -> None:
         self._put = put
         self._outcomes = (f"{name}.failure", f"{name}.success")
         self._duration = f"{name}.duration.ms"
+        self._endings = (None, *endings)
 
-    def __call__(self, began: float, *, success: bool) -> None:
+    def __call__(self) -> _Measured:
+        return _Measured(self)
+
+    def tell(self, began: float, ending: type[BaseException] | None) -> None:
         elapsed = perf_counter() - began
-        self._put(self._outcomes[success], 1)
+        self._put(self._outcomes[ending in self._endings], 1)
         self._put(self._duration, round(elapsed * 1000, 3))
+
+
+class _Measured:
+    """One call."""
+
+    __slots__ = ("_began", "_teller")
+
+    def __init__(self, teller: _Teller) -> None:
+        self._teller = teller
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, ending: type[BaseException] | None, *_: object) -> None:
+        self._teller.tell(self._began, ending)
 
 
 def measured(function: AnyFunction, name: str, put: Put) -> AnyFunction:
     """Wrap a function so that every call is told of."""
-    tell = _Teller(name, put)
     flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
     if flags & _COROUTINE:
-        return _coroutine(function, tell)
+        return _coroutine(function, _Teller(name, put))
     if flags & _ASYNC_GENERATOR:
-        return _async_generator(function, tell)
+        return _async_generator(function, _Teller(name, put, GeneratorExit))
     if flags & _GENERATOR:
-        return _generator(function, tell)
-    return _call(function, tell)
+        return _generator(function, _Teller(name, put, GeneratorExit))
+    return _call(function, _Teller(name, put))
 
 
-def _call(function: AnyFunction, tell: _Teller) -> AnyFunction:
+def _call(function: AnyFunction, measure: _Teller) -> AnyFunction:
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
-        try:
-            result = function(*args, **kwargs)
-        except BaseException:
-            tell(began, success=False)
-            raise
-        tell(began, success=True)
-        return result
+        with measure():
+            return function(*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]  # the same signature, by wraps
 
 
-def _coroutine(function: AnyFunction, tell: _Teller) -> AnyFunction:
+def _coroutine(function: AnyFunction, measure: _Teller) -> AnyFunction:
     @wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
-        try:
-            result = await function(*args, **kwargs)
-        except BaseException:
-            tell(began, success=False)
-            raise
-        tell(began, success=True)
-        return result
+        with measure():
+            return await function(*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]  # the same signature, by wraps
 
 
-def _generator(function: AnyFunction, tell: _Teller) -> AnyFunction:
+def _generator(function: AnyFunction, measure: _Teller) -> AnyFunction:
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
-        try:
-            result = yield from function(*args, **kwargs)
-        except GeneratorExit:
-            tell(began, success=True)
-            raise
-        except BaseException:
-            tell(began, success=False)
-            raise
-        tell(began, success=True)
-        return result
+        with measure():
+            return (yield from function(*args, **kwargs))
 
     return wrapper  # type: ignore[return-value]  # the same signature, by wraps
 
 
-def _async_generator(function: AnyFunction, tell: _Teller) -> AnyFunction:
+def _async_generator(function: AnyFunction, measure: _Teller) -> AnyFunction:
     @wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        began, success = perf_counter(), False
-        generator = function(*args, **kwargs)
-        try:
-            item = await generator.__anext__()
-            while True:  # what `yield from` does, which there is not for these
-                try:
-                    sent = yield item
-                except GeneratorExit:  # noqa: PERF203  # each item may be thrown at
-                    await generator.aclose()
-                    success = True
-                    raise
-                except BaseException as error:  # noqa: BLE001  # handed on to whom it was meant for
-                    item = await generator.athrow(error)
-                else:
-                    item = await generator.asend(sent)
-        except StopAsyncIteration:
-            success = True
-        finally:
-            tell(began, success=success)
+        with measure():
+            generator = function(*args, **kwargs)
+            try:
+                item = await generator.__anext__()
+                while True:  # what `yield from` does, which there is not for these
+                    try:
+                        sent = yield item
+                    except GeneratorExit:  # noqa: PERF203  # each item may be thrown at
+                        await generator.aclose()
+                        raise
+                    except BaseException as error:  # noqa: BLE001  # handed on to whom it was meant for
+                        item = await generator.athrow(error)
+                    else:
+                        item = await generator.asend(sent)
+            except StopAsyncIteration:
+                pass
 
     return wrapper  # type: ignore[return-value]  # the same signature, by wraps
