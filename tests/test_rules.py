@@ -184,6 +184,14 @@ def test_what_is_committed_is_what_the_thresholds_make() -> None:
     assert script(PROMETHEUS / "render.py").main(["--check"]) == 0
 
 
+def test_a_row_of_the_runbooks_table_has_four_cells_whatever_is_in_them() -> None:
+    table = (ROOT / "docs/runbook.md").read_text(encoding="utf-8").partition("<!-- end of alerts -->")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+
+    assert len(rows) > len(alerts())
+    assert [row for row in rows if len(re.findall(r"(?<!\\)\|", row)) != 5] == []
+
+
 def test_a_threshold_of_ones_own_changes_the_rule_and_what_it_says(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
     own.write_text(

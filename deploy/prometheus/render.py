@@ -136,9 +136,10 @@ def table(files: Mapping[str, str]) -> str:
                 if name is None or name in seen:
                     continue
                 seen.add(name)
+                condition = rule["annotations"]["condition"].replace("|", "\\|")  # else a new cell
                 lines.append(
                     f"| [{name}](#{name.lower()}) | {rule['labels']['severity']} | {rule.get('for', 'at once')} "
-                    f"| {rule['annotations']['condition']} |"
+                    f"| {condition} |"
                 )
     return "\n".join([*lines, ""])
 
