@@ -185,6 +185,21 @@ def test_numbers_that_are_none_are_counted_and_leave_the_last_good_one() -> None
     }
 
 
+def test_numbers_that_no_counter_can_hold_are_misuse_and_the_counters_stay() -> None:
+    training.describe(flops_per_token=1e300)
+    for tokens in (7, 1e308):
+        for _ in range(10):
+            with training.training_iteration():
+                training.record(tokens=tokens)
+    training.record(tokens=1e20, mode="validation")
+
+    assert of("training.tokens", mode="train") == 70
+    assert of("training.model_flops") == pytest.approx(70e300)
+    assert misuses() == {("record", "tokens"): 10}
+    training.record(tokens=1e20)  # of which the FLOP are beyond a float
+    assert of("training.model_flops") == pytest.approx(70e300)
+
+
 def test_a_number_of_another_library_is_taken_and_a_value_that_raises_is_not() -> None:
     class Odd:
         def __float__(self) -> float:

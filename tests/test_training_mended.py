@@ -376,3 +376,18 @@ def test_d18_what_is_inside_a_save_that_is_not_told_has_the_parent_around_it() -
 
     validation = begun(memory, "validation_loop")
     assert validation.parent_span.name_str == "training_loop"
+
+
+def test_d18_saves_that_are_switched_off_break_no_rule() -> None:
+    memory = configured(telemetry={"is_save_checkpoint_enabled_or_fn": False})
+    with training.application():
+        training.on_save_checkpoint_end()
+        training.on_save_checkpoint_start(1)
+        training.on_save_checkpoint_start(2)
+        training.on_save_checkpoint_success(7)
+        training.on_save_checkpoint_end()
+        training.on_save_checkpoint_end()
+    training.on_save_checkpoint_start(3)
+
+    assert misuses() == {}
+    assert {name for _, name, _ in exported(memory).records} == {"application"}

@@ -222,4 +222,9 @@ def on_save_checkpoint_success(global_step: int, time_msec: float | None = None)
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
     """Say that the saving, as far as it held up the training, ends; a synchronous save without success has failed."""
-    _end(kinds.CHECKPOINT_SAVE, finish_time_msec)
+    calls.end(
+        kinds.CHECKPOINT_SAVE,
+        "on_save_checkpoint_end",
+        at=calls.moment(finish_time_msec, "on_save_checkpoint_end"),
+        values=calls.asked("is_save_checkpoint_enabled"),
+    )

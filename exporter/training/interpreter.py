@@ -38,6 +38,7 @@ from exporter.training.opened import Open, Stack
 from exporter.training.phases import PhaseClock
 from exporter.training.records import Records
 from exporter.training.runs import BEGIN_CODE, Plan, Runs
+from exporter.training.saving import is_untold_save
 from exporter.training.tree import Tree
 from exporter.training.types import Attributes, shown
 
@@ -244,6 +245,8 @@ class Interpreter:
         """End the span of a kind that is open, in this thread or else in another."""
         opened = stack.latest(kind) or self.tree.find(kind)
         if opened is None:
+            if is_untold_save(mark):
+                return
             call = kind.end if mark is None else mark.name
             self.job.rule(call, kind.end_rule, f"{kind.begin} before it")
             return
@@ -277,6 +280,8 @@ class Interpreter:
         earlier = stack.single.get(kind) if kind.single else None
         if earlier is None and kind in _ONE_OF_A_PROCESS:
             earlier = self.tree.find(kind)
+        if is_untold_save(mark):
+            return earlier is None and not job.closed
         if earlier is not None:
             if not job.tells or earlier.known:
                 job.rule(call, kind.rule, f"the {kind.call} that is open to end before")

@@ -151,6 +151,7 @@ class Job:
             return
         attributes: Attributes | None = None
         if kind is kinds.TRAINING_LOOP:
+            self.failure = ""  # whatever ended an earlier loop, the job has gone on
             loop = self.looping.begin(opened, mark)
             self.saving.loop_begins()
             self.facts.target(loop.target)

@@ -9,7 +9,7 @@ from collections import deque
 from math import isfinite, isnan
 
 from exporter.training.medians import median
-from exporter.training.series import Counter, Families, Histogram
+from exporter.training.series import LARGEST, Counter, Families, Histogram
 
 LONGEST_OF = 100
 IDEAL_OF = 200
@@ -217,8 +217,8 @@ class Progress:
             self._families.gauge("training.loss", mode=mode).set(number)
         elif field in _GAUGES:
             self._families.gauge(_GAUGES[field]).set(number)
-        elif number < 0:
-            return "not to be negative"
+        elif not 0 <= number < LARGEST:
+            return f"to be 0 or more and below {LARGEST:g}"
         elif field == "epoch":
             self._enter_epoch(number)
         elif field == "microbatches":

@@ -14,6 +14,7 @@ from operator import le, sub
 
 from exporter.training import kinds
 from exporter.training.kinds import ENTER, EXIT, FIELDS, FIRST_KIND, KINDS, MODES, NUMBERS
+from exporter.training.series import LARGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def _plain_numbers(
             total = float(sum(column))
         except (TypeError, OverflowError):  # one that `record` could make no number of; or too large
             return None
-        if not isfinite(total) or (field in _NOT_NEGATIVE and min(column) < 0):
+        if not isfinite(total) or (field in _NOT_NEGATIVE and not 0 <= min(column) <= total < LARGEST):
             return None
         found.append((field, mode, column, total))
     return found

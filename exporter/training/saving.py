@@ -7,7 +7,6 @@ next one is not held up by it. Where saves are switched off by the configuration
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 
 from exporter.training import kinds
 from exporter.training.attributes import CheckpointSaveSpanAttributes
@@ -16,7 +15,7 @@ from exporter.training.events import Event
 from exporter.training.names import CheckPointStrategy, StandardTrainingJobEventName
 from exporter.training.opened import Open
 from exporter.training.saves import KINDS, Save, SaveFamilies, Saves
-from exporter.training.series import Families
+from exporter.training.series import LARGEST, Families
 from exporter.training.types import shown
 from exporter.training.work import MOST_STEPS, Work
 
@@ -65,7 +64,7 @@ class Saving:
         Returns:
             What describes it; None where saves are switched off.
         """
-        if mark.values.get("is_save_checkpoint_enabled") is False:
+        if is_untold_save(mark):
             return None
         loop = self._job.looping.loop
         step = mark.values.get("global_step")
@@ -87,7 +86,7 @@ class Saving:
     def succeed(self, call: Call, by: Interpreter) -> None:
         """Take the job's word that a save is safe."""
         job = self._job
-        if call.values.get("is_save_checkpoint_enabled") is False:
+        if is_untold_save(call):
             return
         step = call.values["global_step"]
         save = self._saves.pending(step)
@@ -147,10 +146,10 @@ class Saving:
             number = values[name]
             if number is None:
                 numbers[name] = None
-            elif isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e30:
+            elif isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < LARGEST:
                 return f"{name} of 0 or more, not {shown(number)}"
             else:
-                numbers[name] = float(number) if isfinite(number) else None
+                numbers[name] = float(number)
         if numbers["blocking_seconds"] is not None:
             self._families.blocked(kind, numbers["blocking_seconds"])
         if not values["ok"]:
@@ -170,3 +169,8 @@ class Saving:
         if holder is not None:
             at_ = moment or by.records.moment(by.now)
             by.records.event(holder, Event.create(_EVENTS.SAVE_CHECKPOINT_SUCCESS, attributes, at_))
+
+
+def is_untold_save(call: Call | None) -> bool:
+    """Whether a call is about a save while saves are switched off: no rule is about it, and nothing is told."""
+    return call is not None and call.values.get("is_save_checkpoint_enabled") is False

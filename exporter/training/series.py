@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
-from math import isfinite
+from math import inf
 
 from exporter.recording.values import Aggregation, StatDefinition, StatReading
 
@@ -39,6 +39,8 @@ STEP_BUCKETS = (
     600.0,
 )
 PHASE_BUCKETS = (0.001, *STEP_BUCKETS)
+LARGEST = 1e30
+"""What the job says of samples, tokens or bytes is below it: the sum of many such is still a float."""
 MOST_SERIES = 200
 """Of one family; beyond it, label values of the job's own choice become `other`."""
 _HISTOGRAM = frozenset({Aggregation.HISTOGRAM})
@@ -93,8 +95,8 @@ class Counter(_Series):
         self._reading = None
 
     def add(self, amount: float = 1) -> None:
-        """Grow; never by less than nothing."""
-        if amount >= 0:
+        """Grow; never by less than nothing, nor beyond what a float holds."""
+        if amount >= 0 and self.value + amount < inf:
             self.value += amount
             self.count += 1
             self._reading = None
@@ -106,7 +108,7 @@ class Counter(_Series):
         self._reading = None
 
     def _read(self) -> StatReading:
-        return StatReading(self.definition, self.count, self.value if isfinite(self.value) else None)
+        return StatReading(self.definition, self.count, self.value)
 
 
 class Gauge(_Series):
