@@ -142,7 +142,9 @@ class Books:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.goodput.wait(self.now)
+        attempt = self.goodput.attempt
+        assert attempt is not None
+        self.goodput.wait(0.0 if attempt.ended is None else self.now - attempt.ended)
         self.check()
 
     def check(self) -> None:

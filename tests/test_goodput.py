@@ -285,6 +285,23 @@ def test_a_step_that_never_ended_hung_and_a_short_one_was_lost() -> None:
         assert books.lost() == {"init": 4, cause: held}
 
 
+def test_a_step_that_raised_after_so_long_hung_too() -> None:
+    """A collective that times out ends so."""
+    books, job = Books(), a_job()
+    books.begin(job)
+    steps(job, 3)
+    job.hold(400.0)
+    books.see(job)
+    job.open, job.failed = 0.0, 400.0
+    books.see(job)
+    job.spend("iteration", 2.0)
+    job.failed += 2.0
+    books.end(job)
+
+    assert books.lost() == {"init": 4, "hang": 400, "lost_progress": 2}
+    assert books.goodput.uncommitted == 3
+
+
 def test_the_longest_step_says_when_a_slow_job_hangs() -> None:
     books, job = Books(), a_job()
     books.begin(job)

@@ -488,6 +488,69 @@ def test_a_process_that_comes_after_the_clock_was_set_back_is_the_next_attempt(t
     check_identity(page)
 
 
+def test_a_clock_that_is_set_back_while_the_job_trains_hides_no_downtime(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 5)
+    first.see()
+    sidecar.clock.wall -= 7200.0
+    first.sequence += 1
+    sidecar.feed.put(told(first.process, first.job, sequence=2, written=sidecar.clock.wall))
+    first.die()
+    sidecar.clock.advance(20.0)
+    page = Watched(sidecar, job=a_job(5)).see()
+
+    assert badput(page) == {"init": 8, "downtime": 24.5}
+    check_identity(page)
+
+
+def test_a_clock_that_is_set_back_while_the_job_is_down_hides_no_downtime_that_was_seen(
+    tmp_path: Path,
+) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 5)
+    first.see()
+    first.die()
+    sidecar.clock.wall -= 7200.0
+    sidecar.after(100.0)
+    waited = Watched(sidecar, job=a_job(5)).see()
+
+    assert badput(waited) == {"init": 8, "downtime": 104 - 60}
+    check_identity(waited)
+
+
+def test_where_nobody_saw_the_end_downtime_begins_with_the_last_word(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 5)
+    first.write()
+    sidecar.clock.advance(20.0)
+    second = Watched(sidecar, job=a_job(5)).write()
+    sidecar.feed.put(told(first.process, first.job), alive=False, age_seconds=20.0 + 0.5 + 4.0)
+    page = second.see()
+
+    assert badput(page) == {"init": 8, "downtime": 20.5}
+    assert of(page, "productive_seconds_total") == 5
+    check_identity(page)
+
+
+def test_an_end_that_is_noticed_after_the_next_begin_counts_no_moment_twice(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 5)
+    first.see()
+    first.kill()
+    second = Watched(sidecar, job=a_job(5))
+    steps(second.job, 10)
+    page = second.see()
+
+    assert of(page, "wall_seconds_total") == 9 + 0.5 + 14
+    assert badput(page) == {"init": 8, "lost_progress": 0.5}
+    assert of(page, "uncommitted_seconds") == 10
+    check_identity(page)
+
+
 def test_what_happened_between_the_last_word_and_the_end_is_part_of_the_wall(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     watched = Watched(sidecar, job=a_job())

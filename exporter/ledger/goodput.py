@@ -125,16 +125,16 @@ class Goodput:
         assert attempt is not None  # noqa: S101  # it has begun
         self.changed = True
         attempt.final = attempt.final or final
+        # The latest word, though the clock may have been set back since the one before.
+        attempt.written = written
         if reading is None:
             # Nothing is known but that it runs, and has not begun to train.
             seconds = written - attempt.recorded
             self._lose("init", seconds - attempt.seconds)
             attempt.seconds = attempt.spent["init"] = max(attempt.seconds, seconds)
-            attempt.written = max(attempt.written, written)
             self._balance()
             return
         self.trains = attempt.told = True
-        attempt.written = max(attempt.written, written)
         self._count_phases(attempt, reading)
         if not attempt.resumed and (reading.loop or reading.finished):
             self._resume(attempt, reading)
@@ -191,12 +191,16 @@ class Goodput:
         if not attempt.orderly:
             self.interruptions[reason] += 1
 
-    def wait(self, now: float) -> None:
-        """Count the time since the end of the latest attempt, if another one is to be expected."""
+    def wait(self, since_end: float) -> None:
+        """Count the time since the end of the latest attempt, if another one is to be expected.
+
+        Args:
+            since_end: That time, by a clock that is never set.
+        """
         attempt = self.attempt
         if attempt is None or attempt.ended is None or attempt.orderly or not attempt.settled:
             return
-        waited = now - DOWNTIME_LAG_SECONDS - attempt.ended
+        waited = since_end - DOWNTIME_LAG_SECONDS
         if waited > self.gap_counted:
             self._lose("downtime", waited - self.gap_counted)
             self.gap_counted = waited
@@ -218,8 +222,9 @@ class Goodput:
                     self.validated += spent - before
                 else:
                     self.badput[cause] += spent - before
-        if reading.failed_seconds > attempt.failed:
-            self.badput["lost_progress"] += reading.failed_seconds - attempt.failed
+        failed = reading.failed_seconds - attempt.failed
+        if failed > 0:
+            self.badput["hang" if failed > attempt.hangs_after() else "lost_progress"] += failed
             attempt.failed = reading.failed_seconds
 
     def _note_position(self, attempt: Attempt, reading: TrainingReading) -> None:

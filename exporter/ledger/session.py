@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from exporter.feed.snapshot import Snapshot
 from exporter.ledger.attempts import Attempt
@@ -50,6 +51,7 @@ class Session:
         released: Whether another sidecar may keep it.
         refused: Whether another one does.
         gone: Monotonic time at which the end of the latest process was noticed.
+        _down_since: Monotonic time of the end itself; None before that is known.
         _oom_kills: The kernel's count while the process lived.
         _oom_looked: Monotonic time of that look.
         _snapshot: The last one that was counted.
@@ -64,6 +66,7 @@ class Session:
     released: bool = False
     refused: bool = False
     gone: float | None = None
+    _down_since: float | None = None
     _oom_kills: float | None = None
     _oom_looked: float = 0.0
     _snapshot: Snapshot | None = None
@@ -100,15 +103,16 @@ class Session:
         if attempt is None or attempt.process != record.process.id:
             if not self._may_begin(record, by_id):
                 return
+            start = endings.witnesses.started(pid, record.process.started)
             if attempt is not None and attempt.ended is None:
-                self._end(by_id.get(attempt.process), endings)
-            attempt = self._begin(record, pid, endings, options)
+                self._end(by_id.get(attempt.process), endings, before=start)
+            attempt = self._begin(record, start, endings, options)
         self._missing = 0
         if self._snapshot is not snapshot:
             self._snapshot = snapshot
             goodput.update(reading_of(record), written=snapshot.written, final=snapshot.recording.final)
         if record.living:
-            self.gone = None
+            self.gone = self._down_since = None
             if attempt.ended is not None:
                 goodput.revive()
             if now.monotonic - self._oom_looked >= OOM_LOOK_SECONDS:
@@ -141,10 +145,13 @@ class Session:
             return
         if attempt.ended is None:
             waited = now.monotonic - self.gone >= SETTLE_SECONDS
-            if waited or attempt.finished or endings.own_status(attempt, now.wall) is not None:
-                self._end(record, endings)
-        elif now.monotonic - self.gone <= linger_seconds:
-            self.goodput.wait(now.wall)
+            if not (waited or attempt.finished or endings.own_status(attempt, now.wall) is not None):
+                return
+            self._end(record, endings)
+        if self._down_since is None:
+            self._down_since = now.monotonic - max(0.0, now.wall - (attempt.ended or now.wall))
+        if now.monotonic - self.gone <= linger_seconds:
+            self.goodput.wait(now.monotonic - self._down_since)
 
     def _may_begin(self, record: Record, by_id: Mapping[str, Record]) -> bool:
         attempt = self.goodput.attempt
@@ -168,14 +175,14 @@ class Session:
             )
         return False
 
-    def _begin(self, record: Record, pid: int | None, endings: Endings, options: GoodputOptions) -> Attempt:
+    def _begin(self, record: Record, start: float, endings: Endings, options: GoodputOptions) -> Attempt:
         process, reading = record.process, reading_of(record)
         facts = {} if reading is None else dict(reading.facts)
         attempt = Attempt(
             process.id,
             process.run,
             1,
-            start=endings.witnesses.started(pid, process.started),
+            start=start,
             recorded=process.started,
             pid=process.pid,
             machine=endings.witnesses.machine,
@@ -184,16 +191,17 @@ class Session:
             perf_tag=facts.get("perf_tag", ""),
         )
         self.goodput.begin(attempt, new_after_seconds=options.new_after_seconds)
-        self.gone, self._oom_looked = None, -OOM_LOOK_SECONDS
+        self.gone = self._down_since = None
+        self._oom_looked = -OOM_LOOK_SECONDS
         return attempt
 
-    def _end(self, record: Record | None, endings: Endings) -> None:
-        """Take note of the end, and of the reason."""
+    def _end(self, record: Record | None, endings: Endings, *, before: float = inf) -> None:
+        """Take note of the end, and of the reason; it was noticed late where another process has begun `before`."""
         goodput, attempt = self.goodput, self.goodput.attempt
         assert attempt is not None  # noqa: S101  # what ends has begun
         ended = attempt.written
         if record is not None and record.departed is not None and not attempt.final:
-            ended = max(ended, record.departed)
+            ended = max(ended, min(record.departed, before))
         evidence = endings.evidence(attempt, ended, self._oom_kills, seen=record is not None)
         goodput.end(ended, failed=bool(evidence.status))
         goodput.settle(reason_of(evidence))
