@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -61,6 +64,18 @@ def test_a_method_is_bracketed_once_and_an_end_that_is_not_wanted_is_not_told(li
 
     assert library().work(1) == 2
     assert told == ["begin"]
+
+
+def test_a_function_that_is_bracketed_where_it_is_reexported_can_still_be_pickled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home, face = ModuleType("exporter_test_home"), ModuleType("exporter_test_face")
+    exec("def work(): return 1", vars(home))
+    vars(face)["work"] = vars(home)["work"]
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    bracket(face, "work", lambda: None)
+
+    assert pickle.loads(pickle.dumps(vars(face)["work"])) is vars(face)["work"]
 
 
 def test_what_a_version_does_not_have_is_left_out(library: type[Library]) -> None:

@@ -27,8 +27,9 @@ y = x[:, :1]
 """
 
 SCENARIOS = """
+import copy, pickle
 from exporter.bridges import keras as bridge
-told = bridge.callback()
+told = pickle.loads(pickle.dumps(copy.deepcopy(bridge.callback())))
 
 def ordinary():
     made().fit(x, y, batch_size=4, epochs=2, verbose=0, validation_data=(x, y),
@@ -117,6 +118,22 @@ def test_a_second_loop_goes_on_where_the_first_one_ended(told: Job) -> None:
 def test_an_exception_comes_out_and_the_next_fit_counts_right(told: Job) -> None:
     assert "raised amid an epoch" in told.done.stdout
     assert told.value("training_steps_total", "failing", mode="train") == 2 + 3
+
+
+def test_a_job_that_goes_on_after_an_exception_and_ends_in_order_has_done_its_work(tmp_path: Path) -> None:
+    program = """
+class Failing(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        1 / (2 - batch)
+try:
+    made().fit(x, y, batch_size=4, verbose=0, callbacks=[Failing()])
+except ZeroDivisionError:
+    made().fit(x, y, batch_size=4, verbose=0)
+"""
+    told = job(tmp_path, PRELUDE + program, AUTO)
+
+    assert told.value("training_uncommitted_seconds") == 0
+    assert (told.value("training_productive_seconds_total") or 0) > 0
 
 
 def test_a_loss_that_is_not_finite_is_counted(told: Job) -> None:

@@ -13,7 +13,7 @@ import exporter_auto
 pytestmark = [wanted("lightning"), pytest.mark.timeout(240)]
 
 PRELUDE = """
-import contextlib, logging, os, sys, tempfile, warnings
+import contextlib, copy, logging, os, pickle, sys, tempfile, warnings
 warnings.simplefilter("ignore")
 import torch
 import lightning.pytorch as pl
@@ -161,11 +161,20 @@ def given_up():
     with contextlib.suppress(ZeroDivisionError):
         trainer(max_epochs=2, callbacks=[Failing()]).fit(Skipping(), loader(12), loader(4))
 
+def pickled():
+    class Sending(pl.Callback):
+        def on_train_batch_end(self, trainer, *rest):
+            trainer = copy.deepcopy(pickle.loads(pickle.dumps(trainer)))
+            print("pickled", [type(each).__name__ for each in trainer.callbacks])
+    globals()["Sending"] = Sending
+    Sending.__qualname__ = "Sending"
+    trainer(callbacks=[Sending()]).fit(Module(), loader(8))
+
 def workers():
     trainer(max_epochs=1).fit(Module(), loader(8, num_workers=1), loader(4, num_workers=1))
 
 for scenario in (accumulation, two_optimizers, failed_save, asynchronous, failing, several_loops, resumed,
-                 without_length, not_finite, given_up, workers):
+                 without_length, not_finite, given_up, pickled, workers):
     begin(scenario.__name__)
     scenario()
 """
@@ -251,6 +260,12 @@ def test_losses_and_gradients_that_are_not_finite_are_counted(told: Job) -> None
 def test_a_step_that_is_made_counts_though_its_epoch_is_given_up_or_its_validation_fails(told: Job) -> None:
     assert told.value("training_steps_total", "given_up", mode="train") == 1 + 3
     assert told.value("training_steps_total", "given_up", mode="validation") == 0
+
+
+def test_a_trainer_can_be_pickled_and_copied_amid_its_training(told: Job) -> None:
+    assert told.done.stdout.count("pickled ['Sending', 'ExporterCallback']") == 2
+    assert told.value("training_steps_total", "pickled", mode="train") == 2
+    assert told.phases("pickled")["data_loading"] == 2
 
 
 def test_workers_of_a_loader_tell_nothing_of_their_own(told: Job) -> None:

@@ -12,7 +12,7 @@ from exporter.bridges.plain_checkpoints import holds_optimizer
 pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
 
 PRELUDE = """
-import os, sys, tempfile, threading, warnings
+import copy, os, pickle, sys, tempfile, threading, warnings
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -203,9 +203,17 @@ def distributed_checkpoint():
     print("later failed", failing.exception() is not None)
     dcp.async_save({"model": weights}, checkpoint_id=f"{ROOT}/weights_later").result()
 
+def pickled():
+    model, optimizer = made()
+    for (batch,) in loader(8):
+        turn(model, optimizer, batch)
+        pickle.dumps((model, optimizer, copy.deepcopy(optimizer)))
+    functions = torch.save, torch.autograd.backward, nn.utils.clip_grad_norm_
+    assert pickle.loads(pickle.dumps(functions)) == functions
+
 for scenario in (looking, ordinary, resumed, accumulation, gan, inner_steps, without_loader, closure,
                  validation_with_gradients, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
-                 workers, distributed_checkpoint):
+                 workers, distributed_checkpoint, pickled):
     plain_torch.CLAIMS.standing.yields()
     begin(scenario.__name__)
     scenario()
@@ -243,6 +251,11 @@ def test_a_file_with_an_optimizers_state_is_a_checkpoint_and_one_without_is_only
     assert told.value("training_checkpoints_total", "ordinary", result="ok") == 2
     assert told.phases("ordinary")["checkpoint_save_sync"] == 4
     assert told.value("training_checkpoints_total", "distributed_checkpoint", kind="sync", result="ok") == 1
+
+
+def test_what_the_job_pickles_is_pickled_and_no_save(told: Job) -> None:
+    assert steps(told, "pickled") == 2
+    assert not told.phases("pickled").get("checkpoint_save_sync")
 
 
 def test_an_asynchronous_checkpoint_has_succeeded_when_it_is_written(told: Job) -> None:

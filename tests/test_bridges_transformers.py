@@ -10,7 +10,7 @@ from bridges_support import AUTO, Job, job, wanted
 pytestmark = [wanted("transformers", "accelerate"), pytest.mark.timeout(240)]
 
 PRELUDE = """
-import os, sys, tempfile, warnings
+import copy, os, pickle, sys, tempfile, warnings
 warnings.simplefilter("ignore")
 import torch
 from torch.utils.data import IterableDataset
@@ -86,7 +86,10 @@ def not_finite():
         def compute_loss(self, *args, **kwargs):
             loss = super().compute_loss(*args, **kwargs)
             return loss * float("nan") if self.state.global_step == 1 else loss
-    trainer(cls=Odd, max_steps=2).train()
+    made = trainer(cls=Odd, max_steps=2)
+    made.train()
+    copied = copy.deepcopy(pickle.loads(pickle.dumps(made.callback_handler.callbacks)))
+    print("copied", [type(each).__name__ for each in copied])
 
 def without_length():
     class Endless(IterableDataset):
@@ -184,6 +187,14 @@ def test_a_loop_begins_where_its_checkpoint_ended(told: Job) -> None:
 
 def test_a_loss_that_the_trainer_hides_is_counted(told: Job) -> None:
     assert told.value("training_nonfinite_total", "not_finite", kind="loss", value="nan") == 1
+
+
+def test_a_norm_that_is_seen_and_logged_is_counted_once(told: Job) -> None:
+    assert told.value("training_nonfinite_total", "not_finite", kind="grad", value="nan") == 1
+
+
+def test_its_callbacks_can_be_pickled_and_copied(told: Job) -> None:
+    assert "'ExporterCallback'" in told.done.stdout.partition("copied ")[2].partition("\n")[0]
 
 
 def test_a_loader_that_ends_before_its_epoch_costs_no_step(told: Job) -> None:

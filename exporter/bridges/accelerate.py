@@ -48,7 +48,7 @@ def tracker() -> Any:
 def _watch(module: ModuleType) -> None:
     accelerator = module.Accelerator
     bracket(accelerator, "__init__", _made_begins, _made)
-    bracket(accelerator, "backward", _backward_begins, _backward_ends)
+    bracket(accelerator, "backward", _backward_begins)
     bracket_what_exists(accelerator, ("save_state",), _save_begins, _save_ends)
     bracket_what_exists(accelerator, ("save_model",), _weights_begin, _save_ends)
     bracket_what_exists(accelerator, ("load_state",), _load_begins, _load_ends)
@@ -118,10 +118,6 @@ def _backward_begins(_accelerator: Any, loss: Any = None, *_args: Any, **kwargs:
     if teller is not None:
         teller.loss_is(kwargs.get("loss", loss))
     return None
-
-
-def _backward_ends(_kept: Any, _result: Any, _error: BaseException | None) -> None:
-    """The backward pass itself is told by torch."""
 
 
 def _save_begins(*_args: Any, **_kwargs: Any) -> object:

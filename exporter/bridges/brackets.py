@@ -6,8 +6,10 @@ what it gave or raised, whatever happens here; its signature is nobody's busines
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
+from types import ModuleType
 from typing import Any, TypeVar
 
 from exporter.recording.notices import tell_once
@@ -32,11 +34,15 @@ def never_raises(hook: Function) -> Function:
     return guarded  # type: ignore[return-value]  # the same signature
 
 
+def _ignore(_kept: Any, _result: Any, _error: BaseException | None) -> None:
+    """The begin was all that counts."""
+
+
 def bracket(
     owner: Any,
     name: str,
     before: Callable[..., Any],
-    after: Callable[[Any, Any, BaseException | None], object],
+    after: Callable[[Any, Any, BaseException | None], object] = _ignore,
 ) -> None:
     """Put two hooks around a method; a second time it is left as it is.
 
@@ -69,13 +75,16 @@ def bracket(
 
     setattr(bracketed, _BRACKETED, True)
     setattr(owner, name, bracketed)
+    home = sys.modules.get(method.__module__)
+    if isinstance(owner, ModuleType) and getattr(home, name, None) is method:
+        setattr(home, name, bracketed)  # pickle finds a function by the module that it was defined in
 
 
 def bracket_what_exists(
     owner: Any,
     names: tuple[str, ...],
     before: Callable[..., Any],
-    after: Callable[[Any, Any, BaseException | None], object],
+    after: Callable[[Any, Any, BaseException | None], object] = _ignore,
 ) -> None:
     """Do the same with those of some methods that this version of the library has."""
     for name in names:

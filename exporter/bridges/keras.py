@@ -178,6 +178,10 @@ class Hooks:
     model: Any
     params: Any
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be made anew where it is sent to."""
+        return callback, ()
+
     @never_raises
     def on_train_begin(self, logs: Any = None) -> None:
         """The training loop begins."""

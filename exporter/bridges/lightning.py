@@ -22,6 +22,7 @@ from exporter.bridges.lightning_trainer import TrainerTeller
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _CONNECTOR = "trainer.connectors.checkpoint_connector"
+_EPOCH_LOOP = "loops.training_epoch_loop"
 
 
 def callback(package: str | None = None) -> Any:
@@ -59,9 +60,10 @@ def _first_installed() -> Any:
 
 
 def _watch(package: str) -> None:
-    """Bracket what no hook tells: saves as a whole, and the reading of a checkpoint."""
+    """Bracket what no hook tells: saves as a whole, the reading of a checkpoint, and fetches."""
     bracket(import_module(package).Trainer, "save_checkpoint", _save_begins, _save_ends)
     when_imported(f"{package}.{_CONNECTOR}", _watch_loads)
+    when_imported(f"{package}.{_EPOCH_LOOP}", _watch_fetches)
 
 
 def _watch_loads(module: Any) -> None:
@@ -71,6 +73,12 @@ def _watch_loads(module: Any) -> None:
         _load_begins,
         _load_ends,
     )
+
+
+def _watch_fetches(module: Any) -> None:
+    loop = module._TrainingEpochLoop  # noqa: SLF001  # no hook tells of it
+    bracket_what_exists(loop, ("_on_before_fetch",), _fetch_begins)
+    bracket_what_exists(loop, ("_on_after_fetch",), _running, _fetch_ends)
 
 
 class Hooks:
@@ -115,7 +123,6 @@ class Hooks:
 
     def _release(self) -> None:
         if self.teller is not None:
-            self.teller.let_go()
             CLAIMS.release(self.teller)
             self.teller = None
 
@@ -255,6 +262,23 @@ def _save_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
     hooks = _hooks_of(teller.trainer)
     if hooks is not None and hooks.teller is None:
         CLAIMS.release(teller)
+
+
+def _running(loop: Any) -> TrainerTeller | None:
+    """Who tells of the Trainer that a loop belongs to, while it runs."""
+    hooks = _hooks_of(loop.trainer)
+    return None if hooks is None else hooks.teller
+
+
+def _fetch_begins(loop: Any) -> object:
+    teller = _running(loop)
+    if teller is not None:
+        teller.fetch_of_batch_begins()
+    return None
+
+
+def _fetch_ends(teller: TrainerTeller, _result: Any, _error: BaseException | None) -> None:
+    teller.fetch_of_batch_ends()
 
 
 def _load_begins(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: Any) -> object:

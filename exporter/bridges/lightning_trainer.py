@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.bridges.batches import samples_and_tokens
-from exporter.bridges.brackets import never_raises
 from exporter.bridges.claims import LEADING, Teller
 from exporter.bridges.course import BATCH, EVALUATION, ITERATION, LOAD, SAVE, Course
 from exporter.bridges.lightning_saves import AsyncSave, AsyncSaves
@@ -38,7 +37,10 @@ class TrainerTeller(Teller):
         self._in_batch = False
         self._batches_in_turn = 0
         self._step_at_turn = 0
-        self._fetches_are_seen = False
+        epoch_loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+        self._fetches_are_seen = hasattr(epoch_loop, "_on_before_fetch") and hasattr(
+            epoch_loop, "_on_after_fetch"
+        )
         self._async_saves = AsyncSaves(self._training)
 
     @property
@@ -87,19 +89,16 @@ class TrainerTeller(Teller):
     def train_begins(self) -> None:
         """The loop is about to take its first turn."""
         self._course.begin_loop(self.step, self._target())
-        self._watch_fetches()
 
     def train_ends(self) -> None:
         """The loop has taken its last turn."""
         self.turn_ends()
         self._course.end_all()
-        self.let_go()
 
     def fails(self, error: BaseException) -> None:
         """An exception ends whatever is open; a step that is made stays made."""
         self.turn_ends()
         self._course.end_all(error)
-        self.let_go()
 
     def epoch_begins(self) -> None:
         """An epoch begins."""
@@ -177,42 +176,6 @@ class TrainerTeller(Teller):
     def _learning_rate(self) -> Any:
         optimizers = self.trainer.optimizers
         return optimizers[0].param_groups[0].get("lr") if optimizers else None
-
-    def _watch_fetches(self) -> None:
-        # Lightning looks these two up on the instance, each time that an epoch begins.
-        epoch_loop = self.trainer.fit_loop.epoch_loop
-        before = getattr(epoch_loop, "_on_before_fetch", None)
-        after = getattr(epoch_loop, "_on_after_fetch", None)
-        if before is None or after is None:
-            return
-
-        @never_raises
-        def fetch_begins() -> None:
-            self.fetch_of_batch_begins()
-
-        @never_raises
-        def fetch_ends() -> None:
-            self.fetch_of_batch_ends()
-
-        def on_before_fetch() -> None:
-            fetch_begins()
-            before()
-
-        def on_after_fetch() -> None:
-            after()
-            fetch_ends()
-
-        epoch_loop._on_before_fetch = on_before_fetch  # noqa: SLF001  # no hook tells of it
-        epoch_loop._on_after_fetch = on_after_fetch  # noqa: SLF001  # as above
-        self._fetches_are_seen = True
-
-    def let_go(self) -> None:
-        """Leave nothing on the Trainer's loop."""
-        if self._fetches_are_seen:
-            self._fetches_are_seen = False
-            instance = vars(self.trainer.fit_loop.epoch_loop)
-            instance.pop("_on_before_fetch", None)
-            instance.pop("_on_after_fetch", None)
 
     # Evaluation -------------------------------------------------------------------------------------------------
 

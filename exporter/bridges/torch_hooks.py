@@ -63,14 +63,13 @@ def install() -> None:
     bracket(torch, "save", _save_begins, _save_ends)
     bracket(torch.nn.Module, "eval", unless_compiling(_always), _evaluates)
     bracket(torch.optim.Optimizer, "load_state_dict", _load_begins, _loaded)
-    for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-        bracket(module, "clip_grad_norm_", unless_compiling(_always), _clipped)
+    bracket(torch.nn.utils, "clip_grad_norm_", unless_compiling(_always), _clipped)
     when_imported("torch.amp.grad_scaler", _watch_scaler)
     when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
 
 
 def _watch_scaler(module: ModuleType) -> None:
-    bracket(module.GradScaler, "scale", _scale_begins, _scaled)
+    bracket(module.GradScaler, "scale", _scale_begins)
     bracket(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
     bracket(module.GradScaler, "update", _always, _scale_updated)
 
@@ -138,7 +137,10 @@ def _iterator_made(teller: Teller, _iterator: Any, error: BaseException | None) 
 
 def _save_begins(saved: Any = None, *_args: Any, **kwargs: Any) -> object:
     holder = CLAIMS.holder
-    return holder if holder.save_begins(kwargs.get("obj", saved), at_once=True) else None
+    saved = kwargs.get("obj", saved)
+    if type(saved).__name__.endswith("Storage"):
+        return None  # so torch pickles a tensor: to send it, not to keep it
+    return holder if holder.save_begins(saved, at_once=True) else None
 
 
 def _distributed_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any) -> object:
@@ -161,10 +163,6 @@ def _scale_begins(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) 
     if scaler.is_enabled():
         CLAIMS.holder.loss_is(kwargs.get("outputs", outputs))
     return None
-
-
-def _scaled(_kept: Any, _result: Any, _error: BaseException | None) -> None:
-    """Nothing is to be done: what was scaled is what counts."""
 
 
 def _scaled_step_begins(scaler: Any, *_args: Any, **_kwargs: Any) -> object:

@@ -31,7 +31,7 @@ def callback() -> Any:
     Raises:
         ImportError: transformers is not installed.
     """
-    return _class(import_module("transformers.trainer"), "ExporterCallback")()
+    return _made("ExporterCallback")
 
 
 def install() -> None:
@@ -42,6 +42,10 @@ def install() -> None:
 def _add_to_defaults(trainer_module: ModuleType) -> None:
     # Another class than the one of `callback()`: transformers warns of two of the same.
     trainer_module.DEFAULT_CALLBACKS.append(_class(trainer_module, "ExporterAutoCallback"))
+
+
+def _made(name: str) -> Any:
+    return _class(import_module("transformers.trainer"), name)()
 
 
 def _class(trainer_module: Any, name: str) -> type[Any]:
@@ -67,6 +71,7 @@ class RunTeller(Teller):
         course: Where it is.
         training: `exporter.training`.
         batches_are_seen: Whether the work on each batch is told, and not only what is logged.
+        norms_are_seen: Whether gradients are clipped, which tells their norm before it is logged.
         mode: Of the evaluation that is under way.
         is_bracketed: Whether the call is bracketed, and its end will be told.
     """
@@ -76,7 +81,7 @@ class RunTeller(Teller):
     def __init__(self) -> None:
         self.course = Course()
         self.training: Any = self.course.training
-        self.batches_are_seen = False
+        self.batches_are_seen = self.norms_are_seen = False
         self.mode = "validation"
         self.is_bracketed = False
         self._loss: Any = None
@@ -98,6 +103,7 @@ class RunTeller(Teller):
 
     def gradient_norm_is(self, norm: Any) -> None:
         """The Trainer has clipped gradients."""
+        self.norms_are_seen = True
         self.course.record_norm(norm)
 
     # What the hooks and the brackets tell -----------------------------------------------------------------------
@@ -170,6 +176,10 @@ class RunTeller(Teller):
 
 class Hooks:
     """What the Trainer calls; `CLAIMS` knows who tells of it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be made anew where it is sent to."""
+        return _made, (type(self).__name__,)
 
     @never_raises
     def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_others: Any) -> None:
@@ -250,7 +260,9 @@ class Hooks:
             teller.training.record(loss=logs["eval_loss"], mode="validation")
         if not teller.batches_are_seen:
             teller.training.record(loss=logs.get("loss"))
-        teller.training.record(grad_norm=logs.get("grad_norm"), learning_rate=logs.get("learning_rate"))
+        if not teller.norms_are_seen:
+            teller.training.record(grad_norm=logs.get("grad_norm"))
+        teller.training.record(learning_rate=logs.get("learning_rate"))
 
 
 def _told_now() -> RunTeller | None:
