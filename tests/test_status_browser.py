@@ -61,7 +61,7 @@ def test_it_is_drawn_without_a_complaint_and_asks_nobody_else(tmp_path: Path, ta
 
 
 def test_on_a_telephone_only_tables_scroll_sideways(tmp_path: Path, tab: Tab) -> None:
-    with sidecar(tmp_path, "--gpu.replay=h100") as running, rank(tmp_path, 0):
+    with sidecar(tmp_path, "--gpu.replay=h100") as running, rank(tmp_path, 0, "a-long-word-" * 20):
         wait_until(
             lambda: "NVIDIA H100" in running.ask("/")[1] and "alive" in running.ask("/")[1], seconds=20
         )

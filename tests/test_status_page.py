@@ -61,6 +61,7 @@ class Document(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert self.open[-2:] != ["dl", "div"] or tag in {"dt", "dd"}
         self.tags.append(tag)
         self.names += [name for name, _ in attrs]
         self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
@@ -178,6 +179,26 @@ def test_ranks_show_phase_and_progress_and_columns_without_data_are_left_out() -
     assert "forward" in words
     assert "3.0 s ago" in words
     assert "worker" not in words
+
+
+def test_columns_that_say_the_same_of_every_row_are_left_out() -> None:
+    info: list[tuple[dict[str, str], float | Distribution]] = [
+        ({"run": "night", "rank": str(rank), "node": "node7"}, 1.0) for rank in range(2)
+    ]
+    gpus: Rows = {
+        "gpu_up": [({"gpu": str(each), "uuid": f"GPU-{each}"}, 1.0) for each in range(2)],
+        "gpu_info": [({"uuid": f"GPU-{each}", "name": "NVIDIA H100"}, 1.0) for each in range(2)],
+    }
+    same = page({**JOB, **gpus, "training_rank_info": info}).words
+    info.append(({"run": "day", "rank": "0", "node": "node8"}, 1.0))
+    gpus["gpu_info"][1][0]["name"] = "NVIDIA A100"
+    mixed = page({**JOB, **gpus, "training_rank_info": info}).words
+
+    assert "GPUs (2) · NVIDIA H100" in same
+    assert (same.count("NVIDIA H100"), same.count("night"), same.count("node7")) == (1, 1, 2)
+    assert "NVIDIA A100" in mixed
+    assert mixed.count("day") == 2
+    assert mixed.count("node7") == 4
 
 
 def test_a_silent_rank_a_dead_one_and_one_without_progress_are_called_out() -> None:

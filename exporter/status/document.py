@@ -60,7 +60,7 @@ def render(seen: View, concerns: Sequence[Concern]) -> bytes:
         '<link rel="icon" href="data:,">',
         '<noscript><meta http-equiv="refresh" content="15"></noscript>',
         f"<title>{mark}{text(seen.about.node)} · training-exporter</title><style>{style}</style></head><body>",
-        '<p id="live" aria-live="polite"></p><main>',
+        '<p id="live"></p><main>',
         _header(seen),
         _concerns(concerns),
         _runs(seen),
@@ -119,6 +119,7 @@ def _runs(seen: View) -> str:
 
 def _run(run: Run, now: float) -> str:
     facts = " · ".join(f"{text(name)} {text(value)}" for name, value in run.facts.items())
+    facts = facts and f'<p class="facts">{facts}</p>'
     attempt = (
         ""
         if run.attempt is None or run.attempt <= 1
@@ -145,7 +146,7 @@ def _run(run: Run, now: float) -> str:
         cells.append(cell("lost to", f"<small>{lost}</small>"))
     shown = "".join(cell for cell in cells if cell)
     return (
-        f'<section class="card"><h3>{text(run.name)}{attempt}</h3><p class="facts">{facts}</p>{_position(run)}'
+        f'<section class="card"><h3>{text(run.name)}{attempt}</h3>{facts}{_position(run)}'
         f'<dl class="grid">{shown}</dl></section>'
     )
 
@@ -161,7 +162,7 @@ def _position(run: Run) -> str:
     done = min(max(run.step / run.target, 0.0), 1.0)
     return (
         f"<p>step {run.step:,.0f} of {run.target:,.0f} · {share(done)}{left}</p>"
-        f'<progress max="1" value="{done:.4f}">{share(done)}</progress>'
+        f'<progress max="1" value="{done:.4f}" aria-label="steps done">{share(done)}</progress>'
     )
 
 
@@ -173,6 +174,8 @@ def _ranks(seen: View) -> str:
         return ""
     now = seen.about.now
     longest = {run.name: run.longest_seconds for run in seen.runs}
+    several_runs = len({rank.run for rank in seen.ranks}) > 1
+    other_nodes = any(rank.node not in {"", seen.about.node} for rank in seen.ranks)
 
     def verdict(rank: Rank) -> str:
         if rank.alive is None:
@@ -196,7 +199,7 @@ def _ranks(seen: View) -> str:
         return text(rank.phase) + since
 
     columns: tuple[Column[Rank], ...] = (
-        Column("run", lambda rank: text(rank.run)),
+        Column("run", lambda rank: text(rank.run) if several_runs else ""),
         Column("rank", lambda rank: text(rank.rank), "n"),
         Column("worker", lambda rank: text(rank.worker), "n"),
         Column("role", lambda rank: text(rank.role)),
@@ -206,7 +209,7 @@ def _ranks(seen: View) -> str:
         Column("own time a step", lambda rank: known(rank.compute_seconds, duration), "n"),
         Column("snapshot", lambda rank: ago(rank.updated, now), "n"),
         Column("GPU", lambda rank: text(rank.gpu)),
-        Column("node", lambda rank: text(rank.node)),
+        Column("node", lambda rank: text(rank.node) if other_nodes else ""),
     )
     title = f"Ranks ({len(seen.ranks)})"
     return folded("ranks", title, table(columns, seen.ranks), unfolded=len(seen.ranks) <= MANY_RANKS)
@@ -234,9 +237,11 @@ def _gpus(gpus: Sequence[Gpu]) -> str:
         limit = f' <span class="dim">of {gpu.limit_watts:.0f}</span>' if gpu.limit_watts else ""
         return MISSING if gpu.watts is None else f"{gpu.watts:.0f} W{limit}"
 
+    models = {gpu.name for gpu in gpus}
+    model = f'<span class="dim"> · {text(gpus[0].name)}</span>' if len(models) == 1 and gpus[0].name else ""
     columns: tuple[Column[Gpu], ...] = (
         Column("GPU", lambda gpu: text(gpu.index), "n"),
-        Column("model", lambda gpu: text(gpu.name)),
+        Column("model", lambda gpu: text(gpu.name) if len(models) > 1 else ""),
         Column("state", state),
         Column("busy", lambda gpu: known(gpu.use, share), "n"),
         Column("tensor cores", lambda gpu: known(gpu.tensor, share), "n"),
@@ -246,7 +251,7 @@ def _gpus(gpus: Sequence[Gpu]) -> str:
         Column("temperature", lambda gpu: known(gpu.celsius, lambda value: f"{value:.0f} °C"), "n"),
         Column("energy", lambda gpu: known(gpu.joules, energy), "n"),
     )
-    return f"<h2>GPUs ({len(gpus)})</h2>{table(columns, gpus)}"
+    return f"<h2>GPUs ({len(gpus)}){model}</h2>{table(columns, gpus)}"
 
 
 def _watts(value: float | None) -> str:

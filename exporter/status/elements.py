@@ -65,7 +65,7 @@ def folded(name: str, title: str, content: str, *, unfolded: bool) -> str:
 
 def cell(name: str, value: str, below: str = "") -> str:
     """One number under its name; nothing where there is none, so that a page without training shows no dashes."""
-    return f"<div><dt>{name}</dt><dd>{value}</dd>{below}</div>" if value and value != MISSING else ""
+    return f"<div><dt>{name}</dt><dd>{value}{below}</dd></div>" if value and value != MISSING else ""
 
 
 def known(value: float | None, words: Callable[[float], str]) -> str:

@@ -7,13 +7,14 @@
   let last = Date.now(), asking = false;
 
   const tell = () => {
-    const age = Math.round((Date.now() - last) / 1000);
-    const stale = age > 15;
+    const stale = Date.now() - last > 15000;
     document.body.classList.toggle("stale", stale);
     const since = new Date(last).toLocaleTimeString();
-    line.textContent = stale
-      ? `No answer from the exporter since ${since}: what follows is ${age} s old.`
-      : `live · ${since}`;
+    const said = stale ? `No answer from the exporter since ${since}: what follows is from then.` : `live · ${since}`;
+    if (said === line.textContent) return;
+    // Read aloud when it goes wrong, and not every three seconds that it does not.
+    if (stale) line.setAttribute("role", "alert"); else line.removeAttribute("role");
+    line.textContent = said;
   };
 
   const renew = async () => {
