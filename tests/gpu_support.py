@@ -18,8 +18,8 @@ from exporter.collectors.gpu import GpuCollector
 from exporter.collectors.gpu_child import COMMAND
 from exporter.collectors.gpu_families import SPECS, NvmlStatus, gpu_families
 from exporter.collectors.gpu_options import GpuOptions
+from exporter.collectors.gpu_restarts import RESTART_REASONS, Timings
 from exporter.collectors.gpu_state import Fleet
-from exporter.collectors.gpu_supervisor import RESTART_REASONS, Timings
 from exporter.collectors.nvml.description import Machine
 from exporter.collectors.nvml.machine_files import load_machine
 from exporter.collectors.nvml.protocol import Decoder, encode

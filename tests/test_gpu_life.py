@@ -172,6 +172,39 @@ timeline:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
 
+def test_cards_that_take_long_to_attach_are_no_hang(tmp_path: Path) -> None:
+    # Without persistence mode each is brought up anew, also when a new driver replaces the process.
+    slow = """
+timeline:
+  - {at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}}
+  - {at: 3s, driver: "590.44.01"}
+"""
+    with watching(described(tmp_path, slow)) as collector:
+        wait_until(lambda: nvml_up(collector))
+        wait_until(lambda: value(collector, RESTARTS, "lib_rm_version_mismatch") == 1)
+        wait_until(
+            lambda: any(
+                labels[0] == "590.44.01" for labels in values(collector.collect().families, "gpu_nvml_info")
+            )
+        )
+
+        assert gpus_up(collector) == {"0": 1, "1": 1}
+        assert value(collector, RESTARTS, "hung") == 0
+
+
+def test_a_release_while_a_card_is_slow_harms_nothing(tmp_path: Path) -> None:
+    slow = "\ntimeline:\n  - {at: 2s, until: 7s, gpus: [1], hang: [nvmlDeviceGetPowerUsage]}\n"
+    patient = dataclasses.replace(QUICK, deadline=3.0, patience=10.0)
+    with watching(described(tmp_path, slow), timings=patient) as collector:
+        wait_until(lambda: value(collector, RESTARTS, "hung") == 1)
+        collector.release()
+        wait_until(lambda: collector.released)
+        collector.resume()
+        wait_until(lambda: len(nvml_children()) == 1 and nvml_up(collector))
+
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
+
+
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
     hang = '\ntimeline:\n  - {at: 500ms, hang: ["*", nvmlInitWithFlags]}\n'
     quick = type(QUICK)(deadline=0.5, start_deadline=0.5, patience=0.1, first_backoff=0.1, most_backoff=0.1)
@@ -344,6 +377,7 @@ def test_a_child_that_cannot_be_started_is_a_state_and_no_exception(tmp_path: Pa
         "b'\\\\0\\\\0\\\\0\\\\2[]'",
         "encode({'kind': 'sample'})",
         "encode({'kind': 'sample', 'time': 'noon', 'gpus': 5})",
+        "encode({'kind': 'sample', 'time': 10**400, 'gpus': []})",
         "encode({'kind': 'sample', 'time': 1, 'gpus': [{'index': 0, 'uuid': 'u', 'number': 0, 'values': [3]}]})",
     ],
 )
@@ -357,6 +391,21 @@ def test_a_child_that_says_what_cannot_be_is_replaced(tmp_path: Path, said: str)
 
         assert "says what cannot be" in collector.collect().unsupported[0]
         assert set(values(collector.collect().families, "gpu_nvml_up").values()) == {0.0}
+
+
+def test_a_command_that_comes_with_the_options_is_obeyed() -> None:
+    first = encode({"kind": "start", "parent": os.getpid(), "replay": small().plain()})
+    child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(first + encode({"kind": "release"}))
+    child.stdin.flush()
+    data = child.stdout.read()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+
+    assert Decoder().feed(data)[-1] == {"kind": "bye", "reason": "released", "message": ""}
 
 
 def test_a_child_that_grows_asks_to_be_replaced() -> None:

@@ -25,8 +25,9 @@ from exporter.collectors.gpu_counters import CounterTotal
 from exporter.collectors.gpu_families import SPECS, NvmlStatus, XidCount, gpu_families
 from exporter.collectors.gpu_kernel_log import KernelLog
 from exporter.collectors.gpu_options import DEFAULT_OPTIONS, GpuOptions
+from exporter.collectors.gpu_restarts import DEFAULT_TIMINGS, Timings
 from exporter.collectors.gpu_state import Fleet, GpuTotals
-from exporter.collectors.gpu_supervisor import DEFAULT_TIMINGS, STARTING, Supervisor, Timings
+from exporter.collectors.gpu_supervisor import STARTING, Supervisor
 from exporter.collectors.gpu_values import GpuEnergy, GpuProcess
 from exporter.collectors.nvml.machine_files import load_machine
 from exporter.collectors.nvml.visible import expected_devices

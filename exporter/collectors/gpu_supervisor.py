@@ -4,19 +4,19 @@ Used in the sidecar by the GPU collector. Messages go to `take`, what NVML's sta
 commands from other threads. One daemon thread does everything, and also is the parent that the kernel
 ties the child's life to: it lives as long as the sidecar does.
 
-Its rules:
-- A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again after
-  5 s, then ever more seldom, up to 5 min. So is one that crashed.
+Its rules (how soon, and without which GPUs, is in `gpu_restarts`):
+- A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again, ever more
+  seldom. So is one that crashed.
 - A child that asks to be replaced (memory, another driver, other devices) is, at once.
-- A child whose call on one GPU takes long is replaced before the others' readings are too old, by one without
-  that GPU: only its series end. The fourth time in a minute there is a wait first, and the others have a gap: a
-  new child costs a second of a core.
+- A child that serves and whose call on one GPU takes long is replaced before the others' readings are too old, by one
+  without that GPU: only its series end. The fourth time in a minute there is a wait first, and the others have a gap:
+  a new child costs a second of a core. While a child starts, calls may take long: to attach a GPU can.
 - A child that says nothing for the deadline hangs in a call. It may not even be possible to kill it, and killing it
   in a driver's hands can do harm: it is left alone, and told to end when its call returns. After some
   patience there is one replacement, without the GPU that the call was for; while the first one hangs,
   there is no second. If the replacement hangs as well, everything waits until one of them returns.
 - A GPU that was left out is taken again when the call on it has returned, unless it hung before (was not merely
-  slow): then it stays out until NVML is released and taken again, so that one bad card does not cost the others their readings over and over.
+  slow): then it stays out until NVML is released and taken again.
 """
 
 from __future__ import annotations
@@ -27,57 +27,21 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from exporter.collectors.gpu_child import NvmlChild
+from exporter.collectors.gpu_restarts import (
+    AT_ONCE,
+    CRASHED,
+    DEFAULT_TIMINGS,
+    HANGS_AT_ONCE,
+    HUNG,
+    Restarts,
+    Timings,
+)
 from exporter.collectors.nvml.protocol import ProtocolError
 
-STARTING, HUNG, CRASHED, RELEASED = "starting", "hung", "crashed", "released"
-
-AT_ONCE = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
-"""Farewells after which a new child is to go on without a gap."""
-
-HANGS_AT_ONCE = 3
-"""As many times, until a child has been steady, a GPU that hangs costs the others no gap."""
-
-RESTART_REASONS = (
-    CRASHED,
-    HUNG,
-    "devices_changed",
-    "driver_not_loaded",
-    "gpu_lost",
-    "lib_rm_version_mismatch",
-    "memory",
-    "unknown",
-)
-"""Values of the label `reason` of restarts; anything else is `unknown`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """How patient the supervisor is, in seconds.
-
-    Attributes:
-        deadline: Silence of a child that serves, after which it hangs.
-        start_deadline: The same between two steps of its start: without persistence mode a GPU takes seconds.
-        patience: How long a child may hang before there is a replacement.
-        first_backoff: Wait after a first failure.
-        most_backoff: Wait after many.
-        steady: A child that served for so long had no bad start.
-        farewell: How long a child may take to end in order.
-    """
-
-    deadline: float = 5.0
-    start_deadline: float = 30.0
-    patience: float = 5.0
-    first_backoff: float = 5.0
-    most_backoff: float = 300.0
-    steady: float = 60.0
-    farewell: float = 1.5
-
-
-DEFAULT_TIMINGS = Timings()
+STARTING, RELEASED = "starting", "released"
 
 
 class Supervisor:
@@ -108,11 +72,9 @@ class Supervisor:
         self._active: NvmlChild | None = None
         self._stuck: NvmlChild | None = None
         self._killed: list[NvmlChild] = []  # until the kernel has let them go
-        self._skip: frozenset[int] = frozenset()
-        self._hangs: dict[int, int] = {}
+        self._restarts = Restarts(timings)
         self._number = 0
         self._due: float | None = 0.0  # when to start the next; None: not at all
-        self._failures = 0
         self._hung_since: float | None = None
         self._sampled_at = 0.0  # readings count for the deadline, also those of a child that was replaced
         self._reason = STARTING
@@ -123,7 +85,6 @@ class Supervisor:
         self._closed = False
         os.set_blocking(self._woken, False)
         self._thread: threading.Thread | None = None
-        self.restarts: dict[str, int] = dict.fromkeys(RESTART_REASONS, 0)
 
     def start(self) -> None:
         """Begin; to be called once."""
@@ -148,6 +109,11 @@ class Supervisor:
     def alive(self) -> bool:
         """Whether its thread runs; it must, between `start` and `stop`."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """By reason, how often there was another child."""
+        return self._restarts.counts
 
     @property
     def pid(self) -> int | None:
@@ -186,8 +152,7 @@ class Supervisor:
             self._let_go()
         elif self._reason == RELEASED:
             self._set(STARTING, "NVML is taken again")
-            self._skip = frozenset()
-            self._hangs.clear()
+            self._restarts.forget_hangs()
             if self._active is None:
                 self._due = now
         if self._active is None and self._due is not None and now >= self._due:
@@ -198,17 +163,11 @@ class Supervisor:
             self._set(STARTING, "the process that calls NVML is being replaced")
 
     def _admit(self, stuck: NvmlChild, now: float) -> None:
-        """The call that hung has returned: its GPU gets a second chance, but no third."""
-        gpu = _culprit(stuck)
-        if gpu is not None and now - stuck.heard_at < self._deadline(stuck) + self._timings.patience:
-            self._hangs[gpu] -= 1  # it was slow
-        again = {each for each in self._skip if self._hangs.get(each, 0) <= 1}
-        if not again:
-            return
-        self._skip -= again
-        if self._active is not None:
-            for each in sorted(again):
-                self._active.tell("admit", gpu=each)
+        """The call that hung has returned."""
+        slow = now - stuck.heard_at < self._deadline(stuck) + self._timings.patience
+        for gpu in sorted(self._restarts.take_back(_culprit(stuck), slow=slow)):
+            if self._active is not None:
+                self._active.tell("admit", gpu=gpu)
 
     def _let_go(self) -> None:
         self._due = None
@@ -222,10 +181,9 @@ class Supervisor:
     def _launch(self, now: float) -> None:
         self._due = None
         try:
-            self._active = self._start(tuple(sorted(self._skip)), now)
+            self._active = self._start(tuple(sorted(self._restarts.left_out)), now)
         except OSError as error:
-            self._failures += 1
-            self._due = now + self._backoff()
+            self._due = now + self._restarts.wait_after_failure()
             self._set(CRASHED, f"the process that calls NVML cannot be started: {error}")
             return
         self._number += 1
@@ -234,7 +192,7 @@ class Supervisor:
     def _look_at_deadline(self, child: NvmlChild, now: float) -> None:
         timings = self._timings
         deadline = self._deadline(child)
-        if self._reason == "" and self._stuck is None and _culprit(child) is not None:
+        if child.serving and self._reason == "" and self._stuck is None and _culprit(child) is not None:
             self._replace(child, now)
             return
         if now - child.heard_at < deadline:
@@ -253,11 +211,11 @@ class Supervisor:
         self._stuck, self._active = child, None
         gpu = _culprit(child)
         if gpu is not None:
-            self._hangs[gpu] = self._hangs.get(gpu, 0) + 1
-            self._skip |= {gpu}
+            self._restarts.leave_out(gpu)
         self._hung_since = None
-        self._forgive(child, now)
-        self._restart(HUNG, now, at_once=1 if gpu is None else HANGS_AT_ONCE)
+        self._restarts.forgive(now - child.started_at)
+        self._restarts.count(HUNG)
+        self._due = now + self._restarts.wait_after_end(at_once=1 if gpu is None else HANGS_AT_ONCE)
 
     def _listen(self, child: NvmlChild) -> None:
         now = self._monotonic()
@@ -269,7 +227,7 @@ class Supervisor:
                 return  # what it has to say is old
             for message in messages:
                 self._hear(child, message, now)
-        except (ProtocolError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (ProtocolError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
             self._end(child)
             if child is self._active:
                 self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
@@ -313,17 +271,16 @@ class Supervisor:
         self._active = None
         if self._reason == RELEASED:
             return
-        self._forgive(child, now)
+        self._restarts.forgive(now - child.started_at)
         if reason == RELEASED:  # and taken again before it had ended
             self._due = now
             return
-        if reason in AT_ONCE and child.serving:
-            self._restart(reason, now)
-            return
-        self._failures += 1
-        self._due = now + self._backoff()
         if child.serving or reason == CRASHED:
-            self._count(reason)
+            self._restarts.count(reason)
+        if reason in AT_ONCE and child.serving:
+            self._due = now + self._restarts.wait_after_end()
+            return
+        self._due = now + self._restarts.wait_after_failure()
         self._set(reason, message)
 
     def _end(self, child: NvmlChild) -> None:
@@ -331,27 +288,8 @@ class Supervisor:
         if not child.reap():
             self._killed.append(child)
 
-    def _forgive(self, child: NvmlChild, now: float) -> None:
-        """Forget earlier failures after a child that served for long."""
-        if now - child.started_at >= self._timings.steady:
-            self._failures = 0
-
     def _deadline(self, child: NvmlChild) -> float:
         return self._timings.deadline if child.serving else self._timings.start_deadline
-
-    def _restart(self, reason: str, now: float, *, at_once: int = 1) -> None:
-        """Start another one, at once unless that has just been done so many times."""
-        self._count(reason)
-        self._failures += 1
-        self._due = now if self._failures <= at_once else now + self._backoff()
-
-    def _count(self, reason: str) -> None:
-        known = reason if reason in self.restarts else "unknown"
-        self.restarts[known] += 1
-
-    def _backoff(self) -> float:
-        timings = self._timings
-        return min(timings.most_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
 
     def _set(self, reason: str, message: str) -> None:
         self._reason = reason

@@ -65,19 +65,28 @@ class Watch:
         library: The main thread's.
         output: Where to tell of calls that take long.
         decoder: With what has been read of the input so far.
+        commands: Those that came with the options.
         slow_call_seconds: What is long.
     """
 
     def __init__(
-        self, library: Library, output: Output, decoder: Decoder, *, slow_call_seconds: float
+        self,
+        library: Library,
+        output: Output,
+        decoder: Decoder,
+        commands: list[dict[str, Any]],
+        *,
+        slow_call_seconds: float,
     ) -> None:
         self._library = library
         self._output = output
         self._decoder = decoder
         self._slow_call_seconds = slow_call_seconds
         self._look_seconds = min(_WATCH_SECONDS, slow_call_seconds / 2)
-        self._commands: deque[dict[str, Any]] = deque()
+        self._commands = deque(commands)
         self._came = threading.Event()
+        if commands:
+            self._came.set()
 
     def start(self) -> None:
         """Begin."""
@@ -123,9 +132,10 @@ def main() -> int:
     """
     output = Output(_take_output())
     decoder = Decoder()
-    options = _read_options(decoder)
-    if options is None:
+    messages = _read_first(decoder)
+    if not messages:
         return 0
+    options = Options(messages[0])
     _die_with(options.parent)
     output.send({"kind": "progress", "what": "import"})
     try:
@@ -148,7 +158,7 @@ def main() -> int:
     sampler = Sampler(
         library, events, options, progress=lambda what: output.send({"kind": "progress", "what": what})
     )
-    watch = Watch(library, output, decoder, slow_call_seconds=options.slow_call_seconds)
+    watch = Watch(library, output, decoder, messages[1:], slow_call_seconds=options.slow_call_seconds)
     if isinstance(clock, RealClock):
         watch.start()
     output.send(_run(sampler, events, watch, output, options, clock))
@@ -231,14 +241,15 @@ def _silence() -> None:
     os.dup2(1, 2)
 
 
-def _read_options(decoder: Decoder) -> Options | None:
-    while True:
+def _read_first(decoder: Decoder) -> list[dict[str, Any]]:
+    """Read the options, and what came with them; nothing where the sidecar is gone already."""
+    messages: list[dict[str, Any]] = []
+    while not messages:
         data = os.read(0, 1 << 16)
         if not data:
-            return None
+            break
         messages = decoder.feed(data)
-        if messages:
-            return Options(messages[0])
+    return messages
 
 
 def _die_with(parent: int) -> None:
