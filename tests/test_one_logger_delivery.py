@@ -17,7 +17,7 @@ from exporter.ledger import span_families
 from exporter.ledger.own_families import OWN, fits
 from exporter.process import RECORDER
 from exporter.recording.stat import REGISTRY
-from exporter.training import delivery
+from exporter.training import delivery, outlets
 from exporter.training.delivery import Filter, Sink
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.names import (
@@ -139,7 +139,7 @@ def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_
     assert [error.error_message for error in exporter.errors] == ["1 records before this one were dropped"]
     assert exporter.errors[0].error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
     assert dropped("failed", name) == 1
-    assert total("training.span.exporter.errors", exporter=name) == delivery.ATTEMPTS
+    assert total("training.span.exporter.errors", exporter=name) == outlets.ATTEMPTS
     assert total("training.span.exporter.records", exporter=name) == 2
 
 
@@ -157,13 +157,13 @@ def test_d24_an_exporter_that_cannot_connect_is_asked_again_and_misses_nothing(s
 
 
 def test_the_pause_between_attempts_grows_up_to_a_bound_and_success_ends_it() -> None:
-    outlet = delivery.Outlet(KeepingExporter(), "pauses")
+    outlet = outlets.Outlet(KeepingExporter(), "pauses")
     pauses = []
     for failures in (1, 2, 3, 9, 1000):
         outlet._failures = failures
         pauses.append(outlet._pause())
 
-    assert pauses == [0.1, 0.2, 0.4, 25.6, delivery.LONGEST_PAUSE_SECONDS]
+    assert pauses == [0.1, 0.2, 0.4, 25.6, outlets.LONGEST_PAUSE_SECONDS]
     assert outlet._attempt("initialize")
     assert outlet._failures == 0
 
@@ -317,11 +317,11 @@ def test_an_exporter_that_holds_records_back_is_asked_to_write_them_when_none_wa
 
     exporter = Holding()
     sink = begun(sinks, exporter)
-    for number in range(delivery.WRITTEN_TOGETHER * 2 + 3):
+    for number in range(outlets.WRITTEN_TOGETHER * 2 + 3):
         sink.start(Span.create(f"span-{number}"))
 
     assert sink.flush(SOON)
-    assert exporter.written[-1] == delivery.WRITTEN_TOGETHER * 2 + 3
+    assert exporter.written[-1] == outlets.WRITTEN_TOGETHER * 2 + 3
     assert max(b - a for a, b in zip((0, *exporter.written), exporter.written, strict=False)) <= 256
 
 

@@ -11,14 +11,14 @@ import pytest
 from one_logger_support import ROOT, run_python
 
 from exporter.ledger import span_families
-from exporter.training import delivery, spans
+from exporter.training import delivery, outlets, spans
 from exporter.training.configuration import (
     LoggerConfig,
     OneLoggerConfig,
-    Settings,
     TrainingTelemetryConfig,
 )
 from exporter.training.inventory import HOMES, PATHS
+from exporter.training.settings import Settings
 
 TEXT = (ROOT / "docs" / "one-logger.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -131,11 +131,11 @@ def test_the_command_changes_the_imports_and_nothing_else(tmp_path: Path) -> Non
 
 def test_the_numbers_are_those_of_the_code() -> None:
     assert f"the latest {spans.MOST_EVENTS}" in TEXT
-    assert f"{delivery.QUEUED_RECORDS:,} records" in TEXT
-    assert (delivery.ATTEMPTS, delivery.FIRST_PAUSE_SECONDS, delivery.LONGEST_PAUSE_SECONDS) == (5, 0.1, 30.0)
+    assert f"{outlets.QUEUED_RECORDS:,} records" in TEXT
+    assert (outlets.ATTEMPTS, outlets.FIRST_PAUSE_SECONDS, outlets.LONGEST_PAUSE_SECONDS) == (5, 0.1, 30.0)
     assert "up to five times, with pauses from 0.1 to 30 seconds" in TEXT
     assert delivery.EXIT_SECONDS == 2.0
     for spec in span_families.SPECS:
         assert f"`{spec.name}{{" in TEXT
-    for reason in delivery.DROP_REASONS:
+    for reason in outlets.DROP_REASONS:
         assert f"`{reason}`" in TEXT

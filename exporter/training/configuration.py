@@ -1,17 +1,14 @@
-"""Settings of training telemetry: one-logger's two configuration classes, field by field, without pydantic.
+"""Configuration: one-logger's two configuration classes, field by field, without pydantic.
 
-Used in the training process. What the job states is checked where it is stated and refused with one clear message,
-before training begins. What it leaves to a callable (`…_or_fn`) is asked for on the job's own thread whenever it is
-needed, never at construction, so it may become known late; a callable that raises, or gives what cannot be, is
-counted and logged, the value is then unknown (None), and nothing escapes. A field that does not exist is reported.
+Used in the training process.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike, fspath
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 from exporter.errors import OneLoggerError
 from exporter.training.names import (
@@ -19,16 +16,11 @@ from exporter.training.names import (
     CheckPointStrategy,
     OneLoggerErrorHandlingStrategy,
 )
-from exporter.training.reports import report
-from exporter.training.types import plain_value, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from exporter.training.settings import Current, Field, Settings, Varying
+from exporter.training.types import plain_value
 
 T = TypeVar("T")
 
-REQUIRED: Any = object()
 TELEMETRY_NAMES = (
     "is_train_iterations_enabled",
     "is_validation_iterations_enabled",
@@ -38,180 +30,6 @@ TELEMETRY_NAMES = (
     "custom_metadata",
 )
 """What one-logger's protocol `TelemetryConfig` asks of a telemetry configuration."""
-
-
-class _Field(Generic[T]):
-    """A field: checked when it is set, read as it was set.
-
-    Attributes:
-        check: Gives the value in its own type, or raises `OneLoggerError` saying what it may be.
-        default: Where none is given; `REQUIRED` where one must be.
-    """
-
-    def __init__(self, check: Callable[[Any], T], default: Any = REQUIRED) -> None:
-        self.check = check
-        self.default = default
-        self.name = ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Settings, owner: type) -> T: ...
-    def __get__(self, instance: Settings | None, owner: type) -> Self | T:
-        if instance is None:
-            return self
-        if isinstance(self.default, Settings):  # each configuration's own, since it may be changed
-            instance.given.setdefault(self.name, self.default.model_copy())
-        found: T = instance.given.get(self.name, self.default)
-        return found
-
-    def __set__(self, instance: Settings, value: object) -> None:
-        instance.given[self.name] = self.accepted(value, type(instance).__name__)
-
-    def accepted(self, value: object, owner: str) -> Any:
-        """Check a value that was stated."""
-        if value is None and self.default is None:
-            return None
-        try:
-            return self.check(value)
-        except OneLoggerError as problem:
-            raise OneLoggerError(f"{owner}.{self.name}: {problem}, not {shown(value)}") from None
-
-
-class _Varying(_Field["T | Callable[[], T]"], Generic[T]):
-    """A field that may be left to a callable."""
-
-    def accepted(self, value: object, owner: str) -> Any:
-        """Take a callable as it is; it is asked when the value is needed."""
-        return value if callable(value) else super().accepted(value, owner)
-
-
-class _Current(Generic[T]):
-    """The present value of a field that may be left to a callable; None while it is unknown."""
-
-    def __init__(self, kind: type[T] | None = None) -> None:
-        self.kind = kind
-        self.name = ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Settings, owner: type) -> T | None: ...
-    def __get__(self, instance: Settings | None, owner: type) -> Self | T | None:
-        if instance is None:
-            return self
-        found: T | None = instance.value(self.name)
-        return found
-
-
-class Settings:
-    """A set of named fields, given by keyword.
-
-    Attributes:
-        given: What was stated, by the fields' names; the others have their defaults.
-        unknown: The names that were given and are no fields.
-
-    Raises:
-        OneLoggerError: A field that must be given is not, or one cannot be as it was given.
-    """
-
-    def __init__(self, **given: Any) -> None:
-        self.given: dict[str, Any] = {}
-        fields = dict(self.fields())
-        kind = type(self).__name__
-        self.unknown = tuple(name for name in given if name not in fields)
-        missing = [name for name, each in fields.items() if each.default is REQUIRED and name not in given]
-        if missing:
-            raise OneLoggerError(f"{kind} needs {', '.join(missing)}")
-        for name in self.unknown:
-            report(kind, "unknown_field", f"no field {name!r} exists; there are {', '.join(fields)}")
-        for name, field in fields.items():
-            if name in given:
-                field.__set__(self, given[name])
-        self.check()
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in {"given", "unknown"} and not isinstance(getattr(type(self), name, None), _Field):
-            report(type(self).__name__, "unknown_field", f"no field {name!r} exists")
-        super().__setattr__(name, value)
-
-    @classmethod
-    def fields(cls) -> Iterator[tuple[str, _Field[Any]]]:
-        """Give every field by its name."""
-        for each in vars(cls).values():
-            if isinstance(each, _Field):
-                yield each.name, each
-
-    def check(self) -> None:
-        """Check what concerns several fields.
-
-        Raises:
-            OneLoggerError: They do not go together.
-        """
-
-    def value(self, name: str) -> Any:
-        """Give the present value of a field, asking its callable if it has one; never raises.
-
-        Args:
-            name: With or without `_or_fn`.
-
-        Returns:
-            None where it is not set, or its callable raised or gave what cannot be; both are counted.
-        """
-        field = getattr(type(self), name, None)
-        if not isinstance(field, _Field):
-            field = getattr(type(self), f"{name}_or_fn", None)
-            if not isinstance(field, _Field):
-                return None
-        found = self.given.get(field.name, field.default)
-        if not callable(found):
-            return found
-        call = f"{type(self).__name__}.{field.name}"
-        try:
-            asked = found()
-        except Exception as error:  # noqa: BLE001  # the user's callable
-            report(call, "callable_raised", f"a value, but it raised {shown(error)}")
-            return None
-        if asked is None:
-            return None  # not known yet
-        try:
-            return field.check(asked)
-        except OneLoggerError as problem:
-            report(call, "callable_value", f"{problem}, not {plain_value(asked)!r}")
-            return None
-
-    def varying(self) -> frozenset[str]:
-        """Give the names, without `_or_fn`, of the fields that are left to a callable."""
-        return frozenset(name.removesuffix("_or_fn") for name, value in self.given.items() if callable(value))
-
-    def model_dump(self) -> dict[str, Any]:
-        """Give every field by name, callables as they are, nested settings as dictionaries (pydantic's spelling)."""
-        told = {name: self.given.get(name, field.default) for name, field in self.fields()}
-        return {
-            name: value.model_dump() if isinstance(value, Settings) else value for name, value in told.items()
-        }
-
-    def model_copy(self, update: Mapping[str, Any] | None = None) -> Self:
-        """Copy it, with some fields changed (pydantic's spelling)."""
-        return type(self)(**self.given | dict(update or {}))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Settings) or type(self) is not type(other):
-            return False
-        return all(getattr(self, name) == getattr(other, name) for name, _ in self.fields())
-
-    __hash__ = None  # type: ignore[assignment]  # its fields may be set
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
-        )
 
 
 def _text(value: object) -> str:
@@ -300,10 +118,10 @@ def _one_of(kind: type[T]) -> Callable[[object], T]:
 class LoggerConfig(Settings):
     """How misuse is logged: through `logging`, under `exporter`, and to files only where they are named."""
 
-    log_level = _Field(_level, "INFO")
-    log_format = _Field(_text, "%(name)s - %(levelname)s - %(message)s")
-    log_file_path_for_info = _Field[str | None](_path, None)
-    log_file_path_for_err = _Field[str | None](_path, None)
+    log_level = Field(_level, "INFO")
+    log_format = Field(_text, "%(name)s - %(levelname)s - %(message)s")
+    log_file_path_for_info = Field[str | None](_path, None)
+    log_file_path_for_err = Field[str | None](_path, None)
 
 
 class TrainingTelemetryConfig(Settings):
@@ -312,34 +130,34 @@ class TrainingTelemetryConfig(Settings):
     The targets may be 0 or less, as frameworks say that there is none.
     """
 
-    perf_tag_or_fn = _Varying[str | list[str]](_tags)
-    global_batch_size_or_fn = _Varying[int](_positive)
-    micro_batch_size_or_fn = _Varying[int | None](_integer, None)
-    seq_length_or_fn = _Varying[int | None](_integer, None)
-    flops_per_sample_or_fn = _Varying[int | None](_integer, None)
-    train_iterations_target_or_fn = _Varying[int | None](_integer, None)
-    train_samples_target_or_fn = _Varying[int | None](_integer, None)
-    log_every_n_train_iterations = _Field(_positive, 50)
-    is_log_throughput_enabled_or_fn = _Varying[bool](_boolean, default=False)
-    is_train_iterations_enabled_or_fn = _Varying[bool](_boolean, default=True)
-    is_validation_iterations_enabled_or_fn = _Varying[bool](_boolean, default=True)
-    is_test_iterations_enabled_or_fn = _Varying[bool](_boolean, default=True)
-    is_save_checkpoint_enabled_or_fn = _Varying[bool](_boolean, default=True)
-    save_checkpoint_strategy = _Field(_one_of(CheckPointStrategy), CheckPointStrategy.SYNC)
-    custom_metadata = _Field[dict[str, Any] | None](_metadata, None)
+    perf_tag_or_fn = Varying[str | list[str]](_tags)
+    global_batch_size_or_fn = Varying[int](_positive)
+    micro_batch_size_or_fn = Varying[int | None](_integer, None)
+    seq_length_or_fn = Varying[int | None](_integer, None)
+    flops_per_sample_or_fn = Varying[int | None](_integer, None)
+    train_iterations_target_or_fn = Varying[int | None](_integer, None)
+    train_samples_target_or_fn = Varying[int | None](_integer, None)
+    log_every_n_train_iterations = Field(_positive, 50)
+    is_log_throughput_enabled_or_fn = Varying[bool](_boolean, default=False)
+    is_train_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
+    is_validation_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
+    is_test_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
+    is_save_checkpoint_enabled_or_fn = Varying[bool](_boolean, default=True)
+    save_checkpoint_strategy = Field(_one_of(CheckPointStrategy), CheckPointStrategy.SYNC)
+    custom_metadata = Field[dict[str, Any] | None](_metadata, None)
 
-    perf_tag = _Current["str | list[str]"]()
-    global_batch_size = _Current[int]()
-    micro_batch_size = _Current[int]()
-    seq_length = _Current[int]()
-    flops_per_sample = _Current[int]()
-    train_iterations_target = _Current[int]()
-    train_samples_target = _Current[int]()
-    is_log_throughput_enabled = _Current[bool]()
-    is_train_iterations_enabled = _Current[bool]()
-    is_validation_iterations_enabled = _Current[bool]()
-    is_test_iterations_enabled = _Current[bool]()
-    is_save_checkpoint_enabled = _Current[bool]()
+    perf_tag = Current["str | list[str]"]()
+    global_batch_size = Current[int]()
+    micro_batch_size = Current[int]()
+    seq_length = Current[int]()
+    flops_per_sample = Current[int]()
+    train_iterations_target = Current[int]()
+    train_samples_target = Current[int]()
+    is_log_throughput_enabled = Current[bool]()
+    is_train_iterations_enabled = Current[bool]()
+    is_validation_iterations_enabled = Current[bool]()
+    is_test_iterations_enabled = Current[bool]()
+    is_save_checkpoint_enabled = Current[bool]()
 
     @property
     def app_type(self) -> ApplicationType:
@@ -433,23 +251,23 @@ class OneLoggerConfig(Settings):
     `PROPAGATE_EXCEPTIONS` was asked for.
     """
 
-    application_name = _Field(_non_blank)
-    world_size_or_fn = _Varying[int](_positive)
-    session_tag_or_fn = _Varying[str](_text)
-    is_baseline_run_or_fn = _Varying[bool](_boolean, default=False)
-    custom_metadata = _Field[dict[str, Any] | None](_metadata, None)
-    error_handling_strategy = _Field(
+    application_name = Field(_non_blank)
+    world_size_or_fn = Varying[int](_positive)
+    session_tag_or_fn = Varying[str](_text)
+    is_baseline_run_or_fn = Varying[bool](_boolean, default=False)
+    custom_metadata = Field[dict[str, Any] | None](_metadata, None)
+    error_handling_strategy = Field(
         _one_of(OneLoggerErrorHandlingStrategy),
         OneLoggerErrorHandlingStrategy.DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR,
     )
-    enable_for_current_rank = _Field(_boolean, default=True)
-    logger_config = _Field(_logger_config, LoggerConfig())
-    summary_data_schema_version = _Field(_text, "1.0.0")
-    telemetry_config = _Field["TrainingTelemetryConfig | TelemetryConfig | None"](_telemetry_config, None)
+    enable_for_current_rank = Field(_boolean, default=True)
+    logger_config = Field(_logger_config, LoggerConfig())
+    summary_data_schema_version = Field(_text, "1.0.0")
+    telemetry_config = Field["TrainingTelemetryConfig | TelemetryConfig | None"](_telemetry_config, None)
 
-    world_size = _Current[int]()
-    session_tag = _Current[str]()
-    is_baseline_run = _Current[bool]()
+    world_size = Current[int]()
+    session_tag = Current[str]()
+    is_baseline_run = Current[bool]()
 
     @property
     def propagates(self) -> bool:

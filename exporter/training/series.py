@@ -7,6 +7,7 @@ numbers one by one, so each is added where it belongs. What they are is declared
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from itertools import accumulate
 from math import inf
@@ -47,7 +48,7 @@ _HISTOGRAM = frozenset({Aggregation.HISTOGRAM})
 _NOTHING: frozenset[Aggregation] = frozenset()
 
 
-class _Series:
+class _Series(ABC):
     """One series.
 
     Attributes:
@@ -66,12 +67,12 @@ class _Series:
             self._reading = self._read()
         return self._reading
 
+    @abstractmethod
     def reset(self) -> None:
         """Begin from zero."""
-        raise NotImplementedError
 
-    def _read(self) -> StatReading:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self) -> StatReading: ...
 
 
 class Counter(_Series):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from exporter.errors import OneLoggerError
-from exporter.training.configuration import OneLoggerConfig, Settings, TrainingTelemetryConfig
+from exporter.training.configuration import OneLoggerConfig, TrainingTelemetryConfig
 from exporter.training.delivery import Filter, Sink
 from exporter.training.logs import apply_logger_config
 from exporter.training.names import DEFAULT_SPANS_EXPORT_BLACKLIST, ExportCustomizationMode, SpanName
@@ -24,6 +24,7 @@ from exporter.training.provider import (
     misuse,
     set_training,
 )
+from exporter.training.settings import Settings
 from exporter.training.training_recorder import TrainingRecorder, training_recorder
 from exporter.training.types import shown
 
