@@ -179,18 +179,14 @@ def _check_timestamp(timestamp: object) -> dt.datetime:
 
 
 def _check_data(data: object) -> Mapping[str, Datum]:
-    if not isinstance(data, Mapping):
+    if type(data) is not dict and not isinstance(data, Mapping):
         raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
-    plain = {
-        name.decode() if isinstance(name, bytes) else name: value
-        if type(value) in _PLAIN
-        else _converted(value)
-        for name, value in data.items()
-    }
-    return check_data(plain, whole=True)
-
-
-_PLAIN = frozenset({str, float, int, bool})
+    own: dict[str, Datum] = dict(data)
+    try:
+        return check_data(own, whole=True)
+    except TypeError:
+        own = {_converted(name): _converted(value) for name, value in own.items()}  # type: ignore[misc]  # it is looked at
+    return check_data(own, whole=True)
 
 
 def _converted(value: object) -> Datum:

@@ -115,7 +115,8 @@ class Telling:
         """
         event: Event | None = None
         admitted: bool | None = None
-        for delivery in self._routes(kind, late):
+        routes = kind.routes
+        for delivery in self._routes(kind, late) if routes is None else routes:
             if kind.limited or not delivery.direct:
                 if admitted is None:
                     admitted = kind.admits(number)
