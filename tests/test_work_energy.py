@@ -154,14 +154,16 @@ def test_a_sidecar_that_is_killed_goes_on_with_what_was_saved() -> None:
     run.check()
 
 
-def test_another_sessions_numbers_move_nothing() -> None:
+def test_work_that_is_open_when_the_run_begins_another_task_was_lost() -> None:
     run = Run()
     run.energy.work.settle(flows())
     run.divide(1000.0, {"forward": 10.0})
     run.energy.work.settle(Flows("another", 1e6, 1e6, 0.0, 1.0, validates=False))
-    run.energy.work.settle(flows(productive=1.0))
+    run.divide(100.0, {"forward": 10.0})
+    run.energy.work.settle(Flows("another", 1e6 + 9.0, 1e6, 0.0, 1.0, validates=False))
 
-    assert run.pool() == 1000
+    assert run.wasted() == {"lost_progress": 1000}
+    assert [run.productive(), run.pool()] == [90, 10]
     run.check()
 
 
@@ -223,6 +225,8 @@ class Machine:
         self.clock = Clock()
         self.sidecar = Sidecar(directory, clock=self.clock)
         self.joules = 0.0
+        self.run = "r"
+        self.slow_use: MachineUse | None = None
         jobs = self.sidecar.collector
         jobs.gpus = Gpus(use=self.uses, readings=self.readings)
         self.collector = EnergyCollector(
@@ -230,7 +234,7 @@ class Machine:
                 readings=self.readings,
                 use=self.use,
                 gpu_use=self.uses,
-                alive=lambda: {"r"},
+                alive=lambda: {self.run},
                 work=lambda: jobs.work.latest,
             ),
             Pages(self.sidecar.state),
@@ -258,7 +262,9 @@ class Machine:
         return (GpuProcessUse(7, "0", GPU),)
 
     def use(self) -> MachineUse:
-        run = RunUse("r", frozenset({7}), 0.0, 1, 0)
+        if self.slow_use is not None:
+            return self.slow_use
+        run = RunUse(self.run, frozenset({7}), 0.0, 1, 0)
         return MachineUse(self.clock.monotonic, (run,), 0.0, 1, 0)
 
     def look(self, watts: float = 100.0) -> dict[tuple[str, ...], float]:
@@ -332,7 +338,7 @@ def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
     for _ in range(10):
         job.train(1.0)
     machine.look()
-    job.save(0.0)
+    job.save(1.0)
     page = machine.look()
     families = machine.sidecar.collect().families
 
@@ -353,3 +359,45 @@ def test_a_rank_that_was_seen_before_rank_0_says_nothing_of_the_runs_work(tmp_pa
     first.see()
 
     assert sidecar.collector.work.latest.flows["r"].uncommitted == 5
+
+
+def test_work_is_settled_with_the_joules_that_it_took(tmp_path: Path) -> None:
+    """Who uses what is known less often than what has become of the work."""
+    machine = Machine(tmp_path)
+    job = machine.job.job
+    job.begin_loop(0)
+    machine.look()
+    machine.slow_use = machine.use()
+    for _ in range(10):
+        job.train(1.0)
+    machine.look()
+    job.save(0.0)
+    between = machine.look()
+    machine.slow_use = None
+    page = machine.look()
+
+    assert between["productive_energy_joules_total", "r"] == 0
+    assert page["productive_energy_joules_total", "r"] == 1000
+
+
+def test_the_joules_of_a_run_are_lost_or_safe_as_the_next_run_of_its_session_finds_them(
+    tmp_path: Path,
+) -> None:
+    """A training that a scheduler begins again under another name."""
+    machine = Machine(tmp_path)
+    machine.job.job.facts["session_tag"] = "s"
+    job = machine.job.job
+    job.begin_loop(0)
+    machine.look()
+    for _ in range(10):
+        job.train(1.0)
+    machine.look()
+    machine.job.die()
+    machine.run = "r2"
+    machine.job = Watched(machine.sidecar, run="r2", job=PaperJob(facts={"session_tag": "s"}))
+    machine.job.job.begin_loop(4)
+    machine.look(watts=0.0)
+    page = machine.look(watts=0.0)
+
+    assert page["wasted_energy_joules_total", "r", "lost_progress"] == 600
+    assert page["productive_energy_joules_total", "r"] == 400

@@ -176,9 +176,8 @@ class EnergyCollector:
         gpu_use = self._sources.gpu_use()
         self._devices.update(self._sources.readings(), now, working=self._working(gpu_use))
         work = self._sources.work()
-        self._divide(tariffs, gpu_use, work, draft, now=now, whole_machine=whole_machine)
-        for name, run in self._runs.items():
-            run.counters.work.settle(work.flows.get(name))
+        divided = self._divide(tariffs, gpu_use, work, draft, now=now, whole_machine=whole_machine)
+        self._settle(work, divided=divided)
         self._save(draft)
         self._forget(now)
         self._publish(tariffs, work, draft, now)
@@ -263,8 +262,8 @@ class EnergyCollector:
         *,
         now: float,
         whole_machine: bool,
-    ) -> None:
-        """Give every run its part of what was used since the last time."""
+    ) -> bool:
+        """Give every run its part of what was used since the last time; False where it is not known anew."""
         self._divided_at = now if self._divided_at is None else self._divided_at
         alive = self._sources.alive()
         whole = next(iter(alive)) if whole_machine and alive is not None and len(alive) == 1 else None
@@ -275,7 +274,7 @@ class EnergyCollector:
             if now - self._divided_at > LONGEST_SECONDS:
                 self._devices.settle()
                 self._divided_at, self._shares = now, {}
-            return
+            return False
         before, self._divided, self._divided_at = self._divided, use, now
         names = {run.run for run in use.runs} if whole is None else {whole}
         came = names - self._runs.keys()
@@ -296,6 +295,7 @@ class EnergyCollector:
                 run.counters.hold(None, 1 / len(runs), use.at - before.at, tariffs)
         if before is not None:
             self._devices.settle()
+        return True
 
     def _give(
         self,
@@ -313,6 +313,13 @@ class EnergyCollector:
         run.counters.use(reading.component, share.method, given, tariffs)
         run.counters.work.split(reading.component, reading.device, given, seconds)
         run.counters.hold(reading, share.ratio, seconds, tariffs)
+
+    def _settle(self, work: WorkUse, *, divided: bool) -> None:
+        """Tell the runs what has become of their work: of the living when they have been given what it took."""
+        living = {each.run for each in work.processes}
+        for name, run in self._runs.items():
+            if divided or name not in living:
+                run.counters.work.settle(work.flow(name, run.counters.work.session))
 
     def _save(self, draft: Draft) -> None:
         self._saved = False

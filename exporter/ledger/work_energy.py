@@ -9,7 +9,7 @@ here, so that both sums are the run's energy at every moment:
 The energy of an interval is split by the time in each phase, and where the powers are known by time times power
 (`phase_power`); never by what a counter shows at the edges of phases. Energy of work waits in a pool until goodput says
 what has become of that work: the share of the uncommitted seconds that has become productive, or was lost, takes the
-same share of the pool with it.
+same share of the pool with it. What is left of it when the run begins another task was lost.
 
     ("pool",)                 joules of uncommitted work
     ("flow", session)         productive, lost and hung seconds that have been taken out of it
@@ -46,6 +46,11 @@ class WorkEnergy:
         self._validates = False
         self._before: dict[str, Mapping[str, float]] = {}
         self._spent: dict[str, tuple[ProcessWork, dict[str, float], bool]] = {}
+
+    @property
+    def session(self) -> str:
+        """Whose work it was last; "" before that is known."""
+        return "" if self._flow is None else self._flow[0]
 
     def begin(self, processes: Sequence[ProcessWork]) -> None:
         """Take what the processes of the run have done since the last division."""
@@ -101,12 +106,13 @@ class WorkEnergy:
         self._validates = flows.validates
         now = (flows.session, flows.productive, flows.lost, flows.hung)
         before, self._flow = self._flow, now
-        if (
-            before is None
-            or before[0] != now[0]
-            or any(new < old for new, old in zip(now[1:], before[1:], strict=True))
-        ):
-            self.changed = True
+        self.changed = self.changed or before != now
+        if before is not None and before[0] != now[0]:
+            # Another task has begun: whatever the one before had not saved, nobody goes on with it here.
+            self._add(self._pool, "wasted", "lost_progress")
+            self._pool = 0.0
+            return
+        if before is None or any(new < old for new, old in zip(now[1:], before[1:], strict=True)):
             return
         productive, lost, hung = (new - old for new, old in zip(now[1:], before[1:], strict=True))
         gone = productive + lost + hung
@@ -117,7 +123,6 @@ class WorkEnergy:
         self._add(productive * per_second, "productive")
         self._add(lost * per_second, "wasted", "lost_progress")
         self._add(hung * per_second, "wasted", "hang")
-        self.changed = True
 
     def rows(self) -> Rows:
         """Write what is not a counter."""

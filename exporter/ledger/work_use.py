@@ -72,6 +72,13 @@ class WorkUse:
     processes: tuple[ProcessWork, ...] = ()
     flows: Mapping[str, Flows] = field(default_factory=dict)
 
+    def flow(self, run: str, session: str) -> Flows | None:
+        """Tell what has become of the work of a run, which its session may have gone on with under another name."""
+        own = self.flows.get(run)
+        if own is None and session:
+            return next((each for each in self.flows.values() if each.session == session), None)
+        return own
+
 
 class WorkUses:
     """Follows all processes.
