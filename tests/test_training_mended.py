@@ -40,23 +40,6 @@ def iterations(times: int) -> None:
             pass
 
 
-def test_d8_a_success_of_an_unknown_or_confirmed_step_is_none() -> None:
-    memory = configured(telemetry={"save_checkpoint_strategy": "async"})
-    with training.application(), training.training_loop(train_iterations_start=0):
-        iterations(2)
-        training.on_save_checkpoint_start(2)
-        training.on_save_checkpoint_end()
-        training.on_save_checkpoint_success(7)
-        training.on_save_checkpoint_success(2)
-        training.on_save_checkpoint_success(2)
-        training.on_save_checkpoint_success(None)  # type: ignore[arg-type]  # bad input
-
-    (only,) = exported(memory).attributes("save_checkpoint_success")
-    assert (only["productive_train_iterations"], only["save_checkpoint_success_count"]) == (2, 1)
-    assert misuses() == {("on_save_checkpoint_success", "unknown_step"): 3}
-    assert of("training.checkpoints", kind="async", result="ok") == 1
-
-
 def test_d11_durations_are_rounded() -> None:
     memory = configured(telemetry={})
     start = (time.time() - 10) * 1000
@@ -83,34 +66,6 @@ def test_d12_statistics_of_no_validation_iteration_are_absent() -> None:
 
     (update,) = exported(memory).attributes("validation_metrics_update")
     assert update.keys() == {"current_iteration", "interval", "timestamp_msec"}
-
-
-def test_d13_a_second_start_of_the_loop_leaves_no_trace() -> None:
-    memory = configured(telemetry={})
-    with training.application(), training.training_loop(train_iterations_start=4):
-        iterations(1)
-        training.on_train_start(1000, 7)
-        iterations(1)
-
-    (update,) = exported(memory).attributes("training_metrics_update")
-    assert (update["train_iterations_start"], update["current_iteration"], update["train_samples_start"]) == (
-        4,
-        5,
-        16,
-    )
-    assert misuses() == {("on_train_start", "S2"): 1}
-
-
-@pytest.mark.parametrize("hours", [0.5, 10, 24 * 30])
-def test_d17_an_application_may_have_begun_long_ago(hours: float) -> None:
-    memory = configured(telemetry={})
-
-    training.on_app_start((time.time() - hours * 3600) * 1000)
-    training.on_app_end()
-
-    ((_, _, span),) = [each for each in exported(memory).records if each[0] == "stop"]
-    assert span.duration_msec() == pytest.approx(hours * 3600_000, abs=5000)
-    assert misuses() == {}
 
 
 def test_d17_a_time_that_lies_ahead_is_now_and_one_that_is_none_is_misuse() -> None:
