@@ -12,7 +12,7 @@ What holds:
 
 - A file is replaced as a whole, by a rename. SIGKILL at any instant leaves the old or the new one; a
   temporary file that stays behind is overwritten by the next save of the same key.
-- One keeper per file at a time: byte `offset(name)` of the file `locks` is a POSIX record lock that a
+- One keeper per file at a time: a byte of the file `locks` (see `state_locks`) is a POSIX record lock that a
   sidecar holds while it keeps the key and that the kernel drops when it dies. So sidecars of several nodes
   may share a directory, each keeping its own ranks, and a rank that moves to another node is continued
   there as soon as the first sidecar has let go of it. Nothing is counted twice or overwritten.
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import hashlib
 import json
@@ -45,6 +44,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from exporter.errors import StateError
+from exporter.ledger.state_locks import StateLocks
 
 StateKey = tuple[str, ...]
 Decoded = TypeVar("Decoded")
@@ -58,8 +58,6 @@ _VERSION = 1
 _LONGEST_HEADER = 128
 _SUFFIX, _TEMPORARY, _DAMAGED = ".ledger", ".tmp", ".damaged-"
 _MOST_DAMAGED = 4
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-_TAKEN = {errno.EACCES, errno.EAGAIN}
 
 
 class _DamagedError(Exception):
@@ -126,8 +124,7 @@ class StateStore:
         self._clock = clock
         self._claimed: dict[StateKey, str] = {}
         self._sizes: dict[StateKey, int] = {}
-        self._locks: int | None = None
-        self._told_of_locks = False
+        self._locks = StateLocks(self.directory)
         self._guard = threading.RLock()
 
     @property
@@ -161,16 +158,14 @@ class StateStore:
         name = self._claimed.pop(key, None)
         self._sizes.pop(key, None)
         if name is not None:
-            self._unlock(name)
+            self._locks.drop(name)
 
     @_alone
     def close(self) -> None:
         """Release everything."""
         self._claimed.clear()
         self._sizes.clear()
-        if self._locks is not None:
-            os.close(self._locks)
-            self._locks = None
+        self._locks.close()
 
     @_alone
     def load(self, key: StateKey, decode: Callable[[bytes], Decoded]) -> Decoded | None:
@@ -211,8 +206,9 @@ class StateStore:
             StateError: The old file is still there, unchanged, or the key is not claimed.
         """
         name = self._claimed.get(key) or file_name(key)
-        with self._failing(name):
-            self._keep_locks()
+        with self._failing(name), self._opened(create=True) as directory:
+            assert directory is not None  # noqa: S101  # it was to be created, or it raised
+            self._keep_locks(directory)
             if key not in self._claimed:
                 raise OSError(errno.ENOLCK, "another sidecar keeps this rank")
             head = json.dumps({"key": key, "keeper": self.keeper}).encode() + b"\n"
@@ -220,9 +216,7 @@ class StateStore:
             header = b"%s %d %08x %d\n" % (_MAGIC, _VERSION, zlib.crc32(content, zlib.crc32(head)), size)
             if size > self._max_bytes:
                 raise OSError(errno.EFBIG, f"{size} bytes are more than {self._max_bytes}")
-            with self._opened(create=True) as directory:
-                assert directory is not None  # noqa: S101  # it was to be created, or it raised
-                _replace(directory, name, header + head + content)
+            _replace(directory, name, header + head + content)
         self._sizes[key] = len(header) + size
         self.writes += 1
         self.last_write = self._clock()
@@ -264,7 +258,7 @@ class StateStore:
                 if (modified < oldest or place >= keep_files) and of not in ours and self._lock(of):
                     with contextlib.suppress(OSError):
                         os.unlink(name, dir_fd=directory)
-                    self._unlock(of)
+                    self._locks.drop(of)
 
     def _read(self, directory: int | None, name: str) -> tuple[dict[str, object], bytes, int]:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -352,40 +346,15 @@ class StateStore:
             raise StateError(error.strerror or str(error), path=str(self.directory / name)) from error
 
     def _lock(self, name: str) -> bool:
-        if self._locks is None:
-            with self._opened(create=True) as directory:
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._locks = os.open("locks", flags, 0o600, dir_fd=directory)
-        try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(name))
-        except OSError as error:
-            if error.errno in _TAKEN:
-                return False
-            if error.errno not in _NO_LOCKS:
-                raise
-            if not self._told_of_locks:
-                self._told_of_locks = True
-                _log.warning(
-                    "%s is on a file system without record locks: two sidecars that keep the same rank of the"
-                    " same run there would overwrite each other's totals",
-                    self.directory,
-                )
-        return True
+        with self._opened(create=True) as directory:
+            assert directory is not None  # noqa: S101  # it was to be created, or it raised
+            return self._locks.take(name, directory)
 
-    def _unlock(self, name: str) -> None:
-        if self._locks is not None:
-            with contextlib.suppress(OSError):
-                fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _offset(name))
-
-    def _keep_locks(self) -> None:
-        """Claim all keys again when somebody has removed the lock file (`rm -r` of the directory)."""
-        if self._locks is None or os.fstat(self._locks).st_nlink:
-            return
-        os.close(self._locks)
-        self._locks = None
-        for key, name in list(self._claimed.items()):
-            if not self._lock(name):
-                del self._claimed[key]
+    def _keep_locks(self, directory: int) -> None:
+        """Claim all keys again when somebody has removed the lock file."""
+        if self._locks.lost:
+            taken = set(self._locks.renew(self._claimed.values(), directory))
+            self._claimed = {key: name for key, name in self._claimed.items() if name not in taken}
 
 
 def _decoded(
@@ -397,10 +366,6 @@ def _decoded(
         return decode(content)
     except ValueError as error:
         raise _DamagedError(f"its content makes no sense: {error}") from error
-
-
-def _offset(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
 
 
 def _names(directory: int | None, suffix: str) -> list[str]:
