@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
+import types
+from typing import Any
 
 import pytest
 from gpu_support import SMALL, Replayed, assert_sound, machine, replay, small, values
@@ -14,6 +17,8 @@ from exporter.collectors.family import Distribution
 from exporter.collectors.nvml.conversions import GarbageError, celsius, count, hertz, ratio, size, watts
 from exporter.collectors.nvml.description import UNCHANGED
 from exporter.collectors.nvml.fields import throttle_fields
+from exporter.collectors.nvml.gpu import Gpu
+from exporter.collectors.nvml.library import Library
 from exporter.collectors.nvml.machine_files import load_machine
 
 
@@ -215,6 +220,44 @@ def test_lists_of_a_wrong_length_and_text_that_is_none_cost_only_themselves() ->
     assert errors[("nvmlDeviceGetName", "garbage")] == 2
     assert errors[("nvmlDeviceGetComputeRunningProcesses_v3", "garbage")] > 0
     assert len(values(families, "gpu_info")) == 2
+
+
+def test_limits_below_zero_and_factors_above_one_are_what_they_are() -> None:
+    described = SMALL.replace(
+        "event_types:", "tlimit_shutdown: -8\n      edpp_multiplier: 150\n      event_types:"
+    )
+    families = replay(machine(described), 10, details=True).families()
+
+    margins = values(families, "gpu_temperature_margin_celsius")
+    assert {labels[2]: number for labels, number in margins.items()} == {"shutdown": -8}
+    assert set(values(families, "gpu_edpp_multiplier_ratio").values()) == {1.5}
+
+
+def test_process_ids_that_cannot_be_are_garbage() -> None:
+    described = SMALL.replace("gpus:", "    processes: [{pid: 4294967290, memory: 1}]\ngpus:")
+    played = replay(machine(described), 10)
+
+    assert played.fleet.processes() == ()
+    errors = values(played.families(), "exporter_nvml_errors_total")
+    assert set(errors) == {("nvmlDeviceGetComputeRunningProcesses_v3", "garbage")}
+
+
+@pytest.mark.parametrize(("kind", "member"), [(3, "ullVal"), (4, "sllVal"), (1, "uiVal"), (5, "siVal")])
+def test_a_limit_is_signed_whatever_the_driver_calls_it(kind: int, member: str) -> None:
+    pynvml = pytest.importorskip("pynvml")
+
+    def answer(_handle: object, fields: list[int]) -> Any:
+        values = (pynvml.c_nvmlFieldValue_t * len(fields))()
+        for value, field in zip(values, fields, strict=True):
+            value.fieldId, value.valueType = field, kind
+            setattr(value.value, member, -5)
+        return values
+
+    binding = types.SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetFieldValues=answer)
+    library = Library(binding, clock=time.monotonic)
+    gpu = Gpu(library, None, index=0, uuid="", reprobe_seconds=600)
+
+    assert gpu.fields((193,)) == {193: -5}
 
 
 @given(st.floats() | st.integers(-(2**65), 2**65))

@@ -78,7 +78,7 @@ RETIRED_PENDING = FamilySpec(
 RECOVERY_ACTION = FamilySpec(
     "gpu_recovery_action",
     "gauge",
-    "What the driver wants to be done: 0 nothing, 1 reset the GPU, 2 reboot, 3 drain peer to peer traffic, 4 drain and reset, 5 recover the IMEX domain, 6 reset the bus, 7 reboot the system. Absent on drivers before 560.",
+    "What the driver wants to be done: 0 nothing, 1 reset the GPU, 2 reboot, 3 drain peer to peer traffic, 4 drain and reset, 5 recover the IMEX domain, 6 reset the bus, 7 reboot the system. Absent on drivers before 565.",
     GPU_LABELS,
     source="field 230",
 )

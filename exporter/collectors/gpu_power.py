@@ -83,7 +83,7 @@ TEMPERATURE = FamilySpec(
 TEMPERATURE_THRESHOLD = FamilySpec(
     "gpu_temperature_threshold_celsius",
     "gauge",
-    "Temperature at which the card slows down; with details also the other limits. Absent from Hopper on, which has margins instead.",
+    "Temperature at which the card slows down; with details also the other limits. Absent where there are margins only, as on data centre cards from Hopper on.",
     (*GPU_LABELS, "threshold"),
     unit="celsius",
     source="nvmlDeviceGetTemperatureThreshold",
@@ -152,7 +152,7 @@ FAN_RPM = FamilySpec(
 EDPP = FamilySpec(
     "gpu_edpp_multiplier_ratio",
     "gauge",
-    "How far peaks of power may exceed the limit. Absent but on data centre cards with new drivers.",
+    "How far peaks of power may exceed the limit: 1 is not at all. Absent but on data centre cards, and on drivers before 590.",
     GPU_LABELS,
     unit="ratio",
     source="field 274 / 100",

@@ -55,6 +55,15 @@ def ratio(percent: float) -> float:
     return min(max(percent / 100, 0.0), 1.0)
 
 
+def multiple(percent: float) -> float:
+    """Percent into a factor, from 0 to 10.
+
+    Raises:
+        GarbageError: It is none.
+    """
+    return _within(percent, 0, 1000) / 100
+
+
 def watts(milliwatts: float) -> float:
     """Milliwatts into watts, below 100 kW.
 

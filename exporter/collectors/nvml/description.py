@@ -107,7 +107,7 @@ class Instance:
 class Process:
     """A process that holds the GPU."""
 
-    pid: Annotated[int, Range(1)] = field(metadata=_help("Process id."))
+    pid: Annotated[int, Range(1, 0xFFFFFFFF)] = field(metadata=_help("Process id."))
     memory: Annotated[int, Range(0)] | None = field(
         default=None, metadata=_help("Bytes; null where the driver does not tell.")
     )

@@ -29,6 +29,9 @@ ALL_LINKS = 0xFFFFFFFF
 _FIELDS_CALL = "nvmlDeviceGetFieldValues"
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _LONGEST_LATENCY_SECONDS = 60.0
+_SIGNED_FIELDS = frozenset({193, 194, 195, 196})
+_SIGNED = {1: 5, 2: 4, 3: 4}
+"""Limits of temperature are negative, also where the driver says that they are unsigned."""
 
 
 class DeviceDownError(Exception):
@@ -230,4 +233,5 @@ def decode(value_type: int, union: Any) -> float | None:
 
 
 def _number_of(value: Any) -> float | None:
-    return decode(value.valueType, value.value)
+    kind = value.valueType
+    return decode(_SIGNED.get(kind, kind) if value.fieldId in _SIGNED_FIELDS else kind, value.value)

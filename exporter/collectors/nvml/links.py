@@ -243,8 +243,13 @@ def _read_fabric(gpu: Gpu, out: dict[str, Any]) -> None:
         return
     out["fabric_state"] = info.state
     out["fabric_status"] = info.status
-    cluster = bytes(info.clusterUuid).hex()
+    cluster = _uuid(bytes(info.clusterUuid).hex())
     out["fabric"] = {f"{cluster}/{info.cliqueId}": 1} if any(info.clusterUuid) else None
+
+
+def _uuid(digits: str) -> str:
+    """As nvidia-smi writes it."""
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def _counts(gpu: Gpu, wanted: Iterable[Field]) -> dict[Field, int]:

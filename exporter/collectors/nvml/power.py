@@ -12,6 +12,7 @@ from exporter.collectors.nvml.conversions import (
     celsius,
     count,
     hertz,
+    multiple,
     ratio,
     small,
     temperature,
@@ -93,7 +94,7 @@ def read_medium(gpu: Gpu, out: dict[str, Any]) -> None:
         out["power"] = _converted(gpu, _POWER_AVERAGE, fields, watts)
     memory = _converted(gpu, _MEMORY_TEMPERATURE, fields, temperature)
     out["temperature_memory"] = _known({"memory": memory})
-    out["edpp_multiplier"] = _converted(gpu, _EDPP, fields, ratio)
+    out["edpp_multiplier"] = _converted(gpu, _EDPP, fields, multiple)
     enforced = gpu.ask("power_limit.enforced", "nvmlDeviceGetEnforcedPowerLimit", convert=watts)
     out["power_limit_enforced"] = _known({"enforced": enforced})
     nearest = gpu.ask("temperature_margin", "nvmlDeviceGetMarginTemperature", convert=celsius)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _UTILIZATION = "nvmlDeviceGetProcessUtilization"
 _MOST_PROCESSES = 256
+_LARGEST_PID = 1 << 22
+"""Of Linux; a driver whose structure differs from the binding's (535.43, 535.86) gives others."""
+
 _LONGEST_SAMPLE_SECONDS = 5.0
 _ENGINES = ("sm", "mem", "enc", "dec")
 
@@ -111,6 +114,8 @@ def _memories(processes: Any) -> dict[int, int | None]:
     """Memory by process id; None where the driver does not tell it (some MIG modes, vGPU)."""
     found: dict[int, int | None] = {}
     for process in processes:
+        if process.pid > _LARGEST_PID:
+            raise GarbageError(process.pid)
         used = process.usedGpuMemory
         if used is not None:
             used = size(used)

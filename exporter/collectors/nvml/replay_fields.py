@@ -106,7 +106,10 @@ def field_values(asked: Asked, count: Any, array: Any, *, driver: str, newest: i
             value.nvmlReturn = NOT_SUPPORTED
         elif not isfinite(found):
             value.valueType, value.value.dVal = 0, found
-        elif field in _SIGNED or found < 0:
+        elif field in _SIGNED:
+            # Some drivers say so; the bits are the same.
+            value.valueType, value.value.sllVal = _UNSIGNED_LONG_LONG, int(found)
+        elif found < 0:
             value.valueType, value.value.sllVal = _SIGNED_LONG_LONG, int(found)
         else:
             value.valueType, value.value.ullVal = _UNSIGNED_LONG_LONG, int(found)
