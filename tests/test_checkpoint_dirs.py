@@ -26,7 +26,7 @@ def values(collected: Collected) -> dict[tuple[str, ...], object]:
 
 def test_each_run_has_the_room_of_each_path(tmp_path: Path) -> None:
     found = os.statvfs(tmp_path)
-    collected = CheckpointDirsCollector([str(tmp_path)], runs=lambda: {"b", "a"}).collect()
+    collected = CheckpointDirsCollector([tmp_path], runs=lambda: {"b", "a"}).collect()
 
     told = values(collected)
     assert list(told) == [(spec.name, run, str(tmp_path)) for spec in (AVAILABLE, SIZE) for run in ("a", "b")]
@@ -34,8 +34,8 @@ def test_each_run_has_the_room_of_each_path(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_there_costs_itself_alone(tmp_path: Path) -> None:
-    missing = str(tmp_path / "missing")
-    collected = CheckpointDirsCollector([missing, str(tmp_path)], runs=lambda: {"r"}).collect()
+    missing = tmp_path / "missing"
+    collected = CheckpointDirsCollector([missing, tmp_path], runs=lambda: {"r"}).collect()
 
     assert {labels[2] for labels in values(collected)} == {str(tmp_path)}
     assert collected.problems == (("read", f"{missing}: No such file or directory"),)
@@ -55,7 +55,7 @@ def test_a_filesystem_that_hangs_costs_itself_alone(tmp_path: Path, gate: thread
         return os.statvfs(tmp_path)
 
     pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.2)
-    collector = CheckpointDirsCollector(["/dead", str(tmp_path)], runs=lambda: {"r"}, pool=pool)
+    collector = CheckpointDirsCollector([Path("/dead"), tmp_path], runs=lambda: {"r"}, pool=pool)
     collected = collector.collect()
 
     assert {labels[2] for labels in values(collected)} == {str(tmp_path)}
@@ -64,17 +64,26 @@ def test_a_filesystem_that_hangs_costs_itself_alone(tmp_path: Path, gate: thread
 
 def test_where_none_answers_the_collection_has_failed() -> None:
     with pytest.raises(CollectError, match="/nowhere"):
-        CheckpointDirsCollector(["/nowhere"], runs=lambda: {"r"}).collect()
+        CheckpointDirsCollector([Path("/nowhere")], runs=lambda: {"r"}).collect()
 
 
-@pytest.mark.parametrize(("paths", "runs"), [((), {"r"}), (("/",), set()), (("/",), None)])
+@pytest.mark.parametrize(("paths", "runs"), [((), {"r"}), ((Path("/"),), set()), ((Path("/"),), None)])
 def test_without_paths_or_runs_there_is_nothing_to_tell(
-    paths: tuple[str, ...], runs: set[str] | None
+    paths: tuple[Path, ...], runs: set[str] | None
 ) -> None:
     collected = CheckpointDirsCollector(paths, runs=lambda: runs).collect()
 
     assert not collected.families
     assert not collected.problems
+
+
+def test_a_filesystem_that_does_not_know_its_size_is_not_full(tmp_path: Path) -> None:
+    unknown = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    pool = StatvfsPool(statvfs=lambda _: unknown)
+    collected = CheckpointDirsCollector([tmp_path], runs=lambda: {"r"}, pool=pool).collect()
+
+    assert not collected.families
+    assert collected.unsupported == (f"{tmp_path}: its filesystem does not tell its size",)
 
 
 def test_the_kernel_counts_what_it_killed_for_memory(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ STEP_FILES = Path(f"sys/fs/cgroup{STEP}")
 
 
 def collector_of(root: Path, path: str | None = None) -> CgroupCollector:
-    return CgroupCollector(proc=root / "proc", sys=root / "sys", path=path)
+    return CgroupCollector(proc=root / "proc", sys=root / "sys", path=None if path is None else Path(path))
 
 
 def places_of(collected: Collected) -> dict[str, tuple[str, str]]:

@@ -196,7 +196,8 @@ def _settings(entry: CollectorEntry) -> CollectorSettings:
         (name, bool, field(default=False, metadata={"help": text})) for name, text in entry.options
     ]
     for setting in entry.settings:
-        hint = str | None if setting.default is None else tuple[Glob, ...]
+        of_list = tuple[Path, ...] if setting.paths else tuple[Glob, ...]
+        hint = Path | None if setting.default is None else of_list
         options.append((setting.name, hint, field(default=setting.default, metadata={"help": setting.help})))
     made: type[CollectorSettings] = CollectorSettings
     if options:

@@ -61,13 +61,15 @@ class Setting:
 
     Attributes:
         name: The key in the configuration and the argument of the factory.
-        default: A tuple makes it a list of shell-style patterns; None makes it a text that may be left out.
+        default: A tuple makes it a list of shell-style patterns; None makes it a path that may be left out.
         help: One sentence for the configuration.
+        paths: Whether the list is one of paths.
     """
 
     name: str
     default: tuple[str, ...] | None
     help: str
+    paths: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         "Room that is left in the directories of checkpoints.",
         MEDIUM_SECONDS,
         deadline_seconds=10.0,
-        settings=(Setting("paths", (), "The directories, each as the exporter sees it."),),
+        settings=(Setting("paths", (), "The directories, each as the exporter sees it.", paths=True),),
     ),
     CollectorEntry(
         "processes",

@@ -56,9 +56,9 @@ class CgroupCollector:
     reasons = (*FILE_REASONS, "missing")
 
     def __init__(
-        self, *, proc: Path = Path("/proc"), sys: Path = Path("/sys"), path: str | None = None
+        self, *, proc: Path = Path("/proc"), sys: Path = Path("/sys"), path: Path | None = None
     ) -> None:
-        self._tree = CgroupTree(proc=proc, sys=sys, path=path)
+        self._tree = CgroupTree(proc=proc, sys=sys, path=None if path is None else str(path))
         self._sys = sys
         self._marks = HighWater()
 

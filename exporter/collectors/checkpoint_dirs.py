@@ -7,14 +7,16 @@ costs its own path only (see `statvfs`). No state.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
+from exporter.collectors import filesystem
 from exporter.collectors.draft import Draft
 from exporter.collectors.family import Collected, FamilySpec
 from exporter.collectors.mounts import Mount
 from exporter.collectors.statvfs import Silence, StatvfsPool
 from exporter.errors import CollectError
 
-_ABSENT = "absent where no path is configured, no run lives, and while its filesystem does not answer."
+_ABSENT = "absent where no path is configured or no run lives, and where its filesystem does not say or does not answer."
 
 AVAILABLE = FamilySpec(
     "training_checkpoint_dir_available_bytes",
@@ -35,6 +37,8 @@ SIZE = FamilySpec(
 
 SPECS = (AVAILABLE, SIZE)
 
+_SOURCES = {AVAILABLE: filesystem.AVAIL, SIZE: filesystem.SIZE}
+
 
 class CheckpointDirsCollector:
     """Asks the filesystems of the configured paths.
@@ -51,7 +55,7 @@ class CheckpointDirsCollector:
 
     def __init__(
         self,
-        paths: Sequence[str] = (),
+        paths: Sequence[Path] = (),
         *,
         runs: Callable[[], Collection[str] | None] = lambda: None,
         pool: StatvfsPool | None = None,
@@ -59,7 +63,8 @@ class CheckpointDirsCollector:
         nothing: frozenset[str] = frozenset()
         # Each path stands for a filesystem of its own: whether it hangs does not depend on the others.
         self._places = [
-            Mount(number, 0, path, "/", path, "", "", nothing, nothing) for number, path in enumerate(paths)
+            Mount(number, 0, path, "/", path, "", "", nothing, nothing)
+            for number, path in enumerate(map(str, paths))
         ]
         self._runs = runs
         self._pool = pool or StatvfsPool()
@@ -75,8 +80,7 @@ class CheckpointDirsCollector:
         if not runs or not self._places:
             return draft.finish()
         answers = self._pool.ask(self._places)
-        available: dict[tuple[str, ...], float] = {}
-        size: dict[tuple[str, ...], float] = {}
+        samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
         for place in self._places:
             answer = answers[place.path]
             if isinstance(answer, OSError):
@@ -85,10 +89,12 @@ class CheckpointDirsCollector:
             if isinstance(answer, Silence):
                 draft.fail(CollectError(f"{place.label}: {answer.value}", reason="timeout"))
                 continue
-            for run in runs:
-                labels = (run, place.label)
-                available[labels] = answer.f_bavail * answer.f_frsize
-                size[labels] = answer.f_blocks * answer.f_frsize
-        draft.add_family(AVAILABLE, available)
-        draft.add_family(SIZE, size)
+            told = filesystem.measured(answer)
+            for spec, source in _SOURCES.items():
+                if source in told:
+                    samples[spec].update({(run, place.label): told[source] for run in runs})
+            if not told:
+                draft.unsupported(f"{place.label}: its filesystem does not tell its size")
+        for spec, found in samples.items():
+            draft.add_family(spec, found)
         return draft.finish()
