@@ -101,9 +101,8 @@ def _log(
     happened = timestamp_ms / 1000 if stamped else now  # type: ignore[operator]  # a number
     number = kind.count()
     kind.occurrences.last = happened
-    if kind.routes == () or kind.admits(number):
-        raw = (pair[0], message, severity, check_data(data), happened, now, monotonic_ns(), None, ())
-        EVENTS.tell(kind, raw, origin)
+    raw = (pair[0], message, severity, check_data(data), happened, now, monotonic_ns(), None, ())
+    EVENTS.hand_on(kind, number, raw, origin)
 
 
 def shown(value: object) -> str:
