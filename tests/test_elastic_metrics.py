@@ -430,10 +430,11 @@ def test_what_is_no_handler_is_refused_at_the_call(wrong: Any) -> None:
         metrics.configure(wrong)
 
 
-def test_a_handler_that_raises_reaches_neither_the_caller_nor_the_next_handler() -> None:
+@pytest.mark.parametrize("error", [RuntimeError("broken sink"), SystemExit(3), RecursionError()])
+def test_a_handler_that_raises_reaches_neither_the_caller_nor_the_next_handler(error: BaseException) -> None:
     class Raising(metrics.MetricHandler):
         def emit(self, metric_data: Any) -> None:
-            raise RuntimeError("broken sink")
+            raise error
 
     last, before = Keeping(), total("training.elastic.refused", reason="handler")
     metrics.configure([Raising(), last], "g")
@@ -445,6 +446,16 @@ def test_a_handler_that_raises_reaches_neither_the_caller_nor_the_next_handler()
     assert function() == "kept"
     assert [name.rpartition(".")[2] for name in last.names()] == ["success", "ms"]
     assert total("training.elastic.refused", reason="handler") == before + 2
+
+
+def test_ctrl_c_while_a_handler_runs_reaches_the_job() -> None:
+    class Interrupted(metrics.MetricHandler):
+        def emit(self, metric_data: Any) -> None:
+            raise KeyboardInterrupt
+
+    metrics.configure(Interrupted(), "g")
+    with pytest.raises(KeyboardInterrupt):
+        metrics.put_metric("x", 1, "g")
 
 
 def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:

@@ -118,7 +118,7 @@ def _call(handler: MetricHandler, data: MetricData) -> None:
     busy.add(id(handler))
     try:
         handler.emit(data)
-    except Exception as error:  # noqa: BLE001  # the job must not fail for a handler
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the job must not end for a handler; Ctrl-C in it is the job's
         refuse("handler")(None)
         name = type(handler).__qualname__
         tell_once(f"elastic handler {name}", f"the metric handler {name} has raised: {error!r}")
