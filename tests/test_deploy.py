@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fnmatch
 import jsonschema  # type: ignore[import-untyped]  # it brings no types
 import pytest
 import yaml
@@ -436,6 +437,13 @@ def test_the_unit_is_as_closed_as_it_says() -> None:
 
     assert f"gives it {found[1]} of 10" in unit()
     assert f"{found[1]} of 10" in (DEPLOY / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("group", ["nvidia-frontend", "nvidia", "nvidiactl", "nvidia-uvm", "nvidia-caps"])
+def test_the_unit_may_open_the_gpus_whatever_the_driver_calls_them_in_proc_devices(group: str) -> None:
+    allowed = re.findall(r"^DeviceAllow=char-(\S+) rw$", unit(), re.MULTILINE)
+
+    assert any(fnmatch.fnmatchcase(group, pattern) for pattern in allowed)
 
 
 def test_the_unit_starts_the_exporter_with_flags_that_it_knows(tmp_path: Path) -> None:

@@ -110,6 +110,38 @@ def test_a_node_is_never_drained_for_our_sake(script: str, node: Node) -> None:
     assert told.returncode == 0
 
 
+def test_a_node_is_not_kept_waiting_by_a_shared_directory_whose_server_is_gone(
+    node: Node, tmp_path: Path
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("chmod", "rm"):  # as they do on a mount that hangs
+        (programs / name).write_text("#!/bin/sh\nexec sleep 1000\n")
+        (programs / name).chmod(0o755)
+    hanging = {"PATH": f"{programs}:{os.environ['PATH']}", "PATIENCE": "0.5"}
+
+    before, after = node.run("prolog.sh", 3, **hanging), node.run("epilog.sh", 4, SLURM_JOB_UID="", **hanging)
+
+    assert (before.returncode, after.returncode) == (0, 0)
+    assert "job 3 is not monitored" in before.stderr
+    assert "the target of job 4 stays" in after.stderr
+
+
+@pytest.mark.parametrize("trap", ["directory", "link"])
+def test_a_feed_directory_that_somebody_else_made_is_not_used(node: Node, tmp_path: Path, trap: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can make what is another user's")
+    theirs = node.shm / f"exporter-{os.getuid()}-5" if trap == "directory" else tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 65534, 65534)
+    if trap == "link":
+        (node.shm / f"exporter-{os.getuid()}-5").symlink_to(theirs)
+
+    told = node.run("task-prolog.sh", 5)
+
+    assert (told.returncode, told.stdout) == (0, "")
+
+
 def test_a_job_that_cannot_be_told_of_is_said_so(node: Node) -> None:
     told = node.run("prolog.sh", 3, SD_DIR="/nowhere/at/all")
 

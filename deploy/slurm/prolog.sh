@@ -5,7 +5,8 @@
 # since Prometheus watches the directory and would read half a file. Several jobs of a node have a port each,
 # counted from 20909; their jobs read it from $EXPORTER_PORT (task-prolog.sh).
 #
-# Never fails: a prolog that fails drains the node. Settings: SD_DIR, EXPORTER_FIRST_PORT, EXPORTER_PORTS, PORT_DIR.
+# Never fails and never hangs, since either drains the node: what takes longer than PATIENCE seconds, as on a
+# file system whose server is gone, is killed. Settings: SD_DIR, EXPORTER_FIRST_PORT, EXPORTER_PORTS, PORT_DIR, PATIENCE.
 SD_DIR=${SD_DIR:-/shared/prometheus/sd}
 PORT_DIR=${PORT_DIR:-/run/training-exporter-ports}
 FIRST=${EXPORTER_FIRST_PORT:-20909}
@@ -34,7 +35,11 @@ tell() {
     mv -f "$unfinished" "$target"
 }
 
-# In the background, since `set -e` means nothing to the left of `||`.
-(set -eu; tell) &
-wait $! || echo "training-exporter: job ${SLURM_JOB_ID:-?} is not monitored" >&2
+if [ "${1:-}" = tell ]; then
+    set -eu
+    tell
+    exit
+fi
+# A shell of its own, since `set -e` means nothing to the left of `||`.
+timeout -s KILL "${PATIENCE:-10}" sh "$0" tell || echo "training-exporter: job ${SLURM_JOB_ID:-?} is not monitored" >&2
 exit 0

@@ -5,7 +5,9 @@
 PORT_DIR=${PORT_DIR:-/run/training-exporter-ports}
 
 feed=${SHM_DIR:-/dev/shm}/exporter-$(id -u)-$SLURM_JOB_ID
-(umask 077 && mkdir -p "$feed") && echo "export EXPORTER_FEED_DIR=$feed"
+(umask 077 && mkdir -p "$feed")
+# Where anybody may create things, somebody may have been first: a directory, or a link to one, that is not the user's.
+[ ! -L "$feed" ] && [ "$(stat -c %u "$feed")" = "$(id -u)" ] && echo "export EXPORTER_FEED_DIR=$feed"
 for port in "$PORT_DIR"/*; do
     [ -f "$port" ] && [ "$(cat "$port")" = "$SLURM_JOB_ID" ] && echo "export EXPORTER_PORT=${port##*/}"
 done
