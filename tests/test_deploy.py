@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import shlex
@@ -12,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fnmatch
 import jsonschema  # type: ignore[import-untyped]  # it brings no types
 import pytest
 import yaml
