@@ -133,6 +133,26 @@ def test_what_only_a_new_process_can_mend_ends_this_one(fault: str, farewell: st
     assert len(played.samples) <= 11
 
 
+def test_other_gpus_are_heard_while_one_is_lost_and_that_one_when_it_is_back() -> None:
+    described = small(
+        """
+timeline:
+  - {at: 10s, until: 35s, gpus: [1], xid: [79], lost: true}
+  - {at: 20s, gpus: [0], xid: [48]}
+  - {at: 50s, gpus: [0, 1], xid: [31]}
+"""
+    )
+
+    def xids(seconds: float) -> set[tuple[str, str, float]]:
+        found = values(replay(described, seconds).families(), "gpu_xid_errors_total")
+        return {(labels[0], labels[2], number) for labels, number in found.items()}
+
+    during, after = xids(30), xids(60)
+
+    assert during == {("1", "79", 1), ("0", "48", 1)}
+    assert after == during | {("0", "31", 1), ("1", "31", 1)}
+
+
 def test_a_gpu_that_does_not_return_asks_for_a_new_process_in_the_end() -> None:
     played = replay(small("\ntimeline:\n  - {at: 5s, gpus: [1], lost: true}\n"), 400)
 

@@ -5,6 +5,9 @@ event set of its own and asks for nothing else (field values and performance cou
 thread-safe). The sampler's thread registers GPUs and takes the counts. On a virtual clock there is no thread: the
 sampler polls.
 
+A GPU that is lost makes every wait for the set that it is in fail, and no other GPU is heard any more: the others then
+get a new set. The old one is not freed, since a thread may be waiting for it.
+
 Events before the registration are lost; the sidecar reads the kernel's log beside this where it may.
 """
 
@@ -12,12 +15,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import suppress
 
+from exporter.collectors.nvml.codes import DEVICE_DOWN
+from exporter.collectors.nvml.gpu import DeviceDownError
 from exporter.collectors.nvml.library import CallFailedError, Library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from exporter.collectors.nvml.gpu import Gpu
@@ -61,28 +67,51 @@ class Events:
         self._indices: dict[int, int] = {}
         self._mig_changed: set[int] = set()
         self._set: Any = None
-        self._failed = False
+        self._in_set: set[int] = set()
+        self._failed = False  # there are no events on this machine
+        self._broken = False  # the last wait said that a GPU is lost
 
     def register(self, gpu: Gpu) -> None:
         """Ask for the events of a GPU; one that offers none is a normal state."""
         if self._set is None and not self._failed:
-            try:
-                self._set = gpu.library.call("nvmlEventSetCreate")
-            except CallFailedError:
-                self._failed = True
-        if self._set is None:
+            self._set = self._create(gpu.library)
+        if self._set is not None:
+            self._register(gpu, self._set)
+
+    def renew(self, library: Library, gpus: Iterable[Gpu]) -> None:
+        """Go on with those GPUs that are there, if one that is not keeps the others from being heard."""
+        present = {gpu.index: gpu for gpu in gpus}
+        if not self._broken or self._in_set <= present.keys():
             return
+        made = self._create(library)
+        if made is None:
+            return
+        self._in_set.clear()
+        for gpu in present.values():
+            with suppress(DeviceDownError):  # its own calls will tell
+                self._register(gpu, made)
+        self._set, self._broken = made, False
+
+    def _create(self, library: Library) -> Any:
+        try:
+            return library.call("nvmlEventSetCreate")
+        except CallFailedError:
+            self._failed = True
+            return None
+
+    def _register(self, gpu: Gpu, event_set: Any) -> None:
         supported = gpu.ask("events", "nvmlDeviceGetSupportedEventTypes")
         # Any unsupported bit makes the whole registration fail.
         mask = (supported or 0) & (XID | MIG_CONFIG | _mask(self._names))
         if not mask:
             return
         try:
-            gpu.library.call("nvmlDeviceRegisterEvents", gpu.handle, mask, self._set)
+            gpu.library.call("nvmlDeviceRegisterEvents", gpu.handle, mask, event_set)
         except CallFailedError as failure:
             gpu.fail("events.registration", failure.call, failure.error)
             return
         gpu.succeed("events.registration")
+        self._in_set.add(gpu.index)
         with self._lock:
             self._indices[_address(gpu.handle)] = gpu.index
             counts = self._counts.setdefault(gpu.index, {})
@@ -122,7 +151,7 @@ class Events:
             if error in {"uninitialized", "driver_not_loaded"}:
                 return
             if error not in {"", "timeout"}:
-                pause.wait(_PAUSE_SECONDS)  # a lost GPU in the set makes every wait fail at once
+                pause.wait(_PAUSE_SECONDS)  # such a wait fails at once, every time
 
     def _take(self, milliseconds: int) -> str:
         try:
@@ -130,6 +159,7 @@ class Events:
         except CallFailedError as failure:
             if failure.error != "timeout":
                 self.library.count_error(failure.call, failure.error)
+            self._broken |= failure.error in DEVICE_DOWN
             return failure.error
         with self._lock:
             index = self._indices.get(_address(event.device))

@@ -14,6 +14,7 @@ import ctypes
 import os
 import signal
 import time
+from math import inf
 
 from exporter.collectors.nvml.codes import CODES, SUCCESS
 from exporter.collectors.nvml.replay_calls import CALLS, NOT_SUPPORTED, Asked, number, put
@@ -91,7 +92,7 @@ class ReplayLibrary:
         self._origin = origin
         self._initialised_at: float | None = None
         self._samples: dict[int, tuple[float, ReplayedGpu, int | None] | None] = {}
-        self._registered: list[tuple[ReplayedGpu, int, float]] = []
+        self._registered: list[tuple[int, ReplayedGpu, int, float]] = []
         self._delivered: set[tuple[int, int, int]] = set()
         self._next_address = _OTHER_BASE
 
@@ -274,34 +275,52 @@ class ReplayLibrary:
         _point(result, self._new_address())
         return SUCCESS
 
-    def _nvmlDeviceRegisterEvents(self, asked: Asked, mask: Any, _set: Any) -> int:  # noqa: N802
+    def _nvmlDeviceRegisterEvents(self, asked: Asked, mask: Any, event_set: Any) -> int:  # noqa: N802
         supported = asked.reading("event_types")
         if supported is None or number(mask) & ~int(supported):
             return NOT_SUPPORTED
-        self._registered.append((asked.gpu, number(mask), asked.moment))
+        self._registered.append((_address(event_set), asked.gpu, number(mask), asked.moment))
         return SUCCESS
 
-    def _nvmlEventSetWait_v2(self, _set: Any, result: Any, milliseconds: Any) -> int:  # noqa: N802
+    def _nvmlEventSetWait_v2(self, event_set: Any, result: Any, milliseconds: Any) -> int:  # noqa: N802
         end = time.monotonic() + number(milliseconds) / 1000
         while True:
-            for gpu, bit, data, key in self._events():
+            for gpu, bit, data, key in self._events(_address(event_set)):
                 if key not in self._delivered:
                     self._delivered.add(key)
                     event = result._obj  # noqa: SLF001 - see replay_calls.put
                     event.device = ctypes.cast(_GPU_BASE + gpu.index, type(event.device))
                     event.eventType, event.eventData = bit, data
                     return SUCCESS
+            if self._broken_since(_address(event_set)) < inf:
+                return CODES["gpu_is_lost"]
             if time.monotonic() >= end:
                 return _TIMEOUT
             time.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
 
-    def _events(self) -> list[tuple[ReplayedGpu, int, int, tuple[int, int, int]]]:
-        """Every event that has happened since its GPU was registered."""
+    def _broken_since(self, event_set: int) -> float:
+        """Since when a GPU of a set is lost: no event of it is heard any more, nor of the others."""
+        lost = CODES["gpu_is_lost"]
+        return min(
+            (
+                each.at
+                for of_set, gpu, _, _ in self._registered
+                if of_set == event_set
+                for each in self._machine.under_way(gpu.index, self._moment)
+                if each.removed or each.errors.get(EVERY_CALL) == lost
+            ),
+            default=inf,
+        )
+
+    def _events(self, event_set: int) -> list[tuple[ReplayedGpu, int, int, tuple[int, int, int]]]:
+        """Every event that has happened since its GPU was registered in this set."""
         found = []
-        now = self._moment
-        for gpu, mask, since in self._registered:
+        end = min(self._moment, self._broken_since(event_set))
+        for of_set, gpu, mask, since in self._registered:
+            if of_set != event_set:
+                continue
             for place, happening in enumerate(self._machine.happenings):
-                if not since <= happening.at <= now or not (
+                if not since <= happening.at <= end or not (
                     happening.gpus is None or gpu.index in happening.gpus
                 ):
                     continue

@@ -198,6 +198,8 @@ class Sampler:
                 entry["down"] = device.down
             entries.append(entry)
         self._library.subject = None
+        attached = (device.attached for device in self._devices)
+        self._events.renew(self._library, [each.gpu for each in attached if each is not None])
         if unknown and (unknown > 1 or all(device.down for device in selected)):
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "wall": wall, "gpus": entries}
