@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dashboards.board import Board, Row, Variable
 from dashboards.palette import BLUE, ORANGE, PLAIN, VERMILION, fixed
-from dashboards.panels import About, Json, Panel, bars, lines, steps, to
+from dashboards.panels import About, Json, Panel, lines, steps, to
 from dashboards.queries import Query, rows
 from dashboards.tables import Column, matrix, table
 
@@ -70,10 +70,8 @@ def _compared(
     """Give a number of each run, and how far it is from the baseline's."""
     delta = f"\N{GREEK CAPITAL LETTER DELTA} {title.lower()}"
     return (
-        Column(of(THESE), title, unit, decimals=decimals),
-        Column(
-            f"({of(THESE)}) / scalar({of(THAT)}) - 1", delta, "percentunit", thresholds=better, decimals=1
-        ),
+        Column(of(THESE), title, unit, 100, decimals=decimals),
+        Column(f"({of(THESE)}) / scalar({of(THAT)}) - 1", delta, "percentunit", 100, better, decimals=1),
     )
 
 
@@ -110,14 +108,21 @@ def _table() -> tuple[Panel, ...]:
                 " / max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))",
                 "Goodput",
                 unit="percentunit",
+                width=100,
                 decimals=1,
             ),
             Column(
                 'min by (run) (last_over_time(training_loss{@run, mode="train"}[$__range]))',
                 "Last loss",
+                width=100,
                 decimals=3,
             ),
-            Column("max by (run) (last_over_time(training_step{@run}[$__range]))", "At step", unit="locale"),
+            Column(
+                "max by (run) (last_over_time(training_step{@run}[$__range]))",
+                "At step",
+                unit="locale",
+                width=100,
+            ),
             Column(
                 "sum by (run) (last_over_time(training_restarts_total{@run}[$__range]))", "Restarts", width=90
             ),
@@ -157,15 +162,14 @@ def _difference() -> tuple[Panel, ...]:
             w=14,
             h=11,
         ),
-        bars(
+        matrix(
             "What was lost, as a share of the time?",
-            Query(
+            rows(
                 "max by (run, cause) (last_over_time(training_badput_seconds_total{@run}[$__range]))"
                 " / on (run) group_left () max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))"
-                " > 0.001",
-                "{{run}}: {{cause}}",
-                instant=True,
             ),
+            across="run",
+            down="cause",
             unit="percentunit",
             decimals=1,
             w=10,

@@ -265,7 +265,6 @@ def _worth() -> tuple[Panel, ...]:
             "Which phases take the energy?",
             now("sum by (phase) (training_phase_energy_joules_total{@run}) / 3.6e6", "{{phase}}"),
             unit="kwatth",
-            decimals=3,
             overrides=named(PHASES | {"unattributed": GREY}),
             color=fixed(GREY),
             w=12,

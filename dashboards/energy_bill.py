@@ -49,7 +49,6 @@ def waste() -> tuple[Panel, ...]:
             "How much so far?",
             now("sum by (cause) (training_wasted_energy_joules_total{@run}) / 3.6e6 > 0", "{{cause}}"),
             unit="kwatth",
-            decimals=3,
             overrides=named(CAUSES),
             color=fixed(GREY),
             w=6,
@@ -263,7 +262,8 @@ def sources() -> tuple[Panel, ...]:
             ),
             Column("device", "Id"),
             of='max by (instance, component, device, source, measured, name) (exporter_energy_source_info{instance=~"$node"})',
-            sort="Component",
+            sort="Measured?",
+            descending=False,
             about=About(
                 "Each device: what its energy is read from, how often its counter moves, whether it agrees with its own "
                 "power (1 is agreement), and what had to be corrected or bridged.",
@@ -276,12 +276,17 @@ def sources() -> tuple[Panel, ...]:
         lines(
             "How much of the time is covered by measurement?",
             Query(
-                'min by (instance, component) (exporter_energy_coverage_ratio{instance=~"$node"})',
-                "{{instance}} {{component}}",
+                'min by (instance) (exporter_energy_coverage_ratio{instance=~"$node", component="gpu"})',
+                "gpu {{instance}}",
+                BLUE,
+            ),
+            Query(
+                'min by (instance, component) (exporter_energy_coverage_ratio{instance=~"$node", component!="gpu"})',
+                "{{component}} {{instance}}",
+                ORANGE,
             ),
             unit="percentunit",
             most=1,
-            color=shades(BLUE),
             w=8,
             h=7,
             about=About(
@@ -316,7 +321,6 @@ def sources() -> tuple[Panel, ...]:
                 "{{component}}: {{method}}",
             ),
             unit="kwatth",
-            decimals=3,
             color={"mode": "fixed", "fixedColor": BLUE},
             w=8,
             h=7,

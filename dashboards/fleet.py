@@ -80,7 +80,7 @@ def _glance() -> tuple[Panel, ...]:
         stat(
             "Runs that progress",
             now("count(run:training_last_progress:age_seconds < 300)", "progress"),
-            now("count(run:training_ranks_up:sum > 0)", "live"),
+            now("count(run:training_ranks_up:sum > 0)", "of"),
             unit="none",
             text="value_and_name",
             about=About(
@@ -107,7 +107,7 @@ def _glance() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             now("cluster:gpu_devices:sum", "answer"),
-            now("cluster:gpu_missing:sum", "missing"),
+            now("cluster:gpu_missing:sum > 0", "missing", BAD),
             unit="none",
             text="value_and_name",
             about=About(
@@ -121,6 +121,7 @@ def _glance() -> tuple[Panel, ...]:
             "Exporters",
             now("cluster:exporter_up:sum", "answer"),
             now("cluster:exporter_up:count", "of"),
+            now("cluster:exporter_up:count - cluster:exporter_up:sum > 0", "down", BAD),
             unit="none",
             text="value_and_name",
             about=About(
@@ -145,9 +146,13 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Firing alerts",
-            now('count(ALERTS{alertstate="firing"}) or 0 * max(cluster:exporter_up:count)'),
+            now('count(ALERTS{alertstate="firing", severity="critical"})', "critical", BAD),
+            now(
+                'count(ALERTS{alertstate="firing", severity!="critical"}) or 0 * max(cluster:exporter_up:count)',
+                "others",
+            ),
             unit="none",
-            thresholds=above(1),
+            text="value_and_name",
             about=About(
                 "Alerts of these rules.",
                 "any that is critical.",

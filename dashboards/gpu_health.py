@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.palette import BAD, BLUE, GREY, KHAKI, PLAIN, PURPLE, WARNING
-from dashboards.panels import About, Panel, above, lines, words
+from dashboards.palette import BAD, GREY, KHAKI, PLAIN, PURPLE, WARNING
+from dashboards.panels import YES_NO, About, Panel, above, lines, words
 from dashboards.queries import Query, events
 from dashboards.tables import Column, table
 
@@ -117,6 +117,7 @@ def errors() -> tuple[Panel, ...]:
             "Which GPU needs something?",
             Column("instance", "Node"),
             Column("gpu", "GPU", width=60),
+            Column("min by (instance, gpu) (gpu_up{@gpu})", "Answers", width=90, mappings=YES_NO),
             Column(
                 "max by (instance, gpu) (gpu_recovery_action{@gpu})",
                 "The driver asks for",
@@ -159,9 +160,11 @@ def errors() -> tuple[Panel, ...]:
                 "PCIe lanes missing",
                 thresholds=above(1),
             ),
+            sort="Answers",
+            descending=False,
             about=About(
                 "One line for each GPU, with what its driver and its memory say of themselves.",
-                "any colour.",
+                "a *no*, or any colour but blue.",
                 "do what the driver asks for, with the node drained. A row that waits is replaced at the next reset; "
                 "missing PCIe lanes: reseat the card.",
                 "the card does not tell that.",
@@ -178,7 +181,7 @@ def mig() -> tuple[Panel, ...]:
     return (
         lines(
             "How busy are the instances' SMs?",
-            Query("gpu_mig_sm_activity_ratio{@gpu}", legend, BLUE),
+            Query("gpu_mig_sm_activity_ratio{@gpu}", legend),
             unit="percentunit",
             most=1,
             about=About(
@@ -190,7 +193,7 @@ def mig() -> tuple[Panel, ...]:
         ),
         lines(
             "How full are the instances?",
-            Query("gpu_mig_memory_used_bytes{@gpu} / gpu_mig_memory_total_bytes{@gpu}", legend, BLUE),
+            Query("gpu_mig_memory_used_bytes{@gpu} / gpu_mig_memory_total_bytes{@gpu}", legend),
             unit="percentunit",
             most=1,
             about=About(

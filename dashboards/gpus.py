@@ -73,6 +73,11 @@ def _glance() -> tuple[Panel, ...]:
             "GPUs",
             now("sum(gpu_devices{@node})", "answer"),
             now("sum(gpu_devices_expected{@node})", "expected"),
+            now(
+                "sum(gpu_devices_expected{@node}) - sum(gpu_devices{@node} or 0 * gpu_devices_expected{@node}) > 0",
+                "missing",
+                BAD,
+            ),
             unit="none",
             text="value_and_name",
             about=About(
@@ -234,7 +239,7 @@ def _memory() -> tuple[Panel, ...]:
         ),
         bars(
             "How full is each GPU?",
-            now("gpu_memory_used_bytes{@gpu} / gpu_memory_total_bytes{@gpu}", LEGEND),
+            now("gpu_memory_used_bytes{@gpu} / gpu_memory_total_bytes{@gpu}", "GPU {{gpu}} {{instance}}"),
             unit="percentunit",
             most=1,
             decimals=0,

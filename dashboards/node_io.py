@@ -30,7 +30,7 @@ def disks() -> tuple[Panel, ...]:
         ),
         lines(
             "How busy are the disks?",
-            Query("rate(host_disk_io_time_seconds_total{@node}[$__rate_interval])", "{{device}}", BLUE),
+            Query("rate(host_disk_io_time_seconds_total{@node}[$__rate_interval])", "{{device}}"),
             unit="percentunit",
             most=1,
             about=About(
@@ -198,7 +198,7 @@ def network() -> tuple[Panel, ...]:
 
 def processes() -> tuple[Panel, ...]:
     """Give the panels about the job's processes."""
-    legend = "{{run}} rank {{rank}} {{role}}"
+    legend = "{{run}} {{role}} of rank {{rank}}"
     return (
         table(
             "What runs?",
@@ -252,7 +252,6 @@ def processes() -> tuple[Panel, ...]:
             Query(
                 "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@here}[$__rate_interval]))",
                 legend,
-                BLUE,
             ),
             unit="none",
             decimals=1,
@@ -266,7 +265,7 @@ def processes() -> tuple[Panel, ...]:
         ),
         lines(
             "Whose memory is it?",
-            Query("sum by (run, rank, role) (training_process_proportional_bytes{@here})", legend, BLUE),
+            Query("sum by (run, rank, role) (training_process_proportional_bytes{@here})", legend),
             unit="bytes",
             about=About(
                 "Memory of each rank's processes; what several share is divided among them (PSS), so it adds up.",
@@ -329,7 +328,7 @@ def hardware() -> tuple[Panel, ...]:
     return (
         lines(
             "Temperatures",
-            Query("host_temperature_celsius{@node}", "{{chip}} {{sensor}}", BLUE),
+            Query("host_temperature_celsius{@node}", "{{chip}} {{sensor}}"),
             unit="celsius",
             least=None,
             about=About(

@@ -39,6 +39,7 @@ def _glance() -> tuple[Panel, ...]:
             "Exporters",
             now("sum(up{@node})", "answer"),
             now("count(up{@node})", "of"),
+            now("sum(up{@node} == bool 0) > 0", "down", BAD),
             unit="none",
             text="value_and_name",
             about=About(

@@ -8,6 +8,8 @@ from dashboards.queries import Query, events, now
 from dashboards.tables import Column, table
 
 LOG = "the exporter's log names the reason once for each change"
+MOST = 4
+"""Of a thousand exporters, so many are drawn where each would be a line."""
 DOWN = "No exporter answers: is it running, and in Prometheus' scrape configuration?"
 
 
@@ -34,18 +36,17 @@ def feed() -> tuple[Panel, ...]:
         ),
         lines(
             "Was anything of the job lost?",
-            Query(events("training_feed_dropped_total{@node}", "reason"), "{{reason}}"),
-            Query(events("exporter_feed_refused_total{@node}", "reason"), "refused: {{reason}}"),
+            Query(events("training_feed_dropped_total{@node}", "reason") + " > 0", "{{reason}}"),
+            Query(events("exporter_feed_refused_total{@node}", "reason") + " > 0", "refused: {{reason}}"),
             unit="none",
-            color=shades(VERMILION),
-            legend="hidden",
+            bars=True,
             about=About(
                 "Samples, snapshots and files that were recorded and lost, by reason.",
                 "`overflow`: more was added than fits. `write_failed`: the shared memory is full. `nan`, `infinite`: "
                 "what the job gave was no number.",
                 "`write_failed`: `docker run --shm-size`. `nan`: look at the loss. `refused`: files of another version.",
             ),
-            empty="Nothing has been recorded by a job.",
+            empty="Nothing was lost in this time, or nothing was recorded.",
             w=8,
         ),
         lines(
@@ -126,15 +127,12 @@ def cost() -> tuple[Panel, ...]:
     return (
         lines(
             "CPU",
-            Query("rate(process_cpu_seconds_total{@node}[$__rate_interval])", "{{instance}} exporter", BLUE),
-            Query(
-                "rate(exporter_nvml_child_cpu_seconds_total{@node}[$__rate_interval])",
-                "{{instance}} NVML process",
-                ORANGE,
-            ),
+            _busiest("process_cpu_seconds_total", "{{instance}} exporter", BLUE),
+            _busiest("exporter_nvml_child_cpu_seconds_total", "{{instance}} NVML process", ORANGE),
             unit="percentunit",
             about=About(
-                "Share of a core: the exporter, and its process that calls NVIDIA's library.",
+                "Share of a core: the exporter, and its process that calls NVIDIA's library, on the four nodes where each "
+                "takes most.",
                 "above 2 %.",
                 "longer intervals for what costs most (beside).",
             ),
@@ -143,11 +141,11 @@ def cost() -> tuple[Panel, ...]:
         ),
         lines(
             "Memory",
-            Query("process_resident_memory_bytes{@node}", "{{instance}} exporter", BLUE),
-            Query("exporter_nvml_child_resident_memory_bytes{@node}", "{{instance}} NVML process", ORANGE),
+            _largest("process_resident_memory_bytes", "{{instance}} exporter", BLUE),
+            _largest("exporter_nvml_child_resident_memory_bytes", "{{instance}} NVML process", ORANGE),
             unit="bytes",
             about=About(
-                "Resident memory of the two.",
+                "Resident memory of the two, on the four nodes where each has most.",
                 "a climb that does not end.",
                 "count the series; else report it.",
             ),
@@ -163,7 +161,6 @@ def cost() -> tuple[Panel, ...]:
                 "{{collector}}",
             ),
             unit="percentunit",
-            color=shades(BLUE),
             about=About(
                 "Share of the time in which a collector is at work, over all exporters: mostly waiting for the kernel, "
                 "not computing.",
@@ -177,14 +174,15 @@ def cost() -> tuple[Panel, ...]:
             "How long does a scrape take?",
             Query(
                 "rate(exporter_scrape_duration_seconds_total{@node}[$__rate_interval])"
-                " / rate(exporter_scrapes_total{@node}[$__rate_interval])",
+                " / rate(exporter_scrapes_total{@node}[$__rate_interval])"
+                f" and topk({MOST}, rate(exporter_scrape_duration_seconds_total{{@node}}[$__range] @ end()))",
                 "{{instance}} in the exporter",
                 BLUE,
             ),
-            Query("scrape_duration_seconds{@node}", "{{instance}} as Prometheus sees it", ORANGE),
+            _largest("scrape_duration_seconds", "{{instance}} as Prometheus sees it", ORANGE),
             unit="s",
             about=About(
-                "Time of an answer, here and with the network.",
+                "Time of an answer, here and with the network, of the four slowest each.",
                 "seconds: Prometheus' timeout is near, and then all is lost.",
                 "the difference is the network or a busy machine.",
             ),
@@ -193,10 +191,10 @@ def cost() -> tuple[Panel, ...]:
         ),
         lines(
             "How large is it?",
-            Query("exporter_response_bytes{@node}", "{{instance}}"),
+            _largest("exporter_response_bytes", "{{instance}}"),
             unit="bytes",
             about=About(
-                "Size of an answer, compressed where Prometheus asks for it.",
+                "Size of the four largest answers, compressed where Prometheus asks for it.",
                 "near `body_size_limit`.",
                 "fewer series.",
             ),
@@ -206,27 +204,50 @@ def cost() -> tuple[Panel, ...]:
     )
 
 
+def _busiest(counter: str, legend: str, color: str) -> Query:
+    """The rate of a counter where it is highest over the whole time."""
+    return Query(
+        f"rate({counter}{{@node}}[$__rate_interval])"
+        f" and topk({MOST}, rate({counter}{{@node}}[$__range] @ end()))",
+        legend,
+        color,
+    )
+
+
+def _largest(gauge: str, legend: str, color: str | None = None) -> Query:
+    """A gauge where it is highest over the whole time."""
+    return Query(
+        f"{gauge}{{@node}} and topk({MOST}, max_over_time({gauge}{{@node}}[$__range] @ end()))", legend, color
+    )
+
+
 def nvml() -> tuple[Panel, ...]:
     """Give the panels about NVIDIA's library."""
     none = "No GPU is asked here (`exporter_nvml_…` is absent), or the exporter is down."
     return (
         lines(
             "What went wrong with NVIDIA's library?",
-            Query(events("exporter_nvml_errors_total{@node}", "error", born=True), "{{error}}", ORANGE),
             Query(
-                events("exporter_nvml_child_restarts_total{@node}", "reason"),
+                events("exporter_nvml_errors_total{@node}", "error", born=True) + " > 0", "{{error}}", ORANGE
+            ),
+            Query(
+                events("exporter_nvml_child_restarts_total{@node}", "reason") + " > 0",
                 "restart: {{reason}}",
                 VERMILION,
             ),
-            Query(events("exporter_nvml_resets_total{@node}", "reason"), "counter: {{reason}}", PURPLE),
+            Query(
+                events("exporter_nvml_resets_total{@node}", "reason") + " > 0",
+                "counter: {{reason}}",
+                PURPLE,
+            ),
             unit="none",
-            legend="hidden",
+            bars=True,
             about=About(
                 "Calls that failed, restarts of the process that makes them, and counters that were corrected.",
                 "restarts for *hung* or *crashed*: the driver does not answer.",
                 "`dmesg | grep -i nvrm`; drain and reboot the node if it comes again.",
             ),
-            empty=none,
+            empty="Nothing went wrong in this time, or no GPU is asked here.",
             w=12,
         ),
         lines(

@@ -117,14 +117,19 @@ def by_last_character() -> list[Override]:
     ]
 
 
-def of_series(matcher: dict[str, str], color: dict[str, str], *, bound: bool = False) -> Override:
-    """Give the series that match a colour; with `bound` dashed, and in no stack: what others are held against."""
-    properties: list[dict[str, Any]] = [{"id": "color", "value": color}]
+def of_series(
+    matcher: dict[str, str], color: dict[str, str], *, bound: bool = False, right: bool = False
+) -> Override:
+    """Give the series that match a colour; `bound` and `right` as a query has them."""
+    looks: dict[str, Any] = {"color": color}
+    if bound or right:
+        looks["custom.lineStyle"] = {"dash": [6, 6], "fill": "dash"}
     if bound:
-        properties += (
-            {"id": "custom.fillOpacity", "value": 0},
-            {"id": "custom.lineStyle", "value": {"dash": [6, 6], "fill": "dash"}},
-            {"id": "custom.lineWidth", "value": 1},
-            {"id": "custom.stacking", "value": {"group": "A", "mode": "none"}},
-        )
-    return {"matcher": matcher, "properties": properties}
+        looks |= {
+            "custom.fillOpacity": 0,
+            "custom.lineWidth": 1,
+            "custom.stacking": {"group": "A", "mode": "none"},
+        }
+    if right:
+        looks["custom.axisPlacement"] = "right"
+    return {"matcher": matcher, "properties": [{"id": name, "value": look} for name, look in looks.items()]}

@@ -191,10 +191,15 @@ def lines(
 def _colored(query: Query, place: int) -> Override:
     """Give the series of a query its colour: shades of it where there may be several."""
     color = query.color or GREY
-    if "{{" in query.legend:
-        matcher = {"id": "byFrameRefID", "options": chr(ord("A") + place)}
-        return of_series(matcher, fixed(color) if query.bound else shades(color), bound=query.bound)
-    return of_series({"id": "byName", "options": query.legend}, fixed(color), bound=query.bound)
+    several = "{{" in query.legend
+    return of_series(
+        {"id": "byFrameRefID", "options": chr(ord("A") + place)}
+        if several
+        else {"id": "byName", "options": query.legend},
+        shades(color) if several and not query.bound else fixed(color),
+        bound=query.bound,
+        right=query.right,
+    )
 
 
 def stat(
@@ -226,7 +231,8 @@ def stat(
         "textMode": text,
         "wideLayout": True,
     }
-    return assembled("stat", title, queries, about, w, h, defaults, overrides, options)
+    own = [_colored(query, place) for place, query in enumerate(queries) if query.color]
+    return assembled("stat", title, queries, about, w, h, defaults, [*own, *overrides], options)
 
 
 def bars(
@@ -311,11 +317,10 @@ def heatmap(
     axis: str = "none",
     w: int = 12,
     h: int = 8,
-    scheme: str = "Cividis",
     between: tuple[float, float] | None = None,
     points: int = 120,
 ) -> Panel:
-    """Where values lie over time: colour says how many, or how much; what is more stands out in either theme.
+    """Where values lie over time: colour says how many, or how much, from blue to yellow in either theme; a gap has none.
 
     `unit` is that of the colour and `axis` that of the rows; the colours go in proportion `between` two values, or so that
     small ones stay apart. A query costs a value for each row and each of its `points`.
@@ -335,7 +340,7 @@ def heatmap(
             "mode": "scheme",
             "reverse": False,
             "scale": "exponential",
-            "scheme": scheme,
+            "scheme": "Cividis",
             "steps": 64,
         }
         | (dict(zip(("min", "max"), between, strict=True)) if between else {}),

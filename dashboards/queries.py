@@ -40,6 +40,7 @@ class Query:
         legend: Of each series; `{{label}}` stands for a label's value.
         color: Of its series: of the one, or shades of it where the legend has a label. None leaves it to the panel.
         bound: The others are held against it: dashed, and in no stack; grey without a colour.
+        right: It has an axis of its own, on the right, and is dashed: it may lie over another.
         instant: Only its value at the end of the time range.
         table: As a table of labels and values.
         heatmap: The series are buckets by `le`.
@@ -49,6 +50,7 @@ class Query:
     legend: str = "__auto"
     color: str | None = None
     bound: bool = False
+    right: bool = False
     instant: bool = False
     table: bool = False
     heatmap: bool = False
@@ -88,9 +90,9 @@ def events(counter: str, by: str = "", *, born: bool = False) -> str:
     return f"clamp_min({here} - {before}, 0)"
 
 
-def now(expression: str, legend: str = "__auto") -> Query:
+def now(expression: str, legend: str = "__auto", color: str | None = None) -> Query:
     """The value at the end of the time range."""
-    return Query(expression, legend, instant=True)
+    return Query(expression, legend, color, instant=True)
 
 
 def rows(expression: str) -> Query:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RESTARTS, Board, Row, Variable
-from dashboards.palette import BAD, BLUE, ORANGE, PLAIN, SKY, VERMILION, WARNING
+from dashboards.palette import BAD, BLUE, GREEN, ORANGE, PLAIN, VERMILION, WARNING
 from dashboards.panels import About, Panel, above, heatmap, lines, stat, steps
 from dashboards.queries import Query, now
 from dashboards.ranks_together import GPU_OF, NO_COMPUTE, TO_GPUS, TO_NODE, chosen, together
@@ -46,6 +46,7 @@ def _glance() -> tuple[Panel, ...]:
             "Ranks alive",
             now("sum(max by (rank) (training_process_up{@run}))", "alive"),
             now("count(max by (rank) (training_process_up{@run}))", "of"),
+            now("count(max by (rank) (training_process_up{@run}) == 0)", "dead", BAD),
             unit="none",
             text="value_and_name",
             about=About(
@@ -143,13 +144,13 @@ def _slow() -> tuple[Panel, ...]:
             "How much slower than the fastest is each rank?",
             Query(f"{COMPUTE} / scalar(min({COMPUTE})) - 1", "{{rank}}"),
             unit="percentunit",
-            scheme="Oranges",
             between=(0, 0.5),
             w=14,
             h=16,
             about=About(
                 "One line for each rank, from the lowest number at the bottom to the highest; the colour is how much longer "
-                "it computes than the fastest one in the same moment. Up to a thousand ranks fit.",
+                "it computes than the fastest one in the same moment: blue as long, yellow half as long again or more. Up to "
+                "a thousand ranks fit.",
                 "a line that stands out: a slow machine, since where its colour changes. A block of eight lines: a node. "
                 "All but one stand out: that one has less work.",
                 "point at the line for its number; node and GPU are in the table below.",
@@ -165,7 +166,6 @@ def _slow() -> tuple[Panel, ...]:
                 "{{instance}}",
             ),
             unit="percentunit",
-            scheme="Oranges",
             between=(0, 0.5),
             w=10,
             h=8,
@@ -182,7 +182,7 @@ def _slow() -> tuple[Panel, ...]:
             Query(f"max({COMPUTE})", "slowest", VERMILION),
             Query(f"quantile(0.95, {COMPUTE})", "19 of 20 are faster", ORANGE),
             Query(f"quantile(0.5, {COMPUTE})", "median", BLUE),
-            Query(f"min({COMPUTE})", "fastest", SKY),
+            Query(f"min({COMPUTE})", "fastest", GREEN),
             unit="s",
             w=10,
             h=8,
@@ -202,8 +202,15 @@ def _slow() -> tuple[Panel, ...]:
             percent(SCORE_AT, "Speed", 160, steps((None, BAD), (0.75, WARNING), (0.9, BLUE)), bar=(0, 1)),
             percent(
                 f"avg_over_time((({SCORE_AT}) < bool 0.9)[$__range:$__interval])",
-                "Slow for (share of time)",
-                180,
+                "Slow, of the time",
+                160,
+            ),
+            percent(
+                f"max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () sum by (instance, gpu)"
+                ' (rate(gpu_clocks_event_seconds_total{reason=~"hw_thermal|sw_thermal|hw_power_brake"}[$__rate_interval])))',
+                "Held back",
+                100,
+                above(0.01, 0.1),
             ),
             Column(
                 "max by (instance, rank) (training_rank_compute_seconds{@run} > 0)",
@@ -229,13 +236,6 @@ def _slow() -> tuple[Panel, ...]:
                 "Heat",
                 unit="celsius",
                 width=80,
-            ),
-            percent(
-                f"max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () sum by (instance, gpu)"
-                ' (rate(gpu_clocks_event_seconds_total{reason=~"hw_thermal|sw_thermal|hw_power_brake"}[$__rate_interval])))',
-                "Held back",
-                100,
-                above(0.01, 0.1),
             ),
             Column(
                 "time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})",

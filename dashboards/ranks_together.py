@@ -117,12 +117,11 @@ def together() -> tuple[Panel, ...]:
                 "{{rank}}",
             ),
             unit="s",
-            scheme="Purples",
             between=(0, 30),
             w=14,
             h=8,
             about=About(
-                "One line for each rank; the colour is the age of its last news, up to half a minute.",
+                "One line for each rank; the colour is the age of its last news: blue is now, yellow half a minute or more.",
                 "a line that stands out: that process is stopped, hangs or is dead. A block of eight: its node.",
                 "`training_process_up` tells dead from hanging: *Is its process there?* beside.",
                 "the exporter of that node was down, or the rank was not there yet.",

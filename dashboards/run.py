@@ -153,19 +153,17 @@ def _progress() -> tuple[Panel, ...]:
         ),
         lines(
             "How many tokens or samples a second?",
-            Query('sum(rate(training_tokens_total{@run, mode="train"}[$__rate_interval]))', "tokens"),
-            Query('sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))', "samples"),
+            Query('sum(rate(training_tokens_total{@run, mode="train"}[$__rate_interval]))', "tokens", BLUE),
+            Query(
+                'sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))',
+                "samples",
+                ORANGE,
+                right=True,
+            ),
             unit="cps",
-            overrides=[
-                *named({"tokens": BLUE, "samples": ORANGE}),
-                {
-                    "matcher": {"id": "byName", "options": "samples"},
-                    "properties": [{"id": "custom.axisPlacement", "value": "right"}],
-                },
-            ],
             w=8,
             about=About(
-                "Throughput of the whole run: tokens on the left, samples on the right.",
+                "Throughput of the whole run: tokens on the left, samples dashed and on the right.",
                 "a step down that lasts: something was changed or throttled; zeros at intervals: it saves or validates.",
                 "compare with *GPUs* (clocks) and with the data wait below.",
             ),
@@ -351,17 +349,10 @@ def _learning() -> tuple[Panel, ...]:
         ),
         lines(
             "Learning rate, loss scale",
-            Query("max(training_learning_rate{@run})", "learning rate"),
-            Query("max(training_loss_scale{@run})", "loss scale (right)"),
+            Query("max(training_learning_rate{@run})", "learning rate", BLUE),
+            Query("max(training_loss_scale{@run})", "loss scale (right)", ORANGE, right=True),
             unit="none",
             soft=False,
-            overrides=[
-                *named({"learning rate": BLUE, "loss scale (right)": ORANGE}),
-                {
-                    "matcher": {"id": "byName", "options": "loss scale (right)"},
-                    "properties": [{"id": "custom.axisPlacement", "value": "right"}],
-                },
-            ],
             w=6,
             h=5,
             about=About(

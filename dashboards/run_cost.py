@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.palette import BLUE, CAUSES, GREY, ORANGE, SKY, VERMILION, fixed, named, shades
+from dashboards.palette import BLUE, CAUSES, GREEN, GREY, ORANGE, VERMILION, fixed, named, shades
 from dashboards.panels import About, Panel, above, bars, lines, stat
 from dashboards.queries import Query, events, now
 from dashboards.tables import Column, table
@@ -135,7 +135,7 @@ def goodput() -> tuple[Panel, ...]:
             Query(
                 f"1 - max by (run) (sum by (instance, run) (training_badput_seconds_total{{@run}})) / {WALL}",
                 "known not to be lost",
-                SKY,
+                GREEN,
             ),
             unit="percentunit",
             most=1,
@@ -236,8 +236,8 @@ def goodput() -> tuple[Panel, ...]:
         table(
             "Why was it interrupted, and restarted?",
             Column("reason", "Reason"),
-            Column("sum by (reason) (training_interruptions_total{@run})", "Interruptions", width=130),
-            Column("sum by (reason) (training_restarts_total{@run})", "Restarts", width=110),
+            Column("sum by (reason) (training_interruptions_total{@run}) > 0", "Interruptions", width=140),
+            Column("sum by (reason) (training_restarts_total{@run}) > 0", "Restarts", width=110),
             sort="Interruptions",
             w=7,
             h=4,
@@ -247,7 +247,7 @@ def goodput() -> tuple[Panel, ...]:
                 "`gpu`: *GPUs*, Xid errors. `oom_kill`: *Node and container*. `nccl_timeout`: *Ranks and stragglers*.",
                 "it was never interrupted.",
             ),
-            empty="It was never interrupted.",
+            empty="No interruption is known.",
         ),
     )
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboards.palette import BLUE, Override, fixed
 from dashboards.panels import NEUTRAL, NOTHING, About, Json, Panel, assembled, defaults_of
 from dashboards.queries import Query, rows
+
+HEADING_EDGE, HEADING_LETTER = 44, 7.5
+"""What a heading takes, in pixels: its padding with the sign of the filter, and each letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,7 @@ class Column:
         source: A label, or PromQL for a value of each row.
         title: Its heading.
         unit: Of a value; a bare number without it.
-        width: In pixels; None for what is left.
+        width: In pixels, more where the heading needs it; None for what is left.
         thresholds: Colour of the text.
         mappings: Words for values.
         links: From its cells.
@@ -175,7 +179,8 @@ def _column_properties(column: Column) -> list[Json]:
     if unit:
         properties.append({"id": "unit", "value": unit})
     if column.width:
-        properties.append({"id": "custom.width", "value": column.width})
+        heading = HEADING_EDGE + math.ceil(HEADING_LETTER * len(column.title))
+        properties.append({"id": "custom.width", "value": max(column.width, heading)})
     if column.decimals is not None:
         properties.append({"id": "decimals", "value": column.decimals})
     if column.thresholds or column.mappings:

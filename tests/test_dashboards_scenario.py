@@ -54,15 +54,18 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "Why was nothing read?": "A",
     },
     ("training-exporter", NO_FAULT): {
+        "Exporters": "C",
+        "Was anything of the job lost?": "AB",
         "Which collector failed, and when?": "A",
         "Collectors": "FG",
         "Which families lost series?": "A",
         "What went wrong with NVIDIA's library?": "ABC",
     },
-    ("training-fleet", PASSES): {"Which alerts fire?": "A"},
+    ("training-fleet", NO_FAULT): {"GPUs": "B", "Exporters": "C"},
+    ("training-fleet", PASSES): {"Which alerts fire?": "A", "Firing alerts": "A"},
     ("training-gpus", REPLAYED): {"Whose memory is it?": "A"},
     ("training-gpus", OTHER_CARDS): {"How far is it from slowing down?": "B"},
-    ("training-gpus", NO_FAULT): {"New errors": "CDE"},
+    ("training-gpus", NO_FAULT): {"GPUs": "C", "New errors": "CDE"},
     ("training-gpus", WHOLE): {"How busy are the instances' SMs?": "A", "How full are the instances?": "A"},
     ("training-node", NO_LIMIT): {
         "CPU throttled": "A",
@@ -81,7 +84,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "NFS and Lustre: how much is read and written?": "ABCD",
     },
     ("training-node", PASSES): {"What runs?": "G"},
-    ("training-ranks", NO_FAULT): {"Which ranks are dead, or silent?": "AB"},
+    ("training-ranks", NO_FAULT): {"Ranks alive": "C", "Which ranks are dead, or silent?": "AB"},
     ("training-ranks", PASSES): {"Who does something else than most, and since when?": "ABC"},
     ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B", "Size of the last one": "A"},
     ("training-run", NO_TORCH): {
@@ -175,7 +178,7 @@ def test_the_straggler_is_named_with_the_machine_that_makes_it_one(cluster: Clus
     }
 
     speed = {series["metric"]["rank"]: float(series["value"][1]) for series in answers["B"]}
-    held_back = {series["metric"]["rank"]: float(series["value"][1]) for series in answers["H"]}
+    held_back = {series["metric"]["rank"]: float(series["value"][1]) for series in answers["D"]}
     gpu = {series["metric"]["rank"]: series["metric"] for series in answers["A"]}
     assert min(speed, key=lambda rank: speed[rank]) == "3"
     assert speed["3"] < 0.8
