@@ -77,6 +77,7 @@ class Replay:
         self.vector = vector
         self.clock = clock
         self.records: list[dict[str, Any]] = []
+        self.wanted = wanted(vector)
         self.tolerance = tolerance
         self.problems: list[str] = []
         self.values: dict[str, Any] = {}  # by the latest configuration and `set_value`
@@ -186,31 +187,10 @@ class Replay:
         return sum(stat.sum or 0 for stat in stats if stat.definition.name == "training.misuse")
 
     def _compare(self, call: str) -> Iterator[str]:
-        wanted = self.vector.get("right")
-        if wanted is None:
-            records = self.vector["reference"]["records"]
-            wanted = [record for record in records if record["type"] != "telemetry_data_error"]
-        missing = [record for record in wanted if record["step"] == self.step]
-        extra = []
-        for record in [record for record in self.records if record["step"] == self.step]:
-            match = next((each for each in missing if not self._differences(each, record)), None)
-            if match is None:
-                extra.append(record)
-            else:
-                missing.remove(match)
-        for record in list(missing):
-            near = next((each for each in extra if _subject(each) == _subject(record)), None)
-            if near is None:
-                yield f"step {self.step} {call}: missing {record}"
-                continue
-            extra.remove(near)
-            for difference in self._differences(record, near):
-                yield f"step {self.step} {call}: {_subject(record)}: {difference}"
-        for record in extra:
-            yield f"step {self.step} {call}: superfluous {record}"
-
-    def _differences(self, expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-        return list(differences(expected, found, self.tolerance))
+        asked = [record for record in self.wanted if record["step"] == self.step]
+        told = [record for record in self.records if record["step"] == self.step]
+        for mismatch in mismatches(asked, told, self.tolerance):
+            yield f"step {self.step} {call}: {mismatch}"
 
 
 def _exporter(replay: Replay) -> object:
@@ -258,6 +238,36 @@ def _plain(attributes: Any) -> dict[str, Any]:
 
 def _subject(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return record["type"], record.get("event"), record["span"]
+
+
+def wanted(vector: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Give the records that a vector asks for."""
+    right: list[dict[str, Any]] | None = vector.get("right")
+    if right is not None:
+        return right
+    return [each for each in vector["reference"]["records"] if each["type"] != "telemetry_data_error"]
+
+
+def mismatches(
+    asked: list[dict[str, Any]], told: list[dict[str, Any]], tolerance: Mapping[str, float]
+) -> list[str]:
+    """Compare the records of a step, or of a vector, in any order within a step."""
+    missing, extra, found = list(asked), [], []
+    for record in told:
+        match = next((each for each in missing if not list(differences(each, record, tolerance))), None)
+        if match is None:
+            extra.append(record)
+        else:
+            missing.remove(match)
+    for record in missing:
+        where = record["step"], _subject(record)
+        near = next((each for each in extra if (each["step"], _subject(each)) == where), None)
+        if near is None:
+            found.append(f"missing {record}")
+            continue
+        extra.remove(near)
+        found += [f"{_subject(record)}: {each}" for each in differences(record, near, tolerance)]
+    return found + [f"superfluous {record}" for record in extra]
 
 
 def differences(
