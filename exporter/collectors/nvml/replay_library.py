@@ -14,13 +14,14 @@ import ctypes
 import os
 import signal
 import time
-from math import inf
 
 from exporter.collectors.nvml.codes import CODES, SUCCESS
 from exporter.collectors.nvml.replay_calls import CALLS, NOT_SUPPORTED, Asked, number, put
+from exporter.collectors.nvml.replay_events import ReplayedEvents
 from exporter.collectors.nvml.replay_fields import field_values
 from exporter.collectors.nvml.replay_lists import LISTS
 from exporter.collectors.nvml.replay_machine import EVERY_CALL, ReplayedGpu, ReplayedMachine
+from exporter.collectors.nvml.replay_structures import STRUCTURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,12 +39,11 @@ _INVALID = CODES["invalid_argument"]
 _NOT_FOUND = CODES["not_found"]
 _TIMEOUT = CODES["timeout"]
 
-DEVICE_CALLS = {**CALLS, **LISTS}
+DEVICE_CALLS = {**CALLS, **STRUCTURES, **LISTS}
 """Functions whose first argument is a GPU's handle, and that need nothing but the GPU."""
 
 _LOOK_SECONDS = 0.05
 _GPM_LEAST_SECONDS = 0.1
-_XID = 0x8
 
 OTHER_CALLS = (
     "nvmlInitWithFlags",
@@ -92,8 +92,7 @@ class ReplayLibrary:
         self._origin = origin
         self._initialised_at: float | None = None
         self._samples: dict[int, tuple[float, ReplayedGpu, int | None] | None] = {}
-        self._registered: list[tuple[int, ReplayedGpu, int, float]] = []
-        self._delivered: set[tuple[int, int, int]] = set()
+        self._events = ReplayedEvents(self._machine)
         self._next_address = _OTHER_BASE
 
     def __getattr__(self, symbol: str) -> Callable[..., Any]:
@@ -279,59 +278,24 @@ class ReplayLibrary:
         supported = asked.reading("event_types")
         if supported is None or number(mask) & ~int(supported):
             return NOT_SUPPORTED
-        self._registered.append((_address(event_set), asked.gpu, number(mask), asked.moment))
+        self._events.register(asked.gpu, number(mask), asked.moment, event_set=_address(event_set))
         return SUCCESS
 
     def _nvmlEventSetWait_v2(self, event_set: Any, result: Any, milliseconds: Any) -> int:  # noqa: N802
         end = time.monotonic() + number(milliseconds) / 1000
+        address = _address(event_set)
         while True:
-            for gpu, bit, data, key in self._events(_address(event_set)):
-                if key not in self._delivered:
-                    self._delivered.add(key)
-                    event = result._obj  # noqa: SLF001 - see replay_calls.put
-                    event.device = ctypes.cast(_GPU_BASE + gpu.index, type(event.device))
-                    event.eventType, event.eventData = bit, data
-                    return SUCCESS
-            if self._broken_since(_address(event_set)) < inf:
+            happened = self._events.next(address, self._moment)
+            if happened is not None:
+                event = result._obj  # noqa: SLF001 - see replay_calls.put
+                event.device = ctypes.cast(_GPU_BASE + happened[0].index, type(event.device))
+                event.eventType, event.eventData = happened[1:]
+                return SUCCESS
+            if self._events.broken_since(address, self._moment) is not None:
                 return CODES["gpu_is_lost"]
             if time.monotonic() >= end:
                 return _TIMEOUT
             time.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
-
-    def _broken_since(self, event_set: int) -> float:
-        """Since when a GPU of a set is lost: no event of it is heard any more, nor of the others."""
-        lost = CODES["gpu_is_lost"]
-        return min(
-            (
-                each.at
-                for of_set, gpu, _, _ in self._registered
-                if of_set == event_set
-                for each in self._machine.under_way(gpu.index, self._moment)
-                if each.removed or each.errors.get(EVERY_CALL) == lost
-            ),
-            default=inf,
-        )
-
-    def _events(self, event_set: int) -> list[tuple[ReplayedGpu, int, int, tuple[int, int, int]]]:
-        """Every event that has happened since its GPU was registered in this set."""
-        found = []
-        end = min(self._moment, self._broken_since(event_set))
-        for of_set, gpu, mask, since in self._registered:
-            if of_set != event_set:
-                continue
-            for place, happening in enumerate(self._machine.happenings):
-                if not since <= happening.at <= end or not (
-                    happening.gpus is None or gpu.index in happening.gpus
-                ):
-                    continue
-                reports = [(_XID, xid) for xid in happening.xids]
-                reports += [(1 << bit, 0) for bit in range(16) if happening.events & (1 << bit)]
-                found += [
-                    (gpu, bit, data, (gpu.index, place, which))
-                    for which, (bit, data) in enumerate(reports)
-                    if mask & bit
-                ]
-        return found
 
     # Performance counters.
 

@@ -57,8 +57,10 @@ class Happening:
 
     def concerns(self, index: int | None, moment: float) -> bool:
         """Whether it is under way for a GPU, or for calls on none."""
-        if not self.at <= moment < self.until:
-            return False
+        return self.at <= moment < self.until and self.is_of(index)
+
+    def is_of(self, index: int | None) -> bool:
+        """Whether it is about a GPU, or about calls on none."""
         return self.gpus is None or (index is not None and index in self.gpus)
 
 
@@ -103,7 +105,7 @@ class ReplayedMachine:
         self.happenings = [Happening(each) for each in description["timeline"]]
         for each, happening in zip(description["timeline"], self.happenings, strict=True):
             for gpu in self.gpus:
-                if happening.gpus is None or gpu.index in happening.gpus:
+                if happening.is_of(gpu.index):
                     self._change(gpu, each)
 
     def library_is_there(self) -> bool:
