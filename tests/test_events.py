@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import queue
+import signal
 import threading
 import time
 from collections import deque
@@ -475,6 +476,28 @@ def test_unregistering_waits_for_what_was_logged_and_is_idempotent(events: Event
     assert len(keeper.events) == 500
     assert (handle.registered, repr(handle)) == (False, "<Handle 'Keeper': unregistered>")
     assert events.reading().delivered == {"Keeper": 500}
+
+
+def test_a_signal_handler_may_log_while_the_thread_of_a_handler_is_being_started(
+    events: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, start, signals = Keeper(), threading.Thread.start, [signal.SIGUSR1]
+
+    def interrupted(thread: threading.Thread) -> None:
+        if signals:
+            signal.raise_signal(signals.pop())
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda *_: events.log("within"))
+    try:
+        events.register(keeper)
+        events.log("first")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    events.flush(5.0)
+
+    assert [each.type for each in keeper.events] == ["first", "within"]
 
 
 def test_what_a_handler_takes_before_and_after_it_unregisters_itself_is_counted(events: EventLog) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_support import child
 from feed_support import wait_until
 
 import exporter
@@ -143,6 +144,32 @@ def test_a_collector_that_raises_costs_its_own_samples() -> None:
     assert report == {"rfc.broken.sum": 2.0}
     (lost,) = [number for (name, _), number in EVENTS.reading().dropped.items() if name.endswith("Broken")]
     assert lost == 3
+
+
+def test_a_forked_child_reports_its_own_samples_whoever_was_at_the_parents(tmp_path: Path) -> None:
+    program = """
+import os, threading
+from exporter.monitor.rfc import AggregatingStatCollector, Stat, StatType, register_stat_collector
+stat, collector = Stat("forked", {StatType.SUM}), AggregatingStatCollector()
+register_stat_collector(collector)
+stat.add(1.0)
+assert collector.report() == {"forked.sum": 1.0}
+held, done = threading.Event(), threading.Event()
+def hold():
+    with collector._lock:
+        held.set()
+        done.wait(30)
+threading.Thread(target=hold, daemon=True).start()
+held.wait(30)
+pid = os.fork()
+if not pid:
+    stat.add(5.0)
+    print(collector.report(), flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+done.set()
+"""
+    assert child(tmp_path / "feed", program).stdout == "{'forked.sum': 5.0}\n"
 
 
 def test_a_key_is_unique() -> None:

@@ -6,7 +6,6 @@ Used in the training process.
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from collections.abc import Callable
 
 from exporter.monitor.event import Event, Logged
@@ -45,7 +44,6 @@ class EventHandlerHandle:
 
 
 _registered: list[EventHandlerHandle] = []
-_registering = threading.Lock()
 
 
 def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHandle:
@@ -64,13 +62,11 @@ def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHan
         TypeError: It cannot be called.
         ValueError: It is registered already.
     """
-    with _registering:
-        if any(_same(each._callback, callback) for each in _registered):  # noqa: SLF001  # of this file
-            raise ValueError(f"{callback!r} is registered already; unregister it first")
-        made = EventHandlerHandle(
-            callback, register(callback, queue=QUEUED_EVENTS, adapt=_adapted, own=Event)
-        )
-        _registered.append(made)
+    # No lock: a signal handler may do this, too, while the thread that it interrupts is here.
+    if any(_same(each._callback, callback) for each in list(_registered)):  # noqa: SLF001  # of this file
+        raise ValueError(f"{callback!r} is registered already; unregister it first")
+    made = EventHandlerHandle(callback, register(callback, queue=QUEUED_EVENTS, adapt=_adapted, own=Event))
+    _registered.append(made)
     return made
 
 
@@ -87,10 +83,10 @@ def unregister_event_handler(handler: EventHandlerHandle) -> None:
         raise TypeError(
             f"unregister_event_handler takes what register_event_handler returned, not {handler!r}"
         )
-    with _registering:
-        if handler not in _registered:
-            raise ValueError(f"{handler!r} was unregistered before")
+    try:
         _registered.remove(handler)
+    except ValueError:
+        raise ValueError(f"{handler!r} was unregistered before") from None
     unregister(handler._handle)  # noqa: SLF001  # of this file
 
 

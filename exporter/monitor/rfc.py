@@ -15,11 +15,13 @@ package under the RFC's names, so they reach Prometheus and every handler.
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 from exporter.monitor.profiling import ProfiledTimer
 from exporter.recording.event_values import (
@@ -217,7 +219,7 @@ def register_stat_collector(collector: StatCollector) -> Handle:
 
 
 _collectors: tuple[Handle, ...] = ()
-_registering = threading.Lock()
+_registering = threading.RLock()  # a signal handler may register, too
 
 
 class AggregatingStatCollector(StatCollector):
@@ -227,10 +229,15 @@ class AggregatingStatCollector(StatCollector):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._handle: Handle | None = None
+        self._begin()
+        _aggregating.add(self)
+
+    def _begin(self) -> None:
+        """Set up what belongs to one process alone."""
+        self._lock = threading.RLock()  # a signal handler may report, too
         self._windows: dict[str, Window] = {}
         self._stats: dict[str, frozenset[StatType]] = {}
-        self._handle: Handle | None = None
 
     def registered(self, handle: Handle) -> None:
         """Note the way by which samples come."""
@@ -273,6 +280,19 @@ class AggregatingStatCollector(StatCollector):
         """Begin anew."""
         with self._lock:
             self._windows = {key: Window(wanted) for key, wanted in self._stats.items()}
+
+
+def _begin_anew() -> None:
+    """In a forked child: samples and locks are the parent's."""
+    global _registering  # noqa: PLW0603  # another thread of the parent may hold it
+    _registering = threading.RLock()
+    for collector in list(_aggregating):
+        collector._begin()  # noqa: SLF001  # of this file
+
+
+_aggregating: WeakSet[AggregatingStatCollector] = WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _adapted(event: RecordedEvent, origin: object) -> Event:

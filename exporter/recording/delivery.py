@@ -190,18 +190,21 @@ class Delivery:
         return marker
 
     def _start(self) -> None:
-        with self._starting:
+        # Whoever holds the lock is starting the thread; a signal handler that interrupts it must not wait for it.
+        if not self._starting.acquire(blocking=False):
+            return
+        try:
             if self._thread is not None or self._ended:
                 return
-            try:
-                thread = threading.Thread(target=self._run, name=f"exporter-events-{self.name}", daemon=True)
-                thread.start()
-            except RuntimeError:  # no more threads, none that are daemons, or the interpreter is ending
-                while not self._queue.empty():
-                    self._queue.get_nowait()
-                    self._lose("no_thread", 1)
-                return
+            thread = threading.Thread(target=self._run, name=f"exporter-events-{self.name}", daemon=True)
+            thread.start()
             self._thread = thread
+        except RuntimeError:  # no more threads, none that are daemons, or the interpreter is ending
+            while not self._queue.empty():
+                self._queue.get_nowait()
+                self._lose("no_thread", 1)
+        finally:
+            self._starting.release()
 
     def _run(self) -> None:
         queue = self._queue
