@@ -55,6 +55,22 @@ def test_iterations_are_steps_without_any_configuration() -> None:
     assert misuses() == {}
 
 
+def test_after_the_training_loop_no_progress_is_due_until_the_next_step() -> None:
+    due = []
+    for _ in range(2):
+        with training.training_loop(train_iterations_start=0):
+            one_iteration()
+            due.append(of("training.last_progress_timestamp") is not None)
+        due.append(of("training.last_progress_timestamp") is not None)
+    with training.validation_loop(), training.validation_iteration():
+        pass
+    due.append(of("training.last_progress_timestamp") is not None)
+    one_iteration()
+    due.append(of("training.last_progress_timestamp") is not None)
+
+    assert due == [True, False, True, False, False, True]
+
+
 def test_exporter_span_and_training_are_attributes_of_the_package() -> None:
     assert exporter.training is training
     assert exporter.span is training.span

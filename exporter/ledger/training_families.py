@@ -112,8 +112,8 @@ SLOW_STEP_EXCESS = FamilySpec(
 LAST_PROGRESS = FamilySpec(
     "training_last_progress_timestamp_seconds",
     "gauge",
-    "Unix time at which the latest step or validation batch ended; absent before the first, when the process is gone"
-    " or its feed is not refreshed.",
+    "Unix time at which the latest step or validation batch ended; absent before the first, after the training loop,"
+    " when the process is gone or its feed is not refreshed.",
     IDENTITY_LABELS,
     "seconds",
     "end of an iteration",

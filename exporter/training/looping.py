@@ -82,8 +82,9 @@ class Looping:
         return loop
 
     def end(self, by: Interpreter) -> None:
-        """End the loop: what was not told yet is told."""
+        """End the loop: what was not told yet is told, and no progress is waited for."""
         self._progress.settle()
+        self._progress.over = True
         opened, self.open = self.open, None
         if opened is not None and self.figures.pending:
             by.event(opened, _EVENTS.TRAINING_METRICS_UPDATE, self.figures.update())

@@ -36,6 +36,7 @@ class Progress:
     Attributes:
         steps: Training steps that were completed.
         last: Monotonic time at which the latest step or validation batch ended; None before.
+        over: Whether the training loop has ended, so that no progress is due: a process may export its model.
         flops_per_token: Model FLOP of a token; None while nobody said.
         hardware_flops_per_token: The same with what is computed again.
         flops_per_sample: Model FLOP of a sample.
@@ -45,6 +46,7 @@ class Progress:
         self._families = families
         self.steps = 0
         self.last: float | None = None
+        self.over = False
         self.flops_per_token: float | None = None
         self.hardware_flops_per_token: float | None = None
         self.flops_per_sample: float | None = None
@@ -88,6 +90,7 @@ class Progress:
         """Count from zero."""
         self.steps = 0
         self.last = None
+        self.over = False
 
     def step(self, mode: str, seconds: float, at: float, compute: float | None = None) -> None:
         """Count a step that has ended.
@@ -104,6 +107,7 @@ class Progress:
             self._families.counter("training.steps", mode=mode).add()
             self._families.histogram("training.step_duration", mode=mode).observe(seconds)
             return
+        self.over = False
         self._steps.add()
         self._durations.observe(seconds)
         self.steps += 1
@@ -129,7 +133,7 @@ class Progress:
         self._steps.add_many(len(durations))
         longest = max(durations)
         self._durations.observe_all(durations, sum(durations), longest)
-        self.last = at
+        self.last, self.over = at, False
         self.steps += len(durations)
         for place in range(max(len(durations) - COMPUTE_OF, 0), len(durations)):
             waited = sum([times[place] for times in waits])
@@ -237,7 +241,7 @@ class Progress:
         """
         if self.last is not None:
             gauge = self._families.gauge("training.last_progress_timestamp", "seconds")
-            gauge.set(round(self.last + offset, 3))
+            gauge.set(None if self.over else round(self.last + offset, 3))
         if not self._stale:
             return
         self._stale = False
