@@ -85,7 +85,7 @@ def test_a_family_that_does_not_exist_is_noticed() -> None:
 
 @needs_promtool
 def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
-    told = promtool("check", "rules", *RULES)
+    told = promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
 
     assert (told.returncode, told.stderr) == (0, "")
 
