@@ -95,6 +95,29 @@ def test_instances_have_activity_of_their_own() -> None:
     assert values(families, "gpu_sm_activity_ratio") == {}  # of the whole: not while it is divided
 
 
+@pytest.mark.parametrize("event", ["", "event: [mig_config], "])
+def test_a_gpu_that_is_divided_anew_shows_its_new_instances_alone(event: str) -> None:
+    anew = f"""
+timeline:
+  - {{at: 31s, gpus: [0], {event}mig: [{{gi: 1, profile: 3g.40gb, memory: 3000}}]}}
+  - {{at: 40s, until: 80s, gpus: [1], mig: []}}
+"""
+    before, after = replay(machine(DIVIDED + anew), 30), replay(machine(DIVIDED + anew), 45)
+    families = after.families()
+
+    info = {(labels[0], labels[5]) for labels in values(families, "gpu_mig_info")}
+    assert info == {("0", "3g.40gb")}
+    (old,) = [
+        labels[2]
+        for labels in values(before.families(), "gpu_mig_info")
+        if labels[0] == "0" and labels[3] == "1"
+    ]
+    assert {labels[2] for labels in values(families, "gpu_mig_memory_total_bytes")}.isdisjoint({old})
+    assert set(values(families, "gpu_mig_sm_activity_ratio").values()) == {0.6}
+    later = replay(machine(DIVIDED + anew), 141).families()
+    assert len(values(later, "gpu_mig_info")) == 3
+
+
 def test_a_change_of_the_instances_is_seen_when_the_driver_says_so() -> None:
     changed = (
         DIVIDED

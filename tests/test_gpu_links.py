@@ -30,6 +30,19 @@ def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
     assert played.fleet.processes()[0].sm_ratio == 0.0
 
 
+def test_processes_come_and_go() -> None:
+    described = SMALL.replace("gpus:", "    processes: [{pid: 5, memory: 100}]\ngpus:")
+    change = "\ntimeline:\n  - {at: 8s, gpus: [0], processes: []}\n"
+    change += "  - {at: 20s, gpus: [0], processes: [{pid: 77, memory: 300}, {pid: 78}]}\n"
+
+    counts = [
+        values(replay(machine(described + change), seconds).families(), "gpu_processes")
+        for seconds in (7, 15, 25)
+    ]
+
+    assert [next(n for labels, n in found.items() if labels[0] == "0") for found in counts] == [1, 0, 2]
+
+
 @pytest.mark.parametrize("answer", ["SUCCESS", "NOT_FOUND"])
 def test_no_new_samples_of_processes_are_no_error(answer: str) -> None:
     described = SMALL.replace("gpus:", "    processes: [{pid: 5, memory: 100, sm: 90}]\ngpus:")

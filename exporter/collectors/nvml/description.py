@@ -213,6 +213,12 @@ class Happening:
     set: Readings = field(default=Readings(), metadata=_help("Readings that are different from now on."))
     fields: Numbers = field(default_factory=dict, metadata=_help("Field values by id."))
     gpm: Numbers = field(default_factory=dict, metadata=_help("Performance counters by metric id."))
+    mig: tuple[Instance, ...] | None = field(
+        default=None, metadata=_help("Instances in place of those before.")
+    )
+    processes: tuple[Process, ...] | None = field(
+        default=None, metadata=_help("Compute processes in place of those before.")
+    )
     xid: tuple[Annotated[int, Range(0, 100_000)], ...] = field(
         default=(), metadata=_help("Xid errors that the driver reports when it begins.")
     )

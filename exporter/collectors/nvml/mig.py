@@ -31,15 +31,17 @@ class Instance:
         gpu_instance: NVML's id.
         compute_instance: NVML's id.
         profile: Such as `1g.10gb`.
+        known: Whether its memory could be read the last time.
     """
 
-    __slots__ = ("asker", "gpu_instance", "compute_instance", "profile")
+    __slots__ = ("asker", "gpu_instance", "compute_instance", "profile", "known")
 
     def __init__(self, asker: Gpu, gpu_instance: int, compute_instance: int, profile: str) -> None:
         self.asker = asker
         self.gpu_instance = gpu_instance
         self.compute_instance = compute_instance
         self.profile = profile
+        self.known = False
 
 
 class Mig:
@@ -48,9 +50,13 @@ class Mig:
     Args:
         gpu: The whole.
         options: Whether to sample performance counters.
+
+    Attributes:
+        changed: Whether an instance no longer answers: it is time to see which there are.
     """
 
     def __init__(self, gpu: Gpu, options: Options) -> None:
+        self.changed = False
         self._gpu = gpu
         self._options = options
         self._instances: list[Instance] = []
@@ -62,7 +68,8 @@ class Mig:
         gpu = self._gpu
         modes = gpu.ask("mig_mode", "nvmlDeviceGetMigMode", convert=_two)
         out["mig_mode"] = None
-        self._instances = []
+        before = self._uuids_by_number()
+        self._instances, self.changed = [], False
         if modes is not None:
             current, pending = modes
             out["mig_mode"] = {"current": current}
@@ -70,10 +77,10 @@ class Mig:
                 out["mig_mode"]["pending"] = pending
             if current:
                 self._instances = list(self._found())
-        kept = {instance.gpu_instance for instance in self._instances}
-        for gone in set(self._pairs) - kept:
-            self._pairs.pop(gone).free()
-            self._activity.pop(gone, None)
+        now = self._uuids_by_number()
+        for number in [each for each in self._pairs if before.get(each) != now.get(each)]:
+            self._pairs.pop(number).free()
+            self._activity.pop(number, None)
 
     def read(self, out: dict[str, Any]) -> None:
         """Read the memory of the instances, and put all about them together."""
@@ -110,6 +117,12 @@ class Mig:
             pair.free()
         self._pairs.clear()
         self._activity.clear()
+
+    def _uuids_by_number(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for each in self._instances:
+            found.setdefault(each.gpu_instance, []).append(each.asker.uuid)
+        return found
 
     def _found(self) -> list[Instance]:
         gpu = self._gpu
@@ -155,6 +168,8 @@ class Mig:
             memory = asker.ask("memory", "nvmlDeviceGetMemoryInfo", _MEMORY_V2, convert=_memory)
         except DeviceDownError:
             memory = None
+        self.changed |= instance.known and memory is None
+        instance.known = memory is not None
         total, used = memory or (None, None)
         return {
             "uuid": asker.uuid,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _GPU_BASE = 0x1000
 _INSTANCE_BASE = 0x100000
 _INSTANCES_PER_GPU = 0x100
+_MOST_INSTANCES = 7
 _OTHER_BASE = 0x10000000
 
 _INVALID = CODES["invalid_argument"]
@@ -172,9 +173,9 @@ class ReplayLibrary:
         if _GPU_BASE <= address < _GPU_BASE + len(self._machine.gpus):
             return self._machine.gpus[address - _GPU_BASE], None
         index, place = divmod(address - _INSTANCE_BASE, _INSTANCES_PER_GPU)
-        if 0 <= index < len(self._machine.gpus) and place < len(self._machine.gpus[index].instances):
+        if 0 <= index < len(self._machine.gpus) and place < len(self._machine.gpus[index].all_instances):
             gpu = self._machine.gpus[index]
-            return gpu, gpu.instances[place]
+            return gpu, gpu.all_instances[place]
         return None, None
 
     def _new_address(self) -> int:
@@ -224,13 +225,15 @@ class ReplayLibrary:
     def _nvmlDeviceGetMaxMigDeviceCount(self, asked: Asked, result: Any) -> int:  # noqa: N802
         if asked.reading("mig_mode") is None:
             return NOT_SUPPORTED
-        put(result, 7)
+        put(result, max(_MOST_INSTANCES, len(asked.gpu.instances(asked.moment))))
         return SUCCESS
 
     def _nvmlDeviceGetMigDeviceHandleByIndex(self, asked: Asked, place: Any, result: Any) -> int:  # noqa: N802
-        if not asked.reading("mig_mode") or not 0 <= number(place) < len(asked.gpu.instances):
+        there = asked.gpu.instances(asked.moment)
+        if not 0 <= number(place) < len(there):
             return _NOT_FOUND
-        _point(result, _INSTANCE_BASE + asked.gpu.index * _INSTANCES_PER_GPU + number(place))
+        which = asked.gpu.all_instances.index(there[number(place)])
+        _point(result, _INSTANCE_BASE + asked.gpu.index * _INSTANCES_PER_GPU + which)
         return SUCCESS
 
     def _on_instance(
@@ -242,11 +245,16 @@ class ReplayLibrary:
         arguments: tuple[Any, ...],
     ) -> int:
         numbers = {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
+        if instance not in gpu.instances(asked.moment):
+            return _INVALID  # it was destroyed
         if symbol in numbers:
             put(arguments[0], instance[numbers[symbol]])
         elif symbol == "nvmlDeviceGetUUID":
             own = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
-            arguments[0].value = f"MIG-{gpu.description['uuid'][4:-4]}{own}".encode()
+            which = gpu.all_instances.index(instance)
+            made = which - len(gpu.description["mig"]) + 1  # each that is made later has a UUID of its own
+            first = f"{made:08x}" if made > 0 else gpu.description["uuid"][4:12]
+            arguments[0].value = f"MIG-{first}{gpu.description['uuid'][12:-4]}{own}".encode()
         elif symbol == "nvmlDeviceGetName":
             arguments[0].value = f"{gpu.description['name']} MIG {instance['profile']}".encode()
         elif symbol == "nvmlDeviceGetMemoryInfo_v2":
@@ -326,7 +334,7 @@ class ReplayLibrary:
     def _nvmlGpmMigSampleGet(self, asked: Asked, instance: Any, sample: Any) -> int:  # noqa: N802
         if _address(sample) not in self._samples:
             return _INVALID
-        if not any(each["gi"] == number(instance) for each in asked.gpu.instances):
+        if not any(each["gi"] == number(instance) for each in asked.gpu.instances(asked.moment)):
             return _NOT_FOUND
         self._samples[_address(sample)] = (asked.moment, asked.gpu, number(instance))
         return SUCCESS

@@ -37,7 +37,7 @@ def retired_pages(asked: Asked, cause: Any, count: Any, pages: Any) -> int:
 
 def processes(asked: Asked, count: Any, array: Any) -> int:
     """`nvmlDeviceGetComputeRunningProcesses_v3`: success only when there is none, or room for all."""
-    running = asked.gpu.description["processes"]
+    running = asked.gpu.processes(asked.moment)
     space = count._obj.value  # noqa: SLF001 - see put
     put(count, len(running) if asked.returned is None or array is None else asked.returned)
     if not running:
@@ -72,7 +72,7 @@ def process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> int
     found = [
         (time, process)
         for time in times
-        for process in asked.gpu.description["processes"]
+        for process in asked.gpu.processes(asked.moment)
         if process["sm"] is not None
     ]
     if not found:

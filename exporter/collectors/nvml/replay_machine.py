@@ -71,6 +71,7 @@ class ReplayedGpu:
         index: Its place when all are there.
         description: Of its model, with its uuid.
         readings: What NVML would give, by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
+        all_instances: Compute instances that there ever are.
     """
 
     def __init__(self, index: int, description: dict[str, Any]) -> None:
@@ -80,12 +81,29 @@ class ReplayedGpu:
         readings.update((f"field.{number}", value) for number, value in description["fields"].items())
         readings.update((f"gpm.{number}", value) for number, value in description["gpm"].items())
         self.readings = Tracks(readings, load_of(description["load"], index))
+        self.all_instances: list[dict[str, Any]] = list(description["mig"])
+        self._lists: list[tuple[Happening, dict[str, Any]]] = []  # the latest first
 
-    @property
-    def instances(self) -> list[dict[str, Any]]:
-        """The compute instances of a divided GPU."""
-        found: list[dict[str, Any]] = self.description["mig"]
-        return found
+    def expect(self, happening: Happening, description: dict[str, Any]) -> None:
+        """Learn which lists an entry of the timeline changes."""
+        self._lists.insert(0, (happening, description))
+        self.all_instances += [
+            each for each in description.get("mig") or () if each not in self.all_instances
+        ]
+
+    def instances(self, moment: float) -> list[dict[str, Any]]:
+        """The compute instances of the GPU while it is divided."""
+        return self._listed("mig", moment) if self.readings.at("mig_mode", moment) == 1 else []
+
+    def processes(self, moment: float) -> list[dict[str, Any]]:
+        """The processes that compute on it."""
+        return self._listed("processes", moment)
+
+    def _listed(self, name: str, moment: float) -> list[dict[str, Any]]:
+        for happening, description in self._lists:
+            if description.get(name) is not None and happening.concerns(self.index, moment):
+                return list(description[name])
+        return list(self.description[name])
 
 
 class ReplayedMachine:
@@ -106,6 +124,7 @@ class ReplayedMachine:
         for each, happening in zip(description["timeline"], self.happenings, strict=True):
             for gpu in self.gpus:
                 if happening.is_of(gpu.index):
+                    gpu.expect(happening, each)
                     self._change(gpu, each)
 
     def library_is_there(self) -> bool:

@@ -244,7 +244,8 @@ class Sampler:
             health.read_medium(gpu, out)
             if options.pcie_sampling and out.get("pcie_transmit") is None:
                 attached.pcie.read(gpu, out)
-        if attached.is_due(SLOW, now) or self._events.mig_changed(gpu.index):
+        looked = attached.is_due(SLOW, now) or self._events.mig_changed(gpu.index) or attached.mig.changed
+        if looked:
             attached.mig.find(out)
             use.read_slow(gpu, options, out)
             power.read_slow(gpu, options, out)
@@ -259,6 +260,8 @@ class Sampler:
             if options.gpm:
                 attached.gpm.read(out)
                 attached.mig.sample()
+            attached.mig.read(out)
+        elif looked:
             attached.mig.read(out)
         entry: dict[str, Any] = {"values": out}
         if not attached.told:
