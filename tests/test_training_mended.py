@@ -200,6 +200,24 @@ def test_an_end_always_closes_its_own_block_only() -> None:
     assert of("training.steps", mode="train") == 2
 
 
+def test_an_iteration_that_is_never_left_keeps_others_from_counting_for_a_while_only() -> None:
+    training.training_iteration().__enter__()
+    iterations(150)
+
+    assert of("training.steps", mode="train") == 51
+    assert told().work_seconds > 0
+
+
+def test_work_is_counted_after_marks_were_dropped_in_an_iteration() -> None:
+    by_hand, kind = ByHand(0.0), kinds.TRAINING_ITERATION
+    by_hand.take(entered(kind, 1.0))
+    by_hand.interpreter.dropped(by_hand.track, 100)
+    by_hand.take(entered(kind, 2.0) + left(kind, 2.5) + entered(kind, 3.0) + left(kind, 3.25))
+
+    reading = by_hand.reading()
+    assert (reading.steps, reading.work_seconds, reading.open_seconds) == (2, 0.75, 0.0)
+
+
 def test_a_block_that_a_callback_has_ended_is_misuse_when_it_is_left() -> None:
     configured(telemetry={})
     with training.application(), training.training_loop(train_iterations_start=0):

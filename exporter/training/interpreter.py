@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 FIRST_CODE = FIRST_KIND * 8
 AT_ONCE = 32
 """Marks interpreted between two looks at the clock."""
+MOST_REFUSED = 100
+"""Begins that are refused inside one open span of their kind, which nobody will end then."""
 
 
 def time_of(code: int, value: Any) -> float | None:
@@ -285,7 +287,9 @@ class Interpreter:
         if earlier is not None:
             if not job.tells or earlier.known:
                 job.rule(call, kind.rule, f"the {kind.call} that is open to end before")
-                return False
+                earlier.refused += 1
+                if kind in _ONE_OF_A_PROCESS or earlier.refused < MOST_REFUSED:
+                    return False
             self._discard(earlier)
         if job.closed and kind is not kinds.APPLICATION and job.tells:
             job.rule(call, "S12", "on_app_start before it, since the application has ended")
@@ -351,6 +355,8 @@ class Interpreter:
     def _discard(self, opened: Open) -> None:
         """Forget a span that nobody will end."""
         opened.stack.remove(opened)
+        if self.job.looping.iteration is opened:
+            self.job.looping.iteration = None
         if opened.entry is not None:
             self.clock.end(opened.entry, self.now)
 

@@ -33,6 +33,7 @@ class Open:
         work: Of the phase clock when it began; None where it has none.
         waits: Likewise.
         save: Of a save.
+        refused: Begins of its kind that were refused inside of it.
         recorded: Whether the exporters know it.
         closed: Whether it has ended.
     """
@@ -49,6 +50,7 @@ class Open:
         "work",
         "waits",
         "save",
+        "refused",
         "recorded",
         "closed",
     )
@@ -65,6 +67,7 @@ class Open:
         self.work: float | None = None
         self.waits = 0.0
         self.save: Save | None = None
+        self.refused = 0
         self.recorded = False
         self.closed = False
 
