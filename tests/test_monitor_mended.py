@@ -6,6 +6,7 @@ Where torch ends the process, a child process shows that it still does, so that 
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import importlib.util
 import math
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,23 @@ def test_an_event_has_a_repr_a_pickle_and_its_fields() -> None:
 
     assert again.asdict() == event.asdict()
     assert repr(event) == "Event(name='a', timestamp=datetime.datetime(2026, 1, 1, 0, 0), data={'x': 1})"
+
+
+class Typed(Event):
+    """An event with a constructor and an attribute of its own."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__("typed", dt.datetime(2026, 1, 1), {"step": step})
+        self.step = step
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_an_event_of_a_class_of_ones_own_is_copied_whole(again: Callable[[Typed], Typed]) -> None:
+    event = Typed(7)
+    found = again(event)
+
+    assert type(found) is Typed
+    assert (found.step, found.asdict()) == (7, event.asdict())
 
 
 def test_what_is_changed_after_it_was_logged_is_told_and_counted_as_it_was() -> None:

@@ -117,8 +117,14 @@ class Event:
         """Give the fields in a dict of their own."""
         return {"name": self.name, "timestamp": self.timestamp, "data": self.data}
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name, self.timestamp, self.data)
+    def __getstate__(self) -> tuple[str, dt.datetime, dict[str, Datum], dict[str, object]]:
+        return self.name, self.timestamp, self.data, getattr(self, "__dict__", {})
+
+    def __setstate__(self, state: tuple[str, dt.datetime, dict[str, Datum], dict[str, object]]) -> None:
+        name, timestamp, data, own = state
+        Event.__init__(self, name, timestamp, data)
+        if own:  # a subclass has such, whatever its own constructor takes
+            self.__dict__.update(own)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, timestamp={self.timestamp!r}, data={self.data!r})"
