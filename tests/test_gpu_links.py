@@ -54,6 +54,23 @@ def test_no_new_samples_of_processes_are_no_error(answer: str) -> None:
     assert values(played.families(), "exporter_nvml_errors_total") == {}
 
 
+@pytest.mark.parametrize("bits", ["", ", bits: 32"])
+def test_bytes_are_right_also_where_a_register_is_full_within_a_second(bits: str) -> None:
+    counters = f"pcie_transmit_bytes: {{idle: 10485760000, counter_from: 5{bits}}}\n      event_types:"
+    described = SMALL.replace("event_types:", counters).replace(
+        "gpus:",
+        '    gpm: {"20": 10000}\ngpus:',  # MiB/s: the same
+    )
+    before, after = (
+        values(replay(machine(described), seconds).families(), "gpu_pcie_transmit_bytes_total")
+        for seconds in (60, 160)  # it takes a while until a wrap is seen
+    )
+
+    assert len(before) == 2
+    for labels, number in before.items():
+        assert after[labels] - number == pytest.approx(10485760000 * 100, rel=0.1)
+
+
 LINKED = SMALL.replace(
     "event_types:",
     "nvlinks: 4\n      nvlinks_active: 3\n      nvlink_errors: 2\n"

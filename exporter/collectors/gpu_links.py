@@ -1,7 +1,8 @@
 """What connects a GPU (PCIe, NVLink, fabric, Grace): families.
 
 Used in the sidecar. The readings come from the NVML child's `links` and `gpm`. Bytes have several sources, of which
-a GPU offers one or the other; all go into one family, each adding what it has counted.
+a GPU offers one or the other; all go into one family, each adding what it has counted. The first that is offered
+counts, until its register wraps: at the speed of PCIe 32 bits are full in a second, between two looks more than once.
 """
 
 from __future__ import annotations

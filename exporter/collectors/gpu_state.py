@@ -94,13 +94,14 @@ class GpuState:
         self.values.clear()
 
     def counts_by(self, row: Count) -> bool:
-        """Whether a row is the one that counts, of those of its family."""
-        for other in ALTERNATIVES[row.spec]:
-            if other.reading == row.reading:
-                return True
-            if self.values.get(other.reading) is not None:
-                return False
-        return True
+        """Whether a row is the one that counts, of those of its family that the GPU offers."""
+        offered = [each for each in ALTERNATIVES[row.spec] if self.values.get(each.reading) is not None]
+        # A register that has wrapped between two looks may have done so more than once.
+        sound = [each for each in offered if not self._wraps(each)]
+        return row is (sound or offered)[0]
+
+    def _wraps(self, row: Count) -> bool:
+        return any("wrap" in counter.resets for counter in self.counters.get(row.reading, {}).values())
 
 
 class Fleet:
