@@ -29,9 +29,10 @@ odd: st.SearchStrategy[Any] = st.sampled_from(
     [None, 0, -1, 3, 10**30, 2.5, math.nan, math.inf, "x", "", [1], {}, b"y", True]
 )
 calls = st.one_of(
-    st.tuples(st.sampled_from(CALLBACKS), st.lists(odd, max_size=2)),
+    st.tuples(st.sampled_from(CALLBACKS), st.lists(odd, max_size=5)),
     st.tuples(st.sampled_from([f"enter {name}" for name in BLOCKS]), st.just([])),
-    st.tuples(st.sampled_from(["enter checkpoint_save", "enter training_loop", "enter phase", "enter span"]), st.lists(odd, min_size=1, max_size=1)),
+    st.tuples(st.sampled_from(["enter checkpoint_save", "enter phase", "enter span"]), st.lists(odd, min_size=1, max_size=1)),
+    st.tuples(st.just("enter training_loop"), st.lists(odd, min_size=1, max_size=4)),
     st.tuples(st.sampled_from(["leave", "fail"]), st.just([])),
     st.tuples(st.sampled_from(["record", "describe", "checkpoint_saved"]), st.lists(odd, min_size=8, max_size=8)),
     st.tuples(st.sampled_from(["skipped_step", "interruption", "step", "background"]), st.lists(odd, min_size=1, max_size=1)),
@@ -70,7 +71,7 @@ def call(name: str, arguments: list[Any], entered: list[Any]) -> None:
     else:
         takes = len(inspect.signature(getattr(training, name)).parameters)
         needs = name in {"on_train_start", "on_save_checkpoint_start", "on_save_checkpoint_success"}
-        getattr(training, name)(*([*arguments, None] if needs else arguments)[: min(takes, 2)])
+        getattr(training, name)(*([*arguments, None] if needs else arguments)[:takes])
 
 
 @settings(max_examples=150, deadline=None)
