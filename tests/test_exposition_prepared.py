@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 
@@ -230,12 +231,21 @@ def test_what_was_offered_is_told_without_being_written() -> None:
 
 def test_for_how_long_nobody_looks_is_known_from_the_rhythm_of_scrapes() -> None:
     clock = Clock()
-    unknown = page_of(gauge("a", {"0": 1.0})).seconds_until_wanted()
+    page = Page(clock=clock)
+    unknown = page.seconds_until_wanted()
+    clock.now += WANTED_SECONDS
+    never = page.seconds_until_wanted()
+    page.render(Format.TEXT, compress=False)
+    asked = page.seconds_until_wanted()
     page = scraped_every(15.0, clock)
     clock.now += 5.0
+    rhythm = page.seconds_until_wanted()
+    clock.now += 10.0 + WANTED_SECONDS
+    forgotten = page.seconds_until_wanted()
 
-    assert unknown == 0.0
-    assert page.seconds_until_wanted() == pytest.approx(10.0 - AHEAD_SECONDS)
+    assert (unknown, never, asked) == (0.0, math.inf, 0.0)
+    assert rhythm == pytest.approx(10.0 - AHEAD_SECONDS)
+    assert forgotten == math.inf
 
 
 def test_a_block_whose_text_stays_is_not_compressed_again() -> None:

@@ -143,7 +143,7 @@ class Page:
                 self._unwritten.add(name)
 
     def seconds_until_wanted(self) -> float:
-        """Say for how long nobody is expected to look at the page; 0 when that is not known."""
+        """Say for how long nobody is expected to look at the page; 0 when that is not known, infinity when nobody does."""
         return self._rhythm.seconds_until_near()
 
     def withdraw(self, name: str) -> None:

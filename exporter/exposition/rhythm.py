@@ -7,6 +7,7 @@ when somebody asks at all costs nothing. A scrape out of rhythm finds everything
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from itertools import pairwise, product
@@ -17,7 +18,7 @@ Form = tuple[Format, bool]
 """A format, and whether it is compressed."""
 
 WANTED_SECONDS = 60.0
-"""A form is wanted until its next scrape is late by so much."""
+"""A form is wanted until its next scrape is late by so much; then nobody is expected any more."""
 
 AHEAD_SECONDS = 1.1
 """From when on before a scrape is expected the page is kept ready: one pass over the feed, and some jitter."""
@@ -35,6 +36,7 @@ class Rhythm:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._began = clock()
         # All keys from the start and values replaced whole, so that it can be read while it is written.
         self._asked: dict[Form, tuple[float, ...]] = dict.fromkeys(product(Format, (False, True)), ())
 
@@ -52,10 +54,15 @@ class Rhythm:
         return bool(self.wanted()) and self.seconds_until_near() == 0.0
 
     def seconds_until_near(self) -> float:
-        """Say for how long the page need not be kept ready: 0 near a scrape, and as long as none is expected."""
+        """Say for how long nobody is expected: 0 near a scrape, infinity when for long nobody has asked.
+
+        In its first minute anybody may come at any moment.
+        """
         now = self._clock()
         expected = [_next(self._asked[form]) for form in self.wanted()]
-        return max(0.0, min(expected) - AHEAD_SECONDS - now) if expected else 0.0
+        if expected:
+            return max(0.0, min(expected) - AHEAD_SECONDS - now)
+        return 0.0 if now < self._began + WANTED_SECONDS else math.inf
 
 
 def _next(asked: tuple[float, ...]) -> float:
