@@ -23,24 +23,22 @@ import time
 from collections.abc import Callable, Sequence
 
 from exporter.cli.attachment import Attachment
-from exporter.cli.configuration import CollectorSettings, Configuration
-from exporter.cli.gpu_settings import Gpu
-from exporter.cli.gpu_wiring import KeptGpus
-from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, PROCESS_MEMORY, PROCESSES, Wiring
+from exporter.cli.configuration import Configuration
+from exporter.cli.job_wiring import PROCESS_MEMORY, PROCESSES, Wiring
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.memory import use_one_arena
+from exporter.cli.recording_rules import RecordingRules
 from exporter.cli.reload import Reloader
 from exporter.cli.rendering import render
+from exporter.cli.schedule import FEED, Schedule
 from exporter.cli.signals import ENDING, Signals
-from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.family import Family
 from exporter.collectors.scheduler import Scheduler
-from exporter.errors import FeedError, StateError
+from exporter.errors import StateError
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid, prepare_directory
-from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.sessions import Sessions
@@ -58,11 +56,6 @@ from exporter.web.server import Server
 
 JOINED = 3
 """Exit status of a sidecar that a `run` has started where another one serves already."""
-
-FEED = "feed"
-"""The collector that reads the feed; not in the catalogue, since it is made here and cannot be switched off."""
-
-FEED_DEADLINE_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -216,12 +209,8 @@ class Sidecar:
         )
         self._renders = 0
         self._renders_lock = threading.Lock()  # held for that one sum
-        self._rules_lock = (
-            threading.Lock()
-        )  # guards the next three; taken on the main, HTTP and collector threads
-        self._rules = configuration.overrides()
-        self._rules_handed_over = False
-        self._rules_failed = False
+        self._rules = RecordingRules(configuration.overrides(), self._reader, self.feed_directory)
+        self._schedule = Schedule(self._scheduler, self._wiring, self._jobs)
 
     # Life ----------------------------------------------------------------------------------------------
 
@@ -251,17 +240,9 @@ class Sidecar:
         self._check_directories()
         self._prepare_feed()
         self._server.start()
-        configuration = self._reloader.current
         self._reader.acquire_ownership()
-        self._hand_over_rules()
-        self._schedule_feed(configuration)
-        for entry in CATALOGUE:
-            if configuration.collectors[entry.name].enabled:
-                self._schedule(entry, configuration.collectors[entry.name])
-        if configuration.gpu.enabled:
-            self._schedule_gpus(configuration.gpu)
-        if configuration.energy.enabled:
-            self._schedule_energy(configuration)
+        self._rules.hand_over()
+        self._schedule.begin(self._reloader.current)
         self._scheduler.start()
         self._reloader.start_listening()
 
@@ -294,60 +275,11 @@ class Sidecar:
     def _apply(self, old: Configuration, new: Configuration) -> None:
         if new.log != old.log:
             self._logs.configure(level=new.log.level, form=new.log.format)
-        if new.feed.interval != old.feed.interval:
-            self._scheduler.reschedule(
-                FEED, interval_seconds=new.feed.interval, deadline_seconds=FEED_DEADLINE_SECONDS
-            )
-        for entry in CATALOGUE:
-            self._apply_collector(entry, old.collectors[entry.name], new.collectors[entry.name])
-        self._apply_gpus(old.gpu, new.gpu)
+        self._schedule.change(old, new)
         if new.goodput != old.goodput:
             self._wiring.configure_goodput(new.goodput)
-        if new.energy != old.energy:
-            self._wiring.configure(new.energy)
-            self._scheduler.remove(ENERGY)
-            if new.energy.enabled:
-                self._schedule_energy(new)
         if new.overrides() != old.overrides():
-            with self._rules_lock:
-                self._rules, self._rules_handed_over = new.overrides(), False
-            self._hand_over_rules()
-
-    def _apply_collector(self, entry: CollectorEntry, old: CollectorSettings, new: CollectorSettings) -> None:
-        if old == new:
-            return
-        if old.enabled and new.enabled and old.own_options() == new.own_options():
-            # It stays as it is, with what it has published.
-            self._scheduler.reschedule(
-                entry.name, interval_seconds=new.interval, deadline_seconds=new.deadline
-            )
-            return
-        self._scheduler.remove(entry.name)
-        self._wiring.forget(entry.name)
-        if new.enabled:
-            self._schedule(entry, new)
-
-    def _apply_gpus(self, old: Gpu, new: Gpu) -> None:
-        if old == new:
-            return
-        if old.enabled and new.enabled and old.options() == new.options():
-            self._scheduler.reschedule(
-                KeptGpus.name, interval_seconds=new.interval, deadline_seconds=new.deadline
-            )
-            return
-        self._scheduler.remove(KeptGpus.name)
-        if new.enabled:
-            self._schedule_gpus(new)
-        else:
-            self._wiring.replace_gpus(None)
-
-    def _schedule_gpus(self, settings: Gpu) -> None:
-        made = self._wiring.make_gpus(settings, on_change=lambda: self._scheduler.run_soon(KeptGpus.name))
-        self._wiring.replace_gpus(made)
-        # Its process and its counters go on by themselves; what befalls a GPU is published at once.
-        self._scheduler.add(
-            made, interval_seconds=settings.interval, deadline_seconds=settings.deadline, eases=True
-        )
+            self._rules.replace(new.overrides())
 
     def toggle_gpus(self) -> None:
         """Let go of NVML for a signal, so that a driver can be unloaded or a GPU be reset; or take it again."""
@@ -358,50 +290,6 @@ class Sidecar:
             _log.info("NVML is let go of; send the signal again to take it back", extra={"signal": "SIGUSR1"})
         else:
             _log.info("NVML is taken again", extra={"signal": "SIGUSR1"})
-
-    def _schedule(self, entry: CollectorEntry, settings: CollectorSettings) -> None:
-        self._scheduler.add(
-            self._wiring.make(entry, settings.own_options()),
-            interval_seconds=settings.interval,
-            deadline_seconds=settings.deadline,
-        )
-
-    def _schedule_feed(self, configuration: Configuration) -> None:
-        self._scheduler.add(
-            self._jobs,
-            interval_seconds=configuration.feed.interval,
-            deadline_seconds=FEED_DEADLINE_SECONDS,
-            eases=True,
-        )
-
-    def _schedule_energy(self, configuration: Configuration) -> None:
-        self._scheduler.add(
-            self._wiring.energy,
-            interval_seconds=configuration.energy.interval,
-            deadline_seconds=ENERGY_DEADLINE_SECONDS,
-        )
-
-    def _hand_over_rules(self) -> None:
-        """Write the recording rules where training processes read them, once this sidecar owns the directory.
-
-        Called again after every pass over the feed: ownership may come and go, and a full disk may recover.
-        """
-        with self._rules_lock:
-            if not self._reader.owns:
-                self._rules_handed_over = False
-                return
-            if self._rules_handed_over:
-                return
-            try:
-                write_overrides(self.feed_directory, self._rules)
-            except FeedError as error:
-                if not self._rules_failed:
-                    _log.warning(
-                        "recording rules do not reach the training processes", extra={"error": error}
-                    )
-                self._rules_failed = True
-            else:
-                self._rules_handed_over, self._rules_failed = True, False
 
     # What the last run needs to know --------------------------------------------------------------------
 
@@ -428,7 +316,7 @@ class Sidecar:
         self._page.publish(name, families)
         if name == FEED:
             self._feed_passes += 1
-            self._hand_over_rules()
+            self._rules.hand_over()
             if self._history.is_due(now := time.monotonic()):
                 self._history.note(now, Readings(self._page.offered()))
         elif name == PROCESSES and self._wiring.job_came():
