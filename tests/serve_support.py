@@ -110,3 +110,23 @@ def sidecar(tmp_path: Path, *flags: str, ready: bool = True, **more: str) -> Ite
         if process.poll() is None:
             process.kill()
         process.wait(15)
+
+
+@contextlib.contextmanager
+def recording(tmp_path: Path, code: str, rank: int) -> Iterator[None]:
+    """A process of the run `r` beside the sidecar: it says `recording`, and ends when it can read a line."""
+    feed = tmp_path / "feed"
+    feed.mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="r", RANK=str(rank)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "recording\n"
+        yield
+    finally:
+        process.communicate("end\n", timeout=10)

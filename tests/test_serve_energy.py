@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from serve_support import Sidecar, environment, sidecar, wait_until
+from serve_support import Sidecar, recording, sidecar, wait_until
 
 JOB = """
 import sys, exporter
@@ -48,25 +44,6 @@ def configuration(tmp_path: Path, *, enabled: bool = True) -> str:
     return f"--config.file={file}"
 
 
-@contextmanager
-def job(tmp_path: Path) -> Iterator[None]:
-    (tmp_path / "feed").mkdir(exist_ok=True)
-    variables = {"EXPORTER_FEED_DIR": str(tmp_path / "feed"), "EXPORTER_RUN": "r", "RANK": "3"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", JOB],
-        env=environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "recording\n"
-        yield
-    finally:
-        process.communicate("end\n", timeout=10)
-
-
 def above(running: Sidecar, series: str, value: float) -> float:
     """Wait until a series is larger than a value, and give it."""
     wait_until(lambda: (running.sample(series) or 0.0) > value)
@@ -76,7 +53,7 @@ def above(running: Sidecar, series: str, value: float) -> float:
 
 
 def test_energy_and_cpu_time_go_on_after_the_sidecar_was_killed(tmp_path: Path) -> None:
-    with job(tmp_path):
+    with recording(tmp_path, JOB, 3):
         with sidecar(tmp_path, configuration(tmp_path)) as first:
             joules = above(first, ENERGY, 5.0)
             grams, seconds = first.sample(CARBON), above(first, CPU, 0.0)
@@ -115,7 +92,7 @@ def test_of_two_sidecars_on_one_machine_one_counts(tmp_path: Path) -> None:
 
 
 def test_energy_can_be_switched_off_and_on_again(tmp_path: Path) -> None:
-    with job(tmp_path), sidecar(tmp_path, configuration(tmp_path)) as running:
+    with recording(tmp_path, JOB, 3), sidecar(tmp_path, configuration(tmp_path)) as running:
         before = above(running, ENERGY, 0.0)
         configuration(tmp_path, enabled=False)
         os.kill(running.process.pid, signal.SIGHUP)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from serve_support import environment, sidecar, wait_until
+from serve_support import recording, sidecar, wait_until
 
 RANKS = 8
 MOST_SERIES = 1500
@@ -28,24 +25,6 @@ sys.stdin.readline()
 """
 
 
-@contextmanager
-def rank(directory: Path, number: int) -> Iterator[None]:
-    variables = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "r", "RANK": str(number)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", RANK],
-        env=environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "recording\n"
-        yield
-    finally:
-        process.communicate("end\n", timeout=10)
-
-
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -54,10 +33,9 @@ def resident_bytes(pid: int) -> int:
 def test_a_node_of_eight_gpus_and_ranks_keeps_its_budgets(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"energy: {{lock_dir: {tmp_path}}}\n")
-    (tmp_path / "feed").mkdir()
     with sidecar(tmp_path, f"--config.file={file}", "--gpu.replay=h100") as running, ExitStack() as stack:
         for number in range(RANKS):
-            stack.enter_context(rank(tmp_path / "feed", number))
+            stack.enter_context(recording(tmp_path, RANK, number))
         wait_until(
             lambda: running.ask("/metrics")[1].count("training_process_unique_bytes{") == RANKS, seconds=30
         )
