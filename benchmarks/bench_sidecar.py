@@ -51,9 +51,10 @@ HEADERS = {  # what Prometheus 2.42 sends
 }
 
 
-def be_rank(stats: int) -> None:
-    """One rank of the job: records until it is killed."""
+def be_rank(stats: int, *, trains: bool) -> None:
+    """One rank of the job: records, and tells its training if it is to, until it is killed."""
     import exporter
+    from exporter import training
 
     made = []
     for number in range(stats):
@@ -61,11 +62,19 @@ def be_rank(stats: int) -> None:
         name = f"bench.part{number}"
         made.append(exporter.Stat(name, ["mean", "p95", last], unit="seconds", window_seconds=10.0))
     print("ready", flush=True)
-    while True:
-        time.sleep(0.2)
-        now = time.time()
-        for stat in made:
-            stat.add(0.1 + now % 1.0)
+    with training.training_loop(train_iterations_start=0) if trains else contextlib.nullcontext():
+        while True:
+            if trains:
+                with training.training_iteration():
+                    for phase in (training.model_forward, training.model_backward, training.optimizer_update):
+                        with phase():
+                            time.sleep(0.06)
+                    training.record(loss=2.0, grad_norm=1.0, learning_rate=1e-4, samples=8, tokens=16_384)
+            else:
+                time.sleep(0.2)
+            now = time.time()
+            for stat in made:
+                stat.add(0.1 + now % 1.0)
 
 
 def be_peer(series: int) -> None:
@@ -111,26 +120,27 @@ def child(
 
 
 @contextlib.contextmanager
-def sidecar(directory: Path) -> Iterator[Server]:
-    """The real one, with default settings."""
+def sidecar(directory: Path, *flags: str) -> Iterator[Server]:
+    """The real one, with default settings but for the flags."""
     command = [
         sys.executable,
         "-m",
         "exporter",
         "--web.listen-address=127.0.0.1:0",
         f"--feed.dir={directory}",
+        *flags,
     ]
     with child(command, until=r"http://127\.0\.0\.1:\d+") as (pid, url):
         yield Server(pid, url)
 
 
 @contextlib.contextmanager
-def job(directory: Path, ranks: int, stats: int) -> Iterator[None]:
-    """Ranks that record."""
+def job(directory: Path, ranks: int, stats: int, *, trains: bool = False) -> Iterator[None]:
+    """Ranks that record, and tell their training if they are to."""
     with contextlib.ExitStack() as stack:
         for rank in range(ranks):
             identity = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "bench", "RANK": str(rank)}
-            command = [sys.executable, __file__, "rank", str(stats)]
+            command = [sys.executable, __file__, "trainer" if trains else "rank", str(stats)]
             stack.enter_context(child(command, until="ready", environment=identity))
         yield
 
@@ -150,7 +160,7 @@ class Server:
     """A process that is scraped."""
 
     def __init__(self, pid: int, url: str) -> None:
-        self._pid = pid
+        self.pid = pid
         self._cpu_clock = (~pid << 3) | 2  # what clock_getcpuclockid(3) gives, in nanoseconds
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
         self.body = b""
@@ -161,7 +171,7 @@ class Server:
 
     def resident_mib(self) -> float:
         """Its memory, shared libraries included."""
-        pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
 
     def scrape(self) -> tuple[float, float]:
@@ -280,8 +290,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        be_rank(int(sys.argv[2]))
+    if sys.argv[1:2] in (["rank"], ["trainer"]):
+        be_rank(int(sys.argv[2]), trains=sys.argv[1] == "trainer")
     elif sys.argv[1:2] == ["peer"]:
         be_peer(int(sys.argv[2]))
     else:
