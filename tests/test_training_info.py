@@ -136,6 +136,14 @@ def test_a_run_is_described_by_its_lowest_rank_here(tmp_path: Path) -> None:
     assert len(page.families["training_run_info"].samples) == 2
 
 
+def test_a_run_is_not_described_by_the_process_that_only_starts_its_ranks(tmp_path: Path) -> None:
+    page = page_with(
+        tmp_path, a_snapshot(a_process(started=1.0)), training(a_process(started=2.0), world_size="2")
+    )
+
+    assert page.get("training_run_info", run="r", world_size="2") == 1
+
+
 def test_another_perf_tag_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     first, second = a_process(), a_process()

@@ -198,9 +198,10 @@ def _speaks_before(view: SeatView, other: SeatView) -> bool:
     return _order(view) < _order(other)
 
 
-def _order(view: SeatView) -> tuple[bool, bool, int, str]:
+def _order(view: SeatView) -> tuple[bool, bool, bool, int, str]:
+    """A process that only starts the ranks has the number of the first of them, and nothing to say."""
     rank = view.labels[1]
-    return not view.record.living, not rank, int(rank or 0), view.labels[2]
+    return not any(_facts(view)), not view.record.living, not rank, int(rank or 0), view.labels[2]
 
 
 def _reading(view: SeatView) -> TrainingReading | None:
