@@ -61,6 +61,26 @@ QUIET: Mapping[str, str] = {
 }
 """What keeps the frameworks from the network and from telling what nobody reads."""
 
+LIGHTNING = """
+import logging, warnings
+warnings.simplefilter("ignore")
+import torch
+import lightning.pytorch as pl
+for name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).pow(2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.125)
+"""
+"""What a job with Lightning begins with."""
+
 AUTO = {"EXPORTER_AUTO": "1"}
 """As `python -m exporter run` has it."""
 

@@ -141,10 +141,11 @@ import sys
 sys.modules["torch"] = None
 from exporter import bridges
 print(bridges.install())
+print(bridges.install("plain_torch") == bridges.install())
 """
     done = child(tmp_path / "feed", program)
 
-    assert done.stdout == "('elastic', 'transformers', 'accelerate', 'keras', 'one_logger')\n"
+    assert done.stdout == "('elastic', 'transformers', 'accelerate', 'keras', 'one_logger')\nTrue\n"
     assert "the bridge monitor could not be installed" in done.stderr
 
 

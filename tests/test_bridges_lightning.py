@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, Job, job, wanted
+from bridges_support import AUTO, LIGHTNING, Job, job, wanted
 
 import exporter_auto
 
@@ -286,22 +286,7 @@ def test_the_run_is_described(told: Job) -> None:
 # Without a line of code ---------------------------------------------------------------------------------------
 
 UNCHANGED = """
-import logging, sys, warnings
-warnings.simplefilter("ignore")
-import torch
-import {package} as pl
-logging.getLogger("{package}").setLevel(logging.ERROR)
-from torch.utils.data import DataLoader, TensorDataset
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index):
-        return self.layer(batch[0]).pow(2).mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
+import sys
 loader = DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=4)
 callbacks = []
 if {explicit}:
@@ -318,7 +303,8 @@ print("bridged", "exporter.training" in sys.modules)
 def test_a_job_that_is_not_changed_is_told_once(tmp_path: Path, package: str, explicit: bool) -> None:
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"not installed: {package}")
-    told = job(tmp_path, UNCHANGED.format(package=package, explicit=explicit), AUTO)
+    program = LIGHTNING.replace("lightning.pytorch", package) + UNCHANGED.format(explicit=explicit)
+    told = job(tmp_path, program, AUTO)
 
     assert told.value("training_steps_total", mode="train") == 6
     assert told.value("training_samples_total", mode="train") == 24
@@ -327,7 +313,7 @@ def test_a_job_that_is_not_changed_is_told_once(tmp_path: Path, package: str, ex
 
 
 def test_a_job_that_does_not_ask_for_it_is_left_alone(tmp_path: Path) -> None:
-    told = job(tmp_path, UNCHANGED.format(package="lightning.pytorch", explicit=False))
+    told = job(tmp_path, LIGHTNING + UNCHANGED.format(explicit=False))
 
     assert "bridged False" in told.done.stdout
     assert "training_steps_total" not in told.page
@@ -344,31 +330,16 @@ def test_nobody_is_given_a_callback_unless_it_is_wanted(name: str, monkeypatch: 
 
 
 TWO_RANKS = """
-import logging, os, warnings
-warnings.simplefilter("ignore")
-import torch
-import lightning.pytorch as pl
-for name in ("lightning.pytorch", "lightning.fabric"):
-    logging.getLogger(name).setLevel(logging.ERROR)
-from torch.utils.data import DataLoader, TensorDataset
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index):
-        return self.layer(batch[0]).pow(2).mean()
+class Ranked(Module):
     def train_dataloader(self):
         size = 4 if self.global_rank == 0 else 2
         return DataLoader(TensorDataset(torch.randn(3 * size, 4)), batch_size=size)
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 if __name__ == "__main__":
     trainer = pl.Trainer(max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
                          enable_checkpointing=False, accelerator="cpu", devices=2, strategy="{strategy}",
                          use_distributed_sampler=False)
-    trainer.fit(Module())
+    trainer.fit(Ranked())
 """
 
 
@@ -376,7 +347,7 @@ if __name__ == "__main__":
 def test_ranks_that_lightning_starts_itself_are_told_apart_and_count_their_own_share(
     tmp_path: Path, strategy: str
 ) -> None:
-    (tmp_path / "train.py").write_text(TWO_RANKS.format(strategy=strategy))
+    (tmp_path / "train.py").write_text(LIGHTNING + TWO_RANKS.format(strategy=strategy))
     told = job(
         tmp_path,
         "import runpy, sys; sys.argv = ['train.py']; runpy.run_path('train.py', run_name='__main__')"

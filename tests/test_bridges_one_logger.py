@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, Job, job, wanted
+from bridges_support import AUTO, LIGHTNING, Job, job, wanted
 
 pytestmark = [wanted("nv_one_logger"), pytest.mark.timeout(120)]
 
@@ -222,14 +222,7 @@ def test_a_rank_that_one_logger_leaves_out_is_left_out(tmp_path: Path) -> None:
     assert "training_steps_total" not in told.page
 
 
-LIGHTNING = """
-import logging, warnings
-warnings.simplefilter("ignore")
-import torch
-import lightning.pytorch as pl
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-from torch.utils.data import DataLoader, TensorDataset
-
+INSTRUMENTED = """
 class Instrumented(pl.Callback):
     def on_train_start(self, trainer, module):
         callbacks.on_train_start(train_iterations_start=trainer.global_step)
@@ -239,15 +232,6 @@ class Instrumented(pl.Callback):
         callbacks.on_training_single_iteration_start()
     def on_train_batch_end(self, *batch):
         callbacks.on_training_single_iteration_end()
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index):
-        return self.layer(batch[0]).pow(2).mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 configure().configure_provider()
 with application():
@@ -262,7 +246,7 @@ with application():
 
 @wanted("lightning")
 def test_a_lightning_job_that_is_instrumented_too_is_told_once_and_by_its_steps(tmp_path: Path) -> None:
-    told = job(tmp_path, PRELUDE + LIGHTNING, AUTO)
+    told = job(tmp_path, PRELUDE + LIGHTNING + INSTRUMENTED, AUTO)
 
     assert told.value("training_steps_total", mode="train") == 4
     assert told.value("training_microbatches_total") == 8

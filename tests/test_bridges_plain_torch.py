@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,25 @@ def validation_with_gradients():
                 model(batch)
         model.train()
 
+def evaluated_beside():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.layers = nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        def forward(self, batch):
+            return self.layers(self.norm(batch))
+        def train(self, mode=True):
+            super().train(mode)
+            self.norm.eval()
+            return self
+    model, teacher = Model(), made()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    for _ in range(2):
+        model.train()
+        for (batch,) in loader(12):
+            turn(model, optimizer, batch)
+            teacher.eval()
+
 def validation_cut_short():
     model, optimizer = made()
     for _ in range(2):
@@ -212,7 +233,7 @@ def pickled():
     assert pickle.loads(pickle.dumps(functions)) == functions
 
 for scenario in (looking, ordinary, resumed, accumulation, gan, inner_steps, without_loader, closure,
-                 validation_with_gradients, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
+                 validation_with_gradients, evaluated_beside, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
                  workers, distributed_checkpoint, pickled):
     plain_torch.CLAIMS.standing.yields()
     begin(scenario.__name__)
@@ -310,6 +331,12 @@ def test_what_is_evaluated_is_no_training(told: Job, run: str, batches: int) -> 
     assert (steps(told, run), steps(told, run, "validation")) == (4, batches)
 
 
+def test_a_layer_or_another_model_that_is_set_to_evaluate_is_no_validation(told: Job) -> None:
+    assert steps(told, "evaluated_beside") == 6
+    assert told.value("training_samples_total", "evaluated_beside", mode="train") == 24
+    assert not told.phases("evaluated_beside").get("validation")
+
+
 def test_a_step_that_the_scaler_skips_is_counted_as_such_and_the_loss_is_not_the_scaled_one(
     told: Job,
 ) -> None:
@@ -331,6 +358,28 @@ def test_an_exception_amid_a_turn_comes_out_and_what_follows_is_counted_right(to
 
 def test_a_compiled_loop_runs_and_is_counted(told: Job) -> None:
     assert steps(told, "compiled") == 2
+
+
+def test_compiling_is_a_phase_of_its_own_and_torch_has_nothing_to_warn_of(tmp_path: Path) -> None:
+    program = """
+model, optimizer = made()
+model = torch.compile(model, backend="eager")
+@torch.compile(backend="eager")
+def update():
+    optimizer.step()
+for (batch,) in loader(12):
+    model(batch).pow(2).mean().backward()
+    update()
+"""
+    plain = job(tmp_path / "without", "import warnings; warnings.simplefilter('always')" + PRELUDE + program)
+    told = job(
+        tmp_path / "with", "import warnings; warnings.simplefilter('always')" + PRELUDE + program, AUTO
+    )
+
+    assert steps(told, "default") == 3
+    assert told.phases()["compile"] >= 2
+    assert (told.value("training_badput_seconds_total", cause="compile") or 0) > 0
+    assert re.sub(r"[\d.:]+", "", told.done.stderr) == re.sub(r"[\d.:]+", "", plain.done.stderr)
 
 
 def test_other_threads_and_workers_are_not_the_training(told: Job) -> None:
@@ -397,6 +446,18 @@ def test_a_loop_that_ends_in_order_is_finished_and_one_that_fails_is_not(tmp_pat
     assert (ended.value("training_productive_seconds_total") or 0) > 0
     assert failed.value("training_productive_seconds_total") == 0
     assert failed.value("training_steps_total", mode="train") == 1
+
+
+def test_a_loop_that_ends_in_order_on_a_thread_of_its_own_is_finished(tmp_path: Path) -> None:
+    indented = UNCHANGED.replace("\n", "\n    ")
+    program = (
+        f"def train():{indented}\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()\n"
+    )
+    told = job(tmp_path, PRELUDE + program, AUTO)
+
+    assert told.value("training_steps_total", mode="train") == 6
+    assert told.value("training_uncommitted_seconds") == 0
+    assert (told.value("training_productive_seconds_total") or 0) > 0
 
 
 @pytest.mark.parametrize(
@@ -469,6 +530,42 @@ def test_a_rank_tells_its_own_share(tmp_path: Path) -> None:
     assert both.value("training_samples_total", rank="1") == 12
     assert 'framework="pytorch"' in first.page
     assert 'world_size="2"' in first.page
+
+
+SPAWNED = """
+import exporter
+import torch.distributed
+import torch.multiprocessing
+
+def train(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    model, optimizer = made()
+    model = nn.parallel.DistributedDataParallel(model)
+    for (batch,) in loader(12 + rank, drop_last=True):
+        turn(model, optimizer, batch)
+    exporter.flush()
+    print("ranks", dict(exporter.training.recording.TRAINING.reading().facts)["world_size"])
+    torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, args=({port},), nprocs=2)
+"""
+
+
+def test_ranks_that_the_job_starts_itself_are_told_apart(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "train.py").write_text(PRELUDE + SPAWNED.replace("{port}", str(port)))
+    told = job(
+        tmp_path, "import subprocess, sys; subprocess.run([sys.executable, 'train.py'], check=True)", AUTO
+    )
+
+    assert told.done.stdout == "ranks 2\nranks 2\n"
+    for rank in ("0", "1"):
+        assert told.value("training_steps_total", mode="train", rank=rank) == 3
+        assert told.value("training_samples_total", mode="train", rank=rank) == 12
 
 
 def test_values_that_cannot_be_had_without_waiting_are_left_out(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from types import ModuleType
 from typing import Any
 
 from exporter.bridges import plain_torch
-from exporter.bridges.brackets import bracket, bracket_what_exists, never_raises
+from exporter.bridges.brackets import bracket, never_raises
 from exporter.bridges.imports import when_imported
 from exporter.bridges.ranks import tell_rank
+from exporter.bridges.saved_elsewhere import watch_loads, watch_saves
 
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
@@ -49,9 +50,9 @@ def _watch(module: ModuleType) -> None:
     accelerator = module.Accelerator
     bracket(accelerator, "__init__", _made_begins, _made)
     bracket(accelerator, "backward", _backward_begins)
-    bracket_what_exists(accelerator, ("save_state",), _save_begins, _save_ends)
-    bracket_what_exists(accelerator, ("save_model",), _weights_begin, _save_ends)
-    bracket_what_exists(accelerator, ("load_state",), _load_begins, _load_ends)
+    watch_saves(accelerator, "save_state", lambda *_args, **_kwargs: True)
+    watch_saves(accelerator, "save_model", lambda *_args, **_kwargs: False)
+    watch_loads(accelerator, "load_state")
 
 
 class Tracking:
@@ -118,26 +119,3 @@ def _backward_begins(_accelerator: Any, loss: Any = None, *_args: Any, **kwargs:
     if teller is not None:
         teller.loss_is(kwargs.get("loss", loss))
     return None
-
-
-def _save_begins(*_args: Any, **_kwargs: Any) -> object:
-    teller = plain_torch.telling()
-    return teller if teller is not None and teller.checkpoint_begins(whole=True) else None
-
-
-def _weights_begin(*_args: Any, **_kwargs: Any) -> object:
-    teller = plain_torch.telling()
-    return teller if teller is not None and teller.checkpoint_begins(whole=False) else None
-
-
-def _save_ends(teller: plain_torch.LoopTeller, result: Any, error: BaseException | None) -> None:
-    teller.save_ends(result, error)
-
-
-def _load_begins(*_args: Any, **_kwargs: Any) -> object:
-    teller = plain_torch.telling()
-    return teller if teller is not None and teller.load_begins() else None
-
-
-def _load_ends(teller: plain_torch.LoopTeller, _result: Any, error: BaseException | None) -> None:
-    teller.load_ends(error)

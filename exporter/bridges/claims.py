@@ -26,6 +26,10 @@ class Teller:
     def yields(self) -> None:
         """A stronger one takes over; what it had open is to be closed."""
 
+    def tells_phases(self) -> bool:
+        """Tell whether there is a course that phases of the main thread belong to, such as torch's compiling."""
+        return False
+
     def fetch_begins(self) -> bool:
         """A batch is asked for from one of torch's loaders.
 
@@ -63,8 +67,8 @@ class Teller:
     def gradient_norm_is(self, norm: Any) -> None:
         """Gradients have been clipped; they had this norm."""
 
-    def evaluates(self) -> None:
-        """A model has been set to evaluate."""
+    def evaluates(self, module: Any) -> None:
+        """A module has been set to evaluate."""
 
     def save_begins(self, saved: Any, *, at_once: bool) -> bool:
         """Something is written by torch, at once or on a thread of its own."""

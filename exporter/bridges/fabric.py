@@ -16,9 +16,10 @@ from importlib import import_module
 from typing import Any
 
 from exporter.bridges import plain_torch
-from exporter.bridges.brackets import bracket, never_raises
+from exporter.bridges.brackets import never_raises
 from exporter.bridges.plain_checkpoints import holds_optimizer
 from exporter.bridges.ranks import tell_rank
+from exporter.bridges.saved_elsewhere import watch_loads, watch_saves
 
 PACKAGES = ("lightning.fabric", "lightning_fabric")
 
@@ -56,8 +57,8 @@ def callback(package: str | None = None, *, courteous: bool = False) -> FabricCa
     for each in PACKAGES:
         if each == package or (package is None and each in sys.modules):
             fabric: Any = import_module(each).Fabric
-            bracket(fabric, "save", _save_begins, _save_ends)
-            bracket(fabric, "load", _load_begins, _load_ends)
+            watch_saves(fabric, "save", _is_whole)
+            watch_loads(fabric, "load")
     return FabricCallback()
 
 
@@ -66,22 +67,7 @@ def automatic(package: str) -> FabricCallback:
     return callback(package, courteous=True)
 
 
-def _save_begins(_fabric: Any, _path: Any = None, state: Any = None, *_args: Any, **kwargs: Any) -> object:
-    teller = plain_torch.telling()
+def _is_whole(_fabric: Any, _path: Any = None, state: Any = None, *_args: Any, **kwargs: Any) -> bool:
     saved = kwargs.get("state", state)
     values = saved.values() if hasattr(saved, "values") else ()
-    whole = any(hasattr(each, "param_groups") for each in values) or holds_optimizer(saved)
-    return teller if teller is not None and teller.checkpoint_begins(whole=whole) else None
-
-
-def _save_ends(teller: plain_torch.LoopTeller, result: Any, error: BaseException | None) -> None:
-    teller.save_ends(result, error)
-
-
-def _load_begins(*_args: Any, **_kwargs: Any) -> object:
-    teller = plain_torch.telling()
-    return teller if teller is not None and teller.load_begins() else None
-
-
-def _load_ends(teller: plain_torch.LoopTeller, _result: Any, error: BaseException | None) -> None:
-    teller.load_ends(error)
+    return any(hasattr(each, "param_groups") for each in values) or holds_optimizer(saved)

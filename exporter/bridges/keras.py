@@ -8,6 +8,8 @@ With `EXPORTER_AUTO=1` every list of callbacks gets one. It has no hooks for bat
 device after each. Where a batch begins and ends is seen by the function that Keras makes for one, which is bracketed on
 the model while it is trained. An iteration goes from the end of one batch to the end of the next; what is not in that
 function is waiting for data. What happens inside of a batch is not told.
+
+Outside of `fit`, in a loop of the job's own, Keras' optimizers are told to whoever tells of that loop, as torch's are.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from exporter.bridges.course import BATCH, EVALUATION, ITERATION, LOOP, SAVE, Ab
 from exporter.bridges.imports import when_imported
 
 _LIST = "keras.src.callbacks.callback_list"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer"
 
 
 def callback() -> Any:
@@ -41,6 +44,7 @@ def install() -> None:
     """Put one into every list of callbacks, from when Keras is imported."""
     when_imported("keras.src.models.model", lambda module: _watch(module.Model))
     when_imported(_LIST, _add_to_lists)
+    when_imported(_OPTIMIZER, _watch_optimizers)
 
 
 def _add_to_lists(module: ModuleType) -> None:
@@ -68,6 +72,24 @@ def _watch(model: Any) -> None:
     bracket_what_exists(model, ("save", "save_weights"), _save_begins, _save_ends)
 
 
+def _watch_optimizers(module: ModuleType) -> None:
+    bracket_what_exists(module.BaseOptimizer, ("apply",), _update_begins, _update_ends)
+
+
+def _update_begins(optimizer: Any, *_args: Any, **_kwargs: Any) -> object:
+    if "keras.src.backend.torch" not in sys.modules:
+        return None
+    teller = CLAIMS.holder
+    teller.optimizer_begins(optimizer)
+    return teller, optimizer
+
+
+def _update_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
+    teller, optimizer = kept
+    if error is None:
+        teller.optimizer_ends(optimizer)
+
+
 class FitTeller(Teller):
     """Tells of one call.
 
@@ -89,6 +111,10 @@ class FitTeller(Teller):
         self._bracketed: list[tuple[str, Any, Any]] = []
         self._steps_of_epoch: int | None = None
         self._epochs: int | None = None
+
+    def tells_phases(self) -> bool:
+        """There is one from the begin."""
+        return True
 
     @property
     def step(self) -> int:

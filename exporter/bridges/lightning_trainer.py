@@ -50,6 +50,10 @@ class TrainerTeller(Teller):
             return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         return int(self.trainer.global_step)
 
+    def tells_phases(self) -> bool:
+        """There is a course from the begin."""
+        return True
+
     def gradient_norm_is(self, norm: Any) -> None:
         """Lightning, or the module, has clipped gradients."""
         self._course.record_norm(norm)

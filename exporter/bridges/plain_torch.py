@@ -6,8 +6,8 @@ concluded:
 - a *turn* begins with the fetch of a batch and holds every optimizer step up to the next fetch: accumulated batches and
   the several optimizers of a GAN are one turn. An optimizer that steps again without a fetch has begun another turn.
   Where no loader of torch's is used, turns follow each other from step to step of the first optimizer;
-- batches that are fetched while gradients are off, or after `model.eval()`, are a *validation*, until a loader is
-  exhausted or something is trained again;
+- batches that are fetched while gradients are off, or after `eval()` of the model that is trained, are a *validation*,
+  until a loader is exhausted or something is trained again;
 - a file in which an optimizer's state is written is a *checkpoint*: from nothing else could the job go on;
 - the loss is what the turn's first backward pass begins from, before a loss scaler has scaled it.
 
@@ -23,6 +23,7 @@ import threading
 from collections import deque
 from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
 from exporter.bridges import torch_hooks
 from exporter.bridges.batches import samples_and_tokens
@@ -31,6 +32,7 @@ from exporter.bridges.claims import CLAIMS, WATCHING, Teller
 from exporter.bridges.course import BATCH, EVALUATION, ITERATION, LOAD, LOOP, SAVE, Abandoned, Course
 from exporter.bridges.ending import ENDING
 from exporter.bridges.plain_checkpoints import holds_optimizer, steps_made, tell_when_written
+from exporter.bridges.trained import is_trained
 
 MOST_LOOKED_AT = 64
 """Batches before the first turn that are kept."""
@@ -69,6 +71,7 @@ class LoopTeller(Teller):
         self._in_optimizer = False
         self._loss_is_told = False
         self._worked = False
+        self._optimizers: WeakSet[Any] = WeakSet()
         self._stepped: set[int] = set()
         self._leader: int | None = None
         self._handed_over: tuple[int, float] | None = None
@@ -87,10 +90,14 @@ class LoopTeller(Teller):
     @staticmethod
     def _describe(course: Course) -> None:
         ranks = os.environ.get("WORLD_SIZE", "")
+        world_size = int(ranks) if ranks.isascii() and ranks.isdigit() else None
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            world_size = int(distributed.get_world_size())
         course.training.describe(
             framework="pytorch",
             framework_version=str(sys.modules["torch"].__version__),
-            world_size=int(ranks) if ranks.isascii() and ranks.isdigit() else None,
+            world_size=world_size,
         )
 
     @property
@@ -105,6 +112,10 @@ class LoopTeller(Teller):
             self._course.end(EVALUATION)
             self._course.end_all(Abandoned())
         self.forget()
+
+    def tells_phases(self) -> bool:
+        """There is a course, unless the job tells its own."""
+        return self._mine(training=False) is not None
 
     # Data -------------------------------------------------------------------------------------------------------
 
@@ -164,9 +175,11 @@ class LoopTeller(Teller):
             self._epochs += 1
             course.training.record(epoch=self._epochs)
 
-    def evaluates(self) -> None:
-        """A model has been set to evaluate; before the first turn, that may be one that is not trained."""
-        self._evaluating = self._turns > 0
+    def evaluates(self, module: Any) -> None:
+        """A module has been set to evaluate: the model that is trained, a part of it, or another."""
+        optimizers = tuple(self._optimizers)
+        if optimizers and self._mine(training=False) is not None and is_trained(module, optimizers):
+            self._evaluating = True
 
     def _is_evaluation(self) -> bool:
         return self._evaluating or not sys.modules["torch"].is_grad_enabled()
@@ -215,6 +228,8 @@ class LoopTeller(Teller):
         if course is None:
             return
         self._training_goes_on(course)
+        if hasattr(optimizer, "param_groups"):  # one of torch's
+            self._optimizers.add(optimizer)
         if self._fetches and id(optimizer) in self._stepped:
             self._turn_ends()
         self._turn_begins(course)
@@ -228,7 +243,7 @@ class LoopTeller(Teller):
             return
         self._in_optimizer = False
         course.phase(None)
-        rate = optimizer.param_groups[0].get("lr")
+        rate = optimizer.param_groups[0].get("lr") if hasattr(optimizer, "param_groups") else None
         if isinstance(rate, (int, float)):
             course.training.record(learning_rate=rate)
         self._optimizer_done(course, id(optimizer))
@@ -339,12 +354,22 @@ class LoopTeller(Teller):
     def exits(self, error: BaseException | None) -> None:
         """The process ends, with an exception that nobody has caught or in order."""
         course = self._course
-        if course is not None:
-            self._turn_ends()
-            if error is None:
-                course.end(EVALUATION)
-                course.abandon_iteration()
-            course.end_all(error)
+        if course is None:
+            return
+        if self._thread not in {None, threading.get_ident()}:
+            self._ends_elsewhere(course, error)
+            return
+        self._turn_ends()
+        if error is None:
+            course.end(EVALUATION)
+            course.abandon_iteration()
+        course.end_all(error)
+
+    def _ends_elsewhere(self, course: Course, error: BaseException | None) -> None:
+        """End the loop of another thread, which has ended: what it left open cannot be closed from here one by one."""
+        runs = any(thread.ident == self._thread for thread in threading.enumerate())
+        if error is None and not runs and course.is_open(LOOP):
+            course.training.on_train_end()
 
 
 def install() -> None:

@@ -9,6 +9,8 @@ kernel: that cannot be seen without waiting for the device.
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from time import monotonic
@@ -28,11 +30,13 @@ class _Seen:
 
     Attributes:
         installed: Whether torch is watched.
+        optimizer_hooks: Torch's handles of the hooks for optimizers.
         optimizer_steps: Optimizer steps begun.
         next_scale: When the loss scale is recorded again.
     """
 
     installed = False
+    optimizer_hooks: tuple[Any, ...] = ()
     optimizer_steps = 0
     next_scale = 0.0
 
@@ -46,12 +50,14 @@ def install() -> None:
     """
     if _Seen.installed:
         return
-    _Seen.installed = True
     torch: Any = import_module("torch")
     loaders: Any = import_module("torch.utils.data.dataloader")
     optimizers: Any = import_module("torch.optim.optimizer")
-    optimizers.register_optimizer_step_pre_hook(_optimizer_begins)
-    optimizers.register_optimizer_step_post_hook(_optimizer_ends)
+    _Seen.installed = True
+    _Seen.optimizer_hooks = (
+        optimizers.register_optimizer_step_pre_hook(_optimizer_begins),
+        optimizers.register_optimizer_step_post_hook(_optimizer_ends),
+    )
     is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
     def unless_compiling(before: Callable[..., object]) -> Callable[..., object]:
@@ -66,6 +72,8 @@ def install() -> None:
     bracket(torch.nn.utils, "clip_grad_norm_", unless_compiling(_always), _clipped)
     when_imported("torch.amp.grad_scaler", _watch_scaler)
     when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
+    when_imported("torch.distributed", _watch_groups)
+    when_imported("torch._dynamo", _watch_compiler)
 
 
 def _watch_scaler(module: ModuleType) -> None:
@@ -77,6 +85,25 @@ def _watch_scaler(module: ModuleType) -> None:
 def _watch_distributed_saves(module: ModuleType) -> None:
     bracket_what_exists(module, ("save",), _distributed_save_begins, _save_ends)
     bracket_what_exists(module, ("async_save",), _asynchronous_save_begins, _save_ends)
+
+
+def _watch_compiler(module: ModuleType) -> None:
+    """Keep the hooks for optimizers out of what is compiled, and see when torch compiles."""
+    optimizers: Any = import_module("torch.optim.optimizer")
+    for hook in _Seen.optimizer_hooks:
+        hook.remove()
+    _Seen.optimizer_hooks = (
+        optimizers.register_optimizer_step_pre_hook(module.disable(_optimizer_begins)),
+        optimizers.register_optimizer_step_post_hook(module.disable(_optimizer_ends)),
+    )
+    # Callbacks that are registered there are forgotten with `torch._dynamo.reset()`.
+    handler = type(getattr(module, "callback_handler", None))
+    bracket_what_exists(handler, ("run_start_callbacks",), _compiling_begins)
+    bracket_what_exists(handler, ("run_end_callbacks",), _compiling_ends)
+
+
+def _watch_groups(module: ModuleType) -> None:
+    bracket_what_exists(module, ("init_process_group",), _always, _group_made)  # torch may be built without
 
 
 def _always(first: Any = None, *_args: Any, **_kwargs: Any) -> object:
@@ -93,6 +120,14 @@ def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
 @never_raises
 def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     CLAIMS.holder.optimizer_ends(optimizer)
+
+
+def _group_made(_kept: Any, _result: Any, error: BaseException | None) -> None:
+    """Ranks that the job starts itself know theirs from here on; those of a launcher have it in their environment."""
+    if error is None:
+        from exporter.bridges.ranks import tell_rank  # noqa: PLC0415  # a bridge that is installed may never be used
+
+        tell_rank(int(sys.modules["torch.distributed"].get_rank()))
 
 
 def _load_begins(_optimizer: Any, state: Any = None, *_args: Any, **kwargs: Any) -> object:
@@ -118,8 +153,8 @@ def _clipped(_kept: Any, norm: Any, error: BaseException | None) -> None:
         CLAIMS.holder.gradient_norm_is(norm)
 
 
-def _evaluates(_kept: Any, _module: Any, _error: BaseException | None) -> None:
-    CLAIMS.holder.evaluates()
+def _evaluates(kept: Any, _module: Any, _error: BaseException | None) -> None:
+    CLAIMS.holder.evaluates(kept[0])
 
 
 def _fetch_begins(_loader: Any) -> object:
@@ -154,6 +189,27 @@ def _asynchronous_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any
 
 def _save_ends(teller: Teller, result: Any, error: BaseException | None) -> None:
     teller.save_ends(result, error)
+
+
+# Compiling ------------------------------------------------------------------------------------------------------
+
+_compiling: list[Any] = []
+
+
+def _compiling_begins(*_args: Any) -> object:
+    if CLAIMS.holder.tells_phases() and threading.current_thread() is threading.main_thread():
+        from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
+
+        span = training.phase("compile")
+        span.__enter__()
+        _compiling.append(span)
+    return None
+
+
+def _compiling_ends(*_args: Any) -> object:
+    if _compiling and threading.current_thread() is threading.main_thread():
+        _compiling.pop().__exit__(None, None, None)
+    return None
 
 
 # Loss scaling ---------------------------------------------------------------------------------------------------

@@ -89,6 +89,10 @@ class RunTeller(Teller):
 
     # What torch is asked to do ----------------------------------------------------------------------------------
 
+    def tells_phases(self) -> bool:
+        """There is one from the begin."""
+        return True
+
     def backward_begins(self, tensors: Any) -> bool:
         """The forward pass of a batch is over."""
         del tensors
