@@ -67,6 +67,27 @@ def test_a_mistake_in_the_timeline_is_found(happening: str, words: str) -> None:
     assert found[0].startswith(("machine.yaml:21:", "machine.yaml:20:", "machine.yaml:22:")), found
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f'{SMALL}\ncuda: "thirteen"\n', 'cuda: is a version such as "13.0"'),
+        (f"{SMALL}  - {{model: small, count: 64}}\n", "gpus: are 66, of which no more than 64 are watched"),
+        (
+            f"{SMALL}  - {{model: small, uuid: GPU-a}}\n  - {{model: small, uuid: GPU-a}}\n",
+            'gpus: two of them cannot have one UUID, "GPU-a"',
+        ),
+        (
+            SMALL.replace("gpus:", "    processes: [{pid: 0}]\ngpus:"),
+            "processes[0].pid: expected a whole number",
+        ),
+    ],
+)
+def test_a_machine_that_cannot_be_is_told(text: str, words: str) -> None:
+    (found,) = mistakes(text)
+
+    assert words in found
+
+
 @pytest.mark.parametrize("key", ["fields", "gpm"])
 def test_an_alias_is_a_mistake_with_a_place(key: str) -> None:
     found = mistakes(SMALL.replace("    values:\n", f"    {key}: *v\n    values: &v\n"))

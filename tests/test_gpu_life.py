@@ -71,6 +71,27 @@ def test_without_the_library_everything_else_goes_on() -> None:
     assert values(collected.families, "gpu_nvml_up") == {(): 0.0}
 
 
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [(b"", "file too short"), (b"\x7fELF" + bytes(60), "wrong ELF class")],
+    ids=["empty", "of another machine"],
+)
+def test_a_library_that_cannot_be_loaded_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: bytes, words: str
+) -> None:
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(library)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    collector = GpuCollector(timings=QUICK)
+    collector.start()
+    try:
+        wait_until(lambda: reason(collector) == "library_not_found")
+        (about,) = collector.collect().unsupported
+    finally:
+        collector.stop()
+
+    assert f"libnvidia-ml.so.1: {words}" in about
+
+
 @pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
 @pytest.mark.parametrize(
     ("mode", "visible", "ready"), [("required", None, False), ("auto", "0,1", True), ("auto", "", None)]

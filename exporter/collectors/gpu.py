@@ -42,7 +42,9 @@ _DOWN = "nvml_down"
 _KERNEL_LOG = "kernel log "
 
 _REMEDIES = {
-    "library_not_found": "libnvidia-ml.so.1 is not there: install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
+    "library_not_found": "install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
+    "function_not_found": "libnvidia-ml.so.1 is far too old, or not NVIDIA's: see which one is loaded (ldconfig -p)",
+    "gpu_not_found": "the driver finds no GPU that it supports: run nvidia-smi, and see the permissions of /dev/nvidia*",
     "driver_not_loaded": "the driver is not loaded: run nvidia-smi, or modprobe nvidia",
     "no_permission": "the driver does not let this user in: see the permissions of /dev/nvidiactl and /dev/nvidia*",
     "binding_not_found": "the Python package nvidia-ml-py is not installed: pip install nvidia-ml-py",

@@ -180,7 +180,8 @@ def _run(
             events.start()
         _sample(sampler, events, watch, output, options, clock)
     except CallFailedError as failure:
-        return {"kind": "bye", "reason": failure.error, "message": str(failure)}
+        message = _loading_error() if failure.error == "library_not_found" else ""
+        return {"kind": "bye", "reason": failure.error, "message": message or str(failure)}
     except LibraryDownError as error:
         return {"kind": "bye", "reason": error.reason, "message": ""}
     except RestartError as error:
@@ -271,6 +272,15 @@ def _install(binding: Any, library: Any) -> None:
     """Put a library of ours in the place of NVIDIA's."""
     binding.nvmlLib = library
     binding._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - else functions of an earlier one would go on answering
+
+
+def _loading_error() -> str:
+    """What the binding does not tell: there is no library, or one of another machine, or half of one."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return str(error)[:200]
+    return ""  # there is one; the machine is a replayed one without
 
 
 def _own_cost() -> dict[str, float]:

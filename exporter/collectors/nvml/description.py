@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from exporter.collectors.nvml.codes import CODES
 from exporter.collectors.nvml.events import EVENTS, EVENTS_DETAILS
-from exporter.collectors.nvml.identity import ARCHITECTURES
+from exporter.collectors.nvml.identity import ARCHITECTURES, MOST_GPUS
 from exporter.collectors.nvml.replay_library import SYMBOLS
 from exporter.collectors.nvml.replay_machine import EVERY_CALL
 from exporter.collectors.nvml.replay_readings import READINGS
@@ -159,7 +159,7 @@ class Gpus:
     """GPUs of one model."""
 
     model: str = field(metadata=_help("Key of `models`."))
-    count: Annotated[int, Range(1, 64)] = field(default=1, metadata=_help("How many of them."))
+    count: Annotated[int, Range(1, MOST_GPUS)] = field(default=1, metadata=_help("How many of them."))
     uuid: str | None = field(default=None, metadata=_help("Of a single one; else made up."))
     values: Readings = field(default=Readings(), metadata=_help("Readings that differ from the model's."))
     processes: tuple[Process, ...] | None = field(
@@ -184,7 +184,7 @@ class Happening:
     until: Duration | None = field(
         default=None, metadata=_help("When it is over, and everything as before; for good where left out.")
     )
-    gpus: tuple[Annotated[int, Range(0, 63)], ...] = field(
+    gpus: tuple[Annotated[int, Range(0, MOST_GPUS - 1)], ...] = field(
         default=(), metadata=_help("Indices of the GPUs that it concerns; none means all.")
     )
     lost: bool = field(
@@ -284,6 +284,8 @@ class Machine:
         """Whether what is named is there."""
         if not _is_version(self.driver):
             yield "driver", 'is a version such as "580.95.05"'
+        if not _is_version(self.cuda):
+            yield "cuda", 'is a version such as "13.0"'
         for symbol in self.missing:
             if symbol not in SYMBOLS:
                 yield "missing", f'no function "{symbol}" is replayed, {_nearest(symbol)}'
@@ -294,6 +296,11 @@ class Machine:
                     f'[{place}].model: no model "{group.model}", {suggest(group.model, self.models)}',
                 )
         count = sum(group.count for group in self.gpus)
+        if count > MOST_GPUS:
+            yield "gpus", f"are {count}, of which no more than {MOST_GPUS} are watched"
+        uuids = [group.uuid for group in self.gpus if group.uuid is not None]
+        for uuid in {uuid for uuid in uuids if uuids.count(uuid) > 1}:
+            yield "gpus", f'two of them cannot have one UUID, "{uuid}"'
         for place, happening in enumerate(self.timeline):
             for index in happening.gpus:
                 if index >= count:

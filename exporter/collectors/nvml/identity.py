@@ -28,6 +28,9 @@ ARCHITECTURES = {
 BLACKWELL = 10
 """From here on NVLink is of the fifth generation, whose counters have fields of their own."""
 
+MOST_GPUS = 64
+"""Of one machine that are watched."""
+
 _LONGEST_TEXT = 128
 
 

@@ -19,7 +19,7 @@ from exporter.collectors.nvml.events import Events
 from exporter.collectors.nvml.fields import throttle_fields
 from exporter.collectors.nvml.gpm import Gpm
 from exporter.collectors.nvml.gpu import DeviceDownError, Gpu, LibraryDownError
-from exporter.collectors.nvml.identity import read_identity
+from exporter.collectors.nvml.identity import MOST_GPUS, read_identity
 from exporter.collectors.nvml.library import CallFailedError, Library
 from exporter.collectors.nvml.mig import Mig
 from exporter.collectors.nvml.processes import Processes
@@ -40,7 +40,6 @@ PERIODS = {FAST: 1.0, BUFFERS: 2.0, GPM: 5.0, MEDIUM: 10.0, SLOW: 60.0}
 RETRIES_BEFORE_NEW_PROCESS = 10
 """A GPU that came back from a reset may need NVML to be loaded anew before it can be seen."""
 
-MOST_GPUS = 64
 NOT_OURS = "no_permission"
 _STAGGER = 8
 
