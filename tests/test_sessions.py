@@ -460,6 +460,27 @@ def test_a_process_that_does_not_train_in_between_completes_no_task(tmp_path: Pa
     check_identity(page)
 
 
+def test_one_that_does_not_train_in_between_settles_nothing_of_what_was_open(tmp_path: Path) -> None:
+    """The next that trains may find a save that was never told of."""
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job())
+    steps(first.job, 5)
+    first.job.save(0.0)
+    steps(first.job, 3)
+    first.see()
+    first.die()
+    evaluation = Watched(sidecar, job=PaperJob())
+    evaluation.job.spend("test", 40.0)
+    evaluation.see()
+    evaluation.job.finished = True
+    at_risk = evaluation.write(final=True).die()
+    page = Watched(sidecar, job=a_job(8)).see()
+
+    assert of(at_risk, "uncommitted_seconds") == 3
+    assert [of(page, "lost_steps_total"), of(page, "productive_seconds_total")] == [0, 8]
+    check_identity(page)
+
+
 def test_a_process_that_comes_and_goes_without_training_is_no_session(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     watched = Watched(sidecar, job=PaperJob())

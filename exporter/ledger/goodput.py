@@ -136,7 +136,7 @@ class Goodput:
             return
         self.trains = attempt.told = True
         self._count_phases(attempt, reading)
-        if not attempt.resumed and (reading.loop or reading.finished):
+        if not attempt.resumed and reading.loop:
             self._resume(attempt, reading)
         self._note_position(attempt, reading)
         self._commit(attempt, reading)
