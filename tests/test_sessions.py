@@ -470,6 +470,8 @@ def test_one_that_does_not_train_in_between_settles_nothing_of_what_was_open(tmp
     first.see()
     first.die()
     evaluation = Watched(sidecar, job=PaperJob())
+    evaluation.job.spend("init", 1.0)
+    evaluation.see()
     evaluation.job.spend("test", 40.0)
     evaluation.see()
     evaluation.job.finished = True
