@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 import os
@@ -216,6 +217,24 @@ def test_work_is_counted_after_marks_were_dropped_in_an_iteration() -> None:
 
     reading = by_hand.reading()
     assert (reading.steps, reading.work_seconds, reading.open_seconds) == (2, 0.75, 0.0)
+
+
+def test_a_block_that_was_open_when_its_task_ended_is_over() -> None:
+    async def abandon() -> None:
+        training.training_iteration().__enter__()
+
+    async def train() -> None:
+        await asyncio.gather(abandon(), abandon())
+        await asyncio.sleep(0.01)  # the loop lets go of them
+        gc.collect()
+        told()
+        with training.training_iteration():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(train())
+
+    assert (told().steps, told().open_seconds, told().phase) == (1, 0.0, "other")
+    assert told().work_seconds >= 0.01
 
 
 def test_a_block_that_a_callback_has_ended_is_misuse_when_it_is_left() -> None:

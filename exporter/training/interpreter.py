@@ -352,6 +352,14 @@ class Interpreter:
                 self._discard(opened)
         stack.blocks.clear()
 
+    def forget(self, track: Track) -> None:
+        """Let go of a thread or task that has ended: nobody can tell any more when the blocks entered there end."""
+        if track.state is not None:
+            for kind, opened in track.state.blocks:
+                if opened is not None and not (opened.closed or opened.recorded or kind in _ONE_OF_A_PROCESS):
+                    self._discard(opened)
+        self.tree.forget(track)
+
     def _discard(self, opened: Open) -> None:
         """Forget a span that nobody will end."""
         opened.stack.remove(opened)

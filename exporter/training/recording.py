@@ -255,7 +255,7 @@ class TrainingRecording:
         """Let go of the threads and tasks that have ended."""
         for track in hot.TRACKS.forget_ended():
             self._known_drops.pop(track, None)
-            self._interpreter.tree.forget(track)
+            self._interpreter.forget(track)
 
     def _try(self) -> bool:
         """Interpret all there is on this thread, if nobody else does."""
