@@ -16,7 +16,7 @@ from dashboards.palette import (
     named,
     shades,
 )
-from dashboards.panels import About, Panel, bars, lines, steps
+from dashboards.panels import About, Panel, bars, lines, steps, words
 from dashboards.queries import Query, now
 from dashboards.tables import Column, table
 
@@ -140,7 +140,6 @@ def carbon() -> tuple[Panel, ...]:
                 "sum by (run) (training_energy_joules_total{@run}) / 3.6e6",
                 "Energy",
                 unit="kwatth",
-                decimals=3,
                 width=110,
             ),
             Column(
@@ -226,15 +225,7 @@ def sources() -> tuple[Panel, ...]:
                 "measured",
                 "Measured?",
                 width=110,
-                mappings=[
-                    {
-                        "type": "value",
-                        "options": {
-                            "true": {"text": "measured", "color": PLAIN, "index": 0},
-                            "false": {"text": "a model", "color": WARNING, "index": 1},
-                        },
-                    }
-                ],
+                mappings=words({"true": ("measured", PLAIN), "false": ("a model", WARNING)}),
             ),
             Column(
                 'max by (instance, device) (exporter_energy_resolution_seconds{instance=~"$node"})',

@@ -56,6 +56,7 @@ def board() -> Board:
         variables=(),
         rows=(
             Row("At a glance", _glance()),
+            Row("What is wrong now?", _alerts()),
             Row("Runs", _runs()),
             Row("Where does the cluster's time and power go?", _cluster()),
             Row("Nodes", _nodes()),
@@ -164,6 +165,52 @@ def _glance() -> tuple[Panel, ...]:
     )
 
 
+def _alerts() -> tuple[Panel, ...]:
+    of = "alertname, severity, run, instance, rank, gpu"
+    return (
+        table(
+            "Which alerts fire?",
+            Column(
+                "severity",
+                "Severity",
+                width=100,
+                mappings=words(
+                    {
+                        "critical": ("critical", BAD),
+                        "warning": ("warning", WARNING),
+                        "info": ("info", PLAIN),
+                    }
+                ),
+            ),
+            Column("alertname", "Alert"),
+            Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
+            Column("rank", "Rank", width=80),
+            Column(
+                "instance", "Node", links=(to("training-node", "Node and container", node="${__value.raw}"),)
+            ),
+            Column("gpu", "GPU", width=80),
+            Column(
+                f"time() - max by ({of}) (ALERTS_FOR_STATE)"
+                f' and on ({of}) max by ({of}) (ALERTS{{alertstate="firing"}})',
+                "For",
+                unit="s",
+                decimals=0,
+                width=100,
+            ),
+            sort="Severity",
+            descending=False,
+            about=About(
+                "Alerts that fire now, and how long their condition has held.",
+                "critical ones.",
+                "each has a runbook entry with what to check and to do.",
+                "none fires, or the alerting rules are not loaded.",
+            ),
+            empty="No alert fires.",
+            h=6,
+        ),
+    )
+
+
 def _runs() -> tuple[Panel, ...]:
     return (
         table(
@@ -193,7 +240,7 @@ def _runs() -> tuple[Panel, ...]:
             Column(
                 "max by (run) (run:training_tokens:rate5m)", "Tokens/s", unit="locale", decimals=0, width=100
             ),
-            Column("max by (run) (run:training_step_seconds:p50_5m)", "Step", unit="s", decimals=2, width=80),
+            Column("max by (run) (run:training_step_seconds:p50_5m)", "Step", unit="s", decimals=2, width=95),
             percent("max by (run) (run:training_mfu:ratio5m)", "MFU", 70),
             percent(
                 "max by (run) (run:training_straggler_score:min)",
@@ -373,41 +420,5 @@ def _nodes() -> tuple[Panel, ...]:
             empty=NO_RULES,
             h=12,
             w=24,
-        ),
-        table(
-            "Which alerts fire?",
-            Column(
-                "severity",
-                "Severity",
-                width=100,
-                mappings=[
-                    {
-                        "type": "value",
-                        "options": {
-                            "critical": {"text": "critical", "color": BAD, "index": 0},
-                            "warning": {"text": "warning", "color": WARNING, "index": 1},
-                            "info": {"text": "info", "color": PLAIN, "index": 2},
-                        },
-                    }
-                ],
-            ),
-            Column("alertname", "Alert"),
-            Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
-            Column("rank", "Rank", width=80),
-            Column(
-                "instance", "Node", links=(to("training-node", "Node and container", node="${__value.raw}"),)
-            ),
-            Column("gpu", "GPU", width=80),
-            of='max by (alertname, severity, run, instance, rank, gpu) (ALERTS{alertstate="firing"})',
-            sort="Severity",
-            descending=False,
-            about=About(
-                "Alerts that fire now.",
-                "critical ones.",
-                "each has a runbook entry with what to check and to do.",
-                "none fires, or the alerting rules are not loaded.",
-            ),
-            empty="No alert fires.",
-            h=8,
         ),
     )

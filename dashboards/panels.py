@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboards.palette import (
-    ABSENT,
     BAD,
     BLUE,
     GOOD,
@@ -90,17 +89,16 @@ def below(warning: float, bad: float) -> Json:
     return steps((None, BAD), (bad, WARNING), (warning, PLAIN))
 
 
-def words(meaning: Mapping[float, tuple[str, str]]) -> list[Json]:
-    """Text and colour in the place of numbers."""
+def words(meaning: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[Json]:
+    """Text and colour in the place of numbers, or of other texts."""
     options = {
-        f"{value:g}": {"text": text, "color": color, "index": place}
+        str(value): {"text": text, "color": color, "index": place}
         for place, (value, (text, color)) in enumerate(meaning.items())
     }
     return [{"type": "value", "options": options}]
 
 
 YES_NO = words({1: ("yes", GOOD), 0: ("no", BAD)})
-UP_DOWN = words({1: ("answers", GOOD), 0: ("down", BAD), 2: ("not there", ABSENT)})
 
 
 SOFT_MOST = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}

@@ -31,6 +31,7 @@ OF_PROMETHEUS = {
     "up": {"job", "instance"},
     "scrape_duration_seconds": {"job", "instance"},
     "ALERTS": {"alertname", "alertstate", "severity", "run", "rank", "gpu", "job", "instance"},
+    "ALERTS_FOR_STATE": {"alertname", "severity", "run", "rank", "gpu", "job", "instance"},
 }
 
 BUILTIN = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
