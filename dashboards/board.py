@@ -6,7 +6,7 @@ The model is Grafana's first, at the version of Grafana 10.4: Grafana 10 reads i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dashboards.palette import BLUE, PURPLE, VERMILION
@@ -180,7 +180,6 @@ class Board:
         rows: Its panels.
         marks: Its annotations.
         span: How far back it shows at first.
-        links: Beside those to the other dashboards.
     """
 
     uid: str
@@ -191,7 +190,6 @@ class Board:
     marks: Sequence[Mark] = ()
     span: str = "now-1h"
     refresh: str = "30s"
-    links: Sequence[Json] = field(default_factory=tuple)
 
     def model(self) -> Json:
         """What Grafana reads."""
@@ -202,7 +200,7 @@ class Board:
             "fiscalYearStartMonth": 0,
             "graphTooltip": 1,
             "id": None,
-            "links": [_TO_OTHERS, *self.links],
+            "links": [_TO_OTHERS],
             "liveNow": False,
             "panels": _placed(self.rows),
             "refresh": self.refresh,

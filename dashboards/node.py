@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dashboards.board import ALERTS_OF_NODE, JOB, ONE_NODE, RUN, Board, Row
 from dashboards.node_io import disks, hardware, network, processes, shared
 from dashboards.palette import (
@@ -194,13 +196,7 @@ def _cpu() -> tuple[Panel, ...]:
         ),
         lines(
             "Who waits for what? (machine)",
-            Query("rate(host_pressure_cpu_waiting_seconds_total{@node}[$__rate_interval])", "CPU", BLUE),
-            Query(
-                "rate(host_pressure_memory_waiting_seconds_total{@node}[$__rate_interval])",
-                "memory",
-                VERMILION,
-            ),
-            Query("rate(host_pressure_io_waiting_seconds_total{@node}[$__rate_interval])", "I/O", PURPLE),
+            *_waits("host"),
             unit="percentunit",
             most=1,
             about=About(
@@ -213,13 +209,7 @@ def _cpu() -> tuple[Panel, ...]:
         ),
         lines(
             "Who waits for what? (container)",
-            Query("rate(cgroup_pressure_cpu_waiting_seconds_total{@node}[$__rate_interval])", "CPU", BLUE),
-            Query(
-                "rate(cgroup_pressure_memory_waiting_seconds_total{@node}[$__rate_interval])",
-                "memory",
-                VERMILION,
-            ),
-            Query("rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])", "I/O", PURPLE),
+            *_waits("cgroup"),
             unit="percentunit",
             most=1,
             about=About(
@@ -230,6 +220,13 @@ def _cpu() -> tuple[Panel, ...]:
             empty=NO_PRESSURE,
         ),
     )
+
+
+def _waits(whose: str) -> Iterator[Query]:
+    for what, name, color in (("cpu", "CPU", BLUE), ("memory", "memory", VERMILION), ("io", "I/O", PURPLE)):
+        yield Query(
+            f"rate({whose}_pressure_{what}_waiting_seconds_total{{@node}}[$__rate_interval])", name, color
+        )
 
 
 def _memory() -> tuple[Panel, ...]:

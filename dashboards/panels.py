@@ -104,6 +104,9 @@ YES_NO = words({1: ("yes", GOOD), 0: ("no", BAD)})
 SOFT_MOST = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
 """Where the axis ends at least, so that a flat line at zero stays at the bottom and is no drama."""
 
+POINTS = 120
+"""Of a heat map, from left to right."""
+
 
 def link(title: str, url: str) -> Json:
     """A link from a series or a cell to another page."""
@@ -142,9 +145,10 @@ def lines(
     """Series over time.
 
     Colours are those of the queries, then what `overrides` say, then `color`; without any of them a series' colour is that
-    of the last character of its name. The legend is a `list` below, a `table` below with last and maximum, one to the `right`, or `hidden`; thresholds are
-    dashed lines; with `steps_drawn` a value holds until the next one. The axis reaches `most`, or with `soft` what is usual
-    for the unit, and further where values do: a line that leaves the picture would look like a gap.
+    of the last character of its name. The legend is a `list` below, a `table` below with last and maximum, one to the
+    `right`, or `hidden`; thresholds are dashed lines; with `steps_drawn` a value holds until the next one. The axis reaches
+    `most`, or with `soft` what is usual for the unit, and further where values do: a line that leaves the picture would look
+    like a gap.
     """
     custom: Json = {
         "axisBorderShow": False,
@@ -213,12 +217,10 @@ def stat(
     decimals: int | None = None,
     text: str = "value",
     color: Json | None = None,
-    overrides: Sequence[Override] = (),
-    links: Sequence[Json] = (),
 ) -> Panel:
     """One number, or one for each series, as it is at the end of the time range; `text` is `value`, `name` or both."""
     defaults = defaults_of(unit, empty, thresholds or NEUTRAL, None, None, decimals)
-    defaults |= {"color": color or {"mode": "thresholds"}, "mappings": list(mappings), "links": list(links)}
+    defaults |= {"color": color or {"mode": "thresholds"}, "mappings": list(mappings), "links": []}
     options: Json = {
         "colorMode": "value",
         "graphMode": "none",
@@ -230,7 +232,7 @@ def stat(
         "wideLayout": True,
     }
     own = [_colored(query, place) for place, query in enumerate(queries) if query.color]
-    return assembled("stat", title, queries, about, w, h, defaults, [*own, *overrides], options)
+    return assembled("stat", title, queries, about, w, h, defaults, own, options)
 
 
 def bars(
@@ -241,17 +243,15 @@ def bars(
     empty: str,
     w: int = 8,
     h: int = 8,
-    least: float | None = 0,
     most: float | None = None,
     thresholds: Json | None = None,
     color: Json | None = None,
     decimals: int | None = None,
     overrides: Sequence[Override] = (),
-    links: Sequence[Json] = (),
 ) -> Panel:
     """A bar for each series, as it is at the end of the time range."""
-    defaults = defaults_of(unit, empty, thresholds or steps((None, BLUE)), least, most, decimals)
-    defaults |= {"color": color or {"mode": "thresholds"}, "links": list(links)}
+    defaults = defaults_of(unit, empty, thresholds or steps((None, BLUE)), 0, most, decimals)
+    defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
         "displayMode": "basic",
         "maxVizHeight": 40,
@@ -276,12 +276,9 @@ def states(
     empty: str,
     w: int = 24,
     h: int = 6,
-    overrides: Sequence[Override] = (),
-    thresholds: Json | None = None,
-    links: Sequence[Json] = (),
 ) -> Panel:
     """What a thing was, and when, in words; a row for each series."""
-    defaults = defaults_of("none", empty, thresholds or NEUTRAL, None, None, None)
+    defaults = defaults_of("none", empty, NEUTRAL, None, None, None)
     defaults |= {
         "color": {"mode": "thresholds"},
         "custom": {
@@ -292,7 +289,7 @@ def states(
             "spanNulls": False,
         },
         "mappings": list(mappings),
-        "links": list(links),
+        "links": [],
     }
     options: Json = {
         "alignValue": "left",
@@ -302,7 +299,7 @@ def states(
         "showValue": "auto",
         "tooltip": {"mode": "single", "sort": "none"},
     }
-    return assembled("state-timeline", title, queries, about, w, h, defaults, overrides, options)
+    return assembled("state-timeline", title, queries, about, w, h, defaults, (), options)
 
 
 def heatmap(
@@ -316,12 +313,11 @@ def heatmap(
     w: int = 12,
     h: int = 8,
     between: tuple[float, float] | None = None,
-    points: int = 120,
 ) -> Panel:
     """Where values lie over time: colour says how many, or how much, from blue to yellow in either theme; a gap has none.
 
     `unit` is that of the colour and `axis` that of the rows; the colours go in proportion `between` two values, or so that
-    small ones stay apart. A query costs a value for each row and each of its `points`.
+    small ones stay apart. A query costs a value for each row and each of its `POINTS`.
     """
     defaults = defaults_of(unit, empty, NEUTRAL, None, None, None)
     defaults["custom"] = {
@@ -351,7 +347,7 @@ def heatmap(
         "yAxis": {"axisPlacement": "left", "reverse": False, "unit": axis},
     }
     made = assembled("heatmap", title, (query,), about, w, h, defaults, (), options)
-    made.body["maxDataPoints"] = points
+    made.body["maxDataPoints"] = POINTS
     return made
 
 
