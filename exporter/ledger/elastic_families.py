@@ -9,7 +9,10 @@ from __future__ import annotations
 from exporter.collectors.family import FamilySpec
 from exporter.ledger.identity_labels import IDENTITY_LABELS
 
-_LINGERS = "; absent where no agent of the run is watched, and when its totals no longer linger."
+_LINGERS = (
+    "; absent where no agent of the run is watched, when its totals no longer linger, and while the ledger's state cannot be"
+    " written."
+)
 
 FUNCTION_CALLS = FamilySpec(
     "training_elastic_function_calls_total",

@@ -8,7 +8,10 @@ from __future__ import annotations
 from exporter.collectors.family import FamilySpec
 from exporter.ledger.identity_labels import IDENTITY_LABELS
 
-_ABSENT = "; absent where the job has no exporter of spans, and when its totals no longer linger."
+_ABSENT = (
+    "; absent where the job has no exporter of spans, when its totals no longer linger, and while the ledger's state cannot be"
+    " written."
+)
 
 RECORDS = FamilySpec(
     "training_span_exporter_records_total",

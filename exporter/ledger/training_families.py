@@ -11,7 +11,7 @@ from __future__ import annotations
 from exporter.collectors.family import FamilySpec
 from exporter.ledger.identity_labels import IDENTITY_LABELS
 
-_TOLD = "; absent where the job does not tell, and when its totals no longer linger."
+_TOLD = "; absent where the job does not tell, when its totals no longer linger, and while the ledger's state cannot be written."
 _LIVES = "; absent where the job does not tell, when the process is gone or its feed is not refreshed."
 _RANK_0 = " Rank 0's."
 
