@@ -282,7 +282,7 @@ class Interpreter:
         earlier = stack.single.get(kind) if kind.single else None
         if earlier is None and kind in _ONE_OF_A_PROCESS:
             earlier = self.tree.find(kind)
-        if is_untold_save(mark):
+        if kind is kinds.CHECKPOINT_SAVE and is_untold_save(mark):
             return earlier is None and not job.closed
         if earlier is not None:
             if not job.tells or earlier.known:
