@@ -2,13 +2,14 @@
 
 Used in the sidecar by the filesystem collector. Mounts come in, an answer for each goes out within a deadline.
 
-A dead NFS server or FUSE daemon blocks `statvfs` for ever, in a thread that nothing can interrupt (a SIGKILL
-of the whole process can: both wait killably). So the calls are made by threads of their own. One thread works
-through the mounts; when a call keeps it longer than usual, another goes on behind it. A thread whose call has
-not returned at the deadline is left behind, its mount gets no further call until it has returned, and nor does
-any other mount of the same filesystem. How many threads may be left behind is bounded: once
-`max_hanging` calls are under way, network filesystems are not asked any more; local ones, which answer, have
-as many again to themselves, so that dead servers never cost the local disks.
+A dead NFS server or FUSE daemon blocks `statvfs` for ever, in a thread that nothing can interrupt. (A SIGKILL of the
+whole process can, unless a FUSE daemon has taken the question: then the process lets go of its ports and locks at
+SIGTERM and stays until the daemon answers or dies, as any other process that asked would. Such mounts can be
+excluded.) So the calls are made by threads of their own. One thread works through the mounts; when a call keeps it
+longer than usual, another goes on behind it. A thread whose call has not returned at the deadline is left behind, its
+mount gets no further call until it has returned, and nor does any other mount of the same filesystem. How many threads
+may be left behind is bounded: once `max_hanging` calls are under way, network filesystems are not asked any more; local
+ones, which answer, have as many again to themselves, so that dead servers never cost the local disks.
 
 Threads end with the pass, or when their call returns. All are daemons.
 """

@@ -1,0 +1,79 @@
+"""A filesystem whose daemon takes a question and never answers, and a collector that asks it: run by test_statvfs_fuse.
+
+Runs in a mount namespace of its own. Exit status 77: this machine does not let us.
+
+    fuse_child.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from exporter.collectors.filesystem import FilesystemCollector
+from exporter.collectors.statvfs import StatvfsPool
+
+HEADER = struct.Struct("<IIQQ")  # length, operation, unique, node …
+INIT, STATFS = 26, 17
+CANNOT = 77
+
+
+def be_daemon(descriptor: int) -> None:
+    """Let itself be mounted, and say when it was asked for its size."""
+    while True:
+        _, operation, unique, _ = HEADER.unpack_from(os.read(descriptor, 1 << 17))
+        if operation == INIT:
+            answer = struct.pack("<IIIIHHI", 7, 31, 0, 0, 0, 0, 4096).ljust(64, b"\0")
+            os.write(descriptor, struct.pack("<IiQ", 16 + len(answer), 0, unique) + answer)
+        if operation == STATFS:
+            print("asked", flush=True)
+
+
+def mount(descriptor: int, directory: Path) -> None:
+    """Mount it, or end."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"dead:/export", os.fsencode(directory), b"fuse.dead", 0, options) != 0:
+        sys.exit(CANNOT)
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    try:
+        descriptor = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        sys.exit(CANNOT)
+    mount(descriptor, directory)
+    command = [sys.executable, __file__, "daemon", str(descriptor)]
+    daemon = subprocess.Popen(command, pass_fds=(descriptor,), stdout=subprocess.PIPE, text=True)
+    os.close(descriptor)
+    pool = StatvfsPool(deadline_seconds=0.5)
+    collector = FilesystemCollector(pool=pool, mount_points_include=[str(directory), "/"])
+    found = []
+    for _ in range(3):
+        began = time.monotonic()
+        collected = collector.collect()
+        errors = {
+            sample.labels[0]: sample.value
+            for family in collected.families
+            if family.spec.name == "host_filesystem_device_error"
+            for sample in family.samples
+        }
+        reasons = [reason for reason, _ in collected.problems]
+        found.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - began})
+    daemon.kill()  # ends the connection, and with it the call: nothing else can
+    asked = daemon.communicate()[0].count("asked")
+    print(json.dumps({"passes": found, "asked": asked}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "daemon":
+        be_daemon(int(sys.argv[2]))
+    else:
+        main()
