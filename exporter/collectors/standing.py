@@ -76,7 +76,7 @@ INTERVAL = FamilySpec(
 UNSUPPORTED = FamilySpec(
     "exporter_collector_unsupported_sources",
     "gauge",
-    "Sources of the collector that this machine does not offer, so that their families are absent; the log names them. Absent before the first pass that published.",
+    "Sources of the collector that this machine does not offer, so that their families are absent; the log names them. Absent where it offers all, and before the first pass that published.",
     ("collector",),
     source="last pass",
 )
@@ -159,7 +159,7 @@ class Standing:
         self.totals = totals
         self._problems: tuple[tuple[str, str], ...] | None = None
         self._duration: float | None = None
-        self._unsupported: tuple[str, ...] | None = None
+        self._unsupported: tuple[str, ...] = ()
         self._told: set[str] = set()
         self._samples: tuple[Sequence[Sample], ...] | None = None
 
@@ -230,7 +230,7 @@ class Standing:
             interval_seconds=self.interval_seconds,
             deadline_seconds=self.deadline_seconds,
             running=running_seconds is not None,
-            unsupported=self._unsupported or (),
+            unsupported=self._unsupported,
         )
 
     def duration(self, running_seconds: float | None) -> float | None:
@@ -254,7 +254,7 @@ class Standing:
             tuple(Sample((self.name, reason), count) for reason, count in sorted(totals.errors.items())),
             _sample(name, totals.timeouts),
             _sample(name, self.interval_seconds),
-            _sample(name, None if self._unsupported is None else len(self._unsupported)),
+            _sample(name, len(self._unsupported) or None),
         )
         self._samples = None if hangs else made
         return made
