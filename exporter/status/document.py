@@ -142,7 +142,10 @@ def _run(run: Run, now: float) -> str:
     if run.nonfinite:
         cells.insert(2, cell("not finite", f'<span class="bad">{run.nonfinite:.0f}</span>'))
     if run.badput:
-        lost = ", ".join(f"{text(cause)} {duration(seconds)}" for cause, seconds in run.badput[:_CAUSES])
+        lost = ", ".join(
+            f'<span class="whole">{text(cause)} {duration(seconds)}</span>'
+            for cause, seconds in run.badput[:_CAUSES]
+        )
         cells.append(cell("lost to", f"<small>{lost}</small>"))
     shown = "".join(cell for cell in cells if cell)
     return (
