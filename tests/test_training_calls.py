@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -655,3 +659,23 @@ def test_a_hot_handle_is_never_none_and_a_cold_one_is_a_span() -> None:
         assert isinstance(application, Span)
         assert iteration is not None
         assert iteration.id is not None
+
+
+def test_handles_are_copied_and_pickled_with_what_keeps_them() -> None:
+    kept = {
+        "step": training.training_iteration(),
+        "own": training.phase("my own"),
+        "logs": training.phase("logging"),
+    }
+
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(kept), capture_output=True, check=True
+    )
+    for handle in copy.deepcopy(kept).values():
+        with handle:
+            pass
+
+    assert done.stdout.decode().strip() == str(kept)
+    assert of("training.steps", mode="train") == 1
+    assert of("training.phase_entries", phase="logging") == 1

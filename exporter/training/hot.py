@@ -137,11 +137,20 @@ class Hot:
         span = Hooks.span(self.track, self.kind)
         return getattr(Span.create(self.kind.name) if span is None else span, name)
 
+    def __reduce__(self) -> tuple[Callable[[Kind], Hot], tuple[Kind]]:
+        """Be pickled and copied with what a job keeps it in: elsewhere it is the handle of that thread."""
+        return _handle_of, (self.kind,)
+
     def _tell(self, item: Attribute | Attributes | Event) -> None:
         self.track.buffer.extend((self.kind.code + TOLD, Told(clock(), item)))
 
     def __repr__(self) -> str:
         return f"<{self.kind.call}>"
+
+
+def _handle_of(kind: Kind) -> Hot:
+    handle: Hot = here().block(kind)
+    return handle
 
 
 def _handle(kind: Kind, track: Track) -> Hot:

@@ -16,6 +16,10 @@ from exporter.training.names import (
     name_of,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 BEGIN, END, ENTER, EXIT, FAIL, BEGAN, ENDED, TOLD = range(8)
 """What happened to a span: begun and ended by a callback; entered, left and left by an exception as a block; the same
 of a rare span, whose value is a `Began` or `Ended`; told an attribute or an event. The value is the time otherwise."""
@@ -117,6 +121,10 @@ class Kind:
         self.end_rule = end_rule
         self.single = single
 
+    def __reduce__(self) -> tuple[Callable[..., Kind], tuple[object, ...]]:
+        """Be the same kind in another process, where those of the job's own names may have other numbers."""
+        return _kind_again, (self.number, str(self.name), self.call.startswith("phase"))
+
     def __repr__(self) -> str:
         return f"<Kind {self.number}: {self.name}>"
 
@@ -198,6 +206,8 @@ KINDS: list[Kind] = [
     OPTIMIZER_UPDATE,
 ]
 """All, each at its number less `FIRST_KIND`; it only grows."""
+STANDARD = len(KINDS)
+"""Kinds that are the same in every process."""
 
 _LOCK = threading.RLock()  # a signal handler may name a span while its thread names another
 _NAMED: dict[tuple[str, bool], Kind] = {
@@ -244,3 +254,8 @@ def kind_named(name: object, *, phase: bool) -> Kind:
 def _text(name: object) -> str:
     kept = "".join(character if character.isprintable() else "?" for character in name_of(name)[:256])
     return kept or OTHER
+
+
+def _kind_again(number: int, name: str, phase: bool) -> Kind:
+    standard = number - FIRST_KIND < STANDARD
+    return KINDS[number - FIRST_KIND] if standard else kind_named(name, phase=phase)
