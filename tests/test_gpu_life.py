@@ -172,10 +172,11 @@ def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp
 def test_a_card_that_hangs_again_stays_out_until_nvml_is_taken_anew(tmp_path: Path) -> None:
     hangs = """
 timeline:
-  - {at: 1s, until: 4s, gpus: [1], hang: ["*"]}
-  - {at: 5s, until: 8s, gpus: [1], hang: ["*"]}
+  - {at: 1s, until: 5s, gpus: [1], hang: ["*"]}
+  - {at: 6s, until: 10s, gpus: [1], hang: ["*"]}
 """
-    patient = dataclasses.replace(QUICK, first_backoff=5.0, most_backoff=5.0)  # a gap that nobody can miss
+    # Time for a new process on a busy machine, and a gap that nobody can miss.
+    patient = dataclasses.replace(QUICK, deadline=3.0, first_backoff=5.0, most_backoff=5.0)
     with watching(described(tmp_path, hangs), timings=patient) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         others: list[float | None] = []
