@@ -98,7 +98,7 @@ class Replay:
                 self._do(call, arguments)
             except Exception as error:  # whatever comes out is the difference
                 yield f"step {self.step} {call}: raised {error!r}"
-            if not exporter.flush():
+            if not exporter.flush(timeout_seconds=60):
                 yield f"step {self.step} {call}: was not flushed"
             misuse = self._misuse()
             expected = 1 if self.step in self.vector.get("misuse", ()) else 0
