@@ -111,6 +111,14 @@ def failing():
         print("raised", error)
     trainer().fit(Module(), loader(4))
 
+def failing_callback():
+    class Failing(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            if index == 2:
+                raise ZeroDivisionError("after a step")
+    with contextlib.suppress(ZeroDivisionError):
+        trainer(callbacks=[Failing()]).fit(Module(), loader(16))
+
 def several_loops():
     made = trainer(max_epochs=1)
     module = Module()
@@ -173,7 +181,7 @@ def pickled():
 def workers():
     trainer(max_epochs=1).fit(Module(), loader(8, num_workers=1), loader(4, num_workers=1))
 
-for scenario in (accumulation, two_optimizers, failed_save, asynchronous, failing, several_loops, resumed,
+for scenario in (accumulation, two_optimizers, failed_save, asynchronous, failing, failing_callback, several_loops, resumed,
                  without_length, not_finite, given_up, pickled, workers):
     begin(scenario.__name__)
     scenario()
@@ -230,6 +238,10 @@ def test_an_asynchronous_save_has_succeeded_when_it_is_written(told: Job) -> Non
 def test_an_exception_amid_an_iteration_comes_out_and_the_next_fit_counts_right(told: Job) -> None:
     assert "raised amid an iteration" in told.done.stdout
     assert told.value("training_steps_total", "failing", mode="train") == 2 + 1
+
+
+def test_a_step_that_is_made_counts_though_a_callback_fails_after_it(told: Job) -> None:
+    assert told.value("training_steps_total", "failing_callback", mode="train") == 3
 
 
 def test_several_loops_of_one_trainer_go_on_counting(told: Job) -> None:

@@ -75,6 +75,13 @@ def accumulation():
             optimizer.step()
             optimizer.zero_grad()
 
+def accumulation_over_the_end():
+    model, optimizer = made(torch.optim.SGD)
+    for index, (batch,) in enumerate(batch for _ in range(2) for batch in loader(20)):
+        model(batch).pow(2).mean().backward()
+        if index % 2:
+            optimizer.step()
+
 def gan():
     (generator, first), (critic, second) = made(), made(torch.optim.SGD)
     for (batch,) in loader(12):
@@ -232,7 +239,7 @@ def pickled():
     functions = torch.save, torch.autograd.backward, nn.utils.clip_grad_norm_
     assert pickle.loads(pickle.dumps(functions)) == functions
 
-for scenario in (looking, ordinary, resumed, accumulation, gan, inner_steps, without_loader, closure,
+for scenario in (looking, ordinary, resumed, accumulation, accumulation_over_the_end, gan, inner_steps, without_loader, closure,
                  validation_with_gradients, evaluated_beside, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
                  workers, distributed_checkpoint, pickled):
     plain_torch.CLAIMS.standing.yields()
@@ -306,6 +313,11 @@ def test_an_optimizer_that_counts_its_steps_says_where_a_loop_begins(told: Job) 
 def test_accumulated_batches_are_one_step(told: Job) -> None:
     assert steps(told, "accumulation") == 2
     assert told.value("training_microbatches_total", "accumulation") == 6
+
+
+def test_an_epoch_may_end_amid_a_step(told: Job) -> None:
+    assert steps(told, "accumulation_over_the_end") == 5
+    assert told.value("training_epochs_total", "accumulation_over_the_end") == 2
 
 
 def test_two_optimizers_on_a_batch_are_one_step_and_both_are_optimizer_time(told: Job) -> None:

@@ -100,7 +100,8 @@ class TrainerTeller(Teller):
         self._course.end_all()
 
     def fails(self, error: BaseException) -> None:
-        """An exception ends whatever is open; a step that is made stays made."""
+        """An exception ends whatever is open; a step that is made stays made, if only a callback failed after it."""
+        self._in_batch = self._in_batch and self._manual
         self.turn_ends()
         self._course.end_all(error)
 

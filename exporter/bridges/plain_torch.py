@@ -152,8 +152,9 @@ class LoopTeller(Teller):
         elif error is not None or batch is None:
             course.phase(None)
             self._looked_at.clear()
-            if isinstance(error, StopIteration) and not self._worked:
-                course.abandon_iteration()
+            if isinstance(error, StopIteration):
+                if not self._worked:
+                    course.abandon_iteration()
                 self._epoch_ends(course)
         else:
             found = samples_and_tokens(batch)
