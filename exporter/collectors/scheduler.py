@@ -3,10 +3,9 @@
 Used in the sidecar. Collectors come in; blocks go out to `publish`, names to `withdraw`, and what is known
 about the collectors to `families` and `statuses`.
 
-Threads: one dispatcher decides what is due, late or stale; workers make the calls. A call that hangs keeps
-its worker, so workers are added while calls wait and end when they are too many. All are daemons: none of
-them can keep the sidecar from ending. A collector is never called while its previous call has not returned,
-not even after it was removed and added again.
+Threads: one dispatcher, a daemon, decides what is due, late or stale; workers make the calls (`workers`). A
+collector is never called while its previous call has not returned, not even after it was removed and added
+again.
 
 What is past its deadline gets the verdict 0 at once, and whatever it returns later is dropped. A block stays
 until the next one, and is withdrawn when nothing has been published for `max(3 intervals, interval +
@@ -27,27 +26,18 @@ import math
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from exporter.collectors.family import Collector, Family
 from exporter.collectors.standing import CollectorStatus, Notice, Standing, Totals, standing_families
 from exporter.collectors.task import Call, Task, check_times
+from exporter.collectors.workers import Workers
 from exporter.errors import CollectError
 
 LOG = logging.getLogger("exporter.collectors")
 
-SPARE_WORKERS = 2
-"""Workers that stay although there is nothing to do; beyond them, only calls that hang keep one."""
-
-PATIENCE_SECONDS = 0.02
-"""How long a call may wait for a worker before one more is started: far above the usual call's duration."""
-
 STANDSTILL_SECONDS = 1.0
 """Waking up later than meant by more than this is no delay but a standstill: a stopped or suspended process."""
-
-RETRY_SECONDS = 1.0
-"""When to try again after the system refused a thread."""
 
 
 class Scheduler:
@@ -85,10 +75,9 @@ class Scheduler:
         self._log = log
         self._monotonic = monotonic
         self._clock = clock
-        self._max_workers = max_workers
         self._lock = threading.Lock()  # everything below; never held while foreign code runs
         self._wake = threading.Condition(self._lock)  # for the dispatcher
-        self._work = threading.Condition(self._lock)  # for the workers
+        self._workers = Workers(self._lock, self._carry_out, max_workers=max_workers)
         # Held around publish and withdraw, and always taken before `_lock`: otherwise a block checked to be
         # wanted could be published after the withdrawal that was meant to end it.
         self._publication = threading.Lock()
@@ -96,11 +85,6 @@ class Scheduler:
         self._tasks: dict[str, Task] = {}
         self._totals: dict[str, Totals] = {}
         self._calls: dict[str, Call] = {}
-        self._queue: deque[Call] = deque()
-        self._threads: set[threading.Thread] = set()
-        self._workers = 0
-        self._idle = 0
-        self._grow_after = -math.inf
         self._dispatcher: threading.Thread | None = None
         self._stopping = False
         self._families: tuple[Family, ...] | None = None
@@ -150,8 +134,7 @@ class Scheduler:
             task.removed = True
             self._families = None
             call = self._calls.get(name)
-            if call is not None and call in self._queue:
-                self._queue.remove(call)
+            if call is not None and self._workers.take_back(call):
                 del self._calls[name]
         with self._publication:  # waits for a publication of this block that has already begun
             if task.published_at is not None:
@@ -180,8 +163,7 @@ class Scheduler:
             if self._dispatcher is not None:
                 raise RuntimeError("the scheduler has been started before")
             self._dispatcher = threading.Thread(target=self._dispatch, name="exporter-scheduler", daemon=True)
-            for _ in range(SPARE_WORKERS):
-                self._add_worker(self._monotonic())
+            self._workers.start(self._monotonic())
         self._dispatcher.start()
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
@@ -191,10 +173,8 @@ class Scheduler:
         """
         with self._lock:
             self._stopping = True
-            self._queue.clear()
             self._wake.notify_all()
-            self._work.notify_all()
-            threads = list(self._threads)
+            threads = self._workers.stop()
             if self._dispatcher is not None:
                 threads.append(self._dispatcher)
         end = time.monotonic() + timeout_seconds  # joining takes real time, whatever clock schedules
@@ -256,7 +236,7 @@ class Scheduler:
                 notices = self._expire(now)
                 stale = [task for task in self._tasks.values() if task.stale_at <= now]
                 self._queue_due(now, unwatched_seconds)
-                self._add_workers(now)
+                self._workers.grow(now)
                 if not notices and not stale:
                     wake_at = self._first_moment()
                     # A wait longer than the system's limit ends early, and is begun again.
@@ -281,10 +261,9 @@ class Scheduler:
             call.expired = True
             standing = call.task.standing
             message = f"no result after {standing.deadline_seconds:g} s"
-            if call in self._queue:
-                self._queue.remove(call)
+            if self._workers.take_back(call):
                 del self._calls[name]
-                message += f": all {self._workers} workers are taken by collectors that hang"
+                message += f": all {len(self._workers)} workers are taken by collectors that hang"
             if not call.task.removed:
                 self._families = None
                 notices += standing.time_out(message, wall=self._clock())
@@ -302,36 +281,13 @@ class Scheduler:
             task.soon = False
             task.due = task.next_due(self._origin, now, unwatched_seconds=unwatched_seconds)
             self._calls[name] = call = Call(task, now)
-            self._queue.append(call)
-            self._work.notify()
-
-    def _add_workers(self, now: float) -> None:
-        waiting = sum(1 for call in self._queue if call.queued_at + PATIENCE_SECONDS <= now)
-        for _ in range(min(waiting, self._max_workers - self._workers)):
-            if not self._add_worker(now):
-                return
-
-    def _add_worker(self, now: float) -> bool:
-        if now < self._grow_after:
-            return False
-        thread = threading.Thread(target=self._work_on, name="exporter-collect", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            # The system has no thread for us (a limit on pids); calls wait for the workers that there are.
-            self._grow_after = now + RETRY_SECONDS
-            return False
-        self._threads.add(thread)
-        self._workers += 1
-        return True
+            self._workers.put(call)
 
     def _first_moment(self) -> float:
-        moments = [call.expires_at for call in self._calls.values()]
+        moments = [self._workers.grows_at(), *(call.expires_at for call in self._calls.values())]
         for task in self._tasks.values():
             moments += (task.due, task.stale_at)
-        if self._queue and self._workers < self._max_workers:
-            moments.append(max(self._queue[0].queued_at + PATIENCE_SECONDS, self._grow_after))
-        return min(moments, default=math.inf)
+        return min(moments)
 
     def _withdraw_stale(self, task: Task) -> None:
         with self._publication:
@@ -343,20 +299,6 @@ class Scheduler:
                 self._withdraw(task.standing.name)
             except Exception:  # noqa: BLE001 - border to the page: without the dispatcher nothing would be collected again
                 self._log.exception("block of collector %s could not be withdrawn", task.standing.name)
-
-    def _work_on(self) -> None:
-        while True:
-            with self._lock:
-                while not self._queue:
-                    if self._stopping or self._idle >= SPARE_WORKERS:
-                        self._workers -= 1
-                        self._threads.discard(threading.current_thread())
-                        return
-                    self._idle += 1
-                    self._work.wait()
-                    self._idle -= 1
-                call = self._queue.popleft()
-            self._carry_out(call)
 
     def _carry_out(self, call: Call) -> None:
         families: Sequence[Family] | None = None
@@ -396,7 +338,7 @@ class Scheduler:
                     if families is not None:
                         call.task.publish(self._monotonic())
                         notices += standing.lack(unsupported)
-        if notices or not self._queue:  # else there is soon more to tell
+        if notices or not self._workers.busy:  # else there is soon more to tell
             self._changed()
         self._write(notices)
 
