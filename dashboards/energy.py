@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
 from dashboards.energy_bill import NO_ENERGY, carbon, sources, waste
-from dashboards.palette import BLUE, COMPONENTS, GREY, ORANGE, PHASES, PURPLE, WARNING, fixed, named
+from dashboards.palette import BLUE, COMPONENTS, GREY, PHASES, WARNING, fixed, named
 from dashboards.panels import About, Panel, bars, below, lines, stat, steps
 from dashboards.queries import Query, now
 from dashboards.tables import Column, percent, table
@@ -179,7 +179,7 @@ def _power() -> tuple[Panel, ...]:
             legend="hidden",
             about=About(
                 "Power by the cards' own energy counters, which miss nothing between two readings; dashed: what one "
-                "draws without work.",
+                "draws without work, or the least that was seen of it.",
                 "a card far above or below the others.",
                 "above: a lower power limit costs little speed. Below: *GPUs* says what holds it back.",
             ),
@@ -189,17 +189,16 @@ def _power() -> tuple[Panel, ...]:
             "What do CPUs and memory draw?",
             Query(
                 'sum by (instance, source) (host_cpu_power_watts{instance=~"$node"})',
-                "{{instance}} CPUs ({{source}})",
-                ORANGE,
+                "CPUs ({{source}}) of {{instance}}",
             ),
             Query(
                 'sum by (instance, source) (host_dram_power_watts{instance=~"$node"})',
-                "{{instance}} memory ({{source}})",
-                PURPLE,
+                "memory ({{source}}) of {{instance}}",
+                dashed=True,
             ),
             unit="watt",
             about=About(
-                "Mean power between two readings. The source is part of the name: `tdp_model` is a guess from the load.",
+                "Mean power between two readings, of memory dashed. The source is part of the name: `tdp_model` is a guess from the load.",
                 "a model where registers could be read.",
                 "read access to /sys/class/powercap (root since Linux 5.10).",
             ),

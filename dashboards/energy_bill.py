@@ -269,19 +269,19 @@ def sources() -> tuple[Panel, ...]:
             Query(
                 'min by (instance) (exporter_energy_coverage_ratio{instance=~"$node", component="gpu"})',
                 "gpu {{instance}}",
-                BLUE,
             ),
             Query(
                 'min by (instance, component) (exporter_energy_coverage_ratio{instance=~"$node", component!="gpu"})',
                 "{{component}} {{instance}}",
-                ORANGE,
+                dashed=True,
             ),
             unit="percentunit",
             most=1,
             w=8,
             h=7,
             about=About(
-                "Share of the exporter's life in which a component was measured; a model counts as none.",
+                "Share of the exporter's life in which GPUs and, dashed, other components were measured; a model counts as "
+                "none.",
                 "GPUs below 99 %; CPUs at zero mean a model, or nothing.",
                 "see the reasons beside.",
             ),

@@ -127,11 +127,11 @@ def cost() -> tuple[Panel, ...]:
     return (
         lines(
             "CPU",
-            _busiest("process_cpu_seconds_total", "{{instance}} exporter", BLUE),
-            _busiest("exporter_nvml_child_cpu_seconds_total", "{{instance}} NVML process", ORANGE),
+            _busiest("process_cpu_seconds_total", "exporter of {{instance}}"),
+            _busiest("exporter_nvml_child_cpu_seconds_total", "NVML of {{instance}}", dashed=True),
             unit="percentunit",
             about=About(
-                "Share of a core: the exporter, and its process that calls NVIDIA's library, on the four nodes where each "
+                "Share of a core: the exporter, and, dashed, its process that calls NVIDIA's library, on the four nodes where each "
                 "takes most.",
                 "above 2 %.",
                 "longer intervals for what costs most (beside).",
@@ -141,8 +141,8 @@ def cost() -> tuple[Panel, ...]:
         ),
         lines(
             "Memory",
-            _largest("process_resident_memory_bytes", "{{instance}} exporter", BLUE),
-            _largest("exporter_nvml_child_resident_memory_bytes", "{{instance}} NVML process", ORANGE),
+            _largest("process_resident_memory_bytes", "exporter of {{instance}}"),
+            _largest("exporter_nvml_child_resident_memory_bytes", "NVML of {{instance}}", dashed=True),
             unit="bytes",
             about=About(
                 "Resident memory of the two, on the four nodes where each has most.",
@@ -176,13 +176,12 @@ def cost() -> tuple[Panel, ...]:
                 "rate(exporter_scrape_duration_seconds_total{@node}[$__rate_interval])"
                 " / rate(exporter_scrapes_total{@node}[$__rate_interval])"
                 f" and topk({MOST}, rate(exporter_scrape_duration_seconds_total{{@node}}[$__range] @ end()))",
-                "{{instance}} in the exporter",
-                BLUE,
+                "exporter of {{instance}}",
             ),
-            _largest("scrape_duration_seconds", "{{instance}} as Prometheus sees it", ORANGE),
+            _largest("scrape_duration_seconds", "Prometheus, of {{instance}}", dashed=True),
             unit="s",
             about=About(
-                "Time of an answer, here and with the network, of the four slowest each.",
+                "Time of an answer, in the exporter and, dashed, as Prometheus sees it, of the four slowest each.",
                 "seconds: Prometheus' timeout is near, and then all is lost.",
                 "the difference is the network or a busy machine.",
             ),
@@ -204,20 +203,22 @@ def cost() -> tuple[Panel, ...]:
     )
 
 
-def _busiest(counter: str, legend: str, color: str) -> Query:
+def _busiest(counter: str, legend: str, *, dashed: bool = False) -> Query:
     """The rate of a counter where it is highest over the whole time."""
     return Query(
         f"rate({counter}{{@node}}[$__rate_interval])"
         f" and topk({MOST}, rate({counter}{{@node}}[$__range] @ end()))",
         legend,
-        color,
+        dashed=dashed,
     )
 
 
-def _largest(gauge: str, legend: str, color: str | None = None) -> Query:
+def _largest(gauge: str, legend: str, *, dashed: bool = False) -> Query:
     """A gauge where it is highest over the whole time."""
     return Query(
-        f"{gauge}{{@node}} and topk({MOST}, max_over_time({gauge}{{@node}}[$__range] @ end()))", legend, color
+        f"{gauge}{{@node}} and topk({MOST}, max_over_time({gauge}{{@node}}[$__range] @ end()))",
+        legend,
+        dashed=dashed,
     )
 
 

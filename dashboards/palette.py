@@ -118,11 +118,16 @@ def by_last_character() -> list[Override]:
 
 
 def of_series(
-    matcher: dict[str, str], color: dict[str, str], *, bound: bool = False, right: bool = False
+    matcher: dict[str, str],
+    color: dict[str, str] | None,
+    *,
+    bound: bool = False,
+    dashed: bool = False,
+    right: bool = False,
 ) -> Override:
-    """Give the series that match a colour; `bound` and `right` as a query has them."""
-    looks: dict[str, Any] = {"color": color}
-    if bound or right:
+    """Give the series that match a colour, if it is said; `bound`, `dashed` and `right` as a query has them."""
+    looks: dict[str, Any] = {"color": color} if color else {}
+    if bound or dashed or right:
         looks["custom.lineStyle"] = {"dash": [6, 6], "fill": "dash"}
     if bound:
         looks |= {

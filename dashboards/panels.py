@@ -184,24 +184,25 @@ def lines(
     defaults = defaults_of(unit, empty, thresholds or NEUTRAL, None if logarithmic else least, None, decimals)
     defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
-    own = [_colored(query, place) for place, query in enumerate(queries) if query.color or query.bound]
+    own = [
+        _colored(query, place)
+        for place, query in enumerate(queries)
+        if query.color or query.bound or query.dashed
+    ]
     if color is None and not overrides and not any(query.color for query in queries):
         own = [*by_last_character(), *own]
     return assembled("timeseries", title, queries, about, w, h, defaults, [*own, *overrides], options)
 
 
 def _colored(query: Query, place: int) -> Override:
-    """Give the series of a query its colour: shades of it where there may be several."""
-    color = query.color or GREY
+    """Give the series of a query its colour, shades of it where there may be several, and its kind of line."""
     several = "{{" in query.legend
-    return of_series(
-        {"id": "byFrameRefID", "options": chr(ord("A") + place)}
-        if several
-        else {"id": "byName", "options": query.legend},
-        shades(color) if several and not query.bound else fixed(color),
-        bound=query.bound,
-        right=query.right,
-    )
+    matcher = {"id": "byName", "options": query.legend}
+    if several:
+        matcher = {"id": "byFrameRefID", "options": chr(ord("A") + place)}
+    color = query.color or (GREY if query.bound else None)
+    mode = None if color is None else shades(color) if several and not query.bound else fixed(color)
+    return of_series(matcher, mode, bound=query.bound, dashed=query.dashed, right=query.right)
 
 
 def stat(

@@ -40,6 +40,7 @@ class Query:
         legend: Of each series; `{{label}}` stands for a label's value.
         color: Of its series: of the one, or shades of it where the legend has a label. None leaves it to the panel.
         bound: The others are held against it: dashed, and in no stack; grey without a colour.
+        dashed: To tell its series from those of the query before, where both have the same colours.
         right: It has an axis of its own, on the right, and is dashed: it may lie over another.
         instant: Only its value at the end of the time range.
         table: As a table of labels and values.
@@ -50,6 +51,7 @@ class Query:
     legend: str = "__auto"
     color: str | None = None
     bound: bool = False
+    dashed: bool = False
     right: bool = False
     instant: bool = False
     table: bool = False
