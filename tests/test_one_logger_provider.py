@@ -230,6 +230,28 @@ def test_with_the_propagating_strategy_a_misuse_raises_at_its_call_and_bodies_ru
     assert "iteration" in ran
 
 
+def test_d15_a_block_that_raises_as_it_is_entered_leaves_those_around_it_as_they_are() -> None:
+    keeping = KeepingExporter()
+    configured(
+        keeping,
+        telemetry_config=TRAINING,
+        error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS,
+    )
+    for _ in range(2):
+        with application():
+            with pytest.raises(OneLoggerError, match="application"), application():
+                pass
+            with training_loop(train_iterations_start=0):
+                with pytest.raises(OneLoggerError, match="training_iteration"), training_iteration():
+                    training_iteration().__enter__()
+                with training_iteration():
+                    pass
+
+    told = names(keeping)
+    assert told.count(("stop", "application")) == told.count(("stop", "training_loop")) == 2
+    assert told.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
+
+
 def test_s8_a_second_configuration_of_the_training_is_a_misuse_and_changes_nothing() -> None:
     configured(telemetry_config=TrainingTelemetryConfig(**TRAINING))
 

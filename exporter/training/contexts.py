@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 
+from exporter.errors import OneLoggerError
 from exporter.training import calls, hot, kinds
 from exporter.training.arguments import taken
 from exporter.training.decorating import decorated
@@ -46,7 +47,11 @@ class Block:
 
     def __enter__(self) -> Span:
         values = None if self._values is None else self._values()
-        self.span = calls.begin(self.kind, self.kind.call, entered=True, values=values, **self._make)
+        try:
+            self.span = calls.begin(self.kind, self.kind.call, entered=True, values=values, **self._make)
+        except OneLoggerError as error:  # the body does not run, so nobody leaves the block
+            calls.end(self.kind, self.kind.call, entered=True, exception=error)
+            raise
         return self.span
 
     def __exit__(

@@ -203,7 +203,11 @@ def _iteration(kind: Kind, track: Track) -> Hot:
         def __enter__(self) -> Self:
             extend((entered, now()))
             if limit < 0:
-                Hooks.full(track, False)  # the block is only entered
+                try:
+                    Hooks.full(track, False)  # the block is only entered
+                except BaseException:
+                    extend((failed, now()))  # its body does not run, so nobody leaves it
+                    raise
             return self
 
         def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
