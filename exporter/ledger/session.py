@@ -219,6 +219,25 @@ def reading_of(record: Record) -> TrainingReading | None:
     return None if record.snapshot is None else record.snapshot.recording.training
 
 
+def session_key(run: str, tag: str, rank: int, keeper: str) -> StateKey:
+    """Name the state of a session.
+
+    Args:
+        run: The run of one of its processes.
+        tag: The session's; "" for one that is all of a run.
+        rank: Whose processes it follows.
+        keeper: Of the state; the session of another rank than 0 is not the run's, it only tells this node what has
+            become of its work.
+    """
+    key = ("goodput", *(("session", tag) if tag else ("run", run)))
+    return (*key, str(rank), keeper, "") if rank else key
+
+
+def is_session(key: StateKey) -> bool:
+    """Whether a key is one that `session_key` makes."""
+    return key[:1] == ("goodput",) and (len(key) == 3 or (len(key) == 6 and key[3].isdecimal()))
+
+
 def shown(key: StateKey) -> str:
     """Name a session for people."""
     return f"{'session' if key[1] == 'session' else 'run'} {key[2]!r}"

@@ -27,7 +27,7 @@ from exporter.ledger.goodput_families import goodput_families
 from exporter.ledger.goodput_state import decode_goodput, encode_goodput
 from exporter.ledger.ranks import Rank, Ranks
 from exporter.ledger.seats import Moment, Record
-from exporter.ledger.session import GoodputOptions, Session, reading_of, shown
+from exporter.ledger.session import GoodputOptions, Session, is_session, reading_of, session_key, shown
 from exporter.ledger.state import StateKey, StateStore, file_name
 from exporter.ledger.totals import Entry
 from exporter.ledger.work_use import Flows
@@ -155,11 +155,7 @@ class Sessions:
         tag = dict(reading.facts).get("session_tag", "")
         waited = now.monotonic - since >= TAG_SECONDS
         if tag or reading.loop or reading.finished or waited or not record.living:
-            kind, name = ("session", tag) if tag else ("run", process.run)
-            key: StateKey = ("goodput", kind, name)
-            if process.rank:
-                # Not the run's: it only tells this node what has become of its work.
-                key = (*key, str(process.rank), self._state.keeper, "")
+            key = session_key(process.run, tag, process.rank or 0, self._state.keeper)
             self._bound[process.id] = key
             return key
         return None
@@ -201,7 +197,7 @@ class Sessions:
             return [str(error)]
         self._resumed = True
         for key in keys:
-            if len(key) not in {3, 6} or key[0] != "goodput":
+            if not is_session(key):
                 continue
             session = Session(key)
             if not self._open(session) and session.goodput.attempt is not None:
