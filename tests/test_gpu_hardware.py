@@ -1,21 +1,24 @@
 """The same collector on real hardware: what a replay cannot tell. Skipped without an NVIDIA GPU.
 
-python -m pytest tests/test_gpu_hardware.py -m gpu -s     # also prints what each call costs
+python -m pytest tests/test_gpu_hardware.py -m gpu -s     # also prints a capture of the machine, and what calls cost
 """
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from gpu_support import assert_sound, value, values, wait_until
+from gpu_support import assert_sound, machine, replay, value, values, wait_until
 
 from exporter.collectors.family import Family
 from exporter.collectors.gpu import GpuCollector
 from exporter.collectors.gpu_options import GpuOptions
+from exporter.collectors.nvml.description import Machine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +33,17 @@ WATCHED_SECONDS = 25.0
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[GpuCollector]:
+def captured() -> Machine:
+    """This machine as a description; made before anybody else samples performance counters."""
+    command = [sys.executable, "-m", "exporter.collectors.nvml.capture"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    print(text)
+    return machine(text)
+
+
+@pytest.fixture(scope="module")
+def collector(captured: Machine) -> Iterator[GpuCollector]:
+    assert captured.gpus
     watched = GpuCollector(GpuOptions(details=True, per_link=True, video_engines=True))
     watched.start()
     wait_until(lambda: value(watched, "gpu_nvml_up") == 1, seconds=60)
@@ -52,6 +65,55 @@ def passes(collector: GpuCollector) -> list[tuple[float, Sequence[Family]]]:
 def test_every_pass_is_sound(passes: list[tuple[float, Sequence[Family]]]) -> None:
     for _, families in passes:
         assert_sound(families)
+
+
+def test_a_capture_shows_what_the_machine_does(
+    captured: Machine, passes: list[tuple[float, Sequence[Family]]]
+) -> None:
+    _, families = passes[-1]
+    again = replay(captured, 70, details=True, per_link=True, video_engines=True).families(per_link=True)
+    gauges = {each.spec.name for each in families if each.spec.labels[:1] == ("gpu",)}
+
+    assert_sound(again)
+    missing = gauges - {each.spec.name for each in again}
+    print("shown by the machine and not by its replay:", sorted(missing))
+    assert len(missing) <= 0.1 * len(gauges)
+
+
+def test_sample_buffers_are_as_long_as_the_passes_need(captured: Machine) -> None:
+    pynvml = pytest.importorskip("pynvml")
+    assert captured.gpus
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        for kind, name in enumerate(("power", "utilization", "memory utilization")):
+            try:
+                _, samples = pynvml.nvmlDeviceGetSamples(handle, kind, 0)
+            except pynvml.NVMLError as error:
+                print(f"samples of {name}: {error}")
+                continue
+            times = [sample.timeStamp / 1e6 for sample in samples if sample.timeStamp]
+            seconds = max(times) - min(times)
+            print(
+                f"samples of {name}: {len(times)} over {seconds:.2f} s, the last {time.time() - max(times):.2f} s ago"
+            )
+            assert seconds > 2.0  # they are read every two seconds
+            assert abs(time.time() - max(times)) < 60
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def test_cycles_are_cycles(passes: list[tuple[float, Sequence[Family]]]) -> None:
+    (begin, first), (end, last) = passes[len(passes) // 3], passes[-1]
+    before, after = values(first, "gpu_sm_cycles_total"), values(last, "gpu_sm_cycles_total")
+    if not after:
+        pytest.skip("the driver has no cumulative performance counters")
+    clocks = values(last, "gpu_clock_max_hertz")
+    for (gpu, uuid, state), number in after.items():
+        pace = (number - before.get((gpu, uuid, state), 0)) / (end - begin)
+        print(f"GPU {gpu}: {state} SM cycles grow by {pace:.3g} a second")
+        assert pace <= 1000 * clocks[gpu, uuid, "sm"]
+        assert number <= after[gpu, uuid, "elapsed"]
 
 
 def test_every_card_answers(passes: list[tuple[float, Sequence[Family]]]) -> None:

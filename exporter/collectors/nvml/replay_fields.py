@@ -79,7 +79,7 @@ _SMOOTHING = "power_smoothing"
 def readings_of_driver(driver: str) -> dict[int, str]:
     """The readings by id, as a driver has them."""
     major, _, rest = driver.partition(".")
-    version = int(major), int(rest.partition(".")[0] or 0)
+    version = int(major), int(rest.partition(".")[0])
     first, second = dict.fromkeys((251, 252, 253), _SMOOTHING), dict.fromkeys((269, 270, 271), _SMOOTHING)
     if version < (570, 0):
         return READINGS

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _INVALID = CODES["invalid_argument"]
 _VERSION = CODES["argument_version_mismatch"]
 
-_MEMORY_ERRORS = {
+MEMORY_ERRORS = {
     (0, 0, 2): "ecc_corrected_dram",
     (0, 0, 7): "ecc_corrected_sram",
     (1, 0, 2): "ecc_uncorrected_dram",
@@ -181,7 +181,7 @@ def fabric(asked: Asked, result: Any) -> int:
 
 def memory_errors(asked: Asked, kind: Any, counter: Any, location: Any, result: Any) -> int:
     """`nvmlDeviceGetMemoryErrorCounter`."""
-    reading = _MEMORY_ERRORS.get((number(kind), number(counter), number(location)))
+    reading = MEMORY_ERRORS.get((number(kind), number(counter), number(location)))
     value = asked.reading(reading) if reading else None
     if value is None:
         return NOT_SUPPORTED

@@ -1,0 +1,90 @@
+"""Capturing a machine: what is written down can be replayed, and shows the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_support import machine, replay, small
+
+from exporter.collectors.nvml.description import Machine
+from exporter.collectors.nvml.machine_files import load_machine
+
+# The program over a replayed library, on a clock that does not wait.
+PROGRAM = """
+import json, sys, pynvml
+from exporter.collectors.nvml.capture import capture, write
+from exporter.collectors.nvml.clocks import VirtualClock
+from exporter.collectors.nvml.library import Library
+from exporter.collectors.nvml.replay_library import ReplayLibrary
+clock = VirtualClock()
+pynvml.nvmlLib = ReplayLibrary(json.load(sys.stdin), clock=clock, origin=-7.0)
+library = Library(pynvml, clock=clock.now)
+library.call("nvmlInit")
+print("\\n".join(write(capture(library, clock=clock.now, wait=clock.delay))))
+"""
+
+
+def captured(described: Machine) -> str:
+    pytest.importorskip("pynvml")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(described.plain()),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def shown(described: Machine) -> set[tuple[str, ...]]:
+    """The families of the first GPU, with their further labels."""
+    families = replay(described, 70, details=True, per_link=True, include=["0"]).families(per_link=True)
+    return {
+        (family.spec.name, *sample.labels[2:])
+        for family in families
+        if family.spec.labels[:1] == ("gpu",) and family.spec.name not in {"gpu_info", "gpu_mig_info"}
+        for sample in family.samples
+        if "mig_uuid" not in family.spec.labels
+    }
+
+
+@pytest.mark.parametrize("name", ["h100", "t4", "old-driver", "a100-mig"])
+def test_a_captured_machine_shows_what_the_real_one_does(name: str) -> None:
+    real = shown(load_machine(name))
+    again = shown(machine(captured(load_machine(name))))
+
+    assert len(real) > 50
+    assert again == real
+
+
+def test_counters_are_written_down_with_their_pace() -> None:
+    found = machine(captured(small())).plain()["gpus"]
+
+    assert found[0]["values"]["energy"]["idle"] == 100_000
+    assert found[0]["values"]["energy"]["counter_from"] > 5000
+    assert found[0]["values"]["power"] == 100_000
+    assert [gpu["name"] for gpu in found] == ["Small", "Small"]
+
+
+def test_a_card_that_does_not_answer_is_left_out() -> None:
+    lost = small("\ntimeline:\n  - {gpus: [0], lost: true}\n")
+
+    assert len(machine(captured(lost)).plain()["gpus"]) == 1
+
+
+def test_without_the_library_it_says_so() -> None:
+    if any(Path("/dev").glob("nvidia*")):
+        pytest.skip("this machine has NVIDIA's driver")
+    done = subprocess.run(
+        [sys.executable, "-m", "exporter.collectors.nvml.capture"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "NVML does not answer: nvmlInit: library_not_found\n"
