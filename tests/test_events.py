@@ -497,7 +497,7 @@ def test_a_signal_handler_may_log_while_the_thread_of_a_handler_is_being_started
         signal.signal(signal.SIGUSR1, before)
     events.flush(5.0)
 
-    assert [each.type for each in keeper.events] == ["first", "within"]
+    assert [each.type for each in keeper.events] == ["within", "first"]
 
 
 def test_what_a_handler_takes_before_and_after_it_unregisters_itself_is_counted(events: EventLog) -> None:

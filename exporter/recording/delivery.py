@@ -136,6 +136,11 @@ class Delivery:
             return False
         return self._types is None or any(matches(type, pattern) for pattern in self._types)
 
+    def begin(self) -> None:
+        """Start its thread: an interpreter that ends starts no more since CPython 3.12, and exit handlers log, too."""
+        if not self.direct:
+            self._start()
+
     def take_at_once(self, item: object) -> None:
         """Call the handler here and now; only for those that are `direct`."""
         self._handle(item)

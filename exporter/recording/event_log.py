@@ -193,6 +193,7 @@ class EventLog:
             with self._lock:
                 self._deliveries.add(delivery)
                 self._rewire()
+            delivery.begin()
             self._wake()
         return Handle(self, delivery)
 
