@@ -193,6 +193,11 @@ class Board:
 
     def model(self) -> Json:
         """What Grafana reads."""
+        single = [variable.name for variable in self.variables if not variable.several]
+        model: Json = _exact(self._model(), single)
+        return model
+
+    def _model(self) -> Json:
         return {
             "annotations": {"list": [_OWN_ANNOTATIONS, *(mark.model() for mark in self.marks)]},
             "description": self.what,
@@ -252,6 +257,18 @@ _TO_OTHERS: Json = {
     "type": "dashboards",
     "url": "",
 }
+
+
+def _exact(value: Any, single: Sequence[str]) -> Any:
+    """Compare variables of one value as they are: Grafana escapes a name like `lr+wd` for a pattern only in the others."""
+    if isinstance(value, dict):
+        return {key: _exact(inner, single) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_exact(inner, single) for inner in value]
+    if isinstance(value, str):
+        for name in single:
+            value = value.replace(f'=~"${name}"', f'="${name}"')
+    return value
 
 
 def _placed(rows: Sequence[Row]) -> list[Json]:

@@ -245,6 +245,18 @@ def test_every_query_follows_the_variables(uid: str) -> None:
 
 
 @every_board
+def test_a_variable_of_one_value_is_compared_as_it_is_and_one_of_several_as_a_pattern(uid: str) -> None:
+    several = {
+        variable["name"]: variable["multi"]
+        for variable in MODELS[uid]["templating"]["list"]
+        if variable["type"] == "query"
+    }
+    for one in everything(uid):
+        for sign, name in re.findall(r'(=~|=)"\$(\w+)"', one.expression):
+            assert (sign == "=~") == several[name], f"{one}: a run may be called lr+wd(3)"
+
+
+@every_board
 def test_rates_look_over_an_interval_that_follows_the_zoom(uid: str) -> None:
     for one in asked(uid):
         for window in re.findall(r"\b(?:rate|irate|increase)\([^[]*\[([^]]*)\]", one.expression):
