@@ -114,8 +114,10 @@ def link(title: str, url: str) -> Json:
 
 
 def to(uid: str, title: str, **variables: str) -> Json:
-    """A link to another dashboard over the same time, from the same data source."""
-    chosen = "".join(f"&var-{name}={value}" for name, value in variables.items())
+    """A link to another dashboard over the same time, from the same data source; variables are `${…}`, put in encoded."""
+    chosen = "".join(
+        f"&var-{name}={value.replace('}', ':percentencode}')}" for name, value in variables.items()
+    )
     return link(title, f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{chosen}")
 
 
