@@ -11,6 +11,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -439,6 +440,21 @@ def test_the_tensorboard_handler_writes_stats_and_ignores_the_rest(monitor: Any)
     handler(monitor.Event("other", when, {"b": 1.5}))
 
     assert calls == [("a.sum", 1.5, when.timestamp())]
+
+
+def test_the_real_summary_writer_is_given_the_windows_of_a_stat(monitor: Any, tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        handle = monitor.register_event_handler(monitor.TensorboardEventHandler(writer))
+        stat = monitor.Stat("board", [monitor.Aggregation.SUM, monitor.Aggregation.MEAN], HOUR, 2)
+        stat.add(1.0)
+        stat.add(2.0)
+        monitor.unregister_event_handler(handle)
+
+    found = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    scalars = {tag: [each.value for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    assert scalars == {"board.sum": [3.0], "board.mean": [1.5]}
 
 
 def test_b9_a_wait_is_counted_by_a_context_manager_that_raises_on(monitor: Any) -> None:
