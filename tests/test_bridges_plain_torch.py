@@ -580,6 +580,40 @@ def test_ranks_that_the_job_starts_itself_are_told_apart(tmp_path: Path) -> None
         assert told.value("training_samples_total", mode="train", rank=rank) == 12
 
 
+@pytest.mark.parametrize(
+    ("method", "ending", "finished"),
+    [
+        ("fork", "pass", True),
+        ("fork", "1 / 0", False),
+        ("spawn", "pass", True),
+        ("spawn", "sys.exit(1)", False),
+    ],
+)
+def test_a_child_of_multiprocessing_has_done_its_work_unless_it_fails(
+    tmp_path: Path, method: str, ending: str, finished: bool
+) -> None:
+    program = f"""
+def train():
+    model, optimizer = made()
+    for (batch,) in loader(12):
+        turn(model, optimizer, batch)
+    {ending}
+
+if __name__ == "__main__":
+    child = torch.multiprocessing.get_context("{method}").Process(target=train)
+    child.start()
+    child.join()
+"""
+    (tmp_path / "train.py").write_text(PRELUDE + program)
+    told = job(
+        tmp_path, "import subprocess, sys; subprocess.run([sys.executable, 'train.py'], check=True)", AUTO
+    )
+
+    assert told.value("training_steps_total", mode="train") == 3
+    assert (told.value("training_uncommitted_seconds") == 0) is finished
+    assert (told.value("training_productive_seconds_total") != 0) is finished
+
+
 def test_values_that_cannot_be_had_without_waiting_are_left_out(tmp_path: Path) -> None:
     program = """
 from exporter.bridges.course import Course

@@ -42,16 +42,25 @@ class Ending:
             self._registered = True
             # After the recorder's, hence called before it: what is told then is published.
             atexit.register(self._run)
-            util.Finalize(None, self._run, exitpriority=10)  # a child of multiprocessing skips the former
+            self._finalize()
+            util.register_after_fork(
+                self, Ending._finalize
+            )  # a forked child of multiprocessing clears its finalizers
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self._forget)
+
+    def _finalize(self) -> None:
+        util.Finalize(None, self._run, exitpriority=10)  # children of multiprocessing skip atexit
 
     def _forget(self) -> None:
         self._training = None
 
     @never_raises
     def _run(self) -> None:
-        error = getattr(sys, "last_value", None)
+        # What ends a child of multiprocessing is still on its way here; it says `SystemExit` with a status for most.
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        if isinstance(error, SystemExit) and not error.code:
+            error = None
         for hook in self._hooks:
             hook(error if isinstance(error, BaseException) else None)
         self._hooks.clear()
