@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it brings no types
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.cli import schema
@@ -150,6 +150,7 @@ RULES = st.builds(
 )
 
 
+@settings(max_examples=30)  # each writes and reads a whole configuration
 @given(st.lists(RULES, max_size=3))
 def test_a_configuration_is_read_back_as_it_is_shown(rules: list[Rule]) -> None:
     configuration = dataclasses.replace(Configuration(), recording=tuple(rules))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_recording_process import run, snapshots
 
@@ -28,6 +28,7 @@ rules = st.builds(
 )
 
 
+@settings(max_examples=30)  # each writes and reads a whole configuration
 @given(st.lists(rules, max_size=3))
 def test_rules_are_read_back_as_they_are_shown(several: list[EventRule]) -> None:
     configuration = Configuration(events=tuple(several))
