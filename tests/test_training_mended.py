@@ -203,7 +203,7 @@ def test_an_end_always_closes_its_own_block_only() -> None:
 
 def test_an_iteration_that_is_never_left_keeps_others_from_counting_for_a_while_only() -> None:
     training.training_iteration().__enter__()
-    iterations(150)
+    iterations(1050)
 
     assert of("training.steps", mode="train") == 51
     assert told().work_seconds > 0

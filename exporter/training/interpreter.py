@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 FIRST_CODE = FIRST_KIND * 8
 AT_ONCE = 32
 """Marks interpreted between two looks at the clock."""
-MOST_REFUSED = 100
+MOST_REFUSED = 1000
 """Begins that are refused inside one open span of their kind, which nobody will end then."""
 
 
