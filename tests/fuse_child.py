@@ -1,8 +1,9 @@
-"""A filesystem whose daemon takes a question and never answers, and a collector that asks it: run by test_statvfs_fuse.
+"""A filesystem whose daemon takes a question and never answers, and who asks it: run by test_statvfs_fuse.
 
 Runs in a mount namespace of its own. Exit status 77: this machine does not let us.
 
-    fuse_child.py DIRECTORY
+    fuse_child.py collect DIRECTORY        a collector in this process
+    fuse_child.py run DIRECTORY            the sidecar of a job
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from exporter.collectors.filesystem import FilesystemCollector
@@ -43,16 +47,8 @@ def mount(descriptor: int, directory: Path) -> None:
         sys.exit(CANNOT)
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
-    try:
-        descriptor = os.open("/dev/fuse", os.O_RDWR)
-    except OSError:
-        sys.exit(CANNOT)
-    mount(descriptor, directory)
-    command = [sys.executable, __file__, "daemon", str(descriptor)]
-    daemon = subprocess.Popen(command, pass_fds=(descriptor,), stdout=subprocess.PIPE, text=True)
-    os.close(descriptor)
+def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
+    """Ask three times, and tell what is shown."""
     pool = StatvfsPool(deadline_seconds=0.5)
     collector = FilesystemCollector(pool=pool, mount_points_include=[str(directory), "/"])
     found = []
@@ -68,8 +64,44 @@ def main() -> None:
         reasons = [reason for reason, _ in collected.problems]
         found.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - began})
     daemon.kill()  # ends the connection, and with it the call: nothing else can
-    asked = daemon.communicate()[0].count("asked")
-    print(json.dumps({"passes": found, "asked": asked}))
+    return {"passes": found, "asked": daemon.communicate()[0].count("asked")}
+
+
+def run(_: Path, daemon: subprocess.Popen[str]) -> object:
+    """End a job whose sidecar cannot end, and tell how."""
+    flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tempfile.mkdtemp()}", "--run.linger=0s"]
+    command = [sys.executable, "-m", "exporter", "run", *flags, "--", "sh", "-c", "read line; exit 3"]
+    with tempfile.NamedTemporaryFile("w+") as log:
+        running = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
+        assert daemon.stdout is not None
+        daemon.stdout.readline()
+        assert running.stdin is not None
+        running.stdin.close()
+        while running.poll() is None and "the job has ended" not in Path(log.name).read_text():
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)  # does not want to wait for the sidecar
+        began = time.monotonic()
+        status = running.wait(12)
+        return {"status": status, "seconds": time.monotonic() - began, "log": Path(log.name).read_text()}
+
+
+ASK: dict[str, Callable[[Path, subprocess.Popen[str]], object]] = {"collect": collect, "run": run}
+
+
+def main() -> None:
+    directory = Path(sys.argv[2])
+    try:
+        descriptor = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        sys.exit(CANNOT)
+    mount(descriptor, directory)
+    command = [sys.executable, __file__, "daemon", str(descriptor)]
+    daemon = subprocess.Popen(command, pass_fds=(descriptor,), stdout=subprocess.PIPE, text=True)
+    os.close(descriptor)
+    try:
+        print(json.dumps(ASK[sys.argv[1]](directory, daemon)))
+    finally:
+        daemon.kill()
 
 
 if __name__ == "__main__":

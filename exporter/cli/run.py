@@ -269,6 +269,10 @@ class Supervision:
             now = self._monotonic()
             if now >= end and joined is not None:
                 return  # another run's child, with a lingering of its own
+            if now >= kill + AT_ONCE_SECONDS:
+                # It waits in the kernel, for a filesystem that does not answer; the job's status must not.
+                say("the sidecar cannot be ended: it is left behind")
+                return
             if now >= kill:
                 self._signal_sidecar(signal.SIGKILL)
             elif now >= end and not asked:
