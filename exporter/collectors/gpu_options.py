@@ -36,8 +36,8 @@ class GpuOptions:
     include: tuple[Glob, ...] = field(
         default=(),
         metadata={
-            "help": "Patterns of the GPUs to watch: index, UUID, PCI address or model. None means all that "
-            "CUDA_VISIBLE_DEVICES names, or all.",
+            "help": "Patterns of the GPUs to watch: NVML's index, UUID, PCI address or model. None means all. Where "
+            "CUDA_VISIBLE_DEVICES names GPUs, they choose among those.",
             "example": ("GPU-8*", "0"),
         },
     )
