@@ -7,9 +7,13 @@ import json
 import logging
 import math
 import os
+import queue
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +333,34 @@ def test_both_ways_at_once_come_to_rest(events: EventLog, logger: logging.Logger
 
     assert events.reading().counts == {("a", "info"): 1, ("log", "error"): 1}
     assert [record.getMessage() for record in records.records].count("a") == 1
+
+
+def test_a_queue_of_log_records_between_handlers_and_events_comes_to_rest(
+    events: EventLog, logger: logging.Logger
+) -> None:
+    waiting: queue.Queue[logging.LogRecord] = queue.Queue()
+    listener = QueueListener(waiting, EventsFromLogs(log=events.log))
+    logger.addHandler(QueueHandler(waiting))
+    events.register(LogRecords(logger))
+    events.register(lambda event: logger.error("told of %s", event.type), name="noisy")
+    listener.start()
+    events.log("a", severity="error")
+    logger.error("b")
+    for _ in range(20):
+        assert events.flush(5.0)
+        time.sleep(0.01)
+    listener.stop()
+
+    assert events.reading().counts == {("a", "error"): 1, ("log", "error"): 1}
+
+
+def test_threads_of_the_jobs_own_may_have_any_name(events: EventLog, logger: logging.Logger) -> None:
+    logger.addHandler(EventsFromLogs(log=events.log))
+    thread = threading.Thread(target=logger.error, args=("scraped",), name="exporter-of-mine")
+    thread.start()
+    thread.join()
+
+    assert [event.message for event in events.recent()] == ["scraped"]
 
 
 def test_a_message_that_cannot_be_formatted_is_loggings_own_affair(

@@ -18,14 +18,15 @@ from exporter.recording.handlers.text import summary_of
 FROM_LOGS = "log.logger"
 """The datum that an event has when it was made of a log record: the logger's name."""
 _MARK = "exporter_event"
+_THREADS_OF_HANDLERS = ("exporter-events-", "exporter-notice")
 
 
 class EventsFromLogs(logging.Handler):
     """Logs an event for each log record that reaches it: `logging.getLogger().addHandler(EventsFromLogs())`.
 
     The event's type is the same for all, since a logger's name in a label would be one series for each; the
-    name, the place and what was raised are data. Records of our own threads are passed over, so that a handler of
-    events may log.
+    name, the place and what was raised are data. What handlers of events log is passed over, and so are records that
+    were made of events, also where another thread hands them on.
 
     Args:
         level: The least level of a record that becomes an event.
@@ -41,7 +42,9 @@ class EventsFromLogs(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log the event; never raises but where `logging.raiseExceptions` says so."""
-        if hasattr(record, _MARK) or threading.current_thread().name.startswith("exporter-"):
+        # The thread that has logged: another one may hand its records on, as a QueueListener does.
+        thread = record.threadName or threading.current_thread().name
+        if hasattr(record, _MARK) or thread.startswith(_THREADS_OF_HANDLERS):
             return
         try:
             data: dict[str, Datum] = {
