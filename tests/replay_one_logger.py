@@ -90,7 +90,8 @@ class Replay:
         import exporter  # under the fake clock
 
         self._configure()
-        before = self._misuse()
+        exporter.flush(timeout_seconds=60)
+        before = self._misuse()  # what the configuration says wrongly is of no step
         for step, (now, call, arguments) in enumerate(self.vector["steps"]):
             self.step = step
             self.clock.now = now
@@ -331,7 +332,12 @@ def replay_all(paths: list[str]) -> int:
         for number, vector in enumerate(content["vectors"]):
             total += 1
             problems = replay_apart(path, number)
-            print(f"{vector['id']}: {'DIFFERENT' if problems else 'same'}", problems, sep="\n", end="")
+            print(
+                f"{vector.get('id', number)}: {'DIFFERENT' if problems else 'same'}",
+                problems,
+                sep="\n",
+                end="",
+            )
             failed += bool(problems)
     print(f"{total - failed} of {total} vectors are the same")
     return 1 if failed or not total else 0

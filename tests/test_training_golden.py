@@ -90,6 +90,17 @@ def test_records_of_one_step_may_come_in_any_order_and_what_is_left_out_has_its_
     assert status == 0, capsys.readouterr().out
 
 
+def test_a_field_that_does_not_exist_is_no_misuse_of_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vector = one()
+    vector["config"]["colour"] = vector["config"]["telemetry"]["colour"] = "red"
+
+    status = replay_one_logger.replay_all([file_of(tmp_path / "one.json", vector)])
+
+    assert status == 0, capsys.readouterr().out
+
+
 def test_a_file_may_allow_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vector = one()
     stop = next(each for each in vector["right"] if each["type"] == "span_stop")
