@@ -113,3 +113,22 @@ def test_a_machine_that_began_anew_took_the_job_with_it(tmp_path: Path) -> None:
 
     assert reason(page) == {"host": 1}
     assert reason(page, "restarts") == {"host": 1}
+
+
+def test_what_ended_the_attempt_before_is_no_reason_for_this_one(tmp_path: Path) -> None:
+    """Attempts that fail within a minute of each other."""
+    sidecar = Sidecar(tmp_path)
+    ends: list[End] = []
+    sidecar.collector.sessions.endings.witnesses = Witnesses(ends=lambda: ends)
+    first = Watched(sidecar, job=a_job())
+    first.see()
+    first.job.failure = "storage"
+    first.write(final=True)
+    before = first.die()
+    ends.append(End(tmp_path / "run", 99, -2, sidecar.clock.wall))
+    second = Watched(sidecar, job=a_job())
+    second.see()
+    page = second.die()
+
+    assert reason(before) == {"storage": 1}
+    assert reason(page) == {"storage": 1, "signal": 1}

@@ -92,10 +92,13 @@ class Endings:
             oom_kills: The kernel's count while it lived; None where that is not known.
             seen: Whether its process was seen to be dead.
         """
+        # Whatever ended before this attempt began was the end of the one before.
         others = [
             each
             for each in self._ended.values()
-            if each.run == attempt.run and abs(each.at - ended) <= TOGETHER_SECONDS
+            if each.run == attempt.run
+            and each.at > attempt.recorded
+            and abs(each.at - ended) <= TOGETHER_SECONDS
         ]
         kills = self.witnesses.oom_kills()
         name, boot = attempt.machine
@@ -117,7 +120,8 @@ class Endings:
         own = self.own_status(attempt, ended)
         if own is not None:
             return own
-        return next((status for end in self._near(ended) if (status := _signal_of(end.status)) < 0), None)
+        around = [end for end in self._near(ended) if end.at > attempt.recorded]
+        return next((status for end in around if (status := _signal_of(end.status)) < 0), None)
 
     def _near(self, ended: float) -> list[End]:
         return [end for end in self.witnesses.ends() if abs(end.at - ended) <= TOGETHER_SECONDS]
