@@ -580,6 +580,20 @@ def test_ranks_that_the_job_starts_itself_are_told_apart(tmp_path: Path) -> None
         assert told.value("training_samples_total", mode="train", rank=rank) == 12
 
 
+def test_a_mistake_at_the_prompt_ends_no_training(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PRELUDE + UNCHANGED)
+    typed = "exec(open('train.py').read())\n1 / 0\n"
+    told = job(
+        tmp_path,
+        f"import subprocess, sys; subprocess.run([sys.executable, '-i'], input={typed.encode()!r})",
+        AUTO,
+    )
+
+    assert "ZeroDivisionError" in told.done.stderr
+    assert told.value("training_steps_total", mode="train") == 6
+    assert told.value("training_uncommitted_seconds") == 0
+
+
 @pytest.mark.parametrize(
     ("method", "ending", "finished"),
     [

@@ -58,7 +58,11 @@ class Ending:
     @never_raises
     def _run(self) -> None:
         # What ends a child of multiprocessing is still on its way here; it says `SystemExit` with a status for most.
-        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        error = sys.exc_info()[1]
+        if error is None and not hasattr(
+            sys, "ps1"
+        ):  # the last one of a notebook or prompt has ended nothing
+            error = getattr(sys, "last_value", None)
         if isinstance(error, SystemExit) and not error.code:
             error = None
         for hook in self._hooks:
