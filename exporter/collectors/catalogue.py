@@ -112,6 +112,20 @@ def _slow(
     )
 
 
+def _asking(
+    name: str,
+    factory: Callable[..., Collector],
+    specs: Sequence[FamilySpec],
+    help_text: str,
+    settings: tuple[Setting, ...],
+) -> CollectorEntry:
+    """One that asks filesystems, with one pool for all that are made: a reload must not call what hangs once more."""
+    made = partial(factory, pool=StatvfsPool())
+    return CollectorEntry(
+        name, made, specs, help_text, MEDIUM_SECONDS, deadline_seconds=10.0, settings=settings
+    )
+
+
 def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
     return (
         Setting("device_include", EVERYTHING, "Patterns of the devices to show."),
@@ -193,15 +207,12 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         options=(("partitions", "Also partitions, whose I/O their disk counts as well."),),
         settings=_devices(disk.DEVICE_EXCLUDE),
     ),
-    CollectorEntry(
+    _asking(
         "filesystem",
-        # One pool for all that are made: a reload must not call what hangs once more.
-        partial(filesystem.FilesystemCollector, pool=StatvfsPool()),
+        filesystem.FilesystemCollector,
         filesystem.SPECS,
         "Size, free space and state of the mounted filesystems.",
-        MEDIUM_SECONDS,
-        deadline_seconds=10.0,
-        settings=(
+        (
             Setting("mount_points_include", EVERYTHING, "Patterns of the mount points to show."),
             Setting(
                 "mount_points_exclude",
@@ -256,15 +267,12 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         file_descriptors.SPECS,
         "Open files of the whole machine, and their limit.",
     ),
-    CollectorEntry(
+    _asking(
         "checkpoint_dirs",
-        # As for filesystems.
-        partial(checkpoint_dirs.CheckpointDirsCollector, pool=StatvfsPool()),
+        checkpoint_dirs.CheckpointDirsCollector,
         checkpoint_dirs.SPECS,
         "Room that is left in the directories of checkpoints.",
-        MEDIUM_SECONDS,
-        deadline_seconds=10.0,
-        settings=(Setting("paths", (), "The directories, each as the exporter sees it.", paths=True),),
+        (Setting("paths", (), "The directories, each as the exporter sees it.", paths=True),),
     ),
     CollectorEntry(
         "processes",
