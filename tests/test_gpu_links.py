@@ -30,6 +30,17 @@ def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
     assert played.fleet.processes()[0].sm_ratio == 0.0
 
 
+@pytest.mark.parametrize("period", [1.0, 30.0])
+def test_processes_are_as_busy_however_seldom_the_passes_are(period: float) -> None:
+    busy = SMALL.replace("    values:", "    load: {steps: [{seconds: 60s, level: 1}]}\n    values:").replace(
+        "gpus:", "    processes: [{pid: 5, memory: 100, sm: 50}]\ngpus:"
+    )
+    played = replay(machine(busy), 1200, period_seconds=period)
+
+    for process in played.fleet.processes():
+        assert process.sm_seconds == pytest.approx(600, rel=0.2)
+
+
 def test_processes_come_and_go() -> None:
     described = SMALL.replace("gpus:", "    processes: [{pid: 5, memory: 100}]\ngpus:")
     change = "\ntimeline:\n  - {at: 8s, gpus: [0], processes: []}\n"

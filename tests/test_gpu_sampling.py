@@ -289,6 +289,18 @@ def test_where_there_is_no_energy_counter_power_is_integrated_and_labelled() -> 
     assert all(number == pytest.approx(3000, rel=0.01) for number in energy.values())
 
 
+@pytest.mark.parametrize("period", [1.0, 5.0, 30.0])
+def test_integrals_are_right_however_seldom_the_passes_are(period: float) -> None:
+    played = replay(small(energy="null"), 600, period_seconds=period)
+    families = played.families()
+
+    # 100 W, and busy half of the time; the driver's buffers hold a few seconds.
+    for name, expected in (("gpu_energy_joules_total", 60_000), ("gpu_utilization_busy_seconds_total", 300)):
+        found = values(families, name)
+        assert len(found) == 2
+        assert all(number == pytest.approx(expected, rel=0.12) for number in found.values()), name
+
+
 def test_a_symbol_that_the_driver_lacks_is_a_lack_and_no_error() -> None:
     described = (
         "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]\n" + SMALL

@@ -6,7 +6,8 @@ the least and the most of the last seconds. When the ring is dry (an idle GPU), 
 moment stands in, so that the integral goes on.
 
 A sample tells of the time since the one before it. A gap longer than `LONGEST_GAP_SECONDS` (the driver was gone,
-this process stood still longer than the ring is long) is not bridged: nobody measured it.
+this process stood still longer than the ring is long) is not bridged: nobody measured it. Where somebody asked for
+passes that are further apart, the gaps between them are bridged: an estimate from what the ring still holds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from exporter.collectors.nvml.gpu import Gpu
 
 LONGEST_GAP_SECONDS = 5.0
-_GAP_MICROSECONDS = int(LONGEST_GAP_SECONDS * 1e6)
+_FUTURE_MICROSECONDS = int(LONGEST_GAP_SECONDS * 1e6)
 _DRY_MICROSECONDS = 1_000_000
 
 _CALL = "nvmlDeviceGetSamples"
@@ -38,16 +39,18 @@ class Ring:
 
     Args:
         window_seconds: Over which the least and the most are taken.
+        gap_seconds: The longest that is bridged.
 
     Attributes:
         integral: Value times seconds since the first sample that was seen.
     """
 
-    __slots__ = ("integral", "_window_seconds", "_last", "_extremes")
+    __slots__ = ("integral", "_window_seconds", "_gap", "_last", "_extremes")
 
-    def __init__(self, window_seconds: float) -> None:
+    def __init__(self, window_seconds: float, gap_seconds: float = LONGEST_GAP_SECONDS) -> None:
         self.integral = 0.0
         self._window_seconds = window_seconds
+        self._gap = int(gap_seconds * 1e6)
         self._last: int | None = None  # driver's time of the newest sample, µs
         self._extremes: deque[tuple[float, float, float]] = deque()
 
@@ -67,7 +70,7 @@ class Ring:
             wall_microseconds: The time as the driver would give it to a sample of this moment.
             moment: The reading of this moment, to be used when the ring is dry; None where there is none.
         """
-        future = wall_microseconds + _GAP_MICROSECONDS
+        future = wall_microseconds + _FUTURE_MICROSECONDS
         if self._last is not None and self._last > future:
             self._last = None  # the wall clock was set back: begin anew
         values = [] if moment is None else [moment]
@@ -88,7 +91,7 @@ class Ring:
     def _add(self, time: int, value: float) -> None:
         if self._last is not None:
             elapsed = time - self._last
-            if elapsed <= _GAP_MICROSECONDS:
+            if elapsed <= self._gap:
                 self.integral += value * elapsed / 1e6
         self._last = time
 
@@ -104,14 +107,16 @@ class Buffers:
 
     Args:
         window_seconds: Over which the least and the most are taken.
+        every_seconds: How often they are read.
     """
 
     __slots__ = ("_utilization", "_bandwidth", "_power")
 
-    def __init__(self, window_seconds: float) -> None:
-        self._utilization = Ring(window_seconds)
-        self._bandwidth = Ring(window_seconds)
-        self._power = Ring(window_seconds)
+    def __init__(self, window_seconds: float, every_seconds: float) -> None:
+        gap = max(LONGEST_GAP_SECONDS, 1.5 * every_seconds)
+        self._utilization = Ring(window_seconds, gap)
+        self._bandwidth = Ring(window_seconds, gap)
+        self._power = Ring(window_seconds, gap)
 
     def read(self, gpu: Gpu, *, wall: float, recent: dict[str, Any], out: dict[str, Any]) -> None:
         """Take what is new.

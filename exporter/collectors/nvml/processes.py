@@ -27,9 +27,14 @@ _ENGINES = ("sm", "mem", "enc", "dec")
 
 
 class Processes:
-    """The processes of one GPU."""
+    """The processes of one GPU.
 
-    def __init__(self) -> None:
+    Args:
+        every_seconds: How often they are looked at.
+    """
+
+    def __init__(self, every_seconds: float) -> None:
+        self._longest_gap = max(_LONGEST_SAMPLE_SECONDS, 1.5 * every_seconds)
         self._last = 0  # driver's time of the newest sample, µs
         self._busy: dict[int, tuple[int, float]] = {}  # by pid: time of its last sample, SM seconds
 
@@ -105,7 +110,7 @@ class Processes:
     def _add(self, pid: int, time: int, busy: float) -> None:
         before, seconds = self._busy.get(pid, (0, 0.0))
         elapsed = (time - before) / 1e6
-        if before and 0 < elapsed <= _LONGEST_SAMPLE_SECONDS:
+        if before and 0 < elapsed <= self._longest_gap:
             seconds += busy * elapsed
         self._busy[pid] = (time, seconds)
 

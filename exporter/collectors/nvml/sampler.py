@@ -88,10 +88,10 @@ class Attached:
         self.gpu = gpu
         self.recent: dict[str, Any] = {}
         self.told = False  # whether the sidecar knows who it is
-        self.buffers = Buffers(options.window_seconds)
+        self.buffers = Buffers(options.window_seconds, PERIODS[BUFFERS] * options.period_seconds)
         self.gpm = Gpm(gpu, options)
         self.mig = Mig(gpu, options)
-        self.processes = Processes()
+        self.processes = Processes(PERIODS[GPM] * options.period_seconds)
         self.pcie = links.PcieSampling()
         self._due = dict.fromkeys(PERIODS, now)
         self._period = options.period_seconds
