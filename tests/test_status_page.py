@@ -234,6 +234,18 @@ def test_a_long_validation_is_no_hang(phase: str) -> None:
     assert warnings(rows) == []
 
 
+@pytest.mark.parametrize(("steps", "hangs"), [(0.0, 0), (1.0, 1)])
+def test_a_first_step_that_compiles_is_no_hang(steps: float, hangs: int) -> None:
+    rows: Rows = {
+        **JOB,
+        "training_attempt_steps": [({"run": "night"}, steps)],
+        "training_phase_active": [({"run": "night", "rank": "0", "phase": "forward"}, 1.0)],
+        "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - 900)],
+    }
+
+    assert len(warnings(rows)) == hangs
+
+
 def test_lost_missing_and_throttled_gpus_are_called_out() -> None:
     gpu = {"gpu": "3", "uuid": "GPU-3"}
     past = History(seconds=5)
@@ -351,7 +363,8 @@ def test_history_forgets_what_is_old_and_is_due_at_even_times() -> None:
         assert past.is_due(tick * 5.0)
         past.note(tick * 5.0, Readings([]))
 
-    assert not past.is_due(99 * 5.0 + 4.9)
+    assert not past.is_due(99 * 5.0 + 4.0)
+    assert past.is_due(99 * 5.0 + 4.99)
     assert len(past.levels("loss", "r")) == 5
 
 

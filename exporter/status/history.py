@@ -50,7 +50,8 @@ class History:
             now: Monotonic seconds.
         """
         with self._lock:
-            return not self._points or now - self._points[-1][0] >= self._seconds
+            # Passes over the feed may be as far apart themselves, give or take a little.
+            return not self._points or now - self._points[-1][0] >= 0.9 * self._seconds
 
     def note(self, now: float, readings: Readings) -> None:
         """Add a point.
