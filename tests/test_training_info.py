@@ -238,3 +238,18 @@ def test_waiting_for_other_ranks_is_what_the_phases_and_torch_say(tmp_path: Path
 
     assert page.get("training_collective_wait_seconds_total", run="r", rank="0") == 3.0
     assert page.get("training_collective_wait_seconds_total", run="r", rank="1") is None
+
+
+def test_waits_of_the_dead_count_before_the_living_wait_for_the_first_time(tmp_path: Path) -> None:
+    phase, wait = "training.phase", "training.torch.wait"
+    sidecar = Sidecar(tmp_path)
+    first, second = a_process(), a_process()
+    spent = counted(phase, "seconds", 2.0, phase="grad_sync")
+    sidecar.feed.put(a_snapshot(first, spent, counted(wait, "seconds", 1.0, key="c10d.all_reduce")))
+    before = sidecar.collect()
+    sidecar.feed.kill(first)
+    sidecar.feed.put(a_snapshot(second, counted(phase, "seconds", 0.25, phase="grad_sync")))
+    after = sidecar.collect()
+
+    assert before.get("training_collective_wait_seconds_total", run="r", rank="0") == 3.0
+    assert after.get("training_collective_wait_seconds_total", run="r", rank="0") == 3.25

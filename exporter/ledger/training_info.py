@@ -211,9 +211,11 @@ def _reading(view: SeatView) -> TrainingReading | None:
 def _collective_wait(view: SeatView) -> float | None:
     """Add up a seat's waits; None where nobody tells of any."""
     keys: set[SeriesKey] = {(_PHASE, _GRAD_SYNC)}
-    for plan in view.record.plans:
-        if plan is not None and plan.key[0] == _TORCH_WAIT and _COLLECTIVE.fullmatch(plan.key[1][0][1]):
-            keys.add(plan.key)
+    # Also what only the dead have waited for: the living may not have come to that yet.
+    for readings in (view.seat.settled(), *[record.readings for record in view.seat.unsettled()]):
+        for key in readings:
+            if key[0] == _TORCH_WAIT and any(_COLLECTIVE.fullmatch(value) for _, value in key[1]):
+                keys.add(key)
     totals = [total.sum for key in sorted(keys) if (total := view.seat.total(key)) is not None]
     known = [seconds for seconds in totals if seconds is not None]
     return sum(known) if known else None
