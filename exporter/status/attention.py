@@ -13,7 +13,7 @@ from exporter.status import history
 from exporter.status.history import History
 from exporter.status.readings import Readings
 from exporter.status.text import duration
-from exporter.status.values import Rank, View
+from exporter.status.values import Rank, Run, View
 
 STOPPED_SECONDS = 15.0
 """A living process whose snapshot is older has stopped, or hangs in the kernel."""
@@ -53,11 +53,14 @@ def concerns(seen: View, readings: Readings, past: History) -> list[Concern]:
     return sorted(found, key=lambda each: not each.urgent)
 
 
-def is_hanging(rank: Rank, *, longest_seconds: float | None, now: float) -> bool:
-    """Whether a living rank has made no step for far longer than steps take."""
+def is_hanging(rank: Rank, run: Run | None, *, now: float) -> bool:
+    """Whether a living rank has made no step for far longer than steps take; the first one may compile."""
     if not rank.alive or rank.progress is None or rank.phase in LONG_PHASES:
         return False
-    return now - rank.progress > max(HANG_STEPS * (longest_seconds or 0.0), HANG_SECONDS)
+    if run is not None and run.attempt_steps == 0:
+        return False
+    longest_seconds = (run and run.longest_seconds) or 0.0
+    return now - rank.progress > max(HANG_STEPS * longest_seconds, HANG_SECONDS)
 
 
 def is_stopped(rank: Rank, *, now: float) -> bool:
@@ -67,7 +70,7 @@ def is_stopped(rank: Rank, *, now: float) -> bool:
 
 def _of_ranks(seen: View) -> Iterator[Concern]:
     now = seen.about.now
-    longest = {run.name: run.longest_seconds for run in seen.runs}
+    runs = {run.name: run for run in seen.runs}
     living = {rank.run for rank in seen.ranks if rank.alive}
     for rank in seen.ranks:
         name = f"rank {rank.rank}" if rank.rank else rank.role or "a process"
@@ -77,7 +80,7 @@ def _of_ranks(seen: View) -> Iterator[Concern]:
             yield Concern(
                 urgent=True, text=f"{of} lives but has told nothing for {silent}: stopped, or stuck"
             )
-        elif is_hanging(rank, longest_seconds=longest.get(rank.run), now=now):
+        elif is_hanging(rank, runs.get(rank.run), now=now):
             still = duration(now - (rank.progress or now))
             yield Concern(
                 urgent=True, text=f"{of} has finished no step for {still}, now in {rank.phase or '?'}"

@@ -176,7 +176,7 @@ def _ranks(seen: View) -> str:
     if not seen.ranks:
         return ""
     now = seen.about.now
-    longest = {run.name: run.longest_seconds for run in seen.runs}
+    runs = {run.name: run for run in seen.runs}
     several_runs = len({rank.run for rank in seen.ranks}) > 1
     other_nodes = any(rank.node not in {"", seen.about.node} for rank in seen.ranks)
 
@@ -187,7 +187,7 @@ def _ranks(seen: View) -> str:
             return '<span class="dim">ended</span>'
         if is_stopped(rank, now=now):
             return '<span class="bad">silent</span>'
-        if is_hanging(rank, longest_seconds=longest.get(rank.run), now=now):
+        if is_hanging(rank, runs.get(rank.run), now=now):
             return '<span class="bad">no progress</span>'
         return '<span class="good">alive</span>'
 

@@ -43,6 +43,7 @@ class Run:
         name: The label `run`.
         facts: What describes it: application, perf_tag, framework, …
         attempt: Its number.
+        attempt_steps: What that has completed.
         step: Position.
         target: Where it is to end.
         step_seconds: Mean of the last minute's steps; None while there were none.
@@ -67,6 +68,7 @@ class Run:
     name: str
     facts: Mapping[str, str] = field(default_factory=dict)
     attempt: float | None = None
+    attempt_steps: float | None = None
     step: float | None = None
     target: float | None = None
     step_seconds: float | None = None

@@ -64,6 +64,7 @@ def _run(name: str, readings: Readings, past: History) -> Run:
         name=name,
         facts={} if info is None else {key: text for key, text in info[0].items() if key != "run" and text},
         attempt=value("training_attempt"),
+        attempt_steps=value("training_attempt_steps"),
         step=value("training_step"),
         target=value("training_step_target"),
         step_seconds=past.recent(history.STEP_SUM, name, per=history.STEP_COUNT),
