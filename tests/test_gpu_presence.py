@@ -22,6 +22,11 @@ U = "GPU-00000000-0000-0000-0000-00000000000"
         (f"{U}3,{U}1", {3: 0, 1: 1}),
         ("1,9,2", {1: 0}),
         ("0,-1,2", {0: 0}),
+        ("9", {}),
+        ("GPU-12345678-0000", {}),
+        ("MIG-12345678-0000", {}),
+        (U, {}),  # all of them begin so
+        ("-1", {index: index for index in range(4)}),
         ("", {index: index for index in range(4)}),
         ("nonsense", {index: index for index in range(4)}),
         (None, {index: index for index in range(4)}),
@@ -59,6 +64,15 @@ def test_where_no_gpu_may_be_used_each_says_so() -> None:
 
     assert {labels[2] for labels in values(played.families(), "gpu_error_info")} == {"no_permission"}
     assert played.farewell == "released"
+
+
+def test_the_gpus_of_others_do_not_stand_in_for_one_that_is_gone() -> None:
+    four = SMALL.replace("count: 2", "count: 4") + "\ntimeline:\n  - {gpus: [3], removed: true}\n"
+    families = replay(machine(four), 10, visible=f"{U}3").families(expected=1)
+
+    assert values(families, "gpu_up") == {}
+    assert values(families, "gpu_devices") == {(): 0}
+    assert values(families, "gpu_devices_expected") == {(): 1}
 
 
 def test_an_instance_that_is_visible_brings_its_gpu() -> None:

@@ -327,6 +327,8 @@ class Sampler:
                 except DeviceDownError as error:
                     self._lose(device, error.reason, now)
         numbers = job_numbers(options.visible, uuids)
+        if not numbers and len(ours) < len(self._devices):
+            numbers = None  # those that may be used are the job's, whatever it calls them
         for place, device in enumerate(ours):
             if numbers is None or place in numbers:
                 device.number = place if numbers is None else numbers[place]

@@ -26,9 +26,10 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
         uuids: By place among the GPUs that may be used: the UUID, then those of its instances.
 
     Returns:
-        The job's number by place; None where the variable selects nothing, so that all are taken.
+        The job's number by place; none where the GPUs that the variable names are not there. None where it names no
+        GPU, so that all are taken.
     """
-    if visible is None:
+    if visible is None or expected_devices(visible) is None:
         return None
     numbers: dict[int, int] = {}
     for place, entry in enumerate(visible.split(",")):
@@ -36,7 +37,7 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
         if index is None:
             break
         numbers.setdefault(index, place)
-    return numbers or None
+    return numbers
 
 
 def expected_devices(visible: str | None) -> int | None:
