@@ -81,7 +81,7 @@ class CgroupCollector:
         levels: dict[str, Level] = {}
         for resource, hierarchy in places.items():
             if hierarchy is None:
-                draft.unsupported(f"no {resource} controller of cgroup v1 is mounted, and no cgroup v2")
+                draft.unsupported(f"no {resource} controller of cgroup v1 can be seen, and no cgroup v2")
                 continue
             level = self._add(draft, resource, hierarchy, found, levels.get("memory"))
             if level is not None:
@@ -119,7 +119,7 @@ class CgroupCollector:
 
     def _add_pressure(self, draft: Draft, unified: Hierarchy | None, levels: dict[str, Level]) -> None:
         if unified is None:
-            draft.unsupported("no pressure of cgroups: no cgroup v2")
+            draft.unsupported("no pressure of cgroups: no cgroup v2 can be seen")
             return
         for resource in RESOURCES:
             place = levels.get(resource)

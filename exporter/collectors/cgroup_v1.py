@@ -77,7 +77,7 @@ def add_cpu(draft: Draft, cpu: Hierarchy, cpuacct: Hierarchy | None, marks: High
                 draft.add(CPU_THROTTLED, nanoseconds / NANOSECONDS_PER_SECOND)
     with draft.part():
         if cpuacct is None:
-            draft.unsupported("no cpuacct controller of cgroup v1 is mounted")
+            draft.unsupported("no cpuacct controller of cgroup v1 can be seen")
         else:
             _add_usage(draft, cpuacct.at(level.path) or cpuacct.levels[0], marks)
     return level
