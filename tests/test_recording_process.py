@@ -338,12 +338,20 @@ def test_who_a_process_is_comes_from_its_launcher_and_configure_goes_first(feed:
 def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None:
     program = """
         import threading
-        from exporter import Stat, flush
+        import exporter
+        from exporter import Stat, log, training
         loss = Stat("train.loss", ["mean"])
         for _ in range(1000):
             loss.add(1.0)
         with loss.time():
             pass
+        exporter.events.register(print)
+        log("a.b", "text")
+        with training.training_iteration():
+            pass
+        exporter.configure(run="other")
+        assert exporter.flush()
+        exporter.shutdown()
         assert len(loss._tally.buffer) == 0
         assert threading.active_count() == 1
     """
