@@ -283,6 +283,35 @@ def test_two_sessions_of_one_run_know_nothing_of_each_other(tmp_path: Path) -> N
     assert badput(page) == {"init": 4}
 
 
+def test_a_session_that_cannot_be_saved_does_not_bring_back_the_one_before(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job(session_tag="monday"))
+    steps(first.job, 10)
+    first.see()
+    first.die()
+    second = Watched(sidecar, job=a_job(session_tag="tuesday"))
+    saved = second.see()
+    (tmp_path / "ledger" / (file_name(("goodput", "session", "tuesday")) + ".tmp") / "x").mkdir(parents=True)
+    steps(second.job, 1)
+    failed = second.see()
+
+    assert of(saved, "wall_seconds_total") == 4
+    assert goodput_names(failed) == set()
+    assert sidecar.collector.work.latest.flows == {}
+
+
+def test_of_two_sessions_of_a_run_the_one_that_lives_is_shown_whatever_the_clock_says(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    first = Watched(sidecar, job=a_job(session_tag="monday"))
+    steps(first.job, 10)
+    first.see()
+    first.die()
+    sidecar.clock.wall -= 7200.0
+    page = Watched(sidecar, job=a_job(session_tag="tuesday")).see()
+
+    assert of(page, "wall_seconds_total") == 4
+
+
 def test_a_session_moves_to_another_node_with_its_state(tmp_path: Path) -> None:
     clock = Clock()
     here, there = Sidecar(tmp_path, MemoryFeed(), clock), Sidecar(tmp_path, MemoryFeed(), clock)

@@ -79,7 +79,7 @@ class Sessions:
     def flows(self) -> Mapping[str, Flows]:
         """Tell what has become of the work of each run, for who divides other things by it."""
         found = {}
-        for session in self._latest(session for session in self._sessions.values() if session.safe):
+        for session in self._latest(self._sessions.values()):
             goodput, attempt = session.goodput, session.goodput.attempt
             assert attempt is not None  # noqa: S101  # it is the latest for that
             found[attempt.run] = Flows(
@@ -268,20 +268,23 @@ class Sessions:
 
     @staticmethod
     def _latest(sessions: Iterable[Session]) -> Iterator[Session]:
-        """Of two for one run the later: a run may change its session tag."""
-        latest: dict[str, tuple[float, Session]] = {}
+        """Give what may be shown: of two for one run the later, or neither, since a run may change its session tag."""
+        latest: dict[str, tuple[tuple[bool, float], Session]] = {}
         for session in sessions:
             attempt = session.goodput.attempt
             if attempt is None or not session.goodput.trains:
                 continue
-            if attempt.run not in latest or latest[attempt.run][0] <= attempt.recorded:
-                latest[attempt.run] = attempt.recorded, session
+            # One that lives has come later, whatever the clock was set to.
+            order = attempt.ended is None, attempt.recorded
+            if attempt.run not in latest or latest[attempt.run][0] <= order:
+                latest[attempt.run] = order, session
         for _, session in latest.values():
-            yield session
+            if session.safe:
+                yield session
 
     def families(self) -> list[Family]:
         """Fill the families of every session that may be shown."""
-        ours = (session for session in self._sessions.values() if session.safe and session.rank == 0)
+        ours = (session for session in self._sessions.values() if session.rank == 0)
         return goodput_families(session.goodput for session in self._latest(ours))
 
 
