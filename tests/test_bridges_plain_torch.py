@@ -94,6 +94,19 @@ def inner_steps():
         for _ in range(3):
             turn(model, optimizer, batch)
 
+def within_backward():
+    model = nn.Linear(4, 1)
+    for parameter in model.parameters():
+        def update(parameter, optimizer=torch.optim.SGD([parameter], lr=0.125)):
+            thread = threading.Thread(target=optimizer.step)
+            thread.start()
+            thread.join()
+        parameter.register_post_accumulate_grad_hook(update)
+    for (batch,) in loader(12):
+        model(batch).pow(2).mean().backward()
+    for _ in range(2):
+        model(batch).pow(2).mean().backward()
+
 def without_loader():
     (generator, first), (critic, second) = made(), made(torch.optim.SGD)
     for _ in range(5):
@@ -239,7 +252,7 @@ def pickled():
     functions = torch.save, torch.autograd.backward, nn.utils.clip_grad_norm_
     assert pickle.loads(pickle.dumps(functions)) == functions
 
-for scenario in (looking, ordinary, resumed, accumulation, accumulation_over_the_end, gan, inner_steps, without_loader, closure,
+for scenario in (looking, ordinary, resumed, accumulation, accumulation_over_the_end, gan, inner_steps, within_backward, without_loader, closure,
                  validation_with_gradients, evaluated_beside, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
                  workers, distributed_checkpoint, pickled):
     plain_torch.CLAIMS.standing.yields()
@@ -327,6 +340,10 @@ def test_two_optimizers_on_a_batch_are_one_step_and_both_are_optimizer_time(told
 
 def test_an_optimizer_that_steps_again_on_a_batch_has_made_another_step(told: Job) -> None:
     assert steps(told, "inner_steps") == 6
+
+
+def test_optimizers_that_step_on_a_thread_within_the_backward_pass_have_made_a_step(told: Job) -> None:
+    assert steps(told, "within_backward") == 3 + 2
 
 
 def test_without_a_loader_steps_are_those_of_the_first_optimizer(told: Job) -> None:

@@ -204,6 +204,7 @@ def test_a_loader_that_ends_before_its_epoch_costs_no_step(told: Job) -> None:
 def test_an_evaluation_and_a_prediction_of_their_own_are_told(told: Job) -> None:
     assert told.value("training_steps_total", "evaluations", mode="validation") == 1
     assert told.value("training_steps_total", "evaluations", mode="test") == 1
+    assert told.value("training_run_info", "evaluations", framework="transformers") == 1
 
 
 def test_a_trainer_with_a_step_of_its_own_is_counted_by_what_the_hooks_tell(told: Job) -> None:

@@ -48,6 +48,7 @@ SLICE_EVENTS = 1 << 15
 MOST_TOLD = 1 << 14
 """Events of one name and one slice that handlers are told of: more than their queues and the default limit take."""
 _FEW = 64
+_SAMPLE = 512
 
 _WINDOWED = frozenset({"mean", "min", "max", "value"})
 _COUNTED = {"count": "samples", "sum": "added"}
@@ -95,9 +96,9 @@ class MonitorBridge:
         self.queue.clear()
 
     def _record(self, part: Sequence[Any]) -> None:
-        times, events, keys = self._distinct(part)
+        events, times, expand = self._distinct(part)
         names = self._names(events)
-        times_by_name = _added(names, times.values())
+        times_by_name = Counter(names) if events is part else _added(names, times)
         latest = dict(zip(names, events, strict=True))
         wanted = []
         for name, number in times_by_name.items():
@@ -113,27 +114,40 @@ class MonitorBridge:
                 wanted.append(name)
         if self._stat_event in times_by_name:
             mine = map(self._stat_event.__eq__, names)
-            for event, number in compress(zip(events, times.values(), strict=True), mine):
+            for event, number in compress(zip(events, times, strict=False), mine):
                 self._record_window(event, number)
         last = part[-RECENT_EVENTS:]
         for name, event in zip(self._names(last), last, strict=True):
             if name is not None and name not in wanted and self._kind(name).enabled:
                 EVENTS.latest.append(_Late(name, event))
         if wanted:
-            if len(events) < len(part):
-                names = list(map(dict(zip(times, names, strict=True)).__getitem__, keys))
-            self._tell(wanted, names, part)
+            self._tell(wanted, expand(names), part)
 
-    def _distinct(self, part: Sequence[Any]) -> tuple[Mapping[Any, int], Sequence[Any], Sequence[Any]]:
-        """Tell how often each object is in a part, by a key; which object each is, and the keys of the part in order."""
+    def _distinct(
+        self, part: Sequence[Any]
+    ) -> tuple[Sequence[Any], Iterable[int], Callable[[Sequence[Any]], Sequence[Any]]]:
+        """Tell which objects are in a part, how often each, and what makes of something for each of them that of the part.
+
+        A flood is mostly of few objects, which are looked into once; where there are many, counting them would cost more.
+        """
+        sample = part[:: len(part) // _SAMPLE + 1]
+        if 2 * len(set(map(id, sample))) > len(sample):
+            return part, repeat(1), lambda found: found
+        keys, times = part, Counter[Any]()
         try:
-            times = Counter(part)
-            if set(map(type, times)) <= self._plain_classes:
-                return times, list(times), part
-        except Exception:  # noqa: BLE001, S110  # a class of the job's own, with its own __hash__ and __eq__
-            pass
-        keys = list(map(id, part))
-        return Counter(keys), list(dict(zip(keys, part, strict=True)).values()), keys
+            times.update(part)
+            plain = set(map(type, times)) <= self._plain_classes
+        except Exception:  # noqa: BLE001  # a class of the job's own, with its own __hash__ and __eq__
+            plain = False
+        if not plain:
+            keys = list(map(id, part))
+            times = Counter(keys)
+        events = list(times) if plain else list(dict(zip(keys, part, strict=True)).values())
+        return (
+            events,
+            times.values(),
+            lambda found: list(map(dict(zip(times, found, strict=True)).__getitem__, keys)),
+        )
 
     def _names(self, events: Sequence[Any]) -> Sequence[str | None]:
         try:

@@ -38,8 +38,8 @@ MOST_LOOKED_AT = 64
 """Batches before the first turn that are kept."""
 
 
-SKIPPED = 0
-"""Stands for an optimizer whose step a scaler has left out."""
+SKIPPED, WITHIN_BACKWARD = 0, 1
+"""Stand for an optimizer whose step a scaler has left out, and for all that step within a backward pass, on its thread."""
 
 
 class LoopTeller(Teller):
@@ -68,7 +68,7 @@ class LoopTeller(Teller):
         self._epochs = self._turns_at_epoch = 0
         self._fetches = 0
         self._evaluating = False
-        self._in_optimizer = False
+        self._in_optimizer = self._in_backward = self._stepped_in_backward = False
         self._loss_is_told = False
         self._worked = False
         self._optimizers: WeakSet[Any] = WeakSet()
@@ -204,18 +204,24 @@ class LoopTeller(Teller):
         if course is None:
             return False
         self._training_goes_on(course)
+        if WITHIN_BACKWARD in self._stepped:
+            self._turn_ends()
         self._turn_begins(course)
         self._worked = True
         if not self._loss_is_told and hasattr(tensors, "numel") and tensors.numel() == 1:
             self._loss_is_told = True
             course.record_loss(tensors)
         course.phase("backward")
+        self._in_backward = True
         return True
 
     def backward_ends(self, error: BaseException | None) -> None:
         """It is over; an optimizer with a closure goes on."""
+        stepped, self._in_backward, self._stepped_in_backward = self._stepped_in_backward, False, False
         if self._course is not None and error is None:
             self._course.phase("optimizer" if self._in_optimizer else None)
+            if stepped:
+                self._optimizer_done(self._course, WITHIN_BACKWARD)
 
     def gradient_norm_is(self, norm: Any) -> None:
         """Take what gradients were clipped by."""
@@ -238,9 +244,10 @@ class LoopTeller(Teller):
         course.phase("optimizer")
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It is over."""
+        """It is over; hooks of gradients run on a thread of the backward pass where there is a GPU."""
         course = self._mine(training=True)
         if course is None:
+            self._stepped_in_backward = self._in_backward
             return
         self._in_optimizer = False
         course.phase(None)

@@ -357,6 +357,8 @@ def _evaluation_begins(trainer: Any, mode: str) -> object:
     teller = teller or _claimed(trainer)
     if teller is None or teller.course.is_open(EVALUATION):
         return None
+    if alone:
+        teller.describe(trainer.args, trainer.model)
     teller.mode = mode
     training = teller.training
     teller.course.begin(
