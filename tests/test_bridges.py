@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from elastic_support import REPOSITORY, child, labelled, page_of, series, tally, total
 
+import exporter
 from exporter import bridges
 from exporter.bridges import imports
 from exporter.bridges.elastic import is_launcher
+from exporter.bridges.monitor import MonitorBridge
 from exporter.bridges.wait_counters import WaitCounters
+from exporter.recording.events import EVENTS
 
 torch_wanted = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -306,6 +311,34 @@ def test_events_of_classes_that_compare_hash_and_raise_are_counted_one_by_one(tm
     assert done.stdout.count("('equal', 1)") == 3
     assert done.stdout.count("('unreadable', 0)") == 3
     assert done.stdout.endswith(" 3\n")
+
+
+@torch_wanted
+@pytest.mark.parametrize("different", [3, 400, 10_000])
+def test_however_often_each_object_is_logged_it_counts_as_often_and_is_told_in_order(different: int) -> None:
+    torch = importlib.import_module("torch.monitor")
+
+    class Unhashable(torch.Event):  # type: ignore[misc, name-defined]  # torch has no types here
+        __hash__ = None  # type: ignore[assignment]  # as a class of the job's may have it
+
+    now, told = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc), list[int]()
+    for kind in (torch.Event, Unhashable):
+        type_ = f"part.{different}.{kind.__name__}"
+        events = [kind(type_, now, {"number": number}) for number in range(different)]
+        windows = [kind(torch.STAT_EVENT, now, {f"part{different}.sum": 1.0})] * 7
+        handle = exporter.events.register(
+            lambda event: told.append(event.data["number"]), types=type_, queue=20_000
+        )
+        bridge = MonitorBridge(torch.Event, torch.STAT_EVENT)
+        bridge.queue.extend([*islice(cycle(events), 10_000), *windows])
+        before = total(f"part{different}.added")
+        bridge.step()
+        handle.unregister()
+
+        assert EVENTS.reading().counts[type_, "info"] == 10_000
+        assert told == [number % different for number in range(10_000)]
+        assert total(f"part{different}.added") == before + 7
+        told.clear()
 
 
 SLOW_STEP = """
