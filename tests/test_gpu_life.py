@@ -430,6 +430,18 @@ def test_a_command_that_comes_with_the_options_is_obeyed() -> None:
     assert Decoder().feed(data)[-1] == {"kind": "bye", "reason": "released", "message": ""}
 
 
+def test_half_a_message_is_no_message(tmp_path: Path) -> None:
+    program = (
+        "import os; from exporter.collectors.nvml.protocol import encode; "
+        "os.write(1, encode({'kind': 'progress'}) + encode({'kind': 'sample', 'time': 1, 'gpus': []})[:-3]); "
+        "os.kill(os.getpid(), 9)"
+    )
+    with watching(described(tmp_path), command=[sys.executable, "-c", program]) as collector:
+        wait_until(lambda: reason(collector) == "crashed")
+
+        assert "was killed by SIGKILL" in collector.collect().unsupported[0]
+
+
 def test_a_child_that_grows_asks_to_be_replaced() -> None:
     first = {"kind": "start", "parent": os.getpid(), "replay": small().plain(), "memory_limit_bytes": 1 << 20}
     child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -49,6 +49,7 @@ _REMEDIES = {
     "no_permission": "the driver does not let this user in: see the permissions of /dev/nvidiactl and /dev/nvidia*",
     "binding_not_found": "the Python package nvidia-ml-py is not installed: pip install nvidia-ml-py",
     "lib_rm_version_mismatch": "library and driver are of different versions: reboot, or load the new driver",
+    "unknown": "in a container the devices may be gone (systemctl daemon-reload takes them): start it anew; else see the kernel's log",
     "hung": "a call does not return: see the kernel's log for Xid errors",
 }
 
