@@ -279,8 +279,9 @@ class Supervision:
                 self._signal_sidecar(signal.SIGTERM)
                 asked = True
             elif now >= began + QUIET_SECONDS and not told:
+                left = max(0.0, kill - now)
                 say(
-                    f"the job has ended; at most {plan.linger_seconds:g} s for the last scrape, Ctrl-C ends it"
+                    f"the job has ended; its exporter has at most {left:.0f} s for the last scrape, Ctrl-C ends it"
                 )
                 told = True
             info = signal.sigtimedwait(TAKEN, POLL_SECONDS)
