@@ -143,6 +143,20 @@ def test_a_process_that_began_after_its_recording_is_somebody_else(proc: Proc) -
     assert labels_of(watch.collect(), INSTANCES) == []
 
 
+def test_a_clock_that_was_set_hides_nobody_from_the_next_sidecar(proc: Proc, keeper: Pages) -> None:
+    watch = Watch(proc, keeper)
+    watch.records(proc.add(FakeProcess(100)))
+    watch.collect()
+    proc.wall += 7200.0
+    proc.add(FakeProcess(110, parent=100, comm="pt_data_worker"))
+    watch.restart()
+    collected = watch.collect()
+
+    assert value_of(collected, INSTANCES, *TRAINER) == 1
+    assert value_of(collected, INSTANCES, *LOADER) == 1
+    assert collected.unsupported == ()
+
+
 def test_a_process_that_calls_itself_by_another_pid_is_somebody_else(proc: Proc) -> None:
     watch = Watch(proc)
     each = watch.records(proc.add(FakeProcess(100)))

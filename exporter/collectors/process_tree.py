@@ -115,7 +115,7 @@ class ProcessTree:
         """
         before = self._members
         self._members = {}
-        stops = self._find_roots(job, draft, boot_time)
+        stops = self._find_roots(job, before, draft, boot_time)
         every_thread = now - self._walked >= FULL_WALK_SECONDS
         if every_thread:
             self._walked = now
@@ -141,7 +141,9 @@ class ProcessTree:
             ended.append(member)
         return list(self._members.values()), ended
 
-    def _find_roots(self, job: Iterable[JobProcess], draft: Draft, boot_time: float) -> dict[int, Member]:
+    def _find_roots(
+        self, job: Iterable[JobProcess], before: dict[Identity, Member], draft: Draft, boot_time: float
+    ) -> dict[int, Member]:
         """Find the recording processes that are alive and can be seen; by pid."""
         found: dict[int, Member] = {}
         accepted: dict[str, Identity] = {}
@@ -150,7 +152,7 @@ class ProcessTree:
             if not each.alive:
                 continue
             with draft.part():
-                member = self._recording(each, boot_time)
+                member = self._recording(each, before, boot_time)
                 if member is None:
                     self.hidden += 1
                     continue
@@ -159,16 +161,21 @@ class ProcessTree:
         self._accepted = accepted
         return found
 
-    def _recording(self, each: JobProcess, boot_time: float) -> Member | None:
+    def _recording(self, each: JobProcess, before: dict[Identity, Member], boot_time: float) -> Member | None:
         process = each.process
         if each.pid is None:
             return None
         stat = self._files.stat(each.pid)
         if stat is None:
             return None
-        known = self._accepted.get(process.id)
+        rank = "" if process.rank is None else str(process.rank)
+        owner = Owner(process.run, rank)
+        identity = stat.pid, stat.start_ticks
+        known, resumed = self._accepted.get(process.id), before.get(identity)
         if known is not None:
-            fits = known == (stat.pid, stat.start_ticks)
+            fits = known == identity
+        elif resumed is not None and resumed.root and resumed.owner == owner:
+            fits = True  # an earlier sidecar has accepted it; the clock may have been set since
         else:
             status = self._files.status(each.pid)
             began = boot_time + stat.start_ticks / self._hertz
@@ -179,9 +186,8 @@ class ProcessTree:
             )
         if not fits:
             return None
-        rank = "" if process.rank is None else str(process.rank)
         role: Role = "other" if process.rank is None else "trainer"
-        return Member(Owner(process.run, rank), role, stat, root=True, process_id=process.id)
+        return Member(owner, role, stat, root=True, process_id=process.id)
 
     def _walk(
         self,
