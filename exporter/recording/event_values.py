@@ -23,7 +23,8 @@ LONGEST_TEXT = 32_768
 """Characters of a message or of a datum; what is longer is cut, since a queue of events must stay small."""
 LONGEST_TYPE = 512
 _ANY_LENGTH = 1 << 62
-_INT64 = 1 << 63
+_MOST = (1 << 63) - 1
+_LEAST = -_MOST - 1
 _PLAIN = frozenset({str, float, int, bool})
 
 
@@ -142,7 +143,7 @@ def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str
         if type(name) is str and (
             kind is float
             or kind is bool
-            or (kind is int and -_INT64 <= value < _INT64)  # type: ignore[operator]  # an int
+            or (kind is int and _LEAST <= value <= _MOST)  # type: ignore[operator]  # an int
             or (kind is str and len(value) <= longest)  # type: ignore[arg-type]  # a str
         ):
             continue
@@ -184,7 +185,7 @@ def check_datum(name: str, value: Datum, longest: int = LONGEST_TEXT) -> Datum:
             )
     if kind is str:
         return value[:longest]  # type: ignore[index]  # a str
-    if kind is int and not -_INT64 <= value < _INT64:  # type: ignore[operator]  # an int
+    if kind is int and not _LEAST <= value <= _MOST:  # type: ignore[operator]  # an int
         raise ValueError(
             f"the datum {name!r} must fit into 64 bits, not {value!r:.60}; log it as text or float"
         )
@@ -197,8 +198,8 @@ def check_text(field: str, text: str | None) -> str | None:
     Raises:
         TypeError: It is neither.
     """
-    if text is None:
-        return None
+    if text is None or (type(text) is str and len(text) <= LONGEST_TEXT):
+        return text
     if not isinstance(text, str):
         raise TypeError(f"{field} must be str or None, not {type(text).__name__}")
     return str.__str__(text)[:LONGEST_TEXT]
