@@ -19,6 +19,8 @@ from run_support import REPOSITORY, environment, free_port, started, wait_until
 
 from exporter.cli.check import ask
 from exporter.cli.finding import Finding
+from exporter.cli.probes import REFUSED_REMEDIES
+from exporter.ledger.feed_families import REFUSAL_REASONS
 
 RECORD = """
 import sys
@@ -130,7 +132,12 @@ def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:
 
     _, findings = check(tmp_path)
 
-    assert any(f"{'b' * 32}.feed is refused: " in finding["found"] for finding in findings)
+    (refused,) = [finding for finding in findings if f"{'b' * 32}.feed is refused: " in finding["found"]]
+    assert refused["remedy"].startswith("its bytes are damaged")
+
+
+def test_every_reason_of_the_reader_to_refuse_a_file_has_a_remedy() -> None:
+    assert set(REFUSED_REMEDIES) == set(REFUSAL_REASONS) - {"taken"}  # of the ledger, not of the reader
 
 
 def test_a_missing_directory_fails_with_the_command_that_makes_it(tmp_path: Path) -> None:

@@ -36,6 +36,22 @@ SMALL_FREE_BYTES = 4 << 20
 # Record locks and renames over these depend on their servers.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
+_DAMAGED = "its bytes are damaged: the process's next snapshot replaces it, and what is dead can be removed"
+_PLANTED = "no process of ours makes such a file: remove it"
+_CLOSED = "this user may not open it: start the job with umask 022, or the exporter as the job's user"
+REFUSED_REMEDIES = {
+    "version": "the job's training-exporter has another format than this one: install the same version for both",
+    "name": "it is a copy of another process's file, whose samples would count twice: remove it",
+    "too_many": "more files than are read: remove what is not of a living process",
+    "too_large": "raise feed.max_file_size, or make fewer Stats",
+    "owner": "it belongs to another user: share a directory by --feed.dir and EXPORTER_FEED_DIR",
+    "unreadable": _CLOSED,
+    "lock": _CLOSED,
+    **dict.fromkeys(("magic", "truncated", "checksum", "content"), _DAMAGED),
+    **dict.fromkeys(("symlink", "links", "not_regular"), _PLANTED),
+}
+"""What to do about a feed file, by the reader's reason to refuse it."""
+
 LOOK_FOR_EXPORTER = """
 import json, sys
 try:
@@ -119,8 +135,7 @@ def writers(configuration: Configuration, around: Surroundings) -> Iterator[Find
     for entry in scan.entries:
         yield _writer(entry, configuration.feed.stale_after)
     for name, reason in scan.refused:
-        remedy = "see the feed's reasons in the documentation; a file of an older or newer version needs the same one"
-        yield Finding("warn", "writer", f"{name} is refused: {reason}", remedy)
+        yield Finding("warn", "writer", f"{name} is refused: {reason}", REFUSED_REMEDIES[reason])
     if not scan.entries:
         remedy = (
             "does the job's Python have training-exporter (--check.python=PATH asks it), does the job make a "
