@@ -430,6 +430,19 @@ def test_a_command_that_comes_with_the_options_is_obeyed() -> None:
     assert Decoder().feed(data)[-1] == {"kind": "bye", "reason": "released", "message": ""}
 
 
+def test_a_guess_is_said_to_be_one(tmp_path: Path) -> None:
+    program = (
+        "import os, time; from exporter.collectors.nvml.protocol import encode; "
+        "os.write(1, encode({'kind': 'machine', 'guessed': True})); "
+        "os.write(1, encode({'kind': 'sample', 'time': 1, 'gpus': []})); time.sleep(30)"
+    )
+    with watching(described(tmp_path), command=[sys.executable, "-c", program]) as collector:
+        wait_until(lambda: nvml_up(collector))
+
+        (said,) = collector.collect().unsupported
+        assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in said
+
+
 def test_half_a_message_is_no_message(tmp_path: Path) -> None:
     program = (
         "import os; from exporter.collectors.nvml.protocol import encode; "

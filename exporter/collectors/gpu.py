@@ -41,6 +41,11 @@ LOG = logging.getLogger("exporter.collectors.gpu")
 _DOWN = "nvml_down"
 _KERNEL_LOG = "kernel log "
 
+_GUESSED = (
+    "these GPUs differ, and CUDA_VISIBLE_DEVICES names them by numbers, which are taken in the order of the PCI bus: "
+    "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the job and the exporter, or name them by UUID"
+)
+
 _REMEDIES = {
     "library_not_found": "install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
     "function_not_found": "libnvidia-ml.so.1 is far too old, or not NVIDIA's: see which one is loaded (ldconfig -p)",
@@ -151,7 +156,8 @@ class GpuCollector:
                 per_call=self._options.details,
             )
         if reason in {"", STARTING, "released"}:
-            return Collected(families)
+            guessed = bool(reason == "" and self._fleet.machine.get("guessed"))
+            return Collected(families, unsupported=(_GUESSED,) if guessed else ())
         parts = (message, _REMEDIES.get(reason, ""))
         about = f"GPUs are not watched ({reason}): {'; '.join(filter(None, parts)) or 'NVML does not answer'}"
         if self._expected():

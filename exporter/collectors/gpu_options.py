@@ -107,6 +107,7 @@ class GpuOptions:
             "video_engines": self.video_engines,
             "pcie_sampling": self.pcie_sampling,
             "visible": visible,
+            "pci_order": os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
             "include": list(self.include),
             "exclude": list(self.exclude),
             "skip": list(skip),

@@ -22,6 +22,7 @@ class Options:
         video_engines: Whether to ask for encoders, decoders, JPEG and optical flow.
         pcie_sampling: Whether to estimate PCIe traffic by calls that block for 20 ms, where there is no counter.
         visible: CUDA_VISIBLE_DEVICES of the job; None where it has none.
+        pci_order: Whether CUDA numbers the job's GPUs as NVML does, whatever they are.
         include: Patterns of the GPUs to sample; empty for all.
         exclude: Patterns of those not to.
         skip: Indices of GPUs that are left out because a call on them hangs.
@@ -46,6 +47,7 @@ class Options:
         "video_engines",
         "pcie_sampling",
         "visible",
+        "pci_order",
         "include",
         "exclude",
         "skip",
@@ -70,6 +72,7 @@ class Options:
         self.video_engines: bool = get("video_engines", False)
         self.pcie_sampling: bool = get("pcie_sampling", False)
         self.visible: str | None = get("visible")
+        self.pci_order: bool = get("pci_order", False)
         self.include: list[str] = get("include", [])
         self.exclude: list[str] = get("exclude", [])
         self.skip: list[int] = get("skip", [])

@@ -23,7 +23,7 @@ from exporter.collectors.nvml.identity import MOST_GPUS, read_identity
 from exporter.collectors.nvml.library import CallFailedError, Library
 from exporter.collectors.nvml.mig import Mig
 from exporter.collectors.nvml.processes import Processes
-from exporter.collectors.nvml.visible import is_chosen, job_numbers
+from exporter.collectors.nvml.visible import is_chosen, is_guessed, job_numbers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ class Sampler:
         self._devices = [Device(index) for index in range(self._count)]
         for device in self._devices:
             self._attach(device, now)
-        self._select(now)
-        return {"kind": "machine", **versions, "devices": self._count}
+        guessed = self._select(now)
+        return {"kind": "machine", **versions, "devices": self._count, "guessed": guessed}
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
         """Make one pass.
@@ -312,8 +312,8 @@ class Sampler:
         if device.tried >= RETRIES_BEFORE_NEW_PROCESS and reason != NOT_OURS:
             raise RestartError("gpu_lost")
 
-    def _select(self, now: float) -> None:
-        """Choose the GPUs to sample, now that all are known."""
+    def _select(self, now: float) -> bool:
+        """Choose the GPUs to sample, now that all are known; whether it is a guess which ones the job means."""
         options = self._options
         # To a container or job with some of the GPUs NVML may list all; CUDA numbers those that it can use.
         ours = [device for device in self._devices if device.down != NOT_OURS] or self._devices
@@ -336,6 +336,10 @@ class Sampler:
         if options.include or options.exclude:
             for device in self._devices:
                 self._name(device, now)
+        if options.visible is None or options.pci_order:
+            return False
+        attached = [device.attached.gpu for device in ours if device.attached is not None]
+        return is_guessed(options.visible, [str(gpu.ask("name", "nvmlDeviceGetName")) for gpu in attached])
 
     def _name(self, device: Device, now: float) -> None:
         """Apply the patterns to a GPU of which only now is known what it is called."""

@@ -53,6 +53,11 @@ def expected_devices(visible: str | None) -> int | None:
     return len(set(entries)) or None
 
 
+def is_guessed(visible: str | None, names: Iterable[str]) -> bool:
+    """Whether the numbers that it names may be other GPUs to CUDA, which has the fastest first unless told otherwise."""
+    return visible is not None and visible.strip()[:1].isdecimal() and len(set(names)) > 1
+
+
 def is_chosen(names: Iterable[str], include: Sequence[str], exclude: Sequence[str]) -> bool:
     """Whether a GPU with these names (index, UUID, bus, model) is among those to sample."""
     names = tuple(names)
