@@ -116,6 +116,23 @@ def test_the_sidecar_does_not_linger_when_nobody_ever_scraped(feed: Path) -> Non
     assert processes_naming(str(feed)) == {}
 
 
+def test_nothing_but_the_job_is_heard_unless_somebody_wants_more(feed: Path) -> None:
+    job = ["sh", "-c", "sleep 2; echo the job >&2"]
+    heard = [
+        subprocess.run(
+            run_command(feed, job, "--run.linger=0s", *flags),
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        ).stderr
+        for flags in ([], ["--log.level=info"])
+    ]
+
+    assert heard[0] == "the job\n"
+    assert "listening on" in heard[1]
+
+
 def test_a_second_signal_ends_the_lingering_at_once(feed: Path, tmp_path: Path) -> None:
     port, go_on = free_port(), tmp_path / "go-on"
     with recording_run(feed, go_on, port, "--run.linger=60s") as run:

@@ -188,10 +188,8 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     if replay is None and given["gpu.replay"] is None and configuration.gpu.enabled:
         replay = REPLAYED
         flags.append(f"{REPLAY_FLAG}={replay}")
-    if given["log.level"] is None and given["config.file"] is None:
-        flags.append("--log.level=warn")  # what the demo itself says stays readable
     return Plan(
-        sidecar=sidecar_command(flags, linger_seconds=0.0),
+        sidecar=sidecar_command(flags, given, linger_seconds=0.0),
         listening=addresses[0],
         telemetry_path=configuration.web.telemetry_path,
         replay=replay if configuration.gpu.enabled else None,

@@ -139,7 +139,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     return Plan(
         command=command,
         environment=environment,
-        sidecar=sidecar_command(flags, linger_seconds=linger_seconds),
+        sidecar=sidecar_command(flags, vars(given), linger_seconds=linger_seconds),
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
         watched=environ.get("EXPORTER_DISABLED") != "1",

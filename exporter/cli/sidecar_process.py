@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from exporter.cli.descriptors import closing_all_but
 from exporter.feed.runs import ATTACHED_FLAG
@@ -36,15 +36,22 @@ STEADY_SECONDS = 60.0
 ATTEMPTS = 5
 
 
-def sidecar_command(flags: Sequence[str], *, linger_seconds: float) -> tuple[str, ...]:
+def sidecar_command(
+    flags: Sequence[str], given: Mapping[str, object], *, linger_seconds: float
+) -> tuple[str, ...]:
     """The command line of a sidecar that ends with the last run.
+
+    It writes where the job writes, so what this machine lacks is kept to itself unless somebody chose a level.
 
     Args:
         flags: As the user gave them; the flags of `run` and `demo` themselves are left out.
+        given: The same, parsed.
         linger_seconds: How long it may wait for the last scrape.
     """
+    chosen = given["log.level"] is not None or given["config.file"] is not None
+    level = () if chosen else ("--log.level=warn",)
     linger = f"{LINGER_FLAG}={format_duration(linger_seconds)}"
-    return (sys.executable, "-m", "exporter", *without(flags, OWN_FLAGS), ATTACHED_FLAG, linger)
+    return (sys.executable, "-m", "exporter", *without(flags, OWN_FLAGS), *level, ATTACHED_FLAG, linger)
 
 
 def without(flags: Sequence[str], names: Collection[str]) -> list[str]:
