@@ -20,7 +20,6 @@ TO_RANKS = to("training-ranks", "Ranks on this node")
 NO_COUNTERS = (
     f"No performance counters: GPUs before Hopper have none, divided ones (MIG) neither. {FIRST_ROW}"
 )
-HEAT_AND_POWER = "hw_thermal|sw_thermal|hw_power_brake|thermal"
 
 
 def board() -> Board:
@@ -119,11 +118,7 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Held back by heat or power",
-            now(
-                'max(rate(gpu_clocks_event_seconds_total{@gpu, reason=~"'
-                + HEAT_AND_POWER
-                + '"}[$__rate_interval]))'
-            ),
+            now("max(rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval]))"),
             unit="percentunit",
             decimals=0,
             thresholds=above(0.01, 0.1),
@@ -345,7 +340,7 @@ def _power() -> tuple[Panel, ...]:
             about=About(
                 "GPUs that ran slower than they could, by reason, on average: 1 is one GPU all of the time. "
                 "`sw_power_cap` is normal in training: the card is at its power limit.",
-                "any `hw_thermal`, `sw_thermal` (heat) or `hw_power_brake` (the power supply asked for it).",
+                "any `thermal`, `hw_thermal`, `sw_thermal` (heat) or `hw_power_brake` (the power supply asked for it).",
                 "the panel beside says which GPU. Heat: cooling. Brake: the power supply or the rack's limit.",
             ),
             empty=f"No counters of reasons on this driver. {FIRST_ROW}",
@@ -353,9 +348,7 @@ def _power() -> tuple[Panel, ...]:
         lines(
             "Which GPU is held back by heat or power supply?",
             Query(
-                'sum by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, reason=~"'
-                + HEAT_AND_POWER
-                + '"}[$__rate_interval]))',
+                "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval]))",
                 LEGEND,
             ),
             unit="percentunit",

@@ -15,6 +15,8 @@ SELECTORS = {
     "gpu": 'job=~"$job", instance=~"$node", gpu=~"$gpu"',
     "run": 'run=~"$run"',
     "rank": 'run=~"$run", rank=~"$rank"',
+    # `thermal` is all heat; the others, parts of it and the brake, are told since driver 575. They overlap: no sum.
+    "heat": 'reason=~"thermal|hw_thermal|sw_thermal|hw_power_brake"',
     "here": 'job=~"$job", instance=~"$node", run=~"$run"',
 }
 """What `@name` stands for inside braces."""

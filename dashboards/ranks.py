@@ -206,8 +206,8 @@ def _slow() -> tuple[Panel, ...]:
                 160,
             ),
             percent(
-                f"max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () sum by (instance, gpu)"
-                ' (rate(gpu_clocks_event_seconds_total{reason=~"hw_thermal|sw_thermal|hw_power_brake"}[$__rate_interval])))',
+                f"max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu)"
+                " (rate(gpu_clocks_event_seconds_total{@heat}[$__rate_interval])))",
                 "Held back",
                 100,
                 above(0.01, 0.1),

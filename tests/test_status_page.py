@@ -246,11 +246,14 @@ def test_a_first_step_that_compiles_is_no_hang(steps: float, hangs: int) -> None
     assert len(warnings(rows)) == hangs
 
 
-def test_lost_missing_and_throttled_gpus_are_called_out() -> None:
+@pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "hw_thermal")])
+def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]) -> None:
     gpu = {"gpu": "3", "uuid": "GPU-3"}
     past = History(seconds=5)
     for tick in range(3):
-        throttled: Rows = {"gpu_clocks_event_seconds_total": [({**gpu, "reason": "hw_thermal"}, 4.0 * tick)]}
+        throttled: Rows = {
+            "gpu_clocks_event_seconds_total": [({**gpu, "reason": each}, 4.0 * tick) for each in reasons]
+        }
         past.note(5.0 * tick, Readings(families(throttled)))
     rows: Rows = {
         "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (gpu, 1.0)],

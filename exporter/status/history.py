@@ -25,6 +25,9 @@ Track = tuple[str, str]
 STEP_SUM, STEP_COUNT, TOKENS, LOSS = "step seconds", "steps", "tokens", "loss"
 POWER, USE, CPU = "power", "use", "cpu"
 THROTTLED = "throttled"
+HEAT = "thermal"
+"""All heat, the only word of drivers before 575; the others are parts of it, and the brake."""
+HEAT_AND_POWER = frozenset({"hw_thermal", "sw_thermal", "hw_power_brake"})
 NONFINITE = "nonfinite"
 
 Point = float | None
@@ -133,8 +136,10 @@ def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
         yield (POWER, labels["uuid"]), value
     for labels, value in readings.rows("gpu_utilization_ratio"):
         yield (USE, labels["uuid"]), value
-    for labels, value in readings.rows("gpu_clocks_event_seconds_total"):
-        if labels["reason"] in {"hw_thermal", "hw_power_brake", "sw_thermal"}:
+    events = [*readings.rows("gpu_clocks_event_seconds_total")]
+    in_parts = {labels["uuid"] for labels, _ in events if labels["reason"] in HEAT_AND_POWER}
+    for labels, value in events:
+        if labels["reason"] in (HEAT_AND_POWER if labels["uuid"] in in_parts else {HEAT}):
             yield (THROTTLED, labels["uuid"]), value
     for _, value in readings.rows("host_cpu_utilization_ratio"):
         yield (CPU, ""), value
