@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -134,14 +133,6 @@ def collect_soundly(collector: Collector) -> Collected | CollectError:
         return collected
     assert failure.reason in getattr(collector, "reasons", ())
     return failure
-
-
-def wait_until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    """Wait for what another thread is about to do; the limit is for a broken one only."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
 
 
 class Board:

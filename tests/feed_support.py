@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,13 +60,6 @@ def only_entry(reader: FeedReader) -> FeedEntry:
     scan = reader.scan()
     assert len(scan.entries) == 1, scan
     return scan.entries[0]
-
-
-def wait_until(true: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 class Child:

@@ -7,8 +7,7 @@ import dataclasses
 import math
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,14 +162,6 @@ def described(tmp_path: Path, more: str = "", text: str = SMALL) -> str:
     file = tmp_path / "machine.yaml"
     file.write_text(text + more)
     return str(file)
-
-
-def wait_until(condition: Callable[[], object], *, seconds: float = 15.0) -> None:
-    """Wait for what another process is about to do; the limit is for a broken one only."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
 
 
 def values(families: Sequence[Family], name: str) -> dict[tuple[str, ...], float]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from typing_extensions import Self
+from waiting import PATIENCE
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="install Prometheus: apt-get install prometheus"
@@ -32,7 +33,7 @@ def free_port() -> int:
 
 def wait_for(what: Callable[[], Any], *, seconds: float = 15.0, told: str = "") -> Any:
     """Wait until something is true, and give it."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE * seconds
     while True:
         found = what()
         if found:

@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -59,14 +58,6 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for something that happens within a fraction of the time allowed."""
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
 
 
 def lines(path: Path) -> list[str]:

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from waiting import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -34,14 +36,6 @@ def exporter(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         timeout=15,
         check=False,
     )
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for something that happens within a fraction of the time allowed."""
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
 
 
 @dataclass

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from elastic_support import labelled, page_of
-from run_support import answers, environment, free_port, run_command, scrape, started, wait_until
+from run_support import answers, environment, free_port, run_command, scrape, started
 from test_bridges import an_installed_distribution, torch_wanted
 from test_bridges_torchrun import told
+from waiting import wait_until
 
 # Two ranks over torchrun's own store, rank 1 of which fails once; `torchrun --standalone` keeps the store over the restart.
 TRAIN = """

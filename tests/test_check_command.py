@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, environment, free_port, started, wait_until
+from run_support import REPOSITORY, environment, free_port, started
+from waiting import wait_until
 
 from exporter.cli.check import ask
 from exporter.cli.finding import Finding

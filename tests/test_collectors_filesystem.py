@@ -10,17 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from collectors_support import (
-    MACHINES,
-    assert_sound,
-    collect_soundly,
-    copy_of,
-    recorded_statvfs,
-    value_of,
-    wait_until,
-)
+from collectors_support import MACHINES, assert_sound, collect_soundly, copy_of, recorded_statvfs, value_of
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.collectors.family import Collected

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from collectors_support import OF_JOB, Board, assert_sound, text_of, value_of, wait_until
+from collectors_support import OF_JOB, Board, assert_sound, text_of, value_of
+from waiting import wait_until
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.clock import ClockCollector, ClockReading, ask_kernel

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from collectors_support import Board, text_of, wait_until
+from collectors_support import Board, text_of
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from exporter.collectors.family import Collected, Collector, Family, FamilySpec, Sample
 from exporter.collectors.scheduler import Scheduler

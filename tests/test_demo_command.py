@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import environment, free_port, processes_naming, scrape, started, wait_until
+from run_support import environment, free_port, processes_naming, scrape, started
+from waiting import wait_until
 
 from exporter.cli.demo import make_plan
 from exporter.cli.scenario import Scenario

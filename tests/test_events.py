@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from feed_support import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from exporter.errors import EventsLostError
 from exporter.recording.delivery import name_of

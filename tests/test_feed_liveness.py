@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from feed_support import mounted, only_entry, read_only_view, training_process, wait_until
+from feed_support import mounted, only_entry, read_only_view, training_process
+from waiting import wait_until
 
 from exporter.feed.liveness import RecordLock, holder
 from exporter.feed.reader import FeedReader

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from gpu_support import assert_sound, machine, replay, value, values, wait_until
+from gpu_support import assert_sound, machine, replay, value, values
+from waiting import wait_until
 
 from exporter.collectors.family import Family
 from exporter.collectors.gpu import GpuCollector

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_support import QUICK, described, values, wait_until
+from gpu_support import QUICK, described, values
+from waiting import wait_until
 
 from exporter.cli.gpu_wiring import FORGET_SECONDS, KeptGpus, rows_of, totals_of
 from exporter.collectors.gpu import GpuCollector

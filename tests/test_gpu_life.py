@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import QUICK, described, gpus_up, replay, small, value, values, wait_until, watching
+from gpu_support import QUICK, described, gpus_up, replay, small, value, values, watching
+from waiting import wait_until
 
 from exporter.collectors.gpu import GpuCollector
 from exporter.collectors.gpu_child import COMMAND

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feed_support import wait_until
+from waiting import wait_until
 
 import exporter
 from exporter import monitor

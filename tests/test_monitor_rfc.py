@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from elastic_support import child
-from feed_support import wait_until
+from waiting import wait_until
 
 import exporter
 from exporter.errors import DefinitionError

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from collectors_support import assert_sound, value_of, wait_until
+from collectors_support import assert_sound, value_of
 from ledger_support import a_process
+from waiting import wait_until
 
 from exporter.collectors.family import Collected
 from exporter.collectors.job import JobProcess

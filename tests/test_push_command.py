@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from run_support import answers, environment, free_port, scrape, wait_until
+from run_support import answers, environment, free_port, scrape
+from waiting import wait_until
 
 from exporter.cli.push import Gateway, TextFile, main, target_of
 from exporter.errors import ConfigurationError

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_support import free_port, run_command, started, wait_until
+from run_support import free_port, run_command, started
+from waiting import wait_until
 
 from exporter.feed import runs
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_support import environment, started, supervise_command, wait_until
+from run_support import environment, started, supervise_command
+from waiting import wait_until
 
 EXITS = [
     (["sh", "-c", "exit 0"], 0),

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from run_support import environment, started, wait_until
+from run_support import environment, started
+from waiting import wait_until
 
 from exporter.feed import runs
 from exporter.feed.liveness import RecordLock

@@ -23,8 +23,8 @@ from run_support import (
     sidecars,
     started,
     supervise_command,
-    wait_until,
 )
+from waiting import wait_until
 
 from exporter.feed import runs
 

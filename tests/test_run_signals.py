@@ -15,14 +15,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from run_support import (
-    lines,
-    noting_job,
-    processes_naming,
-    started,
-    supervise_command,
-    wait_until,
-)
+from run_support import lines, noting_job, processes_naming, started, supervise_command
+from waiting import wait_until
 
 PASSED_ON = [
     signal.SIGHUP,

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from serve_support import environment, exporter, sidecar, wait_until
+from serve_support import environment, exporter, sidecar
+from waiting import wait_until
 
 from exporter.cli.attachment import Attachment
 from exporter.feed import runs

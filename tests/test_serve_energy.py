@@ -7,7 +7,8 @@ import re
 import signal
 from pathlib import Path
 
-from serve_support import Sidecar, recording, sidecar, wait_until
+from serve_support import Sidecar, recording, sidecar
+from waiting import wait_until
 
 JOB = """
 import sys, exporter

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_support import Prometheus, needs_prometheus
-from serve_support import Sidecar, exporter, sidecar, wait_until
+from serve_support import Sidecar, exporter, sidecar
+from waiting import wait_until
 
 from exporter.collectors.nvml.machine_files import MACHINES
 

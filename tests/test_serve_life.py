@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from serve_support import environment, exporter, sidecar, wait_until
+from serve_support import environment, exporter, sidecar
+from waiting import wait_until
 
 
 def test_the_machine_is_on_the_page_and_promtool_finds_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from serve_support import recording, sidecar, wait_until
+from serve_support import recording, sidecar
+from waiting import wait_until
 
 RANKS = 8
 MOST_SERIES = 1500

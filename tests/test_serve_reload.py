@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serve_support import Sidecar, sidecar, wait_until
+from serve_support import Sidecar, sidecar
+from waiting import wait_until
 
 SUCCESSFUL = "exporter_config_last_reload_successful"
 SUCCESS_TIME = "exporter_config_last_reload_success_timestamp_seconds"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from chromium_support import Tab, chromium, needs_chromium
-from serve_support import environment, sidecar, wait_until
+from serve_support import environment, sidecar
+from waiting import wait_until
 
 JOB = """
 import sys

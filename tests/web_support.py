@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import trustme
+from waiting import PATIENCE
 
 from exporter.exposition.negotiation import Format
 from exporter.web.application import Document
@@ -236,7 +237,7 @@ class Crowd:
 
 def eventually(condition: Any, seconds: float = 10.0) -> bool:
     """Whether a condition becomes true within a time."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE * seconds
     while not condition():
         if time.monotonic() > end:
             return False
