@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from exporter.collectors.family import Family, Sample
 from exporter.exposition.negotiation import Format
-from exporter.exposition.page import Page
+from exporter.exposition.page import LOOKS_SECONDS, Page
 from exporter.exposition.rhythm import AHEAD_SECONDS, WANTED_SECONDS, Rhythm
 
 FORMS = [(form, compress) for form in Format for compress in (False, True)]
@@ -218,6 +218,19 @@ def test_the_snapshot_has_what_was_not_written_yet() -> None:
     page.publish("block", [gauge("a", {"0": 2.0})])
 
     assert page.snapshot() == (gauge("a", {"0": 2.0}),)
+
+
+def test_while_a_person_looks_the_page_is_wanted_whatever_the_rhythm_of_scrapes() -> None:
+    clock = Clock()
+    page = scraped_every(60.0, clock)
+    far = page.seconds_until_wanted()
+    page.snapshot()
+    looked_at = page.seconds_until_wanted()
+    clock.now += LOOKS_SECONDS
+    gone = page.seconds_until_wanted()
+
+    assert looked_at == 0.0
+    assert gone == far - LOOKS_SECONDS > 0.0
 
 
 def test_what_was_offered_is_told_without_being_written() -> None:

@@ -61,6 +61,9 @@ BLOCK_FAILURES = FamilySpec(
 SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED, SERIES_DROPPED_BY_REASON, BLOCK_FAILURES)
 """The families of `Page.families`."""
 
+LOOKS_SECONDS = 15.0
+"""For so long a person who has seen the page may look again; the status page does so every 3 s."""
+
 _FRESH_SECONDS = 6.0
 """Watched blocks that are older are made anew by the scrape; `refresh` is called more often than this."""
 
@@ -104,6 +107,7 @@ class Page:
         self._clock = clock
         self._drops = Drops()
         self._rhythm = Rhythm(clock)
+        self._looked_until = -math.inf
         # Read by scrapes without a lock, replaced whole.
         self._blocks: tuple[Block, ...] = ()
         self._watches: dict[str, _Watch] = {}
@@ -144,7 +148,7 @@ class Page:
 
     def seconds_until_wanted(self) -> float:
         """Say for how long nobody is expected to look at the page; 0 when that is not known, infinity when nobody does."""
-        return self._rhythm.seconds_until_near()
+        return 0.0 if self._clock() < self._looked_until else self._rhythm.seconds_until_near()
 
     def withdraw(self, name: str) -> None:
         """Take a block off the page, published or watched; nothing happens when it is not there."""
@@ -238,7 +242,8 @@ class Page:
         )
 
     def snapshot(self) -> Sequence[Family]:
-        """All families with the samples that a scrape would show now."""
+        """All families with the samples that a scrape would show now, for a person, who looks on for a while."""
+        self._looked_until = self._clock() + LOOKS_SECONDS
         self._write_all()
         with self._making:
             watched = self._make_watched()
