@@ -119,7 +119,7 @@ def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> Non
 
 def test_the_job_gets_the_signal_mask_and_dispositions_that_run_was_given(tmp_path: Path) -> None:
     look = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
-    given = ["env", "--ignore-signal=HUP", "--block-signal=USR1"]
+    given = ["env", "--default-signal", "--ignore-signal=HUP", "--block-signal=USR1"]
 
     shown = [
         subprocess.run(
