@@ -79,7 +79,16 @@ def processes_naming(marker: str) -> dict[int, str]:
 
 def sidecars(feed: Path) -> list[int]:
     """The sidecars that `run` started for a feed directory."""
-    return [pid for pid, command in processes_naming(str(feed)).items() if "--run.attached" in command]
+    found = [pid for pid, command in processes_naming(str(feed)).items() if "--run.attached" in command]
+    # The NVML child is called as its parent is until its own program has begun.
+    return [pid for pid in found if parent_of(pid) not in {None, *found}]
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; None for one that has gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return None
 
 
 def scrape(port: int, path: str = "/metrics") -> str:
