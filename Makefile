@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 TORCH ?= $(if $(CI),torch==2.13.0,)
 EXTRAS ?= $(if $(CI),[test$(COMMA)frameworks],[test])
 COMMA := ,
-# Tests mostly wait for processes: four at a time take a third of the time on two cores; 0 runs them one by one.
-WORKERS ?= 4
+# Tests mostly wait for processes: three at a time on two cores take half the time; 0 runs them one by one.
+WORKERS ?= 3
 # A limit is for what hangs; a busy machine of CI is not at fault (as in tests/waiting.py).
 PATIENCE ?= $(if $(CI),--timeout=80,)
 
