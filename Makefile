@@ -54,14 +54,14 @@ demo: $(BIN)/.demo
 # Regenerates and checks them; with DASHRENDER=<directory of that tool> also draws each, into build/dashboards.
 dashboards: setup system
 	$(BIN)/python -m dashboards
-	$(BIN)/python -m pytest -q tests/test_dashboards.py tests/test_dashboards_scenario.py
+	$(BIN)/python -m pytest -q tests/deploy/test_dashboards.py tests/deploy/test_dashboards_scenario.py
 	@if [ -n "$(DASHRENDER)" ]; then $(BIN)/python -m dashboards.pictures --dashrender "$(DASHRENDER)"; else \
 	  echo 'no pictures: make dashboards DASHRENDER=<directory of dashrender>'; fi
 
 # From deploy/prometheus/templates and thresholds.yaml; then what the new ones say in their cases.
 rules: setup system
 	$(BIN)/python deploy/prometheus/render.py
-	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_rules.py
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_rules.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,7 +24,7 @@ from exporter.recording.overrides import check_rules
 from exporter.recording.values import Aggregation
 from exporter.yaml_loader import load
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 def problem(text: str) -> str:

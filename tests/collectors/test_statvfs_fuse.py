@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import TESTS
 
-CHILD = Path(__file__).parent / "fuse_child.py"
+CHILD = TESTS / "fuse_child.py"
 CANNOT = 77
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from elastic_support import child, labelled, page_of, series
+from places import DATA
 
-CAPTURE = Path(__file__).parent / "data" / "torchelastic-capture.json"
+CAPTURE = DATA / "torchelastic-capture.json"
 
 # One process of the job: its metrics and events in their order, through the modules that record.
 REPLAY = """

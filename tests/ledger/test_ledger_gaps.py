@@ -19,6 +19,7 @@ from ledger_support import (
     a_reading,
     a_snapshot,
 )
+from places import DATA
 
 from exporter.collectors.family import Family
 from exporter.exposition.negotiation import Format
@@ -319,7 +320,7 @@ def test_nothing_is_said_when_a_job_has_come(sidecar: Sidecar, caplog: pytest.Lo
     assert caplog.records == []
 
 
-GOLDEN = Path(__file__).parent / "data" / "ledger.metrics"
+GOLDEN = DATA / "ledger.metrics"
 
 
 def a_small_job(sidecar: Sidecar) -> list[Family]:
@@ -358,7 +359,7 @@ def golden_text(directory: Path) -> str:
 
 
 def test_the_families_of_a_small_job_are_these(tmp_path: Path) -> None:
-    """To renew them: `PYTHONPATH=tests python tests/test_ledger_gaps.py`; the diff is the review."""
+    """To renew them: `PYTHONPATH=tests python tests/ledger/test_ledger_gaps.py`; the diff is the review."""
     assert golden_text(tmp_path) == GOLDEN.read_text(encoding="utf-8")
 
 

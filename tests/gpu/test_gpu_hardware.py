@@ -1,6 +1,6 @@
 """The same collector on real hardware: what a replay cannot tell. Skipped without an NVIDIA GPU.
 
-python -m pytest tests/test_gpu_hardware.py -m gpu -s     # also prints a capture of the machine, and what calls cost
+python -m pytest tests/gpu/test_gpu_hardware.py -m gpu -s     # also prints a capture of the machine, and what calls cost
 """
 
 from __future__ import annotations

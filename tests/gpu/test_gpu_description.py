@@ -11,6 +11,7 @@ import pytest
 from gpu_support import SMALL, machine
 from hypothesis import given
 from hypothesis import strategies as st
+from places import PROJECT
 
 from exporter.collectors.nvml import description
 from exporter.collectors.nvml.codes import CODES, NAMES, name_of
@@ -21,7 +22,7 @@ from exporter.collectors.nvml.replay_values import Tracks, load_of
 from exporter.errors import ConfigurationError
 from exporter.options import options_of
 
-GUIDE = Path(__file__).parent.parent / "docs" / "replay.md"
+GUIDE = PROJECT / "docs" / "replay.md"
 
 
 def mistakes(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from places import PROJECT
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
 from serve_support import sidecar
@@ -18,7 +19,7 @@ from exporter.collectors.catalogue import CATALOGUE
 from exporter.collectors.family import Collected, Distribution
 from exporter.errors import CollectError
 
-DOCUMENT = Path(__file__).parent.parent / "docs/NODE_EXPORTER.md"
+DOCUMENT = PROJECT / "docs/NODE_EXPORTER.md"
 
 PROGRAM = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
 

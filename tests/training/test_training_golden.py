@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import replay_one_logger
+from places import DATA, TESTS
 
-GOLDEN = Path(__file__).with_name("data") / "one-logger-golden.json"
+GOLDEN = DATA / "one-logger-golden.json"
 CONTENT: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
@@ -117,7 +118,7 @@ def test_a_file_may_allow_less(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_the_command_says_what_it_does() -> None:
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("replay_one_logger.py")), "--help"],
+        [sys.executable, str(TESTS / "replay_one_logger.py"), "--help"],
         capture_output=True,
         text=True,
         check=False,

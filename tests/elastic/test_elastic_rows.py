@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import places
 import pytest
 from elastic_support import REPOSITORY
 
 from exporter.ledger.own_families import OWN
 
 DOCUMENT = (REPOSITORY / "docs" / "torchelastic.md").read_text(encoding="utf-8")
-TESTS = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+TESTS = "".join(path.read_text(encoding="utf-8") for path in places.TESTS.glob("*/test_*.py"))
 
 
 @pytest.mark.parametrize("row", [f"E{number}" for number in range(1, 8)])

@@ -27,12 +27,12 @@ ROWS = {
 }
 TESTS = {
     name
-    for path in ROOT.glob("tests/test_*.py")
+    for path in ROOT.glob("tests/*/test_*.py")
     for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
 }
 OURS = {
     name
-    for path in ROOT.glob("tests/test_one_logger_*.py")
+    for path in ROOT.glob("tests/*/test_one_logger_*.py")
     for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
 }
 VECTORS = {

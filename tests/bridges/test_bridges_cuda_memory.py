@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from elastic_support import child, labelled, page_of, series
+from places import TESTS
 
 ANSWERS = """
 import exporter
@@ -44,7 +45,7 @@ def test_the_memory_of_a_living_process_is_a_gauge(tmp_path: Path) -> None:
         ANSWERS
         + f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(TESTS)!r})
 from pathlib import Path
 from elastic_support import page_of
 print(page_of(Path(os.environ["EXPORTER_FEED_DIR"])))

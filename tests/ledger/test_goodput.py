@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from goodput_support import Books, PaperJob
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import PROJECT
 from test_feed_training import training_readings
 
 from exporter.ledger.attempts import CAUSE_OF_PHASE, CAUSES, Attempt
@@ -376,7 +375,7 @@ def test_a_process_that_says_nothing_of_training_begins() -> None:
 
 
 def test_the_worked_example_of_the_documentation_is_true() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "goodput.md").read_text(encoding="utf-8")
+    text = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
     books, first = Books(), a_job(init=20.0)
     books.begin(first)
     for step in range(100):

@@ -7,16 +7,16 @@ import pkgutil
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import PROJECT
 
 import exporter
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.family import FamilySpec
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
-ROOT = Path(__file__).parent.parent
+ROOT = PROJECT
 
 BASE_UNITS = {"", "seconds", "bytes", "hertz", "celsius", "ratio", "joules", "watts", "volts"}
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import PROJECT
 
 from exporter.feed.codec import decode
 from exporter.feed.snapshot import Snapshot
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = PROJECT
 
 
 def run(program: str, feed: Path, *, status: int = 0, **environment: str) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from places import PROJECT
 from training_support import begun_anew, misuses, of, told
 
 from exporter import training
 from exporter.training.kinds import PHASES
 
-TEXT = (Path(__file__).resolve().parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+TEXT = (PROJECT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)

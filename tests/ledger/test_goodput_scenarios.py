@@ -18,10 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from places import TESTS
 from serve_support import Sidecar, environment, sidecar
 from waiting import wait_until
 
-JOB = Path(__file__).with_name("goodput_job.py")
+JOB = TESTS / "goodput_job.py"
 CONFIGURATION = "feed:\n  interval: 200ms\n"
 
 

@@ -10,10 +10,9 @@ import pytest
 import replay_one_logger
 from one_logger_jobs import content, vector
 from one_logger_model import Model
+from places import DATA
 
-GOLDEN: dict[str, Any] = json.loads(
-    Path(__file__).with_name("data").joinpath("one-logger-golden.json").read_text(encoding="utf-8")
-)
+GOLDEN: dict[str, Any] = json.loads((DATA / "one-logger-golden.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("golden", GOLDEN["vectors"], ids=lambda golden: golden["id"])

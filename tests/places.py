@@ -1,0 +1,9 @@
+"""Where the project, its tests and their data lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+PROJECT = TESTS.parent
+DATA = TESTS / "data"
