@@ -1,0 +1,152 @@
+"""Metric families: what a family is, and how a collector hands its families over.
+
+Used in the sidecar only. A collector is what prometheus_client calls one: an object whose `collect()` returns metric
+families, so that ours can be registered in any registry and any other collector runs beside ours. What is added here:
+a `FamilySpec` says once what a family is (docs/METRICS.md is generated from it), and a `Collected` is a list of
+families that also tells what could not be read.
+
+Absent is *no sample*: never NaN, never a sentinel, never the last good value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+from exporter.errors import CollectError
+
+FamilyType = Literal["counter", "gauge", "histogram", "summary", "info", "stateset"]
+
+_go_number: Callable[[float], str] = floatToGoString
+
+MAX_PROBLEMS_PER_REASON = 5
+"""How many of one reason are kept: the five hundred files of a large machine tend to fail in the same way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The value of one histogram or summary series.
+
+    Attributes:
+        count: All observations.
+        sum: Their sum; None leaves `_sum` out (a negative observation was seen).
+        buckets: (upper bound, observations <= bound), ascending, finite bounds only; empty for a summary.
+    """
+
+    count: int
+    sum: float | None
+    buckets: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySpec:
+    """What a family is; stands beside the code that fills it and is the source of docs/METRICS.md.
+
+    Attributes:
+        name: As Prometheus' text format shows it: counters with `_total`, infos with `_info`.
+        type: Its exposition type.
+        help: One sentence: what it is, and when it is absent.
+        labels: Label names in the order in which samples give their values.
+        unit: The base unit that the name carries before `_total`; "" for none.
+        source: Where the number comes from (file, call, formula).
+    """
+
+    name: str
+    type: FamilyType
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    source: str = ""
+
+    def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
+        """Make the family of these samples.
+
+        Args:
+            samples: By label values in the order of `labels`; an empty string means that the label is absent.
+        """
+        base = self.name.removesuffix({"counter": "_total", "info": "_info"}.get(self.type, ""))
+        metric = Metric(base, self.help, self.type, self.unit)
+        for values, value in samples.items():
+            labels = {name: text for name, text in zip(self.labels, values, strict=True) if text != ""}
+            if isinstance(value, Distribution):
+                _add_distribution(metric, labels, value)
+            else:
+                metric.samples.append(Sample(self.name, labels, value))
+        return metric
+
+
+def _add_distribution(metric: Metric, labels: dict[str, str], value: Distribution) -> None:
+    name = metric.name
+    if metric.type == "histogram":
+        for bound, count in (*value.buckets, (float("inf"), value.count)):
+            metric.samples.append(Sample(f"{name}_bucket", {**labels, "le": _go_number(bound)}, count))
+    metric.samples.append(Sample(f"{name}_count", labels, value.count))
+    if value.sum is not None:
+        metric.samples.append(Sample(f"{name}_sum", labels, value.sum))
+
+
+class Collected(list[Metric]):
+    """The families of one pass of a collector, and what it could not read.
+
+    To a foreign registry it is a list of families. To our scheduler a problem makes the verdict 0 while the rest is
+    published; without any family the pass has failed as a whole.
+
+    Attributes:
+        problems: (reason, message) of parts that failed.
+        unsupported: What this machine does not offer, in words that stay the same from pass to pass. No failure: it is
+            logged once and counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problems: list[tuple[str, str]] = []
+        self.unsupported: list[str] = []
+
+    def add(self, spec: FamilySpec, value: float | Distribution, *labels: str) -> None:
+        """Add a family of one sample."""
+        self.append(spec.family({labels: value}))
+
+    def add_family(self, spec: FamilySpec, samples: Mapping[tuple[str, ...], float | Distribution]) -> None:
+        """Add a family by its samples; one without samples is left out."""
+        if samples:
+            self.append(spec.family(samples))
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Let what is inside fail with `CollectError` alone; families are added last, so that none is half there."""
+        try:
+            yield
+        except CollectError as error:
+            self.fail(error)
+
+    def fail(self, error: CollectError) -> None:
+        """Note what went wrong."""
+        if sum(reason == error.reason for reason, _ in self.problems) < MAX_PROBLEMS_PER_REASON:
+            self.problems.append((error.reason, str(error)))
+
+
+class Collector(Protocol):
+    """A source of families; one file per subject.
+
+    `collect` is called from one thread at a time, never from the scrape. It may block: its deadline costs only itself.
+    """
+
+    @property
+    def name(self) -> str:
+        """The value of the label `collector` and the key in the configuration; lower case, stable."""
+        ...
+
+    @property
+    def specs(self) -> tuple[FamilySpec, ...]:
+        """Every family this collector can publish under a fixed name."""
+        ...
+
+    def collect(self) -> Collected:
+        """Read the source once; what fails is told in the result, not raised."""
+        ...
