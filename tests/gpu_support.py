@@ -22,7 +22,7 @@ from exporter.collectors.gpu_state import Fleet
 from exporter.collectors.nvml.description import Machine
 from exporter.collectors.nvml.machine_files import load_machine
 from exporter.collectors.nvml.protocol import Decoder, encode
-from exporter.yaml_loader import load
+from exporter.config.loader import load
 
 DATA = Path(__file__).parent / "data" / "gpu"
 

@@ -27,20 +27,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bridges": {"elastic", "errors", "recording", "training"},
     "one_logger": {"errors", "recording", "training", "version"},
     "families": {"errors"},
-    "options": set(),
-    "yaml_nodes": {"errors", "options"},
-    "yaml_loader": {"errors", "options", "yaml_nodes"},
+    "config": {"errors"},
     "collectors": {
+        "config",
         "errors",
         "families",
         "feed",
-        "options",
         "recording.naming",
         "recording.values",
         "version",
-        "yaml_loader",
     },
-    "replay": {"collectors", "errors", "options", "yaml_loader"},
+    "replay": {"collectors", "config", "errors"},
     "ledger": {
         "errors",
         "families",
@@ -56,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recording.values",
     },
     "exposition": {"errors", "collectors.family", "families"},
-    "web": {"errors", "exposition", "collectors.family", "families", "options", "yaml_loader"},
+    "web": {"config", "errors", "exposition", "collectors.family", "families"},
     "status": {"collectors.family", "collectors.standing", "families"},
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
@@ -65,8 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 THIRD_PARTY: dict[str, set[str]] = {
     "bridges": {"opentelemetry", "torch"},
-    "yaml_nodes": {"yaml"},
-    "yaml_loader": {"yaml"},
+    "config": {"yaml"},
     "families": {"prometheus_client"},
     "collectors": {"prometheus_client", "psutil", "pynvml"},
     "replay": {"pynvml"},

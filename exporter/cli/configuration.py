@@ -20,9 +20,9 @@ from exporter.cli.goodput_settings import Goodput
 from exporter.cli.gpu_settings import Gpu
 from exporter.cli.logs import Form, Level
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
+from exporter.config.options import Duration, Glob, Keys, Notation, Range, Ratio, Size
 from exporter.errors import DefinitionError
 from exporter.feed.overrides import MAX_RULES
-from exporter.options import Duration, Glob, Keys, Notation, Range, Ratio, Size
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
 from exporter.web.listen import parse_addresses

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from exporter.config.options import Duration, Notation, Range
 from exporter.ledger.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
-from exporter.options import Duration, Notation, Range
 
 Watts = Annotated[float, Range(0, 1e6)]
 Amount = Annotated[float, Range(0, 1e9)]

@@ -22,9 +22,9 @@ from exporter.cli.configuration import Address, Configuration, UrlPath
 from exporter.cli.gpu_settings import Gpu
 from exporter.cli.logs import Form, Level
 from exporter.collectors.nvml.machine_files import load_machine
+from exporter.config.loader import load_file, parse, suggest
+from exporter.config.options import Duration
 from exporter.errors import ConfigurationError, Problem
-from exporter.options import Duration
-from exporter.yaml_loader import load_file, parse, suggest
 
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from exporter.config.options import Duration, Range
 from exporter.ledger.session import GoodputOptions
 from exporter.ledger.training_info import PeakSetting
-from exporter.options import Duration, Range
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from exporter.collectors.gpu_options import GpuOptions
 from exporter.collectors.nvml.machine_files import is_machine_file, unknown_machine
-from exporter.options import Duration, Range
+from exporter.config.options import Duration, Range
 
 
 @dataclass(frozen=True, slots=True)

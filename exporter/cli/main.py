@@ -14,10 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from exporter.cli.flags import Parser, add_flags, parse_duration_flag, resolve
+from exporter.config.loader import suggest
 from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, Problem, StateError
 from exporter.version import __version__
 from exporter.web.webconfig import load_web_config
-from exporter.yaml_loader import suggest
 
 REFUSED = 2
 """Exit status of a start that could not be."""

@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.finding import Finding, Surroundings, bytes_text
+from exporter.config.options import format_duration
 from exporter.errors import ConfigurationError, FeedDirectoryError, FeedFormatError, ListenError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid
 from exporter.feed.overrides import read_overrides
 from exporter.feed.reader import FeedEntry, FeedReader
-from exporter.options import format_duration
 from exporter.web.listen import bind, parse_addresses
 from exporter.web.webconfig import load_web_config
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from exporter.cli.configuration import Configuration
 from exporter.collectors.family import Family, FamilySpec, Sample
+from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
-from exporter.options import options_of
 
 SUCCESSFUL = FamilySpec(
     "exporter_config_last_reload_successful",

@@ -18,9 +18,9 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 from exporter.cli.configuration import UNCHANGED, Configuration
-from exporter.options import Hidden, Keys, Notation, Option, is_union, options_of, unwrap
-from exporter.yaml_loader import choices, limits
-from exporter.yaml_nodes import quote
+from exporter.config.loader import choices, limits
+from exporter.config.nodes import quote
+from exporter.config.options import Hidden, Keys, Notation, Option, is_union, options_of, unwrap
 
 _WIDTH = 110
 

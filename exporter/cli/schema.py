@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from exporter.cli.configuration import UNCHANGED, Configuration
 from exporter.cli.rendering import describe, plain, render
-from exporter.options import REQUIRED, Keys, Notation, Option, Range, is_union, options_of, unwrap
+from exporter.config.options import REQUIRED, Keys, Notation, Option, Range, is_union, options_of, unwrap
 
 SCHEMA_FILE = "config.schema.json"
 EXAMPLE_FILE = "config.example.yaml"

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from exporter.cli.descriptors import closing_all_but
+from exporter.config.options import format_duration
 from exporter.feed.runs import ATTACHED_FLAG
-from exporter.options import format_duration
 
 NAME_FLAG = "--run.name"
 LINGER_FLAG = "--run.linger"

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from exporter.options import Duration, Glob, Range, format_duration
+from exporter.config.options import Duration, Glob, Range, format_duration
 
 if TYPE_CHECKING:
     from exporter.collectors.nvml.description import Machine

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from exporter.options import Duration, Hidden, Notation, Range, Secret
-from exporter.yaml_loader import load_file
+from exporter.config.loader import load_file
+from exporter.config.options import Duration, Hidden, Notation, Range, Secret
 
 _BCRYPT = r"^\$2[aby]\$(0[4-9]|1[0-8])\$[./A-Za-z0-9]{53}$"
 

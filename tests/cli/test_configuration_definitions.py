@@ -19,10 +19,10 @@ from exporter.cli import schema
 from exporter.cli.configuration import Configuration, Rule
 from exporter.cli.rendering import render
 from exporter.collectors.catalogue import CATALOGUE
+from exporter.config.loader import load
 from exporter.errors import ConfigurationError
 from exporter.recording.overrides import check_rules
 from exporter.recording.values import Aggregation
-from exporter.yaml_loader import load
 
 PROJECT = Path(__file__).resolve().parents[2]
 

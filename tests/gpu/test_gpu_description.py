@@ -19,8 +19,8 @@ from exporter.collectors.nvml.machine_files import load_machine, machine_names
 from exporter.collectors.nvml.protocol import MAX_BYTES, Decoder, ProtocolError, encode
 from exporter.collectors.nvml.replay_readings import READINGS
 from exporter.collectors.nvml.replay_values import Tracks, load_of
+from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
-from exporter.options import options_of
 
 GUIDE = PROJECT / "docs" / "replay.md"
 

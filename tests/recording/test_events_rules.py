@@ -12,11 +12,11 @@ from test_recording_process import run, snapshots
 
 from exporter.cli.configuration import UNCHANGED, Configuration, EventRule
 from exporter.cli.rendering import render
+from exporter.config.loader import load
 from exporter.errors import ConfigurationError
 from exporter.feed.overrides import read_overrides, write_overrides
 from exporter.recording.event_values import LEVELS
 from exporter.recording.events import EventLog
-from exporter.yaml_loader import load
 
 rules = st.builds(
     EventRule,

@@ -21,8 +21,8 @@ from exporter.collectors.nvml.identity import ARCHITECTURES, MOST_GPUS
 from exporter.collectors.nvml.replay_library import SYMBOLS
 from exporter.collectors.nvml.replay_machine import EVERY_CALL
 from exporter.collectors.nvml.replay_readings import READINGS
-from exporter.options import Duration, Range, Ratio
-from exporter.yaml_loader import suggest
+from exporter.config.loader import suggest
+from exporter.config.options import Duration, Range, Ratio
 
 
 class _Unchanged(enum.Enum):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exporter.config.loader import load_file
 from exporter.errors import ConfigurationError, Problem
-from exporter.yaml_loader import load_file
 
 if TYPE_CHECKING:
     from exporter.collectors.nvml.description import Machine

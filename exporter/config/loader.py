@@ -4,7 +4,7 @@ Used in the sidecar, for its own configuration and for `web.config.yml`, at the 
 Text and a dataclass come in; an instance goes out, or one `ConfigurationError`, whatever the text is. No
 threads, no state; a file is only read by `load_file`.
 
-Which YAML is understood is told in `yaml_nodes`: no anchors, aliases, merge keys and tags, and nothing that
+Which YAML is understood is told in `nodes`: no anchors, aliases, merge keys and tags, and nothing that
 versions 1.1 and 1.2 read differently.
 
 What a dataclass may hold: other dataclasses, `tuple[T, ...]`, `list[T]`, `frozenset[T]`, `dict[str, T]` or
@@ -27,8 +27,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from exporter.errors import ConfigurationError, Problem
-from exporter.options import (
+from exporter.config.nodes import Listing, Node, Scalar, Table, place_after, quote, read_nodes, scalar_of
+from exporter.config.options import (
     REQUIRED,
     Hidden,
     Keys,
@@ -39,7 +39,7 @@ from exporter.options import (
     options_of,
     unwrap,
 )
-from exporter.yaml_nodes import Listing, Node, Scalar, Table, place_after, quote, read_nodes, scalar_of
+from exporter.errors import ConfigurationError, Problem
 
 MAX_BYTES = 256 * 1024
 """Size limit of one file; a configuration is a few KiB, and PyYAML reads about 100 KiB a second."""

@@ -1,6 +1,6 @@
 """YAML text into nodes that know their place, within the part of YAML that everyone reads alike.
 
-Used in the sidecar by `yaml_loader`; the only file that touches PyYAML. Text comes in; a tree of nodes and a
+Used in the sidecar by `loader`; the only file that touches PyYAML. Text comes in; a tree of nodes and a
 list of problems go out, whatever the text is. No threads, no state.
 
 A scalar is read as YAML 1.2's core schema reads it, which is what editors and other languages do. PyYAML (1.1)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.errors import ConfigurationError
-from exporter.options import (
+from exporter.config.loader import MAX_BYTES, load, load_file, parse
+from exporter.config.nodes import MAX_DEPTH, quote
+from exporter.config.options import (
     Duration,
     Glob,
     Keys,
@@ -26,8 +27,7 @@ from exporter.options import (
     parse_duration,
     parse_size,
 )
-from exporter.yaml_loader import MAX_BYTES, load, load_file, parse
-from exporter.yaml_nodes import MAX_DEPTH, quote
+from exporter.errors import ConfigurationError
 
 
 class Colour(enum.Enum):

@@ -1,6 +1,6 @@
 """What a configuration file may hold: the options of a dataclass, and the ways of writing their values.
 
-Used in the sidecar by the dataclasses that define a configuration, by `yaml_loader`, which fills them, and by
+Used in the sidecar by the dataclasses that define a configuration, by `loader`, which fills them, and by
 what is generated from them (JSON Schema, example, documentation). Pure values; no file, no YAML, no threads.
 
 A field's type may be annotated with `Duration`, `Size`, `Glob`, `Ratio`, `Secret`, `Range` or `Keys`. Its
