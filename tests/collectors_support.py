@@ -52,7 +52,8 @@ def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
         "clock": {},
         "shm": {"shm": root / "shm"},
     }
-    return entry.factory(**roots.get(entry.name, {"proc": root / "proc"}), **options)
+    made: Collector = entry.factory(**roots.get(entry.name, {"proc": root / "proc"}), **options)
+    return made
 
 
 def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:

@@ -20,7 +20,7 @@ from exporter.cli.gpu_settings import Gpu
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.catalogue import CollectorEntry
 from exporter.collectors.checkpoint_dirs import CheckpointDirsCollector
-from exporter.collectors.family import Collector
+from exporter.collectors.family import AnyCollector
 from exporter.collectors.gpu import GpuCollector, visible_devices
 from exporter.collectors.gpu_seams import gpu_readings, gpu_uses
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
@@ -99,7 +99,7 @@ class Wiring:
             linger_seconds=configuration.feed.linger,
         )
 
-    def make(self, entry: CollectorEntry, options: dict[str, Any]) -> Collector:
+    def make(self, entry: CollectorEntry, options: dict[str, Any]) -> AnyCollector:
         """Make a collector of the catalogue."""
         if entry.name == PROCESSES:
             self._processes = ProcessCollector(
@@ -121,8 +121,9 @@ class Wiring:
             )
             return self._rapl
         if entry.name == CheckpointDirsCollector.name:
-            return entry.factory(runs=self._alive, **options)
-        return entry.factory(**options)
+            options = {"runs": self._alive, **options}
+        made: AnyCollector = entry.factory(**options)
+        return made
 
     def make_gpus(self, settings: Gpu, *, on_change: Callable[[], None]) -> KeptGpus:
         """Make a collector of the GPUs, which touches nothing before its first pass.

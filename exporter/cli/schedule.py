@@ -11,7 +11,7 @@ from exporter.cli.gpu_settings import Gpu
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, Wiring
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
-from exporter.collectors.family import Collector
+from exporter.collectors.family import AnyCollector
 from exporter.collectors.scheduler import Scheduler
 
 FEED = "feed"
@@ -29,7 +29,7 @@ class Schedule:
         feed: Reads the feed.
     """
 
-    def __init__(self, scheduler: Scheduler, wiring: Wiring, feed: Collector) -> None:
+    def __init__(self, scheduler: Scheduler, wiring: Wiring, feed: AnyCollector) -> None:
         self._scheduler = scheduler
         self._wiring = wiring
         self._feed = feed

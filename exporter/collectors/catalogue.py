@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from exporter.collectors import (
     cgroup,
@@ -46,7 +47,7 @@ from exporter.collectors import (
     tcp,
     vm,
 )
-from exporter.collectors.family import Collector, FamilySpec
+from exporter.collectors.family import FamilySpec
 from exporter.collectors.selection import EVERYTHING
 from exporter.collectors.statvfs import StatvfsPool
 
@@ -90,7 +91,7 @@ class CollectorEntry:
     """
 
     name: str
-    factory: Callable[..., Collector]
+    factory: Callable[..., Any]
     specs: Sequence[FamilySpec]
     help: str
     interval_seconds: float = FAST_SECONDS
@@ -102,7 +103,7 @@ class CollectorEntry:
 
 def _slow(
     name: str,
-    factory: Callable[..., Collector],
+    factory: Callable[..., Any],
     specs: Sequence[FamilySpec],
     help_text: str,
     options: tuple[tuple[str, str], ...] = (),
@@ -114,7 +115,7 @@ def _slow(
 
 def _asking(
     name: str,
-    factory: Callable[..., Collector],
+    factory: Callable[..., Any],
     specs: Sequence[FamilySpec],
     help_text: str,
     settings: tuple[Setting, ...],

@@ -6,47 +6,24 @@ nothing. Absent is *no sample*, never NaN and never a sentinel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
-FamilyType = Literal["counter", "gauge", "histogram", "summary", "info"]
+from prometheus_client.core import Metric
 
+from exporter.families import Distribution, FamilySpec, FamilyType
 
-@dataclass(frozen=True, slots=True)
-class FamilySpec:
-    """What a family is; stands beside the code that fills it and is the source of docs/METRICS.md.
-
-    Attributes:
-        name: As Prometheus' text format shows it: counters with `_total`, infos with `_info`.
-        type: Its exposition type.
-        help: One sentence: what it is, and when it is absent.
-        labels: Label names in the order in which samples give their values.
-        unit: The base unit that the name carries before `_total`; "" for none.
-        source: Where the number comes from (file, call, formula).
-    """
-
-    name: str
-    type: FamilyType
-    help: str
-    labels: tuple[str, ...] = ()
-    unit: str = ""
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """The value of one histogram or summary series.
-
-    Attributes:
-        count: All observations.
-        sum: Their sum; None leaves `_sum` out (a negative observation was seen).
-        buckets: (upper bound, observations <= bound), ascending, finite bounds only; empty for a summary.
-    """
-
-    count: int
-    sum: float | None
-    buckets: tuple[tuple[float, int], ...] = ()
+__all__ = [
+    "AnyCollector",
+    "Collected",
+    "Collector",
+    "Distribution",
+    "Family",
+    "FamilySpec",
+    "FamilyType",
+    "Sample",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +87,17 @@ class Collector(Protocol):
         Raises:
             CollectError: Nothing can be published; `reason` says why.
         """
+        ...
+
+
+class AnyCollector(Protocol):
+    """What the scheduler takes: one of ours, new or old, or any of prometheus_client's kind with a name."""
+
+    @property
+    def name(self) -> str:
+        """The value of the label `collector`."""
+        ...
+
+    def collect(self) -> Collected | Iterable[Metric]:
+        """Read the source once."""
         ...

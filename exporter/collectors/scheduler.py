@@ -28,7 +28,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from exporter.collectors.family import Collector, Family
+from exporter.collectors.family import AnyCollector, Family
+from exporter.collectors.intake import take
 from exporter.collectors.standing import CollectorStatus, Notice, Standing, Totals, standing_families
 from exporter.collectors.task import Call, Task, check_times
 from exporter.collectors.workers import Workers
@@ -91,7 +92,12 @@ class Scheduler:
         self._families_before: tuple[Family, ...] = ()
 
     def add(
-        self, collector: Collector, *, interval_seconds: float, deadline_seconds: float, eases: bool = False
+        self,
+        collector: AnyCollector,
+        *,
+        interval_seconds: float,
+        deadline_seconds: float,
+        eases: bool = False,
     ) -> None:
         """Schedule a collector; its first pass begins at once, or when the scheduler starts.
 
@@ -307,7 +313,7 @@ class Scheduler:
         failure: BaseException | None = None
         began = self._monotonic()
         try:
-            collected = call.task.collector.collect()
+            collected = take(call.task.collector.collect())
             # What comes from a collector is taken apart here, where a fault in it is still its own.
             problems = tuple((str(reason), str(message)) for reason, message in collected.problems)
             unsupported = tuple(str(what) for what in collected.unsupported)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from exporter.collectors.family import Collector
+from exporter.collectors.family import AnyCollector
 from exporter.collectors.standing import Standing
 
 EASE_SECONDS = 5.0
@@ -30,7 +30,7 @@ class Task:
 
     __slots__ = ("_eases", "collector", "due", "published_at", "removed", "soon", "stale_at", "standing")
 
-    def __init__(self, collector: Collector, standing: Standing, *, eases: bool) -> None:
+    def __init__(self, collector: AnyCollector, standing: Standing, *, eases: bool) -> None:
         self.collector = collector
         self.standing = standing
         self._eases = eases

@@ -37,6 +37,7 @@ _TYPES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "gauge": ("", "", ("",)),
     "histogram": ("", "le", ("", "_bucket", "_count", "_sum", "_created")),
     "info": ("_info", "", ("", "_info")),
+    "stateset": ("", "", ("",)),
     "summary": ("", "quantile", ("", "_count", "_sum", "_created")),
 }
 """By type: the suffix that its name must have, the label name that it may not have, and what must be added
@@ -79,10 +80,10 @@ class Layout:
         # A lone surrogate in a help text costs a character, not the family.
         text = spec.help.encode("utf-8", "replace").decode("utf-8").replace("\\", r"\\").replace("\n", r"\n")
         quoted = text.replace('"', r"\"")
-        has_unit = spec.unit and spec.type != "info" and base.endswith(f"_{spec.unit}")
+        has_unit = spec.unit and spec.type not in ("info", "stateset") and base.endswith(f"_{spec.unit}")
         self.heads = {
             Format.TEXT: f"# HELP {spec.name} {text}\n"
-            f"# TYPE {spec.name} {'gauge' if spec.type == 'info' else spec.type}\n",
+            f"# TYPE {spec.name} {'gauge' if spec.type in ('info', 'stateset') else spec.type}\n",
             Format.OPENMETRICS: f"# HELP {base} {quoted}\n# TYPE {base} {spec.type}\n"
             + (f"# UNIT {base} {spec.unit}\n" if has_unit else ""),
         }

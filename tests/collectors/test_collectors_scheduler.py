@@ -13,9 +13,11 @@ import pytest
 from collectors_support import Board, text_of
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.core import CounterMetricFamily, Metric
 from waiting import wait_until
 
-from exporter.collectors.family import Collected, Collector, Family, FamilySpec, Sample
+from exporter import families
+from exporter.collectors.family import AnyCollector, Collected, Family, FamilySpec, Sample
 from exporter.collectors.scheduler import Scheduler
 from exporter.collectors.standing import SPECS, CollectorStatus, Standing, Totals
 from exporter.collectors.task import EASE_SECONDS, Task
@@ -69,7 +71,7 @@ class Hanging(Source):
 
 @contextmanager
 def running(
-    board: Board, *sources: tuple[Collector, dict[str, Any]], **options: object
+    board: Board, *sources: tuple[AnyCollector, dict[str, Any]], **options: object
 ) -> Iterator[Scheduler]:
     scheduler = Scheduler(publish=board.publish, withdraw=board.withdraw, **options)  # type: ignore[arg-type]  # options are passed through
     for source, times in sources:
@@ -602,3 +604,34 @@ def test_a_scrape_in_rhythm_finds_what_it_would_have_found_without_easing(
         found.append([max(each for each in passes if each <= at) for at in scrapes])
 
     assert found[1] == pytest.approx(found[0])
+
+
+def test_metric_families_of_any_collector_are_published() -> None:
+    board = Board()
+    thing = families.FamilySpec("host_thing", "gauge", "A thing.", ("device",))
+    waits = families.FamilySpec("host_waits_seconds", "histogram", "Waits.", unit="seconds")
+
+    class New:
+        name = "new"
+
+        def collect(self) -> families.Collected:
+            collected = families.Collected()
+            collected.add(thing, 7.0, "sda")
+            collected.add(waits, families.Distribution(3, 1.5, ((0.5, 2),)))
+            collected.problems.append(("malformed", "one file"))
+            return collected
+
+    class Foreign:
+        name = "foreign"
+
+        def collect(self) -> Iterator[Metric]:
+            yield CounterMetricFamily("foreign_things", "Things.", 3.0)
+
+    with running(board, (New(), SELDOM), (Foreign(), SELDOM)) as scheduler:
+        wait_until(lambda: len(board.blocks) == 2)
+        statuses = {status.name: status for status in scheduler.statuses()}
+
+    assert 'host_thing{device="sda"} 7.0' in text_of(board.blocks["new"])
+    assert "foreign_things_total 3.0" in text_of(board.blocks["foreign"])
+    assert statuses["foreign"].success
+    assert statuses["new"].reason == "malformed"

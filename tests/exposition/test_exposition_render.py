@@ -286,7 +286,7 @@ def test_a_label_value_of_the_longest_length_is_shown() -> None:
         FamilySpec("a", "counter", ""),
         FamilySpec("_total", "counter", ""),
         FamilySpec("a", "info", ""),
-        FamilySpec("a", "stateset", ""),  # type: ignore[arg-type]
+        FamilySpec("a", "enum", ""),  # type: ignore[arg-type]
         FamilySpec("a", [], ""),  # type: ignore[arg-type]
         FamilySpec(None, "gauge", ""),  # type: ignore[arg-type]
         FamilySpec("a", "gauge", None),  # type: ignore[arg-type]
