@@ -12,6 +12,7 @@ import logging
 import math
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 
 from exporter.web.counts import Counts, PeerError
@@ -208,6 +209,8 @@ class Connection:
         goes_on = await self._send(wire, exchange, answer)
         if answer.scrape:
             self._house.counts.scraped(self._loop.time() - began, len(answer.body))
+            agent = request.header("user-agent") or ""
+            self._house.counts.scrapers.note(self._peer, agent, time.monotonic())
         if not goes_on:
             await self._say_goodbye(wire)
         return goes_on

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from exporter.collectors.family import Family, FamilySpec, Sample
+from exporter.web.scrapers import Scrapers
 
 PeerError = Literal["reset", "truncated", "head_timeout", "write_timeout", "tls", "certificate"]
 
@@ -155,6 +156,7 @@ class Counts:
         render_timeouts: Answers that were late.
         renders: Answers made.
         renders_joined: Requests that shared one.
+        scrapers: Who comes back at an interval.
     """
 
     scrapes: int = 0
@@ -167,6 +169,7 @@ class Counts:
     render_timeouts: int = 0
     renders: int = 0
     renders_joined: int = 0
+    scrapers: Scrapers = field(default_factory=Scrapers)
 
     def scraped(self, seconds: float, size: int) -> None:
         """Count one complete answer of the telemetry path."""

@@ -16,6 +16,7 @@ import errno
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -97,6 +98,13 @@ class Server:
     def scrapes(self) -> int:
         """Metrics pages that were sent completely."""
         return self._counts.scrapes
+
+    def next_expected_scrape(self) -> float | None:
+        """Give the monotonic time at which the next scrape of a regular scraper is due; None without one.
+
+        It may be past by up to an interval: the scraper is late. A client that came once is no scraper.
+        """
+        return self._counts.scrapers.next_expected(time.monotonic())
 
     def start(self) -> None:
         """Bind every address and serve; returns when connections are accepted.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -391,14 +389,6 @@ def test_a_histogram_whose_bounds_changed_is_written_with_the_new_ones() -> None
         'good_bucket{le="3.0",rank="0"} 1.0',
         'good_bucket{le="+Inf",rank="0"} 2.0',
     ]
-
-
-def test_prometheus_client_is_not_loaded() -> None:
-    program = "import sys, exporter.exposition.page; print('prometheus_client' in sys.modules)"
-
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert answer.stdout == "False\n"
 
 
 def test_a_distribution_whose_parts_cannot_be_compared_is_left_out() -> None:
