@@ -58,9 +58,8 @@ dashboards: setup system
 	@if [ -n "$(DASHRENDER)" ]; then $(BIN)/python -m dashboards.pictures --dashrender "$(DASHRENDER)"; else \
 	  echo 'no pictures: make dashboards DASHRENDER=<directory of dashrender>'; fi
 
-# From deploy/prometheus/templates and thresholds.yaml; then what the new ones say in their cases.
+# Writes what the alerts say into their cases, and the table of the runbook.
 rules: setup system
-	$(BIN)/python deploy/prometheus/render.py
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_rules.py
 
 clean:

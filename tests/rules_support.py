@@ -17,12 +17,12 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 PROMETHEUS = ROOT / "deploy/prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
-CASES = sorted((PROMETHEUS / "tests").glob("*.yml"))
+CASES = sorted((PROMETHEUS / "tests").glob("*.yaml"))
 
 FUNCTIONS = frozenset(
     """abs absent and avg avg_over_time bool by clamp_max clamp_min count group group_left group_right
     histogram_quantile ignoring increase label_replace max max_over_time min min_over_time offset on or predict_linear
-    present_over_time quantile quantile_over_time rate round sqrt sum time unless without""".split()  # noqa: SIM905 - forty words in quotes each would be read by nobody
+    present_over_time quantile quantile_over_time rate round scalar sqrt sum time unless vector without""".split()  # noqa: SIM905 - forty words in quotes each would be read by nobody
 )
 """Words of PromQL that our rules use; another one is taken for the name of a family, and fails there."""
 
@@ -72,7 +72,12 @@ def alerts() -> list[Rule]:
 
 
 def records() -> list[Rule]:
-    return [rule for rule in rules() if not rule.alert]
+    """Everything that is computed; thresholds are numbers."""
+    return [rule for rule in rules() if not rule.alert and rule not in thresholds()]
+
+
+def thresholds() -> list[Rule]:
+    return [rule for rule in rules() if rule.file == "thresholds.yml"]
 
 
 def selectors(expression: str) -> Iterator[Selector]:

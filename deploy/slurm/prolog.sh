@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prolog of Slurm (slurm.conf: Prolog=…), as root on each node of a job: tells Prometheus where the job's exporter is.
 #
-# One file for each job and node, for deploy/prometheus/scrape/slurm.yml. Written under another name and renamed,
+# One file for each job and node, for deploy/prometheus/scrape/slurm.yaml. Written under another name and renamed,
 # since Prometheus watches the directory and would read half a file. Several jobs of a node have a port each,
 # counted from 20909; their jobs read it from $EXPORTER_PORT (task-prolog.sh).
 #

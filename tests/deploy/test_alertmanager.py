@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
-from rules_support import PROMETHEUS, script
+from rules_support import PROMETHEUS, RULES
 from serve_support import sidecar
 
 pytestmark = [
@@ -37,11 +38,17 @@ timeline:
   - {at: 4s, until: 14s, gpus: [1], lost: true}
 """
 
-THRESHOLDS = """\
-rules: {interval: 500ms, slow_interval: 1s}
-GpuLost: {for: 0s}
-GpuMissing: {for: 0s}
-"""
+
+def in_a_hurry(directory: Path) -> None:
+    """Our rules, evaluated twice a second, and firing at once."""
+    directory.mkdir()
+    for path in RULES:
+        text = re.sub(
+            r"^    interval: .*", "    interval: 500ms", path.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+        (directory / path.name).write_text(
+            re.sub(r"^        (for|keep_firing_for): .*\n", "", text, flags=re.MULTILINE)
+        )
 
 
 class Receiver:
@@ -86,7 +93,7 @@ class Receiver:
 @contextlib.contextmanager
 def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
     """Debian's Alertmanager with our configuration, in a hurry, told where the receiver is."""
-    text = (PROMETHEUS / "alertmanager.yml").read_text(encoding="utf-8")
+    text = (PROMETHEUS / "alertmanager.yaml").read_text(encoding="utf-8")
     text = text.replace("http://127.0.0.1:9999", receiver.url)
     text = text.replace("group_wait: 30s", "group_wait: 200ms").replace(
         "group_interval: 5m", "group_interval: 1s"
@@ -108,15 +115,12 @@ def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
 
 
 def test_a_gpu_that_is_lost_reaches_the_pager_and_is_called_off_when_it_returns(tmp_path: Path) -> None:
-    machine, thresholds, options = (tmp_path / name for name in ("machine.yaml", "mine.yaml", "config.yaml"))
+    machine, options = (tmp_path / name for name in ("machine.yaml", "config.yaml"))
     machine.write_text(MACHINE)
-    thresholds.write_text(THRESHOLDS)
     options.write_text("gpu: {retry: 500ms}\n")
     receiver = Receiver()
     rules = tmp_path / "rules"
-    assert (
-        script(PROMETHEUS / "render.py").main(["--thresholds", str(thresholds), "--output", str(rules)]) == 0
-    )
+    in_a_hurry(rules)
     with (
         contextlib.closing(receiver),
         alertmanager(tmp_path, receiver) as address,

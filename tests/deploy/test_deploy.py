@@ -17,7 +17,7 @@ import jsonschema  # type: ignore[import-untyped]  # it brings no types
 import pytest
 import yaml
 from prometheus_support import free_port
-from rules_support import ROOT, alerts, promtool, script
+from rules_support import ROOT, alerts, promtool, rules
 from serve_support import exporter, sidecar
 from test_rules import known
 
@@ -216,7 +216,7 @@ def test_a_mistake_in_a_provisioning_file_is_noticed(name: str, old: str, new: s
 
 # --- Prometheus and Alertmanager -----------------------------------------------------------------------------
 
-SCRAPES = sorted([*(DEPLOY / "prometheus/scrape").glob("*.yml"), DEPLOY / "compose/prometheus.yml"])
+SCRAPES = sorted([*(DEPLOY / "prometheus/scrape").glob("*.yaml"), DEPLOY / "compose/prometheus.yml"])
 
 
 def scrape_configs() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -236,7 +236,7 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
     copy.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", text))
 
     told = promtool(
-        "check", "config", "--syntax-only", *(["--agent"] if path.name == "agent.yml" else []), copy
+        "check", "config", "--syntax-only", *(["--agent"] if path.name == "agent.yaml" else []), copy
     )
 
     assert told.returncode == 0, told.stdout + told.stderr
@@ -252,7 +252,8 @@ def test_limits_of_a_scrape_lie_above_those_of_the_exporter() -> None:
 
 
 def test_scrape_jobs_have_the_names_that_the_alerts_go_by() -> None:
-    rules = load(DEPLOY / "prometheus/thresholds.yaml")["rules"]
+    asked = {found for rule in alerts() for found in re.findall(r'\bjob=~"([^"]+)"', rule.expr)}
+    always = {found for rule in alerts() for found in re.findall(r'\bjob="([^"]+)"', rule.expr)}
     names = {each["job_name"] for _, each in scrape_configs()} - {"prometheus"}
     monitored = {
         rule["replacement"]
@@ -261,20 +262,22 @@ def test_scrape_jobs_have_the_names_that_the_alerts_go_by() -> None:
         if rule["targetLabel"] == "job"
     }
 
-    assert rules["job"] in names
-    assert [name for name in names | monitored if not re.fullmatch(rules["jobs"], name)] == []
+    assert always
+    assert always <= names
+    assert asked
+    assert [name for name in names | monitored for each in asked if not re.fullmatch(each, name)] == []
 
 
 def test_amtool_accepts_the_configuration_of_alertmanager() -> None:
     told = run(
-        program("amtool", "prometheus-alertmanager"), "check-config", DEPLOY / "prometheus/alertmanager.yml"
+        program("amtool", "prometheus-alertmanager"), "check-config", DEPLOY / "prometheus/alertmanager.yaml"
     )
 
     assert told.returncode == 0, told.stdout + told.stderr
 
 
 def test_alertmanager_inhibits_alerts_that_exist() -> None:
-    text = (DEPLOY / "prometheus/alertmanager.yml").read_text(encoding="utf-8")
+    text = (DEPLOY / "prometheus/alertmanager.yaml").read_text(encoding="utf-8")
     named = {name for value in re.findall(r'alertname[!=~]+"([^"]+)"', text) for name in value.split("|")}
 
     assert named
@@ -397,15 +400,12 @@ def test_a_mistake_in_a_manifest_is_noticed(name: str, old: str, new: str) -> No
         any(map(check_manifest, documents))
 
 
-def test_rules_can_be_had_as_a_resource_of_the_prometheus_operator(tmp_path: Path) -> None:
-    status = script(DEPLOY / "prometheus/render.py").main(
-        ["--format=prometheusrule", "--output", str(tmp_path)]
-    )
-    resource = load(tmp_path / "prometheusrule.yaml")
+def test_rules_can_be_had_as_a_resource_of_the_prometheus_operator() -> None:
+    told = run(sys.executable, KUBERNETES / "prometheusrule.py")
+    resource = yaml.safe_load(told.stdout)
 
-    assert status == 0
     check(resource, "PrometheusRule")
-    assert sum(len(group["rules"]) for group in resource["spec"]["groups"]) > 100
+    assert sum(len(group["rules"]) for group in resource["spec"]["groups"]) == len(rules())
 
 
 # --- systemd -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ pytestmark = [
 
 def test_a_gap_stays_a_gap_through_remote_write(tmp_path: Path) -> None:
     store, agent = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    text = (ROOT / "deploy/prometheus/scrape/agent.yml").read_text(encoding="utf-8")
+    text = (ROOT / "deploy/prometheus/scrape/agent.yaml").read_text(encoding="utf-8")
     text = text.replace("127.0.0.1:8428", store).replace("/etc/prometheus/hosts", str(tmp_path))
     text = text.replace("scrape_interval: 15s", "scrape_interval: 500ms").replace(
         "scrape_timeout: 10s", "scrape_timeout: 500ms"

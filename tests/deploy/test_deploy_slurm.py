@@ -170,7 +170,7 @@ def test_the_name_of_a_user_cannot_write_json(node: Node) -> None:
 def test_series_of_a_job_come_with_its_prolog_and_go_with_its_epilog(node: Node, tmp_path: Path) -> None:
     with sidecar(tmp_path) as exporter:
         prometheus = Prometheus(tmp_path / "prometheus", {})
-        text = (ROOT / "deploy/prometheus/scrape/slurm.yml").read_text(encoding="utf-8")
+        text = (ROOT / "deploy/prometheus/scrape/slurm.yaml").read_text(encoding="utf-8")
         text = text.replace("/shared/prometheus/sd", str(node.targets))
         text = text.replace("15s", "500ms").replace("scrape_timeout: 10s", "scrape_timeout: 500ms")
         (tmp_path / "prometheus/prometheus.yml").write_text(text)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from prometheus_support import Prometheus, fetch, needs_prometheus, wait_for
-from rules_support import RULES, Rule, Selector, records, rules, selectors
+from rules_support import RULES, Rule, Selector, records, rules, selectors, thresholds
 from serve_support import environment
 from waiting import wait_until
 
@@ -139,7 +139,7 @@ def asked() -> list[Selector]:
 
 
 def test_everything_that_rules_ask_for_is_there_or_absent_for_a_reason(prometheus: Prometheus) -> None:
-    lawful = {rule.name for rule in records()} | set(ABSENT)
+    lawful = {rule.name for rule in [*records(), *thresholds()]} | set(ABSENT)
     due = [each for each in asked() if not {each.name, str(each)} & lawful]
 
     def lacking() -> list[str]:
