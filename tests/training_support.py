@@ -14,7 +14,7 @@ from exporter.training.interpreter import Interpreter
 from exporter.training.job import Job
 from exporter.training.kinds import ENTER, EXIT, FAIL, Kind
 from exporter.training.misuse import Misuse
-from exporter.training.phases import PhaseClock
+from exporter.training.phase_clock import PhaseClock
 from exporter.training.reading import read
 from exporter.training.recording import TRAINING
 from exporter.training.series import Families

@@ -35,7 +35,8 @@ from exporter.training.kinds import (
 )
 from exporter.training.names import StandardTrainingJobEventName
 from exporter.training.opened import Open, Stack
-from exporter.training.phases import PhaseClock
+from exporter.training.phase_clock import PhaseClock
+from exporter.training.phases import PHASES
 from exporter.training.records import Records
 from exporter.training.runs import BEGIN_CODE, Plan, Runs
 from exporter.training.saving import is_untold_save
@@ -172,7 +173,7 @@ class Interpreter:
         waits = [
             times
             for block, times in zip(plan.blocks, durations, strict=True)
-            if block.phase in kinds.WAITS and block.enter < plan.end
+            if PHASES[block.phase].waiting and block.enter < plan.end
         ]
         self.job.looping.fold(durations[0], waits, work, finished, self)
 

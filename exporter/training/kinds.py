@@ -15,6 +15,7 @@ from exporter.training.names import (
     StandardTrainingJobSpanName,
     name_of,
 )
+from exporter.training.phases import PHASES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,45 +40,6 @@ FIRST_KIND = 8
 MOST_NAMES = 1000
 """Names of the job's own that are told apart; the rest is `other`."""
 OTHER = "other"
-
-PHASES = (
-    "init",
-    "rendezvous",
-    "model_init",
-    "optimizer_init",
-    "dataloader_init",
-    "compile",
-    "checkpoint_load",
-    "data_loading",
-    "iteration",
-    "forward",
-    "backward",
-    "grad_sync",
-    "optimizer",
-    "zero_grad",
-    "checkpoint_save_sync",
-    "checkpoint_save_async",
-    "validation",
-    "test",
-    "logging",
-    "restart",
-    "other",
-)
-"""Values of the label `phase`. `iteration` is what remains of an iteration beside the phases inside it."""
-WORK = frozenset({"iteration", "forward", "backward", "grad_sync", "optimizer", "zero_grad"})
-"""Phases that are the work of an iteration."""
-WAITS = frozenset({"data_loading", "grad_sync"})
-"""Phases in which a rank waits for others or for data."""
-RECURRING = (WORK - {"iteration"}) | {
-    "data_loading",
-    "checkpoint_save_sync",
-    "checkpoint_save_async",
-    "validation",
-    "test",
-    "logging",
-}
-"""Phases that come again and again, so that their durations are worth a histogram: eighteen series for each. What an
-iteration does beside its phases, and what is done once at the start, have their seconds."""
 
 
 class Kind:

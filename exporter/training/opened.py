@@ -11,7 +11,7 @@ from exporter.training.kinds import Kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from exporter.training.phases import Entry
+    from exporter.training.phase_clock import Entry
     from exporter.training.saves import Save
     from exporter.training.spans import Span
 

@@ -26,7 +26,7 @@ from exporter.training.job import Job
 from exporter.training.kinds import Kind
 from exporter.training.misuse import Misuse
 from exporter.training.names import SpanName, name_of
-from exporter.training.phases import PhaseClock
+from exporter.training.phase_clock import PhaseClock
 from exporter.training.provider import Configured
 from exporter.training.reading import read
 from exporter.training.series import Families

@@ -10,7 +10,7 @@ from places import PROJECT
 from training_support import begun_anew, misuses, of, told
 
 from exporter import training
-from exporter.training.kinds import PHASES
+from exporter.training.phases import PHASES
 
 TEXT = (PROJECT / "docs" / "training.md").read_text(encoding="utf-8")
 

@@ -13,6 +13,7 @@ from training_support import ByHand, entered, left
 from exporter.training import kinds
 from exporter.training.kinds import Kind
 from exporter.training.medians import median
+from exporter.training.phases import PHASES
 
 SHORT = [
     kinds.TRAINING_ITERATION,
@@ -61,7 +62,7 @@ def test_the_seconds_of_all_phases_sum_to_wall_time(job: tuple[list[Any], float]
     seconds = seconds_by_phase(by_hand.values(end))
     assert sum(seconds.values()) == pytest.approx(end - 2.0)
     assert all(value >= 0 for value in seconds.values())
-    assert set(seconds) <= set(kinds.PHASES)
+    assert set(seconds) <= set(PHASES)
 
 
 @settings(max_examples=100, deadline=None)
