@@ -21,7 +21,7 @@ from pathlib import Path
 import exporter
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.collectors.family import FamilySpec
-from exporter.recording.naming import WINDOW_PARTS
+from exporter.recording.aggregations import AGGREGATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -164,9 +164,10 @@ def metrics_document(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
         if folder in stages
     ]
     windows = "".join(
-        f"| `training_batch_latency_window_{word}_seconds` | gauge | {aggregation.name} of the last closed window"
+        f"| `training_batch_latency_window_{row.word}_seconds` | gauge | {aggregation.name} of the last closed window"
         " | the window was empty, the process is gone or its feed is stale |\n"
-        for aggregation, word in WINDOW_PARTS.items()
+        for aggregation, row in AGGREGATIONS.items()
+        if row.word
     )
     return "\n".join([PREAMBLE, *sections, STAT_TEXT + windows + STAT_LAST_ROWS])
 

@@ -12,9 +12,8 @@ from math import isfinite
 from time import monotonic
 
 from exporter.errors import DefinitionError, FeedError
-from exporter.recording.agent import AGENT
 from exporter.recording.definition import check_label
-from exporter.recording.identity import Identity, clean_text, identify_by, identity_from
+from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.late import WHEN_EVENTS_ARE_LOADED, WHEN_TRAINING_IS_LOADED
 from exporter.recording.notices import tell_once
 from exporter.recording.recorder import Recorder
@@ -24,6 +23,7 @@ from exporter.version import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from exporter.feed.overrides import OverridesReader
+    from exporter.feed.snapshot import ProcessIdentity
     from exporter.feed.writer import FeedWriter
     from exporter.recording.event_log import EventLog
     from exporter.training.recording import TrainingRecording
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 DEFAULT_FLUSH_SECONDS = 1.0
 
 
-class _Settings:
-    """What `configure` has said; it goes before the environment."""
+class _Opened:
+    """What the recording thread has opened."""
 
-    run: str | None = None
-    rank: int | None = None
-    labels: tuple[tuple[str, str], ...] = ()
     overrides: OverridesReader | None = None
+    writer: FeedWriter | None = None
 
 
 def _flush_seconds(environment: Mapping[str, str]) -> float:
@@ -46,15 +44,6 @@ def _flush_seconds(environment: Mapping[str, str]) -> float:
     except ValueError:
         return DEFAULT_FLUSH_SECONDS
     return min(max(seconds, 0.1), 60.0) if isfinite(seconds) else DEFAULT_FLUSH_SECONDS
-
-
-def _identity() -> Identity:
-    found = identity_from(os.environ, agent=AGENT.is_agent, run_id=AGENT.run_id if AGENT.is_agent else "")
-    return found.replace(
-        run=found.run if _Settings.run is None else _Settings.run,
-        rank=found.rank if _Settings.rank is None else _Settings.rank,
-        labels=_Settings.labels,
-    )
 
 
 def _load_feed() -> None:
@@ -69,6 +58,11 @@ def _load_feed() -> None:
     import exporter.feed.writer  # noqa: F401, PLC0415
 
 
+def _prepare() -> None:
+    PROCESS.begin()
+    _load_feed()
+
+
 def _directory() -> str | None:
     from exporter.feed.directory import feed_directory  # noqa: PLC0415  # see _load_feed
 
@@ -81,53 +75,70 @@ def _directory() -> str | None:
 
 def _open_sink(began: float) -> FeedWriter | None:
     """Make this process's feed writer; on the recording thread, at its first flush, until it succeeds."""
-    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415  # see _load_feed
-    from exporter.feed.writer import FeedWriter  # noqa: PLC0415
+    from exporter.feed.writer import FeedWriter  # noqa: PLC0415  # see _load_feed
 
     directory = _directory()
     if directory is None:
         return None
-    identity = _identity()
-    process = ProcessIdentity(
-        id=os.urandom(16).hex(),
+    identity = _written_as(os.urandom(16).hex(), began)
+    _Opened.writer = FeedWriter(directory, identity, flush_seconds=_flush_seconds(os.environ))
+    return _Opened.writer
+
+
+def _written_as(process_id: str, began: float) -> ProcessIdentity:
+    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415  # see _load_feed
+
+    found = PROCESS.identity()
+    return ProcessIdentity(
+        id=process_id,
         pid=os.getpid(),
         started=began,
-        run=identity.run,
-        rank=identity.rank,
-        local_rank=identity.local_rank,
-        role=identity.role,
-        node=identity.node,
-        labels=identity.labels,
+        run=found.run,
+        rank=found.rank,
+        local_rank=found.local_rank,
+        role=found.role,
+        node=found.node,
+        labels=found.labels,
         version=__version__,
+        run_given=found.run_given,
+        trains=found.trains,
     )
-    return FeedWriter(directory, process, flush_seconds=_flush_seconds(os.environ))
+
+
+def _claim_rank(trains: bool) -> None:
+    """Take the rank of a process that trains or records, and say so in its file."""
+    PROCESS.claim_rank(trains=trains)
+    if _Opened.writer is not None:
+        before = _Opened.writer.identity
+        _Opened.writer.identity = _written_as(before.id, before.started)
 
 
 def _changed_rules() -> Sequence[Mapping[str, object]] | None:
     from exporter.feed.overrides import OverridesReader  # noqa: PLC0415  # see _load_feed
 
-    if _Settings.overrides is None:
+    if _Opened.overrides is None:
         directory = _directory()
         if directory is None:
             return None
-        _Settings.overrides = OverridesReader(directory)
+        _Opened.overrides = OverridesReader(directory)
     try:
-        return _Settings.overrides.changed_rules()
+        return _Opened.overrides.changed_rules()
     except FeedError as error:
         tell_once(f"overrides {error}", f"the recording rules of the sidecar are left out: {error}")
         return None
 
 
 def _who() -> tuple[str, int | None]:
-    identity = _identity()
-    return identity.run, identity.rank
+    found = PROCESS.identity()
+    return found.run, found.rank
 
 
 RECORDER = Recorder(
     REGISTRY,
     _open_sink,
     _changed_rules,
-    prepare=_load_feed,
+    prepare=_prepare,
+    claim_rank=_claim_rank,
     flush_seconds=_flush_seconds(os.environ),
 )
 REGISTRY.recording = os.environ.get("EXPORTER_DISABLED") != "1"
@@ -160,8 +171,7 @@ def _begin_anew() -> None:
     RECORDER.renew()
 
 
-AGENT.on_change(_identity, _begin_anew)
-identify_by(_identity)
+PROCESS.on_change(_begin_anew)
 
 
 def configure(
@@ -192,15 +202,7 @@ def configure(
         )
     for name, value in (labels or {}).items():
         check_label(name, value)
-    before = _identity()
-    if run is not None:
-        _Settings.run = run
-    if rank is not None:
-        _Settings.rank = rank
-    if labels is not None:
-        _Settings.labels = tuple(sorted(labels.items()))
-    if _identity() != before:
-        RECORDER.renew()
+    PROCESS.configure(run, rank, None if labels is None else tuple(sorted(labels.items())))
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:

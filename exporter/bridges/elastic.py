@@ -25,7 +25,7 @@ from exporter.bridges.imports import when_imported
 from exporter.elastic.events.handlers import PrometheusEventHandler
 from exporter.elastic.metrics.prometheus import PrometheusMetricHandler
 from exporter.elastic.metrics.streams import stream_of
-from exporter.recording.agent import AGENT
+from exporter.recording.identity import AGENT
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 

@@ -5,13 +5,11 @@ Used in the training process. Lightning's own launchers, for one, start ranks wi
 
 from __future__ import annotations
 
-import os
-
 import exporter
-from exporter.recording.identity import identity_from
+from exporter.recording.identity import identity
 
 
 def tell_rank(rank: int) -> None:
     """Record under a rank from now on."""
-    if identity_from(os.environ).rank != rank:
+    if identity().rank != rank:
         exporter.configure(rank=rank)

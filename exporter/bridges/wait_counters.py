@@ -13,8 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from exporter.bridges.periodic import Periodic
-from exporter.recording.agent import AGENT
-from exporter.recording.identity import clean_text
+from exporter.recording.identity import AGENT, clean_text
 from exporter.recording.plain import plain
 
 LOOK_SECONDS = 1.0

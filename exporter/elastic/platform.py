@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from exporter.recording.agent import AGENT
-from exporter.recording.identity import clean_text
+from exporter.recording.identity import AGENT, clean_text
 from exporter.recording.plain import plain
 
 TYPE_CHECKING = False

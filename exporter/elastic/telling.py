@@ -16,11 +16,10 @@ from time import monotonic_ns, time
 
 from exporter.elastic.platform import PLATFORM
 from exporter.errors import DefinitionError
-from exporter.recording.agent import AGENT
 from exporter.recording.event_kinds import Kind
 from exporter.recording.event_values import check_data
 from exporter.recording.events import EVENTS
-from exporter.recording.identity import clean_text
+from exporter.recording.identity import AGENT, clean_text
 from exporter.recording.plain import plain
 
 WORKER_STATUS = "torchelastic.worker.status."

@@ -26,18 +26,18 @@ second. So a reader that has opened it reads one whole snapshot, at worst one th
 is harmless, since each snapshot is complete and the next is never more than a look away.
 
 Example: process 000102…0f (run "r", rank 0) has recorded three values of the Stat "loss", two of them in the
-last closed window, and lost one snapshot to a full disk. Its second snapshot has 642 bytes:
+last closed window, and lost one snapshot to a full disk. Its second snapshot has 674 bytes:
 
      0  89 45 58 50 46 0d 0a 1a   magic
-     8  01 00 00 00 91 cf 8f 6e   version 1, flags 0, checksum 0x6e8fcf91
+     8  01 00 00 00 16 cb 38 9a   version 1, flags 0, checksum 0x9a38cb16
     16  00 01 02 03 04 05 06 07   process id
     24  08 09 0a 0b 0c 0d 0e 0f
     32  02 00 00 00 00 00 00 00   sequence 2
-    40  28 01 00 00 5e 00 00 00   296 bytes, 94 bytes,
+    40  48 01 00 00 5e 00 00 00   328 bytes, 94 bytes,
     48  c8 00 00 00               200 bytes
 
     {"process":{"pid":7,"started":1700000000.0,"run":"r","rank":0,"local_rank":null,"role":"trainer","node":"",
-    "labels":[],"version":""},"stats":[{"name":"loss","aggregations":["mean"],"window_seconds":60.0,
+    "labels":[],"version":"","run_given":true,"trains":false},"stats":[{"name":"loss","aggregations":["mean"],"window_seconds":60.0,
     "window_samples":null,"unit":null,"help":"","labels":[],"buckets":[],"stale_seconds":300.0}]}
     {"windows":[{"started":1700000000.0,"ended":1700000060.0,"samples":2,"values":{"mean":1.25}}]}
     {"written":1700000061.5,"flush_seconds":1.0,"final":false,"drain_delay_seconds":0.0,

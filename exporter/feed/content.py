@@ -122,6 +122,11 @@ def take_positive(found: object) -> float:
     return number if number > 0 else refuse("a number that is not above 0")
 
 
+def take_flag(found: object) -> bool:
+    """Take true or false."""
+    return found if type(found) is bool else refuse("neither true nor false")
+
+
 def take_optional(found: object, convert: Callable[[Any], Parsed]) -> Parsed | None:
     """Take what `convert` takes, or null."""
     return None if found is None else convert(found)

@@ -25,6 +25,7 @@ from exporter.feed.content import (
     refuse,
     take_at_least_zero,
     take_counts,
+    take_flag,
     take_labels,
     take_list,
     take_matching,
@@ -55,6 +56,7 @@ from exporter.recording.values import (
     NO_EVENTS,
     NOTHING,
     Aggregation,
+    Ending,
     EventsReading,
     Recording,
     StatDefinition,
@@ -185,13 +187,15 @@ def _process(body: dict[str, Any], process_id: str) -> ProcessIdentity:
         node=take_text(body["node"], MAX_IDENTITY_TEXT),
         labels=take_labels(body.get("labels", [])),
         version=take_text(body.get("version", ""), MAX_IDENTITY_TEXT),
+        run_given=take_flag(body.get("run_given", True)),
+        trains=take_flag(body.get("trains", False)),
     )
 
 
 def _definition(found: object) -> StatDefinition:
     body = take_object(found)
     names = take_list(body["aggregations"], 64)
-    aggregations = frozenset(_AGGREGATIONS[name] for name in names)
+    aggregations = frozenset(_AGGREGATIONS[name] for name in names if name in _AGGREGATIONS)
     buckets = tuple(map(take_number, take_list(body.get("buckets", []), MAX_BUCKETS)))
     labels = take_labels(body.get("labels", []))
     if any(low >= high for low, high in pairwise(buckets)):
@@ -232,7 +236,11 @@ def _window(found: object) -> WindowReading:
         take_number(body["ended"]),
         take_whole(body["samples"]),
     )
-    values = {_WINDOWED[name]: take_number(value) for name, value in take_object(body["values"]).items()}
+    values = {
+        _WINDOWED[name]: take_number(value)
+        for name, value in take_object(body["values"]).items()
+        if name in _WINDOWED  # of a later version
+    }
     # It may end before it starts: that is what a step of the wall clock looks like.
     if values and not samples:
         refuse("a window with values of no samples")
@@ -249,9 +257,6 @@ def _snapshot(
     totals = take_list(body["stats"], MAX_STATS)
     if not len(totals) == len(windows) == len(definitions):
         refuse(f"{len(totals)} totals and {len(windows)} windows of {len(definitions)} Stats")
-    final = body["final"]
-    if type(final) is not bool:
-        refuse("final is neither true nor false")
     return Snapshot(
         process=identity,
         sequence=sequence,
@@ -259,11 +264,13 @@ def _snapshot(
         flush_seconds=take_positive(body["flush_seconds"]),
         recording=Recording(
             stats=tuple(map(_reading, definitions, windows, totals)),
-            final=final,
+            final=take_flag(body["final"]),
             drain_delay_seconds=take_at_least_zero(body.get("drain_delay_seconds", 0.0)),
             passive_stuck_since=take_optional(body.get("passive_stuck_since"), take_number),
             events=_events(body["events"]) if "events" in body else NO_EVENTS,
             training=take_training(body["training"]) if "training" in body else None,
+            ending=_ending(body["ending"]) if "ending" in body else None,
+            stats_refused=take_whole(body.get("stats_refused", 0)),
         ),
         dropped=take_counts(body.get("dropped", {})),
     )
@@ -294,6 +301,11 @@ def _reading(definition: StatDefinition, window: WindowReading | None, found: ob
         take_whole(total["overflows"]) if "overflows" in total else 0,
         None if value is None else take_number(value),
     )
+
+
+def _ending(found: object) -> Ending:
+    body = take_object(found)
+    return Ending(take_text(body["exception"], MAX_NAME), take_time(body["at"]))
 
 
 def _events(found: object) -> EventsReading:

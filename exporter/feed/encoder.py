@@ -21,6 +21,7 @@ from exporter.feed.layout import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_C
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import (
     NO_EVENTS,
+    Ending,
     EventsReading,
     StatDefinition,
     StatReading,
@@ -99,7 +100,7 @@ class Encoder:
         return b"".join((header, *sections))
 
     def _sections(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes]:
-        if snapshot.process is not self._identity:
+        if snapshot.process != self._identity:
             self._process = _process(snapshot.process).encode()
             self._identity = snapshot.process
         stats = snapshot.recording.stats
@@ -225,7 +226,8 @@ def _process(process: ProcessIdentity) -> str:
         f'{{"pid":{process.pid:d},"started":{_number(process.started)},"run":{_text(process.run)},'
         f'"rank":{_whole(process.rank)},"local_rank":{_whole(process.local_rank)},'
         f'"role":{_text(process.role)},"node":{_text(process.node)},"labels":{_pairs(process.labels)},'
-        f'"version":{_text(process.version)}}}'
+        f'"version":{_text(process.version)},"run_given":{_flag(process.run_given)},'
+        f'"trains":{_flag(process.trains)}}}'
     )
 
 
@@ -250,7 +252,15 @@ def _flush(snapshot: Snapshot) -> str:
         f'"final":{_flag(recording.final)},"drain_delay_seconds":{_number(recording.drain_delay_seconds)},'
         f'"passive_stuck_since":{_optional(recording.passive_stuck_since)},'
         f'"dropped":{_counts(snapshot.dropped)}'
+        f"{_ending(recording.ending)}"
+        + (f',"stats_refused":{recording.stats_refused:d}' if recording.stats_refused else "")
     )
+
+
+def _ending(ending: Ending | None) -> str:
+    if ending is None:
+        return ""
+    return f',"ending":{{"exception":{_text(ending.exception)},"at":{_number(ending.at)}}}'
 
 
 def _events(events: EventsReading) -> str:

@@ -7,57 +7,47 @@ itself: the reader needs no earlier one, and losing some costs freshness, never 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from exporter.recording.values import NOTHING, Recording, Value
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from exporter.recording.values import Ending, Recording, Value
 
 
+@dataclass(frozen=True, slots=True)
 class ProcessIdentity(Value):
     """Who writes a feed file.
+
+    What a process does may change `rank`, `role`, `local_rank` and `trains` once, from none to one, under the same id.
 
     Attributes:
         id: 32 hexadecimal digits, random per process; the file's name.
         pid: In the writer's own pid namespace, which need not be the reader's.
         started: Unix time at which the process's recording began, seconds.
         run: The run's name.
-        rank: Global rank, None for a process of no rank (torchrun's agent).
+        rank: Global rank, None for a process of no rank (an agent, a helper).
         local_rank: None where the launcher says nothing.
-        role: `trainer`, `agent`, or what the launcher calls it.
+        role: `trainer`; `agent` for torchrun's; `helper` for a process that has no rank yet, or never will.
         node: Host name.
         labels: What `exporter.configure(labels=…)` added; descriptive, published on an info family only.
         version: The exporter's own version in that process.
+        run_given: Whether a person or a launcher chose the run's name; else it was made for this launch.
+        trains: Whether the process has told of training; of two that claim one rank such a process goes first.
     """
 
-    __slots__ = ("id", "pid", "started", "run", "rank", "local_rank", "role", "node", "labels", "version")
-
-    def __init__(
-        self,
-        id: str,
-        pid: int,
-        started: float,
-        run: str,
-        rank: int | None,
-        local_rank: int | None = None,
-        role: str = "trainer",
-        node: str = "",
-        labels: tuple[tuple[str, str], ...] = (),
-        version: str = "",
-    ) -> None:
-        self.id: Final = id
-        self.pid: Final = pid
-        self.started: Final = started
-        self.run: Final = run
-        self.rank: Final = rank
-        self.local_rank: Final = local_rank
-        self.role: Final = role
-        self.node: Final = node
-        self.labels: Final = labels
-        self.version: Final = version
+    id: str
+    pid: int
+    started: float
+    run: str
+    rank: int | None
+    local_rank: int | None = None
+    role: str = "trainer"
+    node: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    version: str = ""
+    run_given: bool = True
+    trains: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class Snapshot(Value):
     """What one process has recorded up to one moment.
 
@@ -66,24 +56,18 @@ class Snapshot(Value):
         sequence: 1 for the first snapshot of a process, one more for each that was written.
         written: Unix time, seconds.
         flush_seconds: How often the writer means to write.
-        dropped: What the writer lost since its process began, by reason (`write_failed`: snapshots; …).
         recording: What was recorded.
+        dropped: What the writer lost since its process began, by reason (`write_failed`: snapshots; …).
     """
 
-    __slots__ = ("process", "sequence", "written", "flush_seconds", "recording", "dropped")
+    process: ProcessIdentity
+    sequence: int
+    written: float
+    flush_seconds: float
+    recording: Recording
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        process: ProcessIdentity,
-        sequence: int,
-        written: float,
-        flush_seconds: float,
-        recording: Recording,
-        dropped: Mapping[str, int] = NOTHING,
-    ) -> None:
-        self.process: Final = process
-        self.sequence: Final = sequence
-        self.written: Final = written
-        self.flush_seconds: Final = flush_seconds
-        self.recording: Final = recording
-        self.dropped: Final = dropped
+    @property
+    def ending(self) -> Ending | None:
+        """The exception that has ended the process."""
+        return self.recording.ending

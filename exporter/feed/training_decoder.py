@@ -14,6 +14,7 @@ from exporter.feed.content import (
     SLUG,
     refuse,
     take_at_least_zero,
+    take_flag,
     take_list,
     take_matching,
     take_number,
@@ -58,7 +59,7 @@ def take_training(found: object) -> TrainingReading:
         committed_step=take_optional(body.get("committed_step"), _step),
         committed_seconds=_seconds(body.get("committed_seconds", 0.0)),
         segments=tuple([_segment(each) for each in take_list(body.get("segments", []), MAX_SEGMENTS)]),
-        finished=_flag(body.get("finished", False)),
+        finished=take_flag(body.get("finished", False)),
         failure=_reason(body.get("failure", "")),
         longest_step_seconds=take_optional(body.get("longest_step_seconds"), _seconds),
         timeline=_timeline(body.get("timeline", [])),
@@ -103,10 +104,6 @@ def _step(found: object) -> int:
 def _seconds(found: object) -> float:
     seconds = take_at_least_zero(found)
     return seconds if seconds <= MAX_SECONDS else refuse("a time of centuries")
-
-
-def _flag(found: object) -> bool:
-    return found if type(found) is bool else refuse("neither true nor false")
 
 
 def _segment(found: object) -> tuple[int, int, int, float]:

@@ -11,7 +11,9 @@ changes nothing here.
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,9 +31,9 @@ from exporter.feed.files import (
     process_of,
     remove_process,
 )
-from exporter.feed.layout import MAX_BYTES, MAX_IDENTITY_TEXT, MAX_STATS
-from exporter.feed.liveness import RecordLock
-from exporter.feed.plain import replace_file
+from exporter.feed.layout import HEADER, MAX_BYTES, MAX_IDENTITY_TEXT, MAX_STATS
+from exporter.feed.liveness import RecordLock, holder
+from exporter.feed.plain import open_plain, read_up_to, replace_file
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
 
@@ -39,6 +41,8 @@ OLD_SECONDS = 86_400.0
 """Files of processes that have been dead for longer are cleared by the next writer: no sidecar wants them."""
 BUSY_SECONDS = 1.0
 """The longest that one thread waits for another that is writing, or hangs in it."""
+RIVAL_SECONDS = 10.0
+"""So long two living processes must claim one rank before it is said: in a restart they overlap for a moment."""
 MOST_CLEARED = 10_000
 """Names looked at while clearing, so that a crowded directory costs a starting job little."""
 
@@ -55,6 +59,9 @@ class FeedWriter:
         clock: Unix time, seconds.
         max_bytes: A larger snapshot loses its newest Stats.
         trusted: Whether somebody chose the directory; None tells it from the path.
+
+    Attributes:
+        identity: As given; may be replaced by one of the same id.
     """
 
     def __init__(
@@ -72,7 +79,7 @@ class FeedWriter:
         self._directory = _absolute(os.fspath(directory))
         self._trusted = is_trusted(self._directory, own_uid()) if trusted is None else trusted
         self._mode = SHARED_MODE if self._trusted else OWN_MODE
-        self._identity = _readable(identity)
+        self.identity = identity
         self._flush_seconds = flush_seconds
         self._clock = clock
         self._max_bytes = max_bytes
@@ -86,12 +93,20 @@ class FeedWriter:
         self._problem: str | None = None
         self._pid = os.getpid()
         self._cleared = False
+        self._notice: str | None = None
+        self._rivals: dict[str, str] | None = None  # ids, and what to say of each
+        self._rivals_at = 0.0
         self._closed = False
 
     @property
     def dropped(self) -> Mapping[str, int]:
         """What was lost so far: `write_failed` counts snapshots, `too_large` Stats left out of one."""
         return dict(self._dropped)
+
+    @property
+    def notice(self) -> str | None:
+        """What the job's operator should know: another living process is this rank of a run with a given name."""
+        return self._notice
 
     @property
     def problem(self) -> str | None:
@@ -118,6 +133,7 @@ class FeedWriter:
         finally:
             self._writing.release()
         self._problem = None
+        self._look_for_rivals()
         return True
 
     def close(self) -> None:
@@ -156,7 +172,7 @@ class FeedWriter:
             left_out = {"too_large": self._dropped.get("too_large", 0) + total - kept} if kept < total else {}
             data = self._encoder.encode(
                 Snapshot(
-                    process=self._identity,
+                    process=_readable(self.identity),
                     sequence=self._sequence + 1,
                     written=self._clock(),
                     flush_seconds=self._flush_seconds,
@@ -172,6 +188,37 @@ class FeedWriter:
             self._count("too_large", total - kept)
         return data
 
+    def _look_for_rivals(self) -> None:
+        """Look who else is this rank, once when it trains; and a while later whether it still is.
+
+        A process that is just being replaced, as in a restart, is no rival.
+        """
+        who = self.identity
+        if not (who.trains and who.run_given) or who.rank is None or self._rivals == {}:
+            return
+        if self._rivals is not None and self._clock() < self._rivals_at:
+            return
+        found: dict[str, str] = {}
+        try:
+            for name in sorted(os.listdir(self._directory))[:MOST_CLEARED]:
+                other = process_of(name)
+                if name.endswith(FEED) and other not in {None, who.id}:
+                    pid = _rival(self._directory, name, who)
+                    if pid is not None:
+                        found[name] = (
+                            f"rank {who.rank} of the run {who.run!r} is taken by another living process (pid {pid});"
+                            f" this one (pid {who.pid}) is shown as another worker of it: give each process a rank, by"
+                            " its launcher, RANK or exporter.configure(rank=…), or each run a name of its own"
+                        )
+        except OSError:
+            return
+        if self._rivals is None:
+            self._rivals, self._rivals_at = found, self._clock() + RIVAL_SECONDS
+        else:
+            still = self._rivals.keys() & found.keys()
+            self._notice = found[min(still)] if still else None
+            self._rivals = {}
+
     def _count(self, reason: str, lost: int) -> None:
         self._dropped[reason] = self._dropped.get(reason, 0) + lost
 
@@ -181,7 +228,7 @@ class FeedWriter:
         try:
             for name in os.listdir(self._directory)[:MOST_CLEARED]:
                 process = process_of(name)
-                if process is not None and process != self._identity.id:
+                if process is not None and process != self.identity.id:
                     found = os.lstat(os.path.join(self._directory, name))
                     changed[process] = max(changed.get(process, 0.0), found.st_mtime)
             for process, latest in changed.items():
@@ -189,6 +236,26 @@ class FeedWriter:
                     remove_process(self._directory, process)
         except OSError:
             return  # something else is clearing, or this is not ours to clear: no loss
+
+
+def _rival(directory: str, name: str, who: ProcessIdentity) -> int | None:
+    """Give the pid of a living process that trains as the same rank and began before."""
+    path = os.path.join(directory, name)
+    try:
+        if holder(path.removesuffix(FEED) + LOCK) is None:
+            return None
+        descriptor, _ = open_plain(path)
+        try:
+            length = HEADER.unpack(read_up_to(descriptor, HEADER.size))[-3]
+            section = os.pread(descriptor, min(length, MAX_BYTES), HEADER.size)
+        finally:
+            os.close(descriptor)
+        other = json.loads(section)["process"]
+        same = (other["run"], other["rank"], other.get("trains")) == (who.run, who.rank, True)
+        first = (other["started"], name) < (who.started, who.id + FEED)
+        return int(other["pid"]) if same and first else None
+    except (OSError, ValueError, LookupError, TypeError, struct.error):
+        return None
 
 
 def _absolute(path: str) -> str:
@@ -200,13 +267,8 @@ def _absolute(path: str) -> str:
 
 def _readable(identity: ProcessIdentity) -> ProcessIdentity:
     """Make the text of an identity, which comes out of the environment, fit to be read."""
-    return ProcessIdentity(
-        id=identity.id,
-        pid=identity.pid,
-        started=identity.started,
+    return identity.replace(
         run=_clean(identity.run),
-        rank=identity.rank,
-        local_rank=identity.local_rank,
         role=_clean(identity.role),
         node=_clean(identity.node),
         labels=tuple([(name, _clean(value)) for name, value in identity.labels]),

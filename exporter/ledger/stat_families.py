@@ -15,23 +15,11 @@ from exporter.ledger.identity_labels import IDENTITY_LABELS
 from exporter.ledger.own_families import OWN, identity_labels
 from exporter.ledger.seats import Moment, Seat, added
 from exporter.ledger.views import SeatView
-from exporter.recording.values import Aggregation, StatReading, WindowReading
+from exporter.recording.aggregations import AGGREGATIONS, Aggregation
+from exporter.recording.values import StatReading, WindowReading
 
 RANK_0 = ("0", "", "")
 """Rank, worker and role of the process whose word is the run's."""
-
-_WORDS = {
-    Aggregation.VALUE: "Last sample",
-    Aggregation.MEAN: "Mean",
-    Aggregation.SUM: "Sum",
-    Aggregation.MIN: "Least sample",
-    Aggregation.MAX: "Greatest sample",
-    Aggregation.STDDEV: "Standard deviation",
-    Aggregation.P50: "Median",
-    Aggregation.P90: "90th percentile",
-    Aggregation.P95: "95th percentile",
-    Aggregation.P99: "99th percentile",
-}
 
 
 class _Series:
@@ -248,7 +236,7 @@ def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> FamilySpe
         return FamilySpec(name, kind, text, labels, unit)
     if aggregation is not None:
         text = (
-            f"{_WORDS[aggregation]} of the last closed window of {first.name}; absent when the window was"
+            f"{AGGREGATIONS[aggregation].help} of the last closed window of {first.name}; absent when the window was"
             " empty, the process is gone or its feed is not refreshed."
         )
         return FamilySpec(name, "gauge", text, labels, unit)

@@ -20,7 +20,7 @@ from exporter.recording.event_table import MOST_TYPES, KindTable
 from exporter.recording.event_telling import Telling
 from exporter.recording.event_values import check_data, check_parents, check_text, check_timestamp, check_type
 from exporter.recording.late import CURRENT_SPAN
-from exporter.recording.values import NO_EVENTS, NO_PAIRS, NOTHING, EventsReading
+from exporter.recording.values import NO_EVENTS, NOTHING, EventsReading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -308,9 +308,7 @@ class EventLog:
         with self._lock:
             counts, last, suppressed = self._table.counts()
             delivered, dropped = self._deliveries.counts()
-        reading = EventsReading(
-            counts, last, suppressed or NO_PAIRS, delivered or NOTHING, dropped or NO_PAIRS
-        )
+        reading = EventsReading(counts, last, suppressed, delivered, dropped)
         if reading != self._published:
             self._published = reading
         return self._published

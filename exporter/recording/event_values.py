@@ -6,15 +6,13 @@ only; the names that every training process loads, so little of that.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 
-from exporter.recording.values import NOTHING, Value
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from exporter.recording.values import Value
 
 Datum = str | float | int | bool
 """What an event may carry."""
@@ -47,6 +45,7 @@ LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40
 """Every severity, and the number that `logging` gives it."""
 
 
+@dataclass(frozen=True, slots=True)
 class Event(Value):
     """One event, as handlers are given it; nothing in it changes any more.
 
@@ -65,52 +64,22 @@ class Event(Value):
         run: The run's name.
     """
 
-    __slots__ = (
-        "type",
-        "message",
-        "severity",
-        "data",
-        "timestamp",
-        "logged_at",
-        "monotonic_ns",
-        "id",
-        "span_id",
-        "parent_ids",
-        "rank",
-        "run",
-    )
-
-    def __init__(
-        self,
-        type: str,
-        message: str | None = None,
-        severity: str = "info",
-        data: Mapping[str, Datum] = NOTHING,
-        timestamp: float = 0.0,
-        logged_at: float = 0.0,
-        monotonic_ns: int = 0,
-        id: str = "",
-        span_id: str | None = None,
-        parent_ids: tuple[str, ...] = (),
-        rank: int | None = None,
-        run: str = "",
-    ) -> None:
-        self.type: Final = type
-        self.message: Final = message
-        self.severity: Final = severity
-        self.data: Final = data
-        self.timestamp: Final = timestamp
-        self.logged_at: Final = logged_at
-        self.monotonic_ns: Final = monotonic_ns
-        self.id: Final = id
-        self.span_id: Final = span_id
-        self.parent_ids: Final = parent_ids
-        self.rank: Final = rank
-        self.run: Final = run
+    type: str
+    message: str | None = None
+    severity: str = "info"
+    data: Mapping[str, Datum] = field(default_factory=dict, hash=False)
+    timestamp: float = 0.0
+    logged_at: float = 0.0
+    monotonic_ns: int = 0
+    id: str = ""
+    span_id: str | None = None
+    parent_ids: tuple[str, ...] = ()
+    rank: int | None = None
+    run: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """Give a dict of its own with every field, fit for JSON but for numbers that are not finite."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return fields | {"data": dict(self.data), "parent_ids": list(self.parent_ids)}
 
 

@@ -1,91 +1,207 @@
-"""Identity: which run and which rank a process is, from what its launcher put into the environment.
+"""Identity: which run and which rank this process is, from its launcher, from `configure` and from what it does.
 
-Used in the training process, once, when recording begins.
+Used in the training process. A *run* is one launch. A name is *given* (by `configure`, `EXPORTER_RUN`, Slurm, or a
+torchelastic id that a person chose), or *made* from the script, the start and two letters, such as
+`train-20261122-1721-3f`; a made name stands in `EXPORTER_LAUNCH`, so that children share it, and the ranks of one
+torchrun and the children of `multiprocessing` make the same one from the process that they share.
+
+A *rank* is given by the launcher or by `configure`. Any other process has none, and the role `helper`, until it trains
+or records a sample in a Stat of the job's; then it is rank 0. torchrun's agent never has one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-
-from exporter.recording.values import Value
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import PurePath
+from zlib import crc32
 
 LONGEST_TEXT = 256
+LAUNCH = "EXPORTER_LAUNCH"
+"""Environment variable with the name that was made for this launch; what `run` sets, and what processes leave to
+their children."""
+_RANK_OWNER = "EXPORTER_RANK_OWNER"
+"""Environment variable with the process that a launcher gave the rank to: its children inherit `RANK`, not the rank."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+_MADE_BY_TORCHRUN = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_LAUNCHERS = frozenset({"accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "torchrun"})
 
 
-class Identity(Value):
+@dataclass(frozen=True, slots=True)
+class Identity:
     """Who records.
 
     Attributes:
-        run: `EXPORTER_RUN`, else the Slurm job id, else torchelastic's run id unless `none`, else `default`.
-        rank: Global rank; None for a process that has none, such as torchrun's agent.
+        run: The run's name.
+        rank: Global rank; None for a process that has none.
         local_rank: Rank on this node; None where the launcher says nothing.
-        role: `trainer`, or `agent` for torchrun's.
+        role: `trainer`; `agent` for torchrun's; `helper` for a process without a rank.
         node: Host name.
         labels: What describes the process, on an info family only.
+        run_given: Whether a person or a launcher chose the run's name; else it was made for this launch.
+        trains: Whether the process has told of training, by itself or through a bridge.
     """
 
-    __slots__ = ("run", "rank", "local_rank", "role", "node", "labels")
+    run: str
+    rank: int | None
+    local_rank: int | None = None
+    role: str = "trainer"
+    node: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    run_given: bool = False
+    trains: bool = False
 
-    def __init__(
-        self,
-        run: str,
-        rank: int | None,
-        local_rank: int | None = None,
-        role: str = "trainer",
-        node: str = "",
-        labels: tuple[tuple[str, str], ...] = (),
+
+class Process:
+    """What is known of this process; safe to ask from any thread.
+
+    A forked child is no agent, and neither trains nor records, because its parent does.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._agent_pid = 0
+        self._renew: Callable[[], None] = lambda: None
+        self._run: str | None = None
+        self._rank: int | None = None
+        self._labels: tuple[tuple[str, str], ...] = ()
+        self._records = self._trains = False
+        self.run_id = ""
+
+    def on_change(self, renew: Callable[[], None]) -> None:
+        """Say what begins the recording anew under another run or rank; it may not raise."""
+        self._renew = renew
+
+    def identity(self) -> Identity:
+        """Put together what is known now."""
+        own = self._pid == os.getpid()
+        run, given = (self._run, True) if self._run is not None else _run_of(os.environ, self.run_id)
+        node = clean_text(platform.node())
+        if self.is_agent:
+            return Identity(run, self._rank, None, "agent", node, self._labels, given)
+        works = own and (self._records or self._trains)
+        rank = _first_number(os.environ, _RANKS)
+        if not works and not _is_rank_owner():
+            rank = None
+        if self._rank is not None:
+            rank = self._rank
+        elif rank is None and works:
+            rank = _first_number(os.environ, _RANKS) or 0
+        return Identity(
+            run,
+            rank,
+            _first_number(os.environ, _LOCAL_RANKS) if rank is not None else None,
+            "helper" if rank is None else "trainer",
+            node,
+            self._labels,
+            given,
+            own and self._trains,
+        )
+
+    def begin(self) -> None:
+        """Leave a made name, and whose the launcher's rank is, to the children that are started from now on."""
+        name, given = _run_of(os.environ, self.run_id)
+        if not given:
+            os.environ.setdefault(LAUNCH, name)
+        if _is_rank_owner():
+            os.environ[_RANK_OWNER] = f"{os.getpid()} {_rank_variable(os.environ)}"
+
+    def claim_rank(self, *, trains: bool = True) -> None:
+        """Take the rank that a process has which trains, or records samples of the job's; idempotent and cheap.
+
+        Args:
+            trains: Whether it tells of training; a process that trains goes before one that only records.
+        """
+        if self._pid != os.getpid():
+            self._pid, self._records, self._trains = os.getpid(), False, False
+        self._records = True
+        self._trains = self._trains or trains
+
+    def configure(
+        self, run: str | None, rank: int | None, labels: tuple[tuple[str, str], ...] | None
     ) -> None:
-        self.run: Final = run
-        self.rank: Final = rank
-        self.local_rank: Final = local_rank
-        self.role: Final = role
-        self.node: Final = node
-        self.labels: Final = labels
+        """Take what the job says of itself; it goes before the environment."""
+        before = self._who()
+        self._run = self._run if run is None else run
+        self._rank = self._rank if rank is None else rank
+        self._labels = self._labels if labels is None else labels
+        self._renew_unless(before)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether this process is torchrun's agent: nothing in its environment says so, only what it does."""
+        return self._agent_pid == os.getpid()
+
+    def seen(self, run_id: str = "", *, environment: Mapping[str, str] = os.environ) -> None:
+        """Note that this process acts as an agent; again is harmless and cheap.
+
+        Args:
+            run_id: The run's id, where it is known.
+            environment: One that torchelastic has made for a worker is believed first.
+        """
+        if (self.is_agent and (not run_id or run_id == self.run_id)) or (
+            not self.is_agent and "TORCHELASTIC_RUN_ID" in environment
+        ):
+            return
+        self.declare(run_id)
+
+    def declare(self, run_id: str = "") -> None:
+        """Note it whatever the environment says: an agent may be started by a worker of another."""
+        before = self._who()
+        self._agent_pid = os.getpid()
+        self.run_id = run_id or self.run_id
+        self._renew_unless(before)
+
+    def _who(self) -> Identity:
+        # What a process does changes its rank in place; everything else begins another recording.
+        return replace(self.identity(), trains=False)
+
+    def _renew_unless(self, before: Identity) -> None:
+        if self._who() != before:
+            self._renew()
 
 
-def identity_from(environment: Mapping[str, str], *, agent: bool = False, run_id: str = "") -> Identity:
-    """Read the identity of this process; a variable that makes no sense is passed over.
+PROCESS = Process()
+"""This process."""
+AGENT = PROCESS
+identity = PROCESS.identity
+claim_rank = PROCESS.claim_rank
+
+
+def launch_name(script: str, now: float, pid: int | None = None) -> str:
+    """Make a name that people can read: the script's stem, the start to the minute, two letters.
+
+    Launches of one script in different seconds have different names, those in the same second mostly do.
 
     Args:
-        environment: Usually `os.environ`.
-        agent: Whether this process is torchrun's agent, which has no rank.
-        run_id: The run's id as torchelastic's agent knows it; its workers have it in their environment.
+        script: Path of the script, or the name of the program.
+        now: When the launch began, Unix time.
+        pid: The process that was launched; None for this one.
     """
-    elastic_run = run_id or environment.get("TORCHELASTIC_RUN_ID", "")
-    run = (
-        environment.get("EXPORTER_RUN")
-        or environment.get("SLURM_JOB_ID")
-        or (elastic_run if elastic_run != "none" else "")
-        or "default"
-    )
-    return Identity(
-        run=clean_text(run) or "default",
-        rank=None if agent else _first_number(environment, _RANKS, otherwise=0),
-        local_rank=None if agent else _first_number(environment, _LOCAL_RANKS, otherwise=None),
-        role="agent" if agent else "trainer",
-        node=clean_text(os.uname().nodename),
-    )
+    path = PurePath(script)
+    stem = path.parent.name if path.stem == "__main__" else path.stem
+    stem = re.sub(r"[^A-Za-z0-9_.]+", "-", stem)[:60].strip("-") or "python"
+    number = int(now % 60) * 21 + (os.getpid() if pid is None else pid) % 21
+    letters = _DIGITS[number // 36] + _DIGITS[number % 36]
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M', time.localtime(now))}-{letters}"
 
 
-def identity() -> Identity:
-    """Give the identity of this process, with what `exporter.configure` has said; from its environment before."""
-    return _Known.find()
-
-
-def identify_by(find: Callable[[], Identity]) -> None:
-    """Say what knows the identity of this process; the composition root does."""
-    _Known.find = staticmethod(find)
-
-
-class _Known:
-    find: Callable[[], Identity] = staticmethod(lambda: identity_from(os.environ))
+def script_of(command: Sequence[str]) -> str:
+    """Name what a command line runs: its script, its module, else its program."""
+    module = next((after for word, after in pairwise(command) if word == "-m"), "")
+    script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), "")
+    if module and not module.startswith(("torch.distributed", "accelerate")):
+        return module.rpartition(".")[2]
+    named = (word for word in command if not word.startswith("-") and PurePath(word).name not in _LAUNCHERS)
+    return script or next(named, "python")
 
 
 def clean_text(text: str) -> str:
@@ -94,11 +210,64 @@ def clean_text(text: str) -> str:
     return "".join(kept)
 
 
-def _first_number(
-    environment: Mapping[str, str], names: tuple[str, ...], otherwise: int | None
-) -> int | None:
+def _run_of(environment: Mapping[str, str], agent_run_id: str) -> tuple[str, bool]:
+    """Find the run's name, and whether it was given."""
+    elastic = agent_run_id or environment.get("TORCHELASTIC_RUN_ID", "")
+    made_up = _MADE_BY_TORCHRUN.fullmatch(elastic) is not None
+    given = (environment.get("EXPORTER_RUN"), environment.get("SLURM_JOB_ID"), "" if made_up else elastic)
+    for name in given:
+        if name and clean_text(name).strip():
+            return clean_text(name), True
+    made = clean_text(environment.get(LAUNCH, ""))
+    return made or _made_name(environment), False
+
+
+def _made_name(environment: Mapping[str, str]) -> str:
+    script = sys.argv[0] if getattr(sys, "argv", None) else ""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing is not None else None
+    if environment.get("TORCHELASTIC_RUN_ID"):
+        if environment.get("WORLD_SIZE") != environment.get("LOCAL_WORLD_SIZE"):  # on several nodes
+            shared = [
+                environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+            ]
+            return f"{PurePath(script).stem or 'python'}-{crc32(' '.join(shared).encode()):08x}"
+        pid = os.getppid()  # the agent, which outlives its workers' restarts
+    else:
+        pid = os.getpid() if parent is None else parent.pid or os.getppid()
+    return launch_name(script, _started(pid), pid)
+
+
+def _started(pid: int) -> float:
+    """Give the Unix time at which a process began; the time of this import where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # no need of pathlib's machinery
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        with open("/proc/stat", "rb") as file:  # noqa: PTH123  # likewise
+            booted = next(int(line.split()[1]) for line in file if line.startswith(b"btime "))
+        return booted + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration, AttributeError):
+        return _IMPORTED
+
+
+_IMPORTED = time.time()
+
+
+def _is_rank_owner() -> bool:
+    """Whether the environment's rank was given to this process, and not inherited from the one that it was given to."""
+    variable = _rank_variable(os.environ)
+    pid, _, owned = os.environ.get(_RANK_OWNER, "").partition(" ")
+    return bool(variable) and (owned != variable or pid == str(os.getpid()))
+
+
+def _rank_variable(environment: Mapping[str, str]) -> str:
+    name = next((name for name in _RANKS if _first_number(environment, (name,)) is not None), "")
+    return f"{name}={environment[name].strip()}" if name else ""
+
+
+def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     for name in names:
         text = environment.get(name, "").strip()
         if text.isascii() and text.isdigit() and len(text) <= 9:
             return int(text)
-    return otherwise
+    return None

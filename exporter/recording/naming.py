@@ -6,29 +6,14 @@ functions, standard library only.
 
 from __future__ import annotations
 
-from exporter.recording.values import Aggregation, StatDefinition, Value
+from dataclasses import dataclass
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
-
-
-WINDOW_PARTS = {
-    Aggregation.VALUE: "last",
-    Aggregation.MEAN: "mean",
-    Aggregation.SUM: "added",  # OpenMetrics keeps `_sum` for summaries and histograms
-    Aggregation.MIN: "min",
-    Aggregation.MAX: "max",
-    Aggregation.STDDEV: "stddev",
-    Aggregation.P50: "p50",
-    Aggregation.P90: "p90",
-    Aggregation.P95: "p95",
-    Aggregation.P99: "p99",
-}
-"""The word of each aggregation that has a gauge of its own; COUNT is `_window_samples`, which is always there."""
+from exporter.recording.aggregations import AGGREGATIONS, Aggregation
+from exporter.recording.values import StatDefinition
 
 
-class StatFamilies(Value):
+@dataclass(frozen=True, slots=True)
+class StatFamilies:
     """The families that one Stat becomes.
 
     Attributes:
@@ -38,15 +23,10 @@ class StatFamilies(Value):
         last_sample: Gauge, Unix time of the latest sample; "" likewise.
     """
 
-    __slots__ = ("last_sample", "main", "samples", "windows")
-
-    def __init__(
-        self, *, main: str, windows: tuple[tuple[Aggregation, str], ...], samples: str, last_sample: str
-    ) -> None:
-        self.main: Final = main
-        self.windows: Final = windows
-        self.samples: Final = samples
-        self.last_sample: Final = last_sample
+    main: str
+    windows: tuple[tuple[Aggregation, str], ...]
+    samples: str
+    last_sample: str
 
     def names(self) -> frozenset[str]:
         """Every family and sample name, as they collide in an exposition."""
@@ -77,11 +57,11 @@ def families_of(definition: StatDefinition) -> StatFamilies:
         total = "_total" if definition.kind == "counter" else ""
         return StatFamilies(main=base + suffix + total, windows=(), samples="", last_sample="")
     windowed = sorted(
-        definition.aggregations & WINDOW_PARTS.keys(), key=lambda aggregation: aggregation.value
+        (each for each in definition.aggregations if AGGREGATIONS[each].word), key=lambda each: each.value
     )
     return StatFamilies(
         main=base + suffix,
-        windows=tuple((each, f"{base}_window_{WINDOW_PARTS[each]}{suffix}") for each in windowed),
+        windows=tuple((each, f"{base}_window_{AGGREGATIONS[each].word}{suffix}") for each in windowed),
         samples=f"{base}_window_samples",
         last_sample=f"{base}_last_sample_timestamp_seconds",
     )

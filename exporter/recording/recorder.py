@@ -26,7 +26,7 @@ from exporter.recording.passive import PassiveMeasurer
 from exporter.recording.recorder_seams import NoEvents, NoTraining
 from exporter.recording.registry import Registry
 from exporter.recording.tally import BUFFER_SAMPLES, Tally
-from exporter.recording.values import Recording, StatReading
+from exporter.recording.values import Ending, Recording, StatReading
 from exporter.recording.windows import WindowClock
 
 TYPE_CHECKING = False
@@ -61,6 +61,8 @@ class Recorder:
         prepare: Called once by the first `start`, on the caller's thread: whatever must be imported is imported
             there. A fork during an import on the recording thread would leave the child's thread waiting for ever
             for that module's lock.
+        claim_rank: Called when the process first records a sample of the job's (False), and when it first tells of its
+            training (True).
         changed_rules: Gives the configuration's `recording:` rules when they have changed since its last call.
         flush_seconds: How often the sink is given a recording.
         wall: Unix time, seconds.
@@ -74,6 +76,7 @@ class Recorder:
         changed_rules: Callable[[], Sequence[Rule] | None] = lambda: None,
         *,
         prepare: Callable[[], None] = lambda: None,
+        claim_rank: Callable[[bool], None] = lambda _: None,
         flush_seconds: float = 1.0,
         wall: Callable[[], float] = time,
         clock: Callable[[], float] = monotonic,
@@ -84,6 +87,7 @@ class Recorder:
         self.events: Events = NoEvents()
         self.training: Training = NoTraining()
         self._prepare = prepare
+        self._claim_rank = claim_rank
         self._flush_seconds = flush_seconds
         self._wall = wall
         self._clock = clock
@@ -108,6 +112,7 @@ class Recorder:
         self._began = self._wall()
         self._clocks: dict[float, WindowClock] = {}
         self._clocked: tuple[Tally, ...] = ()
+        self._claimed = 0  # 1: a rank, 2: as one that trains
         self._delay_seconds = 0.0
         self._first = 0  # the Stat whose buffer is to be emptied first
         self._slice_began = 0.0
@@ -342,8 +347,14 @@ class Recorder:
             self._passive.stuck_since,
             self.events.reading(),
             self.training.reading(),
+            _ending(wall) if final and self._stopping else None,
+            self._registry.refused,
         )
         self._delay_seconds = 0.0
+        claim = 2 if recording.training else int(any(tally.count and not tally.own for tally in tallies))
+        if claim > self._claimed:
+            self._claimed = claim
+            self._claim_rank(claim > 1)
         if self._sink is None:
             touched = (
                 recording.events
@@ -360,6 +371,8 @@ class Recorder:
             tell_once(
                 f"sink {self._sink.problem}", f"the last snapshot was not written: {self._sink.problem}"
             )
+        if self._sink.notice is not None:
+            tell_once("rank", self._sink.notice)
         return arrived
 
     def _drain_all(self, within_seconds: float | None, *, above: int = 0) -> None:
@@ -414,3 +427,13 @@ class Recorder:
                     f"a recording rule of the sidecar's configuration is left out: {problem}",
                 )
         return rules is not None
+
+
+def _ending(wall: float) -> Ending | None:
+    """Tell the exception that ends this process: one that nobody caught, or that ends a child of multiprocessing."""
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):  # the last one at a prompt has ended nothing
+        error = getattr(sys, "last_value", None)
+    if error is None or isinstance(error, SystemExit):
+        return None
+    return Ending(type(error).__name__, wall)

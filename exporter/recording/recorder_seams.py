@@ -22,6 +22,11 @@ if TYPE_CHECKING:
             """Why the last recording did not arrive, None when it did."""
             ...
 
+        @property
+        def notice(self) -> str | None:
+            """What the job's operator should know."""
+            ...
+
         def publish(self, recording: Recording) -> bool:
             """Take one recording; never raises, says whether it arrived."""
             ...

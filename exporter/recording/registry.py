@@ -5,6 +5,7 @@ Used in the training process, by any thread. Making a Stat takes a lock; nothing
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -76,7 +77,7 @@ class Registry:
     def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> Tally:
         with self._lock:
             self._claim_names(definition, own=own)
-            tally = Tally(definition, wall=self._clock(), samples=BUFFER_SAMPLES)
+            tally = Tally(definition, wall=self._clock(), samples=BUFFER_SAMPLES, own=own)
             self._apply(tally)
             # Another thread, or a handler that interrupted this one, may have been first.
             kept = self._tallies.setdefault(identity, tally)
@@ -154,7 +155,7 @@ class Registry:
     def _differs(self, identity: Identity, first: StatDefinition, second: StatDefinition) -> None:
         fields = [
             name
-            for name in first.__slots__
+            for name in (field.name for field in dataclasses.fields(first))
             if getattr(first, name) != getattr(second, name) and name != "labels"
         ]
         differences = ", ".join(

@@ -38,6 +38,7 @@ class Tally:
         buffer: Where `Stat.add` puts samples.
         collect: Takes the values of the calling thread's CUDA tensors that have arrived.
         measure: The callback of a passive Stat.
+        own: Whether it is one of the exporter's own families, not one of the job's.
         refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
     """
 
@@ -61,11 +62,15 @@ class Tally:
         "effective",
         "enabled",
         "measure",
+        "own",
         "refusals",
     )
 
-    def __init__(self, definition: StatDefinition, *, wall: float, samples: int = BUFFER_SAMPLES) -> None:
+    def __init__(
+        self, definition: StatDefinition, *, wall: float, samples: int = BUFFER_SAMPLES, own: bool = False
+    ) -> None:
         self.definition = definition
+        self.own = own
         self.buffer: deque[object] = deque(maxlen=samples)
         self.refusals: deque[str] = deque(maxlen=samples)
         self.enabled = True

@@ -1,86 +1,37 @@
 """The values that leave the recording stage: what a Stat is, and what it has seen so far.
 
-Used in the training process, where they are made, and in the sidecar, where they are read back from the
-feed. Standard library only, no behaviour.
-
-Not dataclasses: those, like `typing` and `re`, cost every training process a megabyte or more to import
-(`import exporter` is to cost two in all), so the modules of the training process do without all three.
+Used in the training process, where they are made, and in the sidecar, where they are read back from the feed.
 """
 
 from __future__ import annotations
 
-import enum
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # type checkers take this name as true; importing `typing` for it costs 1.9 MiB
+from exporter.recording.aggregations import Aggregation as Aggregation  # noqa: PLC0414  # its old home
+
 if TYPE_CHECKING:
-    from typing import Final
-
     from typing_extensions import Self
-
-
-class Value:
-    """A record compared by its fields, in the order of `__slots__`; its fields are `Final`."""
-
-    __slots__: tuple[str, ...] = ()
-
-    def fields(self) -> tuple[object, ...]:
-        """The values, in the order of `__slots__`."""
-        return tuple([getattr(self, name) for name in self.__slots__])
-
-    def replace(self, **changes: object) -> Self:
-        """Copy it with some fields changed.
-
-        Raises:
-            TypeError: There is no such field.
-        """
-        return type(self)(**{name: getattr(self, name) for name in self.__slots__} | changes)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            self.fields() == other.fields()
-            if isinstance(other, Value) and type(other) is type(self)
-            else False
-        )
-
-    def __hash__(self) -> int:
-        plain = (frozenset(value.items()) if isinstance(value, dict) else value for value in self.fields())
-        return hash((type(self).__name__, *plain))
-
-    def __repr__(self) -> str:
-        pairs = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
-        return f"{type(self).__name__}({pairs})"
-
-
-class Aggregation(enum.Enum):
-    """What is computed over each window of a Stat.
-
-    VALUE is the last sample; STDDEV the population's; P50 to P99 are quantiles with linear interpolation
-    between order statistics (numpy's default, and that of PromQL's `quantile_over_time`). HISTOGRAM is not
-    windowed: its buckets count since the process began, as Prometheus wants them.
-    """
-
-    VALUE = "value"
-    MEAN = "mean"
-    COUNT = "count"
-    SUM = "sum"
-    MIN = "min"
-    MAX = "max"
-    STDDEV = "stddev"
-    HISTOGRAM = "histogram"
-    P50 = "p50"
-    P90 = "p90"
-    P95 = "p95"
-    P99 = "p99"
-
 
 KINDS = ("stat", "counter", "gauge", "histogram", "summary")
 """What a Stat is published as: with windows and all, as users make them, or as one plain family."""
 
 NOTHING: Mapping[str, int] = {}
-NO_VALUES: Mapping[Aggregation, float] = {}
 
 
+class Value:
+    """A frozen dataclass that can be copied with changes."""
+
+    __slots__ = ()
+
+    def replace(self, **changes: object) -> Self:
+        """Copy it with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # its subclasses are dataclasses
+
+
+@dataclass(frozen=True, slots=True)
 class StatDefinition(Value):
     """What makes a Stat; (name, labels) is its identity.
 
@@ -98,47 +49,20 @@ class StatDefinition(Value):
         min_samples: A window with fewer has no values. Of the recording process alone: it is not in the feed.
     """
 
-    __slots__ = (
-        "name",
-        "aggregations",
-        "window_seconds",
-        "window_samples",
-        "unit",
-        "help",
-        "labels",
-        "buckets",
-        "stale_seconds",
-        "kind",
-        "min_samples",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        aggregations: frozenset[Aggregation],
-        window_seconds: float | None = 60.0,
-        window_samples: int | None = None,
-        unit: str | None = None,
-        help: str = "",
-        labels: tuple[tuple[str, str], ...] = (),
-        buckets: tuple[float, ...] = (),
-        stale_seconds: float = 300.0,
-        kind: str = "stat",
-        min_samples: int = 1,
-    ) -> None:
-        self.name: Final = name
-        self.aggregations: Final = aggregations
-        self.window_seconds: Final = window_seconds
-        self.window_samples: Final = window_samples
-        self.unit: Final = unit
-        self.help: Final = help
-        self.labels: Final = labels
-        self.buckets: Final = buckets
-        self.stale_seconds: Final = stale_seconds
-        self.kind: Final = kind
-        self.min_samples: Final = min_samples
+    name: str
+    aggregations: frozenset[Aggregation]
+    window_seconds: float | None = 60.0
+    window_samples: int | None = None
+    unit: str | None = None
+    help: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    buckets: tuple[float, ...] = ()
+    stale_seconds: float = 300.0
+    kind: str = "stat"
+    min_samples: int = 1
 
 
+@dataclass(frozen=True, slots=True)
 class WindowReading(Value):
     """The last closed window of a Stat.
 
@@ -149,21 +73,13 @@ class WindowReading(Value):
         values: One number for each windowed aggregation asked for (not for HISTOGRAM).
     """
 
-    __slots__ = ("started", "ended", "samples", "values")
-
-    def __init__(
-        self,
-        started: float,
-        ended: float,
-        samples: int,
-        values: Mapping[Aggregation, float] = NO_VALUES,
-    ) -> None:
-        self.started: Final = started
-        self.ended: Final = ended
-        self.samples: Final = samples
-        self.values: Final = values
+    started: float
+    ended: float
+    samples: int
+    values: Mapping[Aggregation, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
 class StatReading(Value):
     """Everything about one Stat at one moment.
 
@@ -180,45 +96,18 @@ class StatReading(Value):
         value: The latest accepted sample of a gauge; None before the first, and for the other kinds.
     """
 
-    __slots__ = (
-        "definition",
-        "count",
-        "sum",
-        "bucket_counts",
-        "window",
-        "last_sample",
-        "rejected",
-        "overflows",
-        "value",
-    )
-
-    def __init__(
-        self,
-        definition: StatDefinition,
-        count: int = 0,
-        sum: float | None = 0.0,
-        bucket_counts: tuple[int, ...] = (),
-        window: WindowReading | None = None,
-        last_sample: float | None = None,
-        rejected: Mapping[str, int] = NOTHING,
-        overflows: int = 0,
-        value: float | None = None,
-    ) -> None:
-        self.definition: Final = definition
-        self.count: Final = count
-        self.sum: Final = sum
-        self.bucket_counts: Final = bucket_counts
-        self.window: Final = window
-        self.last_sample: Final = last_sample
-        self.rejected: Final = rejected
-        self.overflows: Final = overflows
-        self.value: Final = value
+    definition: StatDefinition
+    count: int = 0
+    sum: float | None = 0.0
+    bucket_counts: tuple[int, ...] = ()
+    window: WindowReading | None = None
+    last_sample: float | None = None
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    overflows: int = 0
+    value: float | None = None
 
 
-NO_PAIRS: Mapping[tuple[str, str], int] = {}
-NO_TIMES: Mapping[tuple[str, str], float] = {}
-
-
+@dataclass(frozen=True, slots=True)
 class EventsReading(Value):
     """What has become of the events of a process since it began; all of it but `last` only grows.
 
@@ -232,29 +121,17 @@ class EventsReading(Value):
             `write`, `no_thread`.
     """
 
-    __slots__ = ("counts", "last", "suppressed", "delivered", "dropped")
-
-    def __init__(
-        self,
-        counts: Mapping[tuple[str, str], int] = NO_PAIRS,
-        last: Mapping[tuple[str, str], float] = NO_TIMES,
-        suppressed: Mapping[tuple[str, str], int] = NO_PAIRS,
-        delivered: Mapping[str, int] = NOTHING,
-        dropped: Mapping[tuple[str, str], int] = NO_PAIRS,
-    ) -> None:
-        self.counts: Final = counts
-        self.last: Final = last
-        self.suppressed: Final = suppressed
-        self.delivered: Final = delivered
-        self.dropped: Final = dropped
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    last: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    suppressed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    delivered: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.counts or self.suppressed or self.delivered or self.dropped)
 
 
 NO_EVENTS = EventsReading()
-
-NO_SECONDS: Mapping[str, float] = {}
 
 END_REASONS = (
     "exit",
@@ -274,6 +151,7 @@ END_REASONS = (
 """What can end a training before its time: values of the label `reason` of `training_interruptions_total`."""
 
 
+@dataclass(frozen=True, slots=True)
 class TrainingReading(Value):
     """What a process tells of the training it does, beside the numbers that it puts into Stats.
 
@@ -309,80 +187,44 @@ class TrainingReading(Value):
         peak_flops: FLOP/s of this rank's device as configured; None where nobody said.
     """
 
-    __slots__ = (
-        "facts",
-        "phase",
-        "phase_since",
-        "phases",
-        "last_progress",
-        "first_step",
-        "loop",
-        "step",
-        "steps",
-        "work_seconds",
-        "open_seconds",
-        "failed_seconds",
-        "committed_step",
-        "committed_seconds",
-        "segments",
-        "finished",
-        "failure",
-        "longest_step_seconds",
-        "timeline",
-        "flops_per_token",
-        "hardware_flops_per_token",
-        "peak_flops",
-    )
-
-    def __init__(
-        self,
-        facts: tuple[tuple[str, str], ...] = (),
-        phase: str = "other",
-        phase_since: float = 0.0,
-        phases: Mapping[str, float] = NO_SECONDS,
-        last_progress: float | None = None,
-        first_step: int | None = None,
-        loop: int = 0,
-        step: int | None = None,
-        steps: int = 0,
-        work_seconds: float = 0.0,
-        open_seconds: float = 0.0,
-        failed_seconds: float = 0.0,
-        committed_step: int | None = None,
-        committed_seconds: float = 0.0,
-        segments: tuple[tuple[int, int, int, float], ...] = (),
-        finished: bool = False,
-        failure: str = "",
-        longest_step_seconds: float | None = None,
-        timeline: tuple[tuple[float, tuple[tuple[str, float], ...]], ...] = (),
-        flops_per_token: float | None = None,
-        hardware_flops_per_token: float | None = None,
-        peak_flops: float | None = None,
-    ) -> None:
-        self.facts: Final = facts
-        self.phase: Final = phase
-        self.phase_since: Final = phase_since
-        self.phases: Final = phases
-        self.last_progress: Final = last_progress
-        self.first_step: Final = first_step
-        self.loop: Final = loop
-        self.step: Final = step
-        self.steps: Final = steps
-        self.work_seconds: Final = work_seconds
-        self.open_seconds: Final = open_seconds
-        self.failed_seconds: Final = failed_seconds
-        self.committed_step: Final = committed_step
-        self.committed_seconds: Final = committed_seconds
-        self.segments: Final = segments
-        self.finished: Final = finished
-        self.failure: Final = failure
-        self.longest_step_seconds: Final = longest_step_seconds
-        self.timeline: Final = timeline
-        self.flops_per_token: Final = flops_per_token
-        self.hardware_flops_per_token: Final = hardware_flops_per_token
-        self.peak_flops: Final = peak_flops
+    facts: tuple[tuple[str, str], ...] = ()
+    phase: str = "other"
+    phase_since: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    last_progress: float | None = None
+    first_step: int | None = None
+    loop: int = 0
+    step: int | None = None
+    steps: int = 0
+    work_seconds: float = 0.0
+    open_seconds: float = 0.0
+    failed_seconds: float = 0.0
+    committed_step: int | None = None
+    committed_seconds: float = 0.0
+    segments: tuple[tuple[int, int, int, float], ...] = ()
+    finished: bool = False
+    failure: str = ""
+    longest_step_seconds: float | None = None
+    timeline: tuple[tuple[float, tuple[tuple[str, float], ...]], ...] = ()
+    flops_per_token: float | None = None
+    hardware_flops_per_token: float | None = None
+    peak_flops: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Ending(Value):
+    """What ended a Python process that did not end in order.
+
+    Attributes:
+        exception: Type of the exception that nobody has caught.
+        at: Unix time at which the interpreter began to exit, seconds.
+    """
+
+    exception: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Recording(Value):
     """All that the recording thread knows at one moment; what a sink is given about once a second.
 
@@ -393,22 +235,15 @@ class Recording(Value):
         passive_stuck_since: Unix time since which a passive callback has not returned, None when none hangs.
         events: What has become of the events.
         training: What the process tells of the training it does; None while it tells nothing.
+        ending: The exception that ends the process; None for any other end, and while it lives.
+        stats_refused: Stats that were made beyond the most that a process records, so that they are not among `stats`.
     """
 
-    __slots__ = ("stats", "final", "drain_delay_seconds", "passive_stuck_since", "events", "training")
-
-    def __init__(
-        self,
-        stats: tuple[StatReading, ...],
-        final: bool = False,
-        drain_delay_seconds: float = 0.0,
-        passive_stuck_since: float | None = None,
-        events: EventsReading = NO_EVENTS,
-        training: TrainingReading | None = None,
-    ) -> None:
-        self.stats: Final = stats
-        self.final: Final = final
-        self.drain_delay_seconds: Final = drain_delay_seconds
-        self.passive_stuck_since: Final = passive_stuck_since
-        self.events: Final = events
-        self.training: Final = training
+    stats: tuple[StatReading, ...]
+    final: bool = False
+    drain_delay_seconds: float = 0.0
+    passive_stuck_since: float | None = None
+    events: EventsReading = NO_EVENTS
+    training: TrainingReading | None = None
+    ending: Ending | None = None
+    stats_refused: int = 0

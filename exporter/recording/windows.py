@@ -5,19 +5,12 @@ Used by the recording thread of the training process alone, so nothing here lock
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import floor, fsum, inf, isfinite, sqrt
+from math import floor, fsum, inf, isfinite
 from operator import mul
 
+from exporter.recording.aggregations import AGGREGATIONS, Aggregation
 from exporter.recording.quantiles import Quantiles
-from exporter.recording.values import Aggregation
 
-RATIOS: Mapping[Aggregation, float] = {
-    Aggregation.P50: 0.50,
-    Aggregation.P90: 0.90,
-    Aggregation.P95: 0.95,
-    Aggregation.P99: 0.99,
-}
 STEP_TOLERANCE = 0.1
 """A step of the wall clock above this share of a window closes it and aligns anew."""
 
@@ -104,31 +97,43 @@ class Window:
     Attributes:
         samples: How many there are.
         needs_order: Whether a quantile is wanted, so that `add` needs all samples sorted.
+        last: The latest.
+        low: The smallest.
+        high: The largest.
+        deviation: Sum of their squared deviations from the mean, where STDDEV is wanted.
     """
 
     __slots__ = (
-        "_aggregations",
-        "_deviation",
-        "_high",
-        "_last",
-        "_low",
         "_mean",
         "_quantiles",
+        "_ratios",
         "_spread",
         "_sum",
+        "_wanted",
+        "deviation",
+        "high",
+        "last",
+        "low",
         "needs_order",
         "samples",
     )
 
     def __init__(self, aggregations: frozenset[Aggregation]) -> None:
-        self._aggregations = aggregations
+        rows = [(each, row) for each, row in AGGREGATIONS.items() if each in aggregations]
+        self._wanted = [(each, row.compute) for each, row in rows if row.compute is not None]
+        self._ratios = [(each, row.ratio) for each, row in rows if row.ratio is not None]
         self.samples = 0
         self._sum = ExactSum()
-        self._low = self._high = self._last = 0.0
+        self.low = self.high = self.last = 0.0
         self._spread = Aggregation.STDDEV in aggregations
-        self._mean = self._deviation = 0.0
-        self.needs_order = not aggregations.isdisjoint(RATIOS)
-        self._quantiles = Quantiles() if self.needs_order else None
+        self._mean = self.deviation = 0.0
+        self.needs_order = bool(self._ratios)
+        self._quantiles = Quantiles() if self._ratios else None
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        return self._sum.value
 
     def add(self, samples: list[float], ordered: list[float]) -> None:
         """Take in at least one finite sample.
@@ -137,9 +142,9 @@ class Window:
             samples: In order of arrival.
             ordered: The same, sorted ascending; its two ends are enough where no quantile is wanted.
         """
-        self._low = min(self._low, ordered[0]) if self.samples else ordered[0]
-        self._high = max(self._high, ordered[-1]) if self.samples else ordered[-1]
-        self._last = samples[-1]
+        self.low = min(self.low, ordered[0]) if self.samples else ordered[0]
+        self.high = max(self.high, ordered[-1]) if self.samples else ordered[-1]
+        self.last = samples[-1]
         self._sum.add(samples)
         if self._spread:
             self._add_spread(samples)
@@ -151,21 +156,12 @@ class Window:
         """Compute each windowed aggregation; nothing when the window is empty or a value is out of range."""
         if not self.samples:
             return {}
-        total = self._sum.value
-        known = {
-            Aggregation.VALUE: self._last,
-            Aggregation.MEAN: total / self.samples,
-            Aggregation.COUNT: float(self.samples),
-            Aggregation.SUM: total,
-            Aggregation.MIN: self._low,
-            Aggregation.MAX: self._high,
-            Aggregation.STDDEV: sqrt(self._deviation / self.samples),
-        }
+        found = {each: compute(self) for each, compute in self._wanted}
         if self._quantiles is not None:
-            wanted = [each for each in RATIOS if each in self._aggregations]
-            known.update(zip(wanted, self._quantiles.quantiles(RATIOS[each] for each in wanted), strict=True))
+            answers = self._quantiles.quantiles(ratio for _, ratio in self._ratios)
+            found.update(zip((each for each, _ in self._ratios), answers, strict=True))
         # A sum beyond the floating range is no number to show: absent, like every other lack of data.
-        return {each: known[each] for each in known if each in self._aggregations and isfinite(known[each])}
+        return {each: value for each, value in found.items() if isfinite(value)}
 
     def _add_spread(self, samples: list[float]) -> None:
         """Merge the squared deviations of a batch into the window's (Chan, Golub, LeVeque 1979)."""
@@ -173,11 +169,11 @@ class Window:
         try:
             mean = fsum(samples) / batch
         except OverflowError:
-            self._deviation = inf
+            self.deviation = inf
             return
         deviations = [sample - mean for sample in samples]
         shift = mean - self._mean
-        self._deviation += sum(map(mul, deviations, deviations)) + shift * shift * count * batch / (
+        self.deviation += sum(map(mul, deviations, deviations)) + shift * shift * count * batch / (
             count + batch
         )
         self._mean += shift * batch / (count + batch)

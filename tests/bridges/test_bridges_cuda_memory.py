@@ -21,6 +21,7 @@ device, other = ("0", "GPU-a"), ("1", "GPU-b")
 answers = [{device: stats(10, 20, 3, 0)}, {device: stats(30, 40, 5, 1), other: stats(1, 2, 0, 0)},
            {device: stats(5, 40, 1, 0)}]
 memory = CudaMemory(lambda: answers.pop(0))
+exporter.configure(run="mine")
 for _ in range(3):
     memory.step()
 exporter.flush()
@@ -35,8 +36,8 @@ def test_what_the_allocator_says_becomes_the_families_of_the_reference(tmp_path:
     assert labelled(page, "training_gpu_oom_total", gpu="0") == 1
     assert labelled(page, "training_gpu_oom_total", gpu="1") == 0
     assert series(page, "training_gpu_alloc_retries_total").keys() == {
-        '{gpu="0",rank="0",run="default",uuid="GPU-a"}',
-        '{gpu="1",rank="0",run="default",uuid="GPU-b"}',
+        '{gpu="0",role="helper",run="mine",uuid="GPU-a"}',
+        '{gpu="1",role="helper",run="mine",uuid="GPU-b"}',
     }
 
 

@@ -506,7 +506,7 @@ def test_removal_does_not_wait_for_a_process_that_has_ended_in_order(tmp_path: P
 
 def test_removal_waits_until_the_last_snapshot_was_read(tmp_path: Path) -> None:
     reader, writer = owner_of(tmp_path), FeedWriter(tmp_path, new_identity())
-    process = f"{writer._identity.id}"
+    process = f"{writer.identity.id}"
     writer.publish(new_recording(final=True))
     only_entry(reader)
     writer.publish(new_recording(final=True, count=2))

@@ -18,6 +18,8 @@ from exporter.recording.stat import Stat
 from exporter.recording.values import KINDS, Aggregation
 
 RECORD = """
+import exporter
+exporter.configure(run="mine")
 from exporter.recording.plain import plain
 plain("counter", "training.elastic.restarts")
 add = plain("counter", "training.elastic.failure_restarts", labels={"worker_role": "a"})
@@ -35,7 +37,7 @@ def test_each_kind_becomes_its_one_family_and_a_counter_begins_at_zero(tmp_path:
     page = page_of(tmp_path / "feed")
 
     assert labelled(page, "training_elastic_failure_restarts_total", worker_role="a") == 3
-    assert series(page, "training_elastic_restarts_total") == {'{rank="0",run="default"}': 0.0}
+    assert series(page, "training_elastic_restarts_total") == {'{role="helper",run="mine"}': 0.0}
     assert labelled(page, "training_elastic_rendezvous_seconds_bucket", le="1.0") == 1
     assert labelled(page, "training_elastic_rendezvous_seconds_sum") == 3.5
     assert labelled(page, "training_elastic_flakiness_ratio_sum") == 0.25

@@ -630,10 +630,10 @@ def test_another_identity_is_taken_though_the_feed_hangs_and_nobody_waits_for_it
         loss.add(1.0)
         loss.add(1.0)
     """
-    run(feed, program)
+    run(feed, program, EXPORTER_RUN="first")
     first, second = snapshots(feed)
 
-    assert (first.process.run, first.recording.stats[0].count) == ("default", 1)
+    assert (first.process.run, first.recording.stats[0].count) == ("first", 1)
     assert (second.process.run, second.recording.stats[0].count) == ("second", 2)
 
 

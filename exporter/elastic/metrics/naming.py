@@ -6,12 +6,9 @@ is fit for a Stat or None.
 
 from __future__ import annotations
 
-from exporter.recording.identity import clean_text
-from exporter.recording.values import Value
+from dataclasses import dataclass
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from exporter.recording.identity import clean_text
 
 LONGEST = 150
 """Characters of a Stat's name made here: its families append to it."""
@@ -39,7 +36,8 @@ _UNITS: dict[str, tuple[str, float, float]] = {
 divided by. Words of two meanings (`min`, `mb`) are no units."""
 
 
-class MetricName(Value):
+@dataclass(frozen=True, slots=True)
+class MetricName:
     """What a pair becomes.
 
     Attributes:
@@ -49,13 +47,10 @@ class MetricName(Value):
         per: then divided by this, to be in the unit.
     """
 
-    __slots__ = ("stat", "unit", "times", "per")
-
-    def __init__(self, stat: str, unit: str | None, times: float = 1, per: float = 1) -> None:
-        self.stat: Final = stat
-        self.unit: Final = unit
-        self.times: Final = times
-        self.per: Final = per
+    stat: str
+    unit: str | None
+    times: float = 1
+    per: float = 1
 
     @property
     def family(self) -> str:

@@ -1,0 +1,201 @@
+"""Who a process is: the run that a launch is, and the rank of a process that trains."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_recording_process import run, snapshots
+
+from exporter.recording.identity import launch_name, script_of
+
+TRAINS = """
+    from exporter import training
+    with training.training_loop(train_iterations_start=0):
+        with training.training_iteration():
+            pass
+"""
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Path:
+    return tmp_path / "feed"
+
+
+def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: Path) -> None:
+    program = "from exporter import Stat; Stat('loss').add(1.0)"
+    run(feed, program)
+    time.sleep(1.0)
+    run(feed, program)
+
+    first, second = (each.process for each in snapshots(feed))
+    assert re.fullmatch(r"train-\d{8}-\d{4}-[0-9a-z]{2}", first.run)
+    assert first.run != second.run
+    assert not first.run_given
+    assert (first.rank, first.role, first.trains) == (0, "trainer", False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "given"),
+    [
+        ({"EXPORTER_RUN": "mine", "SLURM_JOB_ID": "7"}, "mine", True),
+        ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "job"}, "7", True),
+        ({"TORCHELASTIC_RUN_ID": "job", "EXPORTER_LAUNCH": "x"}, "job", True),
+        ({"TORCHELASTIC_RUN_ID": "none", "EXPORTER_LAUNCH": "x"}, "x", False),
+        ({"TORCHELASTIC_RUN_ID": "f6a9ef93-1c4b-4d5a-9a0c-1f1e5a2b3c4d", "EXPORTER_LAUNCH": "x"}, "x", False),
+    ],
+)
+def test_the_first_of_these_names_the_run(
+    feed: Path, environment: dict[str, str], name: str, given: bool
+) -> None:
+    run(feed, "from exporter import Stat; Stat('loss').add(1.0)", check=True, **environment)
+
+    (process,) = (each.process for each in snapshots(feed))
+    assert (process.run, process.run_given) == (name, given)
+
+
+def test_spawned_and_forked_children_share_the_run(feed: Path) -> None:
+    program = """
+        import multiprocessing, os
+        def work():
+            from exporter import Stat
+            Stat("loss").add(1.0)
+        if __name__ == "__main__":
+            for method in ("spawn", "fork", "forkserver"):
+                child = multiprocessing.get_context(method).Process(target=work)
+                child.start()
+                child.join()
+            work()
+    """
+    run(feed, program)
+
+    assert len(snapshots(feed)) == 4
+    assert len({each.process.run for each in snapshots(feed)}) == 1
+
+
+def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
+    program = """
+        import os, subprocess, sys
+        if "RANK" not in os.environ:
+            ranks = [
+                subprocess.Popen([sys.executable, __file__], env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2",
+                    "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"})
+                for rank in range(2)
+            ]
+            for rank in ranks:
+                rank.wait()
+        else:
+            from exporter import Stat
+            Stat("loss").add(1.0)
+    """
+    run(feed, program)
+
+    assert sorted(each.process.rank or 0 for each in snapshots(feed)) == [0, 1]
+    assert len({each.process.run for each in snapshots(feed)}) == 1
+
+
+def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
+    program = """
+        import os, subprocess, sys, exporter
+        exporter.log("began")
+        exporter.flush()
+        if len(sys.argv) == 1:
+            subprocess.run([sys.executable, __file__, "helper"], check=True)
+            helper = [path for path in os.listdir(os.environ["EXPORTER_FEED_DIR"])]
+            from exporter import training
+            with training.training_loop(train_iterations_start=0):
+                with training.training_iteration():
+                    pass
+    """
+    run(feed, program)
+
+    trainer, helper = (each.process for each in snapshots(feed))
+    assert (trainer.rank, trainer.role, trainer.trains) == (0, "trainer", True)
+    assert (helper.rank, helper.role, helper.trains) == (None, "helper", False)
+
+
+def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) -> None:
+    program = """
+        import subprocess, sys, exporter
+        exporter.log("began")
+        exporter.flush()
+        if len(sys.argv) == 1:
+            subprocess.run([sys.executable, __file__, "helper"], check=True)
+    """
+    run(feed, program, RANK="3")
+
+    assert [each.process.rank for each in snapshots(feed)] == [3, None]
+
+
+def test_a_second_living_trainer_of_a_rank_of_a_named_run_is_told_once(feed: Path) -> None:
+    program = """
+        import subprocess, sys, time
+        import exporter.feed.writer
+        exporter.feed.writer.RIVAL_SECONDS = 0.5
+        from exporter import training
+        with training.training_loop(train_iterations_start=0):
+            with training.training_iteration():
+                time.sleep(1)
+            if len(sys.argv) == 1:
+                done = subprocess.run([sys.executable, __file__, "second"], check=True, capture_output=True, text=True)
+                print(done.stderr)
+            else:
+                time.sleep(2)
+    """
+    named = run(feed, program, EXPORTER_RUN="mine")
+    unnamed = run(feed, program)
+
+    assert named.stdout.count("rank 0 of the run 'mine' is taken by another living process") == 1
+    assert "is taken" not in named.stderr + unnamed.stdout + unnamed.stderr
+
+
+def test_what_ends_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
+    program = "from exporter import Stat; Stat('loss').add(1.0); {}"
+    for ending in ("raise LookupError('mine')", "raise SystemExit(3)", "pass"):
+        run(feed, program.format(ending) if ending != "pass" else program.format(""), check=False)
+
+    endings = [each.ending for each in snapshots(feed)]
+    assert [ending and ending.exception for ending in endings] == ["LookupError", None, None]
+    assert endings[0] is not None
+    assert abs(endings[0].at - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "train.py", "--lr", "1"], "train.py"),
+        (["python", "-m", "my.train", "--lr", "1"], "train"),
+        (["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "src/train.py"], "src/train.py"),
+        (["torchrun", "--nproc-per-node=2", "train.py"], "train.py"),
+        (["accelerate", "launch", "train.py"], "train.py"),
+        (["./train", "x"], "./train"),
+    ],
+)
+def test_a_launch_is_named_after_what_it_runs(command: list[str], name: str) -> None:
+    assert script_of(command) == name
+
+
+def test_launches_in_different_seconds_have_different_names() -> None:
+    names = {launch_name("a b/train.py", 1_700_000_000 + second, pid=7) for second in range(60)}
+
+    assert len(names) == 60
+    assert launch_name("pkg/__main__.py", 1_700_000_000, pid=7).startswith("pkg-20")
+    assert launch_name("-c", 1_700_000_000, pid=7).startswith("c-")
+    assert launch_name("", 1_700_000_000, pid=7).startswith("python-")
+
+
+def test_identity_needs_no_uname_of_unix(tmp_path: Path) -> None:
+    program = "import os; del os.uname; import exporter; exporter.configure(run='x'); exporter.log('a')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        env={"EXPORTER_FEED_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
