@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter.collectors.filesystem import FilesystemCollector
-from exporter.collectors.statvfs import StatvfsPool
+from exporter.collectors.host.filesystem import FilesystemCollector
+from exporter.collectors.host.statvfs import StatvfsPool
 
 HEADER = struct.Struct("<IIQQ")  # length, operation, unique, node …
 INIT, STATFS = 26, 17
@@ -56,10 +56,10 @@ def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
         began = time.monotonic()
         collected = collector.collect()
         errors = {
-            sample.labels[0]: sample.value
-            for family in collected.families
-            if family.spec.name == "host_filesystem_device_error"
-            for sample in family.samples
+            sample.labels["mountpoint"]: sample.value
+            for metric in collected
+            if metric.name == "host_filesystem_device_error"
+            for sample in metric.samples
         }
         reasons = [reason for reason, _ in collected.problems]
         found.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - began})

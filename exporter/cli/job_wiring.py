@@ -19,12 +19,12 @@ from exporter.cli.goodput_settings import Goodput
 from exporter.cli.gpu_settings import Gpu
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.catalogue import CollectorEntry
-from exporter.collectors.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.family import AnyCollector
 from exporter.collectors.gpu import GpuCollector, visible_devices
 from exporter.collectors.gpu_seams import gpu_readings, gpu_uses
+from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
+from exporter.collectors.host.memory import oom_kills
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
-from exporter.collectors.oom_kills import oom_kills
 from exporter.collectors.process_memory import ProcessMemoryCollector
 from exporter.collectors.process_tree import Member
 from exporter.collectors.processes import ProcessCollector

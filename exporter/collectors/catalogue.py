@@ -15,45 +15,34 @@ from functools import partial
 from typing import Any
 
 from exporter.collectors import (
-    cgroup,
-    cgroup_families,
-    checkpoint_dirs,
-    clock,
-    cpu,
-    cpu_count,
-    cpu_frequency,
-    cpu_throttles,
-    disk,
-    edac,
-    file_descriptors,
-    filesystem,
-    load,
-    lustre,
-    memory,
-    network,
-    nfs,
-    numa,
-    own,
-    pressure,
     process_families,
     process_memory,
     processes,
     rapl,
     rapl_families,
-    rdma,
-    sensors,
-    shm,
-    swap,
-    tcp,
-    vm,
 )
-from exporter.collectors.family import FamilySpec
+from exporter.collectors.cgroup import families as cgroup_families
+from exporter.collectors.cgroup.collector import CgroupCollector
+from exporter.collectors.host import (
+    checkpoint_dirs,
+    cpu,
+    disk,
+    filesystem,
+    hardware,
+    memory,
+    network,
+    nfs_lustre,
+    pressure,
+    rdma,
+    system,
+)
+from exporter.collectors.host.statvfs import StatvfsPool
 from exporter.collectors.selection import EVERYTHING
-from exporter.collectors.statvfs import StatvfsPool
+from exporter.families import FamilySpec
 
 FAST_SECONDS = 5.0
-MEDIUM_SECONDS = 15.0
-SLOW_SECONDS = 60.0
+MEDIUM_SECONDS, MEDIUM_DEADLINE_SECONDS = 15.0, 10.0
+SLOW_SECONDS, SLOW_DEADLINE_SECONDS = 60.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +68,7 @@ class CollectorEntry:
 
     Attributes:
         name: The value of the label `collector`, and the key in the configuration.
-        factory: Makes it from `options`, all of which have defaults; `proc` and `sys` are taken by those that
-            read procfs and sysfs, for trees mounted or recorded elsewhere.
+        factory: Makes it from `options`, all of which have defaults.
         specs: What it can publish.
         help: One sentence for the configuration.
         interval_seconds: By default.
@@ -101,32 +89,6 @@ class CollectorEntry:
     settings: tuple[Setting, ...] = ()
 
 
-def _slow(
-    name: str,
-    factory: Callable[..., Any],
-    specs: Sequence[FamilySpec],
-    help_text: str,
-    options: tuple[tuple[str, str], ...] = (),
-) -> CollectorEntry:
-    return CollectorEntry(
-        name, factory, specs, help_text, SLOW_SECONDS, deadline_seconds=20.0, options=options
-    )
-
-
-def _asking(
-    name: str,
-    factory: Callable[..., Any],
-    specs: Sequence[FamilySpec],
-    help_text: str,
-    settings: tuple[Setting, ...],
-) -> CollectorEntry:
-    """One that asks filesystems, with one pool for all that are made: a reload must not call what hangs once more."""
-    made = partial(factory, pool=StatvfsPool())
-    return CollectorEntry(
-        name, made, specs, help_text, MEDIUM_SECONDS, deadline_seconds=10.0, settings=settings
-    )
-
-
 def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
     return (
         Setting("device_include", EVERYTHING, "Patterns of the devices to show."),
@@ -134,62 +96,53 @@ def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
     )
 
 
+_POOLS = {name: StatvfsPool() for name in ("filesystem", "checkpoint_dirs")}
+"""One for all collectors of a name that are made: a reload must not call what hangs once more."""
+
 CATALOGUE: tuple[CollectorEntry, ...] = (
     CollectorEntry(
         "cpu",
         cpu.CpuCollector,
         cpu.SPECS,
-        "CPU time by mode, utilization, context switches, interrupts, forks.",
+        "CPU time by mode, utilization, load averages, boot time.",
         options=(("per_core", "One series per CPU and mode instead of the sum over the CPUs."),),
     ),
-    CollectorEntry("load", load.LoadCollector, load.SPECS, "Load averages."),
     CollectorEntry(
         "pressure",
         pressure.PressureCollector,
         pressure.SPECS,
         "Time lost waiting for CPU, memory and I/O (PSI).",
     ),
-    CollectorEntry("memory", memory.MemoryCollector, memory.SPECS, "What memory is used for."),
-    CollectorEntry("swap", swap.SwapCollector, swap.SPECS, "Swap space and traffic."),
     CollectorEntry(
-        "vm", vm.VmCollector, vm.SPECS, "Page faults, reclaim, out-of-memory kills, NUMA placement."
+        "memory",
+        memory.MemoryCollector,
+        memory.SPECS,
+        "What memory is used for, swap, page faults, out-of-memory kills, /dev/shm.",
+        options=(("details", "Also the memory of each NUMA node."),),
     ),
-    CollectorEntry("shm", shm.ShmCollector, shm.SPECS, "Size and use of /dev/shm."),
     CollectorEntry(
-        "own", own.OwnCollector, own.SPECS, "The exporter's own CPU time, memory and descriptors."
+        "own", system.OwnCollector, system.OWN_SPECS, "The exporter's own CPU time, memory and descriptors."
     ),
-    _slow(
-        "cpu_count",
-        cpu_count.CpuCountCollector,
-        cpu_count.SPECS,
-        "CPUs online, physical, in the affinity and in the cgroup's quota.",
-    ),
-    _slow(
-        "cpu_frequency",
-        cpu_frequency.CpuFrequencyCollector,
-        cpu_frequency.SPECS,
-        "How fast the CPUs run.",
-        options=(("per_core", "One series per CPU instead of their mean."),),
-    ),
-    _slow(
-        "cpu_throttles",
-        cpu_throttles.CpuThrottlesCollector,
-        cpu_throttles.SPECS,
-        "How often CPUs slowed down because of their temperature.",
-    ),
-    _slow("numa", numa.NumaCollector, numa.SPECS, "Memory of each NUMA node."),
-    _slow("clock", clock.ClockCollector, clock.SPECS, "Offset and discipline of the kernel's clock."),
-    _slow(
-        "sensors",
-        sensors.SensorsCollector,
-        sensors.SPECS,
-        "Temperatures and fans.",
+    CollectorEntry(
+        "hardware",
+        hardware.HardwareCollector,
+        hardware.SPECS,
+        "CPUs and their frequency, temperatures, throttling, memory errors.",
+        SLOW_SECONDS,
+        SLOW_DEADLINE_SECONDS,
         options=(("per_core", "Also the thermometers of single CPU cores."),),
     ),
-    _slow("edac", edac.EdacCollector, edac.SPECS, "Errors that the memory controllers saw."),
+    CollectorEntry(
+        "clock",
+        system.ClockCollector,
+        system.CLOCK_SPECS,
+        "Offset and discipline of the kernel's clock.",
+        SLOW_SECONDS,
+        SLOW_DEADLINE_SECONDS,
+    ),
     CollectorEntry(
         "cgroup",
-        cgroup.CgroupCollector,
+        CgroupCollector,
         cgroup_families.SPECS,
         "The job's own limits on CPU, memory, I/O and processes, and how near it is to them.",
         settings=(
@@ -208,12 +161,14 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         options=(("partitions", "Also partitions, whose I/O their disk counts as well."),),
         settings=_devices(disk.DEVICE_EXCLUDE),
     ),
-    _asking(
+    CollectorEntry(
         "filesystem",
-        filesystem.FilesystemCollector,
+        partial(filesystem.FilesystemCollector, pool=_POOLS["filesystem"]),
         filesystem.SPECS,
         "Size, free space and state of the mounted filesystems.",
-        (
+        MEDIUM_SECONDS,
+        MEDIUM_DEADLINE_SECONDS,
+        settings=(
             Setting("mount_points_include", EVERYTHING, "Patterns of the mount points to show."),
             Setting(
                 "mount_points_exclude",
@@ -230,26 +185,23 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     ),
     CollectorEntry(
         "nfs",
-        nfs.NfsCollector,
-        nfs.SPECS,
+        nfs_lustre.NfsCollector,
+        nfs_lustre.NFS_SPECS,
         "What goes over each NFS mount, and how long the servers take.",
-        options=(("per_operation", "One series per kind of request instead of read, write and other."),),
     ),
     CollectorEntry(
         "lustre",
-        lustre.LustreCollector,
-        lustre.SPECS,
+        nfs_lustre.LustreCollector,
+        nfs_lustre.LUSTRE_SPECS,
         "What goes over each Lustre mount.",
-        options=(("per_operation", "One series per kind of call instead of read, write and other."),),
     ),
     CollectorEntry(
         "network",
         network.NetworkCollector,
         network.SPECS,
-        "What the network interfaces carry and lose, and what kind of link they have.",
+        "What the network interfaces carry and lose, and TCP's sockets and retransmissions.",
         settings=_devices(network.DEVICE_EXCLUDE),
     ),
-    CollectorEntry("tcp", tcp.TcpCollector, tcp.SPECS, "TCP segments sent again, and sockets in use."),
     CollectorEntry(
         "rdma",
         rdma.RdmaCollector,
@@ -263,17 +215,13 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         ),
     ),
     CollectorEntry(
-        "file_descriptors",
-        file_descriptors.FileDescriptorsCollector,
-        file_descriptors.SPECS,
-        "Open files of the whole machine, and their limit.",
-    ),
-    _asking(
         "checkpoint_dirs",
-        checkpoint_dirs.CheckpointDirsCollector,
+        partial(checkpoint_dirs.CheckpointDirsCollector, pool=_POOLS["checkpoint_dirs"]),
         checkpoint_dirs.SPECS,
         "Room that is left in the directories of checkpoints.",
-        (Setting("paths", (), "The directories, each as the exporter sees it.", paths=True),),
+        MEDIUM_SECONDS,
+        MEDIUM_DEADLINE_SECONDS,
+        settings=(Setting("paths", (), "The directories, each as the exporter sees it.", paths=True),),
     ),
     CollectorEntry(
         "processes",
@@ -281,11 +229,13 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         process_families.SPECS,
         "What the processes of the job use, by rank and role; also needed to divide energy among runs.",
     ),
-    _slow(
+    CollectorEntry(
         "process_memory",
         process_memory.ProcessMemoryCollector,
         process_memory.SPECS,
         "Unique and proportional memory of the job's processes, as far as their page tables are quick to read.",
+        SLOW_SECONDS,
+        SLOW_DEADLINE_SECONDS,
     ),
     CollectorEntry(
         "rapl",

@@ -1,9 +1,11 @@
 """Small files of /proc and /sys: bounded reads, strict numbers, and one outcome for each kind of failure.
 
-Used in the sidecar by the host collectors. Bytes of the kernel come in; text and numbers go out. There are
-three outcomes. The kernel does not offer the file: None, a normal state. It cannot be read, or holds
-something else than documented: `CollectError` with one of `FILE_REASONS`. Else its content. No threads; a
+Used in the sidecar by the collectors of the machine. There are three outcomes: the kernel does not offer the file, a
+normal state; it cannot be read, or holds something else than documented, a problem with one of `FILE_REASONS`; else
+its content. `source` sorts them for a block of code, whether that reads by itself or through psutil. No threads; a
 read that blocks costs the collector its deadline.
+
+Where procfs is mounted, `psutil.PROCFS_PATH` says for psutil and for us.
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from exporter.errors import CollectError
+from exporter.families import Collected
 
 FILE_REASONS = ("malformed", "permission", "unreadable")
 """Every reason with which reading a file can fail."""
@@ -42,10 +48,36 @@ NO_READING = frozenset(
 )
 
 _COUNT = re.compile(r"[0-9]{1,20}", re.ASCII)
-_SIGNED = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-_DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 _LARGEST_COUNT = 2**64 - 1
+
+
+def procfs() -> Path:
+    """Give the place where procfs is mounted, as psutil knows it."""
+    return Path(psutil.PROCFS_PATH)
+
+
+@contextmanager
+def source(collected: Collected, what: Path | str) -> Iterator[None]:
+    """Read one source: one that is not offered is noted, one that fails is a problem; the others go on.
+
+    Args:
+        collected: Takes the note or the problem.
+        what: The source's name, for the message.
+    """
+    try:
+        yield
+    except CollectError as error:
+        collected.fail(error)
+    except OSError as error:
+        if error.errno in NOT_OFFERED:
+            collected.unsupported.append(f"no {error.filename or what}")
+        else:
+            collected.fail(failure(Path(error.filename or what), error))
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, StopIteration) as error:
+        # A field that is missing, one too many, or no number: psutil and we take files apart as documented.
+        message = f"{what}: not what the kernel documents ({type(error).__name__}: {error})"
+        collected.fail(CollectError(message, reason="malformed"))
 
 
 def read_file(path: Path, *, absent: Container[int] = ()) -> str | None:
@@ -62,6 +94,19 @@ def read_file(path: Path, *, absent: Container[int] = ()) -> str | None:
     """
     content = read_bytes(path, absent=absent)
     return None if content is None else content.decode("utf-8", "replace")
+
+
+def read_existing(path: Path) -> str:
+    """Read a kernel file as a whole.
+
+    Raises:
+        CollectError: As `read_file`.
+        FileNotFoundError: There is none, or it has no reading now.
+    """
+    text = read_file(path)
+    if text is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return text
 
 
 def read_bytes(path: Path, *, absent: Container[int] = ()) -> bytes | None:
@@ -90,19 +135,27 @@ def read_bytes(path: Path, *, absent: Container[int] = ()) -> bytes | None:
     return b"".join(pieces)
 
 
+def list_directory(directory: Path) -> list[str]:
+    """List the names in a directory, sorted; empty when there is no such directory.
+
+    Raises:
+        CollectError: The directory exists and cannot be listed.
+    """
+    try:
+        return sorted(entry.name for entry in directory.iterdir())
+    except OSError as error:
+        if error.errno in NOT_OFFERED:
+            return []
+        raise failure(directory, error) from error
+
+
 def numbered_entries(directory: Path, prefix: str) -> list[tuple[int, Path]]:
     """List `prefix0`, `prefix1`, … of a directory by number; empty when there is no such directory.
 
     Raises:
         CollectError: The directory exists and cannot be listed.
     """
-    try:
-        names = [entry.name for entry in directory.iterdir()]
-    except OSError as error:
-        if error.errno in NOT_OFFERED:
-            return []
-        raise failure(directory, error) from error
-    numbers = ((name, name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+    numbers = ((name, name.removeprefix(prefix)) for name in list_directory(directory))
     return sorted(
         (int(number), directory / name)
         for name, number in numbers
@@ -131,9 +184,7 @@ def parse_signed(text: str, *place: object) -> int:
     Raises:
         CollectError: It is anything else.
     """
-    if not _SIGNED.fullmatch(text) or abs(number := int(text)) > _LARGEST_COUNT:
-        refuse(text, place, "a number")
-    return number
+    return -parse_count(text[1:], *place) if text.startswith("-") else parse_count(text, *place)
 
 
 def parse_decimal(text: str, *place: object) -> float:
@@ -142,8 +193,9 @@ def parse_decimal(text: str, *place: object) -> float:
     Raises:
         CollectError: It is anything else.
     """
-    if not _DECIMAL.fullmatch(text):
-        refuse(text, place, "a decimal number")
+    whole, _, fraction = text.partition(".")
+    parse_count(whole, *place)
+    parse_count(fraction or "0", *place)
     return float(text)
 
 
@@ -180,8 +232,6 @@ def parse_kibibytes(text: str, *place: object) -> int:
 def named_values(text: str, separator: str, *, prefix: str = "") -> dict[str, str]:
     """Split lines of a name, a separator and a value; the values stay text until somebody asks for them.
 
-    One value that is garbage must not cost the others, so nothing is parsed here.
-
     Args:
         text: The file's content.
         separator: What ends the name.
@@ -211,3 +261,23 @@ def failure(path: Path, error: OSError) -> CollectError:
     """Make the error of a source that the system does not let us have."""
     reason = "permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
     return CollectError(f"{path}: {error.strerror or error}", reason=reason)
+
+
+class HighWater:
+    """The largest value seen per key, for kernel numbers that may step back a little.
+
+    Idle and iowait times are corrected by the kernel, and a difference of two counters that are read one after the
+    other may dip. A step back would read as a restart in Prometheus and add the whole value to an increase.
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[Hashable, float] = {}
+
+    def hold(self, key: Hashable, value: float) -> float:
+        """Give the value, or the larger one that has been seen before."""
+        highest = self._highest[key] = max(value, self._highest.get(key, value))
+        return highest
+
+    def forget(self, key: Hashable) -> None:
+        """Begin anew with the next value."""
+        self._highest.pop(key, None)

@@ -92,7 +92,7 @@ def test_a_rule_that_cannot_be_is_told_with_its_place(rule: str, expected: str) 
         ),
         ("collectors: {cpu: {per_cor: true}}", 'unknown key "per_cor", did you mean "per_core"?'),
         (
-            "collectors: {load: {per_core: true}}",
+            "collectors: {clock: {per_core: true}}",
             'unknown key "per_core", expected one of enabled, interval, deadline',
         ),
         ("collectors: {cpuu: {}}", 'c:1:14: collectors.cpuu: unknown key "cpuu", did you mean "cpu"?'),
@@ -209,7 +209,7 @@ def test_the_schema_is_valid_and_agrees_with_the_loader() -> None:
         "log: {level: loud}",
         "recording: [{}]",
         "recording: [{match: a, aggregations: [men]}]",
-        "collectors: {load: {per_core: true}}",
+        "collectors: {clock: {per_core: true}}",
         "exposition: {max_series: 1}",
     ):
         assert not valid(text), text

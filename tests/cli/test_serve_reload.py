@@ -31,7 +31,7 @@ WAYS = pytest.mark.parametrize("reload", [by_signal, by_http])
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text("collectors: {load: {interval: 1s}, swap: {enabled: false}}\n")
+    path.write_text("collectors: {memory: {interval: 1s}, clock: {enabled: false}}\n")
     return path
 
 
@@ -43,16 +43,16 @@ def test_collectors_are_added_removed_and_timed_anew(
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         before = running.collectors()
         file.write_text(
-            "collectors: {load: {enabled: false}, cpu: {interval: 2s, per_core: true}}\nfeed: {interval: 2s}"
+            "collectors: {memory: {enabled: false}, cpu: {interval: 2s, per_core: true}}\nfeed: {interval: 2s}"
         )
         reload(running)
         after = running.collectors()
         times = [running.sample(interval % name) for name in ("cpu", "feed")]
         wait_until(lambda: 'host_cpu_seconds_total{cpu="0",' in running.ask("/metrics")[1])
-        gone = running.sample("host_load1")
+        gone = running.sample("host_memory_total_bytes")
 
-    assert before - after == {"load"}
-    assert after - before == {"swap"}
+    assert before - after == {"memory"}
+    assert after - before == {"clock"}
     assert times == [2, 2]
     assert gone is None
 
@@ -63,7 +63,7 @@ def test_a_wrong_file_changes_nothing_and_is_told_in_full(
 ) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         before, time_before = running.ask("/config"), running.sample(SUCCESS_TIME)
-        file.write_text("collectors: {load: {interval: 0s}, clod: {}}\nlog: {level: loud}\n")
+        file.write_text("collectors: {memory: {interval: 0s}, clod: {}}\nlog: {level: loud}\n")
         reload(running)
         bad, time_bad = running.sample(SUCCESSFUL), running.sample(SUCCESS_TIME)
         unchanged = running.ask("/config") == before
@@ -74,17 +74,17 @@ def test_a_wrong_file_changes_nothing_and_is_told_in_full(
     assert (bad, good) == (0, 1)
     assert time_bad == time_before
     assert unchanged
-    for problem in (f"{file}:1:31: collectors.load.interval", "unknown key", f"{file}:2:14: log.level"):
+    for problem in (f"{file}:1:33: collectors.memory.interval", "unknown key", f"{file}:2:14: log.level"):
         assert problem in running.log
 
 
 def test_a_collector_that_is_only_timed_anew_keeps_what_it_has_published(tmp_path: Path, file: Path) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
-        wait_until(lambda: running.sample("host_load1") is not None)
-        file.write_text("collectors: {load: {interval: 1h}}")
+        wait_until(lambda: running.sample("host_memory_total_bytes") is not None)
+        file.write_text("collectors: {memory: {interval: 1h}}")
         by_http(running)
-        kept = running.sample("host_load1")
-        interval = running.sample('exporter_collector_interval_seconds{collector="load"}')
+        kept = running.sample("host_memory_total_bytes")
+        interval = running.sample('exporter_collector_interval_seconds{collector="memory"}')
 
     assert kept is not None
     assert interval == 3600
@@ -154,7 +154,7 @@ def test_a_file_that_has_gone_keeps_the_old_configuration(tmp_path: Path, file: 
         file.unlink()
         by_signal(running)
         successful = running.sample(SUCCESSFUL)
-        kept = running.sample('exporter_collector_interval_seconds{collector="load"}')
+        kept = running.sample('exporter_collector_interval_seconds{collector="memory"}')
 
     assert (successful, kept) == (0, 1)
     assert f"{file}: cannot be read: No such file or directory" in running.log

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from collectors_support import OF_TREE, build, collect_soundly, copy_of, value_of
+from collectors_support import OF_TREE, REASONS, build, copy_of, read_from, value_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exporter.collectors.catalogue import CollectorEntry
-from exporter.collectors.cpu import CpuCollector
-from exporter.collectors.edac import EdacCollector
-from exporter.collectors.family import Collected
+from exporter.collectors.host.hardware import HardwareCollector
+from exporter.collectors.host.pressure import PressureCollector
 from exporter.collectors.kernel_files import MAX_BYTES
-from exporter.collectors.load import LoadCollector
-from exporter.collectors.memory import MemoryCollector
-from exporter.collectors.pressure import PressureCollector
-from exporter.collectors.shm import ShmCollector
-from exporter.errors import CollectError
+from exporter.families import Collected
 
-NODE = [entry for entry in OF_TREE if entry.name != "own"]
+__all__ = ["read_from"]
 
+ReadFrom = Callable[[Path], Path]
 
-@contextmanager
-def contents(path: Path, garbage: bytes) -> Iterator[None]:
-    before = path.read_bytes()
-    path.write_bytes(garbage)
-    try:
-        yield
-    finally:
-        path.write_bytes(before)
+TOUCHED = {
+    "cpu": "proc/stat",
+    "pressure": "pressure",
+    "memory": "proc/meminfo proc/vmstat system/node",
+    "hardware": "topology cpu.max self/cgroup thermal_throttle hwmon edac",
+    "cgroup": "fs/cgroup self/cgroup mountinfo",
+    "disk": "diskstats",
+    "filesystem": "mountinfo",
+    "nfs": "mountstats mountinfo",
+    "lustre": "lustre mountinfo",
+    "network": "net/dev net/snmp net/sockstat",
+    "rdma": "infiniband",
+}
 
 
 @contextmanager
@@ -56,152 +58,121 @@ def damaged(draw: st.DrawFn, original: bytes) -> bytes:
     if kind == "anything":
         return draw(st.binary(max_size=200))
     if kind == "number":
-        return draw(
-            st.sampled_from([b"-1\n", b"18446744073709551615\n", b"9" * 30, b"nan\n", b"1e3\n", b"1_0\n"])
-        )
+        return draw(st.sampled_from([b"-1\n", b"9" * 30, b"nan\n", b"1e3\n", b"1_0\n"]))
     place = draw(st.integers(0, len(original)))
     if kind == "cut":
         return original[:place]
-    spot = draw(st.binary(min_size=1, max_size=12))
+    spot = draw(st.binary(min_size=1, max_size=8))
     return original[:place] + spot + original[place + len(spot) :]
 
 
 @pytest.mark.parametrize("entry", OF_TREE, ids=lambda entry: str(entry.name))
-def test_any_bytes_in_any_file_give_a_documented_outcome(entry: CollectorEntry, tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    files = sorted(path for path in root.rglob("*") if path.is_file())
+def test_any_bytes_in_any_file_give_a_documented_outcome(
+    entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
+) -> None:
+    root = read_from(copy_of("node", tmp_path))
+    files = [
+        path
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and any(part in str(path) for part in TOUCHED[entry.name].split())
+    ]
     options = dict.fromkeys((name for name, _ in entry.options), True)
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        path = data.draw(st.sampled_from([path for path in files if touches(entry, path)]))
-        with contents(path, data.draw(damaged(path.read_bytes()))):
-            collector = build(entry, root, **options)
-            collect_soundly(collector)
-            collect_soundly(collector)
+        path = data.draw(st.sampled_from(files))
+        before = path.read_bytes()
+        path.write_bytes(data.draw(damaged(before)))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # psutil's, of fields that are missing
+                collector = build(entry, root, **options)
+                for _ in range(2):
+                    assert {reason for reason, _ in collector.collect().problems} <= REASONS
+        finally:
+            path.write_bytes(before)
 
     check()
 
 
-TOUCHED = {
-    "cpu": "proc/stat",
-    "load": "loadavg",
-    "pressure": "pressure",
-    "memory": "proc/meminfo",
-    "swap": "proc/meminfo proc/vmstat",
-    "vm": "proc/vmstat",
-    "own": "self proc/stat",
-    "cpu_count": "online topology cpu.max self/cgroup",
-    "cpu_frequency": "scaling_cur_freq",
-    "cpu_throttles": "thermal_throttle topology",
-    "numa": "system/node",
-    "sensors": "hwmon",
-    "edac": "edac",
-    "cgroup": "fs/cgroup self/cgroup mountinfo",
-    "disk": "diskstats class/block",
-    "filesystem": "mountinfo",
-    "nfs": "mountstats mountinfo",
-    "lustre": "lustre mountinfo",
-    "network": "net/dev class/net",
-    "tcp": "net/snmp net/sockstat",
-    "rdma": "infiniband",
-    "file_descriptors": "file-nr",
-}
+def damaged_pressure(root: Path, damage: Callable[[Path], object]) -> Collected:
+    """What is told of pressure when its file for I/O has been dealt with."""
+    path = root / "proc/pressure/io"
+    path.unlink()
+    damage(path)
+    return PressureCollector().collect()
 
 
-def touches(entry: CollectorEntry, path: Path) -> bool:
-    return any(part in str(path) for part in TOUCHED[entry.name].split())
-
-
-def test_one_damaged_line_costs_only_its_own_family(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    path = root / "proc/meminfo"
-    path.write_text(path.read_text().replace("Dirty:             98304 kB", "Dirty:             many kB"))
-    collected = MemoryCollector(proc=root / "proc").collect()
-
-    assert value_of(collected, "host_memory_dirty_bytes") is None
-    assert value_of(collected, "host_memory_writeback_bytes") == 4194304
-    assert [reason for reason, _ in collected.problems] == ["malformed"]
-    assert "Dirty: expected an unsigned number, found 'many'" in collected.problems[0][1]
-
-
-def test_a_truncated_file_costs_what_is_behind_its_end(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    path = root / "proc/stat"
-    path.write_text(path.read_text().partition("ctxt")[0] + "ctx")
-    collected = CpuCollector(proc=root / "proc").collect()
-
-    assert value_of(collected, "host_interrupts_total") == 9876543210
-    assert value_of(collected, "host_context_switches_total") is None
-    assert {reason for reason, _ in collected.problems} == {"malformed"}
-
-
-def test_a_huge_file_is_not_read_to_its_end(tmp_path: Path) -> None:
-    with (tmp_path / "loadavg").open("wb") as file:
+def make_huge(path: Path) -> None:
+    with path.open("wb") as file:
         file.truncate(50 * MAX_BYTES)
 
-    with pytest.raises(CollectError, match="longer than") as caught:
-        LoadCollector(proc=tmp_path).collect()
-    assert caught.value.reason == "malformed"
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.write_text("some avg10=0.00 total=many\n"), "malformed"),
+        (lambda path: path.write_text(""), "malformed"),
+        (make_huge, "malformed"),
+        (os.mkfifo, "malformed"),  # and it is not waited for
+        (Path.mkdir, "unreadable"),
+    ],
+)
+def test_a_damaged_file_costs_what_is_in_it(
+    damage: Callable[[Path], object], reason: str, tmp_path: Path, read_from: ReadFrom
+) -> None:
+    collected = damaged_pressure(read_from(copy_of("node", tmp_path)), damage)
+
+    assert value_of(collected, "host_pressure_memory_waiting_seconds_total") == 7.654321
+    assert value_of(collected, "host_pressure_io_waiting_seconds_total") is None
+    assert [found for found, _ in collected.problems] == [reason]
+    assert "pressure/io" in collected.problems[0][1]
 
 
-def test_a_directory_in_place_of_a_file_is_unreadable(tmp_path: Path) -> None:
-    (tmp_path / "loadavg").mkdir()
-
-    with pytest.raises(CollectError) as caught:
-        LoadCollector(proc=tmp_path).collect()
-    assert caught.value.reason == "unreadable"
-
-
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "loadavg")
-
-    with pytest.raises(CollectError) as caught:
-        LoadCollector(proc=tmp_path).collect()
-    assert caught.value.reason == "malformed"
-
-
-def test_a_file_without_permission_costs_only_its_own_family(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
+def test_a_file_without_permission_costs_what_is_in_it(tmp_path: Path, read_from: ReadFrom) -> None:
+    root = read_from(copy_of("node", tmp_path))
     for directory in (root, *root.parents):
         if "pytest-of-" in str(directory):
             directory.chmod(0o755)
     (root / "proc/pressure/io").chmod(0)
     with as_nobody():
-        collected = collect_soundly(PressureCollector(proc=root / "proc"))
+        collected = PressureCollector().collect()
 
-    assert isinstance(collected, Collected)
     assert value_of(collected, "host_pressure_memory_waiting_seconds_total") == 7.654321
-    assert value_of(collected, "host_pressure_io_waiting_seconds_total") is None
     assert [reason for reason, _ in collected.problems] == ["permission"]
 
 
-def test_a_directory_without_permission_is_a_failure(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    (root / "sys/devices/system/edac/mc").chmod(0)
+def test_a_directory_without_permission_costs_what_is_in_it(tmp_path: Path, read_from: ReadFrom) -> None:
+    root = read_from(copy_of("node", tmp_path))
+    for directory in (root, *root.parents):
+        if "pytest-of-" in str(directory):
+            directory.chmod(0o755)
+    edac = root / "sys/devices/system/edac/mc"
+    edac.chmod(0)
     try:
-        with as_nobody(), pytest.raises(CollectError) as caught:
-            EdacCollector(sys=root / "sys").collect()
+        with as_nobody():
+            collected = HardwareCollector(sys=root / "sys").collect()
     finally:
-        (root / "sys/devices/system/edac/mc").chmod(0o755)
+        edac.chmod(0o755)
 
-    assert caught.value.reason == "permission"
-
-
-@pytest.mark.parametrize("entry", NODE, ids=lambda entry: str(entry.name))
-def test_a_machine_that_offers_nothing_is_a_normal_state(entry: CollectorEntry, tmp_path: Path) -> None:
-    collector = build(entry, tmp_path)
-    collected = collect_soundly(collector)
-
-    assert isinstance(collected, Collected)
-    assert collected.problems == ()
-    assert collected.unsupported != ()
-    assert collector.collect() == collected
+    assert value_of(collected, "host_temperature_celsius", "nvme0", "Composite") == 41.85
+    assert [reason for reason, _ in collected.problems] == ["permission"]
 
 
-def test_a_missing_dev_shm_is_a_normal_state(tmp_path: Path) -> None:
-    collected = ShmCollector(shm=tmp_path / "shm").collect()
+@pytest.mark.parametrize(
+    "entry",
+    [
+        entry for entry in OF_TREE if entry.name != "disk"
+    ],  # without diskstats psutil asks this machine's sysfs
+    ids=lambda entry: str(entry.name),
+)
+def test_a_machine_that_offers_nothing_is_a_normal_state(
+    entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
+) -> None:
+    collector = build(entry, read_from(tmp_path))
+    collected = collector.collect()
 
-    assert collected.families == ()
-    assert len(collected.unsupported) == 1
+    assert collected.problems == []
+    assert collected.unsupported
+    assert list(collector.collect()) == list(collected)

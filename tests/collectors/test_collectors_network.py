@@ -1,191 +1,130 @@
-"""Network interfaces and TCP on recorded machines: which are shown, and how what they do not know is absent."""
+"""Network interfaces, TCP and disks on recorded machines: which devices are shown, and what their numbers mean."""
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
-from collectors_support import MACHINES, copy_of, value_of
+from collectors_support import copy_of, metrics_of, read_from, value_of
 
-from exporter.collectors.network import NetworkCollector
-from exporter.collectors.tcp import TcpCollector
+from exporter.collectors.host.disk import DiskCollector
+from exporter.collectors.host.network import NetworkCollector
+from exporter.families import Collected
 
-BYTES, UP = "host_network_receive_bytes_total", "host_network_up"
-SPEED, MTU = "host_network_speed_bytes", "host_network_mtu_bytes"
+__all__ = ["read_from"]
 
+BYTES, READS = "host_network_receive_bytes_total", "host_disk_reads_completed_total"
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+ReadFrom = Callable[[Path], Path]
 
 
-def collector_of(root: Path, clock: Clock | None = None) -> NetworkCollector:
-    return NetworkCollector(proc=root / "proc", sys=root / "sys", monotonic=clock or Clock())
+@pytest.fixture
+def node(read_from: ReadFrom, tmp_path: Path) -> Path:
+    return read_from(copy_of("node", tmp_path))
 
 
-@pytest.mark.parametrize("device", ["lo", "veth1a2b", "br-lan"])
-def test_interfaces_of_containers_are_left_out(device: str) -> None:
-    assert value_of(collector_of(MACHINES / "node").collect(), BYTES, device) is None
+def devices_of(collected: Collected, name: str = READS) -> list[str]:
+    return [
+        sample.labels["device"]
+        for metric in metrics_of(collected)
+        for sample in metric.samples
+        if sample.name == name
+    ]
 
 
+@pytest.mark.usefixtures("node")
+def test_interfaces_of_containers_are_left_out() -> None:
+    collected = NetworkCollector().collect()
+
+    assert {"eno1", "ens1f0np0", "wgü0"} <= set(devices_of(collected, BYTES))
+    assert not {"lo", "veth1a2b", "br-lan"} & set(devices_of(collected, BYTES))
+
+
+@pytest.mark.usefixtures("node")
 def test_patterns_choose_interfaces() -> None:
-    root = MACHINES / "node"
-    collected = NetworkCollector(
-        proc=root / "proc", sys=root / "sys", device_include=["lo", "e*"], device_exclude=["eno*"]
-    ).collect()
+    collected = NetworkCollector(device_include=["lo", "e*"], device_exclude=["eno*"]).collect()
 
     assert value_of(collected, BYTES, "lo") == 9077163
     assert value_of(collected, BYTES, "ens1f0np0") == 98765432109876
     assert value_of(collected, BYTES, "eno1") is None
 
 
-def test_a_number_that_fills_its_column_is_read_from_behind_the_colon() -> None:
-    collected = collector_of(MACHINES / "old").collect()
+def test_a_link_tells_its_state_and_its_speed_where_it_knows_it(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = {
+        "eno1": SimpleNamespace(isup=True, speed=1000),
+        "ens1f0np0": SimpleNamespace(isup=False, speed=0),
+        "lo": SimpleNamespace(isup=True, speed=0),
+    }
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: links)
+    collected = NetworkCollector().collect()
 
-    assert value_of(collected, BYTES, "eth0") == 4294967290
-
-
-def test_a_name_may_hold_any_letter() -> None:
-    collected = collector_of(MACHINES / "node").collect()
-
-    assert value_of(collected, BYTES, "wgü0") == 77
-    assert value_of(collected, MTU, "wgü0") == 1420
-
-
-def test_a_speed_is_bytes_per_second() -> None:
-    assert value_of(collector_of(MACHINES / "node").collect(), SPEED, "ens1f0np0") == 50_000_000_000
-
-
-@pytest.mark.parametrize("text", ["-1", "0", "4294967295", "65536 ", None])
-def test_a_speed_that_is_not_known_is_absent(tmp_path: Path, text: str | None) -> None:
-    root = copy_of("node", tmp_path)
-    path = root / "sys/class/net/eno1/speed"
-    if text is None:
-        path.unlink()
-    else:
-        path.write_text(f"{text}\n")
-    collected = collector_of(root).collect()
-
-    assert value_of(collected, SPEED, "eno1") == (65536 * 125_000 if text == "65536 " else None)
-    assert value_of(collected, MTU, "eno1") == 1500
-    assert collected.problems == ()
+    assert value_of(collected, "host_network_speed_bytes", "eno1") == 125_000_000
+    assert value_of(collected, "host_network_up", "ens1f0np0") == 0
+    assert value_of(collected, "host_network_speed_bytes", "ens1f0np0") is None
+    assert value_of(collected, "host_network_up", "lo") is None
 
 
-def test_an_interface_of_unknown_state_is_up_when_it_has_a_carrier(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    before = collector_of(root).collect()
-    (root / "sys/class/net/wgü0/carrier").unlink()
-    after = collector_of(root).collect()
-
-    assert value_of(before, UP, "wgü0") == 1
-    assert value_of(after, UP, "wgü0") == 0
-    assert value_of(before, UP, "ibp26s0") == 0
-    assert value_of(before, UP, "tun0") is None  # of another network namespace than the one sysfs shows
-
-
-def test_speed_is_read_again_after_a_minute_or_when_the_link_has_changed(tmp_path: Path) -> None:
-    root, clock = copy_of("node", tmp_path), Clock()
-    collector = collector_of(root, clock)
-    place = root / "sys/class/net/eno1"
-    collector.collect()
-    (place / "speed").write_text("100\n")
-    clock.now += 30
-    assert value_of(collector.collect(), SPEED, "eno1") == 125_000_000
-
-    clock.now += 31
-    assert value_of(collector.collect(), SPEED, "eno1") == 12_500_000
-
-    (place / "speed").write_text("-1\n")
-    (place / "operstate").write_text("down\n")
-    collected = collector.collect()
-    assert value_of(collected, SPEED, "eno1") is None
-    assert value_of(collected, UP, "eno1") == 0
-
-
-def test_a_fault_in_sysfs_costs_one_sample_and_is_tried_again(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    collector = collector_of(root)
-    path = root / "sys/class/net/eno1/speed"
-    path.write_text("fast\n")
-    broken = collector.collect()
-    path.write_text("1000\n")
-    mended = collector.collect()
-
-    assert [reason for reason, _ in broken.problems] == ["malformed"]
-    assert value_of(broken, BYTES, "eno1") == 113610213
-    assert value_of(broken, SPEED, "ens1f0np0") == 50_000_000_000
-    assert value_of(mended, SPEED, "eno1") == 125_000_000
-
-
-def test_a_state_that_is_none_is_neither_up_nor_down(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    (root / "sys/class/net/eno1/operstate").write_text("")
-    collected = collector_of(root).collect()
-
-    assert value_of(collected, UP, "eno1") is None
-    assert value_of(collected, UP, "ens1f0np0") == 1
-    assert [reason for reason, _ in collected.problems] == ["malformed"]
-
-
-def test_a_name_with_an_odd_separator_costs_nothing(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    path = root / "proc/net/dev"
-    path.write_text(path.read_text().replace("eno1", "en\x1c\u2028o1"))
-    collected = collector_of(root).collect()
-
-    assert value_of(collected, BYTES, "en\x1c\u2028o1") == 113610213
-    assert collected.problems == ()
-
-
-def test_an_interface_that_is_removed_ends(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    collector = collector_of(root)
-    collector.collect()
-    path = root / "proc/net/dev"
-    path.write_text("\n".join(line for line in path.read_text().splitlines() if "eno1" not in line))
-    shutil.rmtree(root / "sys/class/net/eno1")
-    collected = collector.collect()
-
-    assert collected.problems == ()
-    assert value_of(collected, BYTES, "eno1") is None
-    assert value_of(collected, SPEED, "eno1") is None
-
-
-def test_an_interface_that_goes_between_two_reads_is_no_failure(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    shutil.rmtree(root / "sys/class/net/eno1")
-    collected = collector_of(root).collect()
-
-    assert collected.problems == ()
-    assert value_of(collected, BYTES, "eno1") == 113610213
-    assert value_of(collected, UP, "eno1") is None
-
-
-def test_retransmissions_and_memory_of_sockets() -> None:
-    collected = TcpCollector(proc=MACHINES / "node/proc", page_size=65536).collect()
-
-    assert value_of(collected, "host_tcp_retransmits_total") == 10169
-    assert value_of(collected, "host_sockstat_tcp_mem_bytes") == 18 * 65536
-    assert value_of(collected, "host_sockstat_tcp6_inuse") == 14
-
-
-def test_a_machine_without_ipv6_is_a_normal_state() -> None:
-    collected = TcpCollector(proc=MACHINES / "old/proc").collect()
-
-    assert value_of(collected, "host_sockstat_tcp6_inuse") is None
-    assert collected.problems == ()
-    assert len(collected.unsupported) == 1
-
-
-def test_one_damaged_table_of_tcp_costs_only_its_own_family(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    (root / "proc/net/snmp").write_text("Tcp: RtoAlgorithm RtoMin\nTcp: 1 200\n")
-    collected = TcpCollector(proc=root / "proc").collect()
+def test_a_damaged_table_of_tcp_costs_only_its_own_family(node: Path) -> None:
+    (node / "proc/net/snmp").write_text("Tcp: RtoAlgorithm RtoMin\nTcp: 1 200\n")
+    collected = NetworkCollector().collect()
 
     assert value_of(collected, "host_tcp_retransmits_total") is None
     assert value_of(collected, "host_sockstat_tcp_inuse") == 120
     assert [reason for reason, _ in collected.problems] == ["malformed"]
+
+
+def test_partitions_files_and_memory_are_left_out(node: Path) -> None:
+    collected = DiskCollector(sys=node / "sys").collect()
+
+    assert devices_of(collected) == ["nvme0n1", "sda", "sdb1x", "cciss/c0d0", "dm-0"]
+
+
+def test_partitions_come_with_their_option(node: Path) -> None:
+    collected = DiskCollector(sys=node / "sys", partitions=True).collect()
+
+    assert value_of(collected, READS, "nvme0n1p1") == 1000
+    assert value_of(collected, READS, "cciss/c0d0p1") == 49
+
+
+def test_patterns_choose_disks_and_exclusion_wins(node: Path) -> None:
+    collector = DiskCollector(sys=node / "sys", device_include=["sd*", "nvme*"], device_exclude=["sdb*"])
+
+    assert devices_of(collector.collect()) == ["nvme0n1", "sda"]
+
+
+@pytest.mark.usefixtures("node")
+def test_partitions_are_known_by_name_where_there_is_no_sysfs(tmp_path: Path) -> None:
+    devices = devices_of(DiskCollector(sys=tmp_path).collect())
+
+    assert not {"sda1", "nvme0n1p2"} & set(devices)
+    assert "nvme0n1" in devices
+
+
+def test_times_are_seconds_and_sectors_are_512_bytes(node: Path) -> None:
+    collected = DiskCollector(sys=node / "sys").collect()
+
+    assert value_of(collected, "host_disk_read_bytes_total", "nvme0n1") == 912345678 * 512
+    assert value_of(collected, "host_disk_write_time_seconds_total", "nvme0n1") == 9876.543
+
+
+def test_what_another_disk_of_the_same_name_has_counted_is_not_added(node: Path) -> None:
+    collector = DiskCollector(sys=node / "sys")
+    collector.collect()
+    path = node / "proc/diskstats"
+    lines = [line for line in path.read_text().splitlines() if " sda" not in line]
+    path.write_text("\n".join([*lines, "8 0 sda 7 0 8 1 0 0 0 0 0 1 1 0 0 0 0", ""]))
+
+    assert value_of(collector.collect(), READS, "sda") == 7
+
+
+def test_a_machine_without_disks_is_a_normal_state(node: Path) -> None:
+    (node / "proc/diskstats").write_text("7 0 loop0 1 0 0 0 0 0 0 0 0 0 0\n")
+    collected = DiskCollector(sys=node / "sys").collect()
+
+    assert (list(collected), collected.problems) == ([], [])
+    assert len(collected.unsupported) == 1

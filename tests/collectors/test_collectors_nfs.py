@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from collectors_support import MACHINES, copy_of, value_of
+import pytest
+from collectors_support import MACHINES, copy_of, read_from, value_of
 
-from exporter.collectors.lustre import LustreCollector
-from exporter.collectors.nfs import NfsCollector
+from exporter.collectors.host.nfs_lustre import LustreCollector, NfsCollector
+
+__all__ = ["read_from"]
 
 HOME = "/home/team one"
 NODE = MACHINES / "node"
 
+ReadFrom = Callable[[Path], Path]
+
+
+@pytest.fixture(autouse=True)
+def node(read_from: ReadFrom) -> None:
+    read_from(NODE)
+
 
 def test_operations_are_read_write_and_other() -> None:
-    collected = NfsCollector(proc=NODE / "proc").collect()
+    collected = NfsCollector().collect()
 
     assert value_of(collected, "host_nfs_operations_total", HOME, "read") == 1300
     assert value_of(collected, "host_nfs_operations_total", HOME, "other") == 6001
@@ -23,49 +33,39 @@ def test_operations_are_read_write_and_other() -> None:
     assert value_of(collected, "host_nfs_timeouts_total", HOME) == 3
 
 
-def test_each_kind_of_request_by_itself_on_demand() -> None:
-    collected = NfsCollector(proc=NODE / "proc", per_operation=True).collect()
-
-    assert value_of(collected, "host_nfs_operations_total", HOME, "read_plus") == 2
-    assert value_of(collected, "host_nfs_operations_total", "/data/dead", "null") is None
-    assert value_of(collected, "host_nfs_operations_total", HOME, "other") is None
-    assert value_of(collected, "host_nfs_retransmissions_total", HOME) == 12
-
-
-def test_bytes_of_programs_and_of_the_server_are_apart() -> None:
-    collected = NfsCollector(proc=NODE / "proc").collect()
+def test_bytes_are_those_of_programs_from_the_cache_too() -> None:
+    collected = NfsCollector().collect()
 
     assert value_of(collected, "host_nfs_read_bytes_total", HOME) == 1207640230 + 5000
-    assert value_of(collected, "host_nfs_server_read_bytes_total", HOME) == 1210214218
 
 
 def test_a_filesystem_that_is_mounted_twice_is_counted_once() -> None:
-    collected = NfsCollector(proc=NODE / "proc").collect()
+    collected = NfsCollector().collect()
 
     assert value_of(collected, "host_nfs_read_bytes_total", "/home/bind") is None
 
 
-def test_a_damaged_operation_costs_its_mounts_operations_only(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
+def test_a_damaged_operation_costs_its_mount_only(tmp_path: Path, read_from: ReadFrom) -> None:
+    root = read_from(copy_of("node", tmp_path))
     path = root / "proc/self/mountstats"
     path.write_text(path.read_text().replace("WRITE: 12", "WRITE: dozen"))
-    collected = NfsCollector(proc=root / "proc").collect()
+    collected = NfsCollector().collect()
 
     assert [reason for reason, _ in collected.problems] == ["malformed"]
     assert value_of(collected, "host_nfs_operations_total", HOME, "read") is None
-    assert value_of(collected, "host_nfs_read_bytes_total", HOME) == 1207645230
     assert value_of(collected, "host_nfs_operations_total", "/data/dead", "other") == 3
 
 
-def test_a_machine_without_nfs_is_a_normal_state() -> None:
-    collected = NfsCollector(proc=MACHINES / "virtual/proc").collect()
+def test_a_machine_without_nfs_is_a_normal_state(read_from: ReadFrom) -> None:
+    read_from(MACHINES / "virtual")
+    collected = NfsCollector().collect()
 
-    assert (collected.families, collected.problems) == ((), ())
-    assert collected.unsupported == ("no NFS is mounted",)
+    assert (list(collected), collected.problems) == ([], [])
+    assert collected.unsupported == ["no NFS is mounted"]
 
 
 def test_a_lustre_client_is_named_by_its_mount_point() -> None:
-    collected = LustreCollector(proc=NODE / "proc", sys=NODE / "sys").collect()
+    collected = LustreCollector(sys=NODE / "sys").collect()
 
     assert value_of(collected, "host_lustre_read_bytes_total", "/lustre") == 3145728000
     assert value_of(collected, "host_lustre_operations_total", "/lustre", "read") == 1500
@@ -73,33 +73,26 @@ def test_a_lustre_client_is_named_by_its_mount_point() -> None:
     assert value_of(collected, "host_lustre_operation_time_seconds_total", "/lustre", "read") == 4.5
 
 
-def test_each_call_of_lustre_by_itself_on_demand() -> None:
-    collected = LustreCollector(proc=NODE / "proc", sys=NODE / "sys", per_operation=True).collect()
-
-    assert value_of(collected, "host_lustre_operations_total", "/lustre", "open") == 300
-    assert value_of(collected, "host_lustre_operations_total", "/lustre", "other") is None
-
-
-def test_two_clients_of_one_filesystem_keep_their_own_names(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
+def test_two_clients_of_one_filesystem_keep_their_own_names(tmp_path: Path, read_from: ReadFrom) -> None:
+    root = read_from(copy_of("node", tmp_path))
     llite = root / "sys/kernel/debug/lustre/llite"
     second = llite / "scratch1-ffff000000000000"
     second.mkdir()
     (second / "stats").write_text("write_bytes 1 samples [bytes] 5 5 5\n")
-    collected = LustreCollector(proc=root / "proc", sys=root / "sys").collect()
+    collected = LustreCollector(sys=root / "sys").collect()
 
     assert value_of(collected, "host_lustre_written_bytes_total", second.name) == 5
     assert value_of(collected, "host_lustre_read_bytes_total", second.name) == 0
     assert value_of(collected, "host_lustre_read_bytes_total", "scratch1-ffff9a5bc1f2c800") == 3145728000
 
 
-def test_old_lustre_has_its_statistics_in_proc_and_no_times(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
+def test_old_lustre_has_its_statistics_in_proc_and_no_times(tmp_path: Path, read_from: ReadFrom) -> None:
+    root = read_from(copy_of("node", tmp_path))
     client = root / "proc/fs/lustre/llite/scratch1-ffff1"
     client.mkdir(parents=True)
     (root / "sys/kernel").rename(tmp_path / "away")
     (client / "stats").write_text("read_bytes 2 samples [bytes] 1 9 10\nopen 3 samples [regs]\n")
-    collected = LustreCollector(proc=root / "proc", sys=root / "sys").collect()
+    collected = LustreCollector(sys=root / "sys").collect()
 
     assert value_of(collected, "host_lustre_read_bytes_total", "/lustre") == 10
     assert value_of(collected, "host_lustre_operations_total", "/lustre", "other") == 3
@@ -107,7 +100,7 @@ def test_old_lustre_has_its_statistics_in_proc_and_no_times(tmp_path: Path) -> N
 
 
 def test_a_lustre_mount_without_statistics_is_said(tmp_path: Path) -> None:
-    collected = LustreCollector(proc=NODE / "proc", sys=tmp_path).collect()
+    collected = LustreCollector(sys=tmp_path).collect()
 
-    assert collected.families == ()
+    assert list(collected) == []
     assert "no statistics in" in collected.unsupported[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from collectors_support import MACHINES, assert_sound, copy_of, value_of
 
-from exporter.collectors.rdma import HW_COUNTERS, REFUSED_SECONDS, RdmaCollector
+from exporter.collectors.host.rdma import HW_COUNTERS, REFUSED_SECONDS, RdmaCollector
 
 RECEIVED, DOWNED = "host_rdma_receive_bytes_total", "host_rdma_link_downed_total"
 STATE, RATE, HARDWARE = "host_rdma_port_state", "host_rdma_rate_bytes", "host_rdma_hw_total"
@@ -72,7 +72,6 @@ def test_an_adapter_without_pma_counts_bytes_itself() -> None:
     collected = node().collect()
 
     assert value_of(collected, RECEIVED, "rdmap16s27", "1") == 5555555
-    assert value_of(collected, "host_rdma_transmit_packets_total", "rdmap16s27", "1") == 6000
 
 
 def test_a_port_that_has_no_counters_says_so_in_words_and_is_no_failure() -> None:
@@ -80,7 +79,7 @@ def test_a_port_that_has_no_counters_says_so_in_words_and_is_no_failure() -> Non
 
     assert value_of(collected, RECEIVED, "irdma0", "1") is None
     assert value_of(collected, STATE, "irdma0", "1") == 4
-    assert collected.problems == ()
+    assert collected.problems == []
 
 
 @pytest.mark.parametrize("device", ["mlx5_1", "mlx5_2", "irdma0", "rdmap16s27"])
@@ -118,7 +117,7 @@ def test_a_file_that_the_driver_refuses_costs_one_sample(monkeypatch: pytest.Mon
         collected = collector.collect()
 
     assert_sound(collector, collected)
-    assert collected.problems == ()
+    assert collected.problems == []
     assert value_of(collected, DOWNED, "mlx5_0", "1") is None
     assert value_of(collected, "host_rdma_symbol_errors_total", "mlx5_0", "1") == 0
 
@@ -156,8 +155,8 @@ def test_a_port_that_belongs_to_somebody_else_is_said_to_be_so(monkeypatch: pyte
     with kernel(monkeypatch, state=errno.EINVAL) as opened:
         first, second = collector.collect(), collector.collect()
 
-    assert first.families == ()
-    assert first.problems == ()
+    assert list(first) == []
+    assert first.problems == []
     assert "ports/1: the driver does not let it be read" in first.unsupported[0]
     assert second.unsupported == first.unsupported
     assert len(opened) == 1
@@ -200,7 +199,7 @@ def test_a_device_that_is_removed_ends_and_may_come_back(tmp_path: Path) -> None
     shutil.move(tmp_path / "away", device)
     back = collector.collect()
 
-    assert gone.problems == ()
+    assert gone.problems == []
     assert value_of(gone, STATE, "mlx5_0", "1") is None
     assert value_of(back, DOWNED, "mlx5_0", "1") == 255
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from collectors_support import MACHINES as RECORDED
-from collectors_support import UPDATE, assert_sound, collect_soundly, text_of, value_of
+from collectors_support import UPDATE, assert_sound, collect_soundly, metrics_of, text_of, value_of
 from energy_support import EPYC, LAPTOP, MACHINES, RANGE, THREADRIPPER, Machine, nobody, total
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -398,9 +398,9 @@ def test_published_totals_never_fall(tmp_path: Path, happenings: list[tuple[str,
         outcome = collect_soundly(collector)
         if isinstance(outcome, CollectError):
             continue
-        for family in outcome.families:
-            for sample in family.samples:
-                key = (family.spec.name, *sample.labels)
-                if family.spec.type == "counter":
-                    assert float(sample.value) >= before.get(key, 0.0)  # type: ignore[arg-type]  # a number
-                    before[key] = float(sample.value)  # type: ignore[arg-type]  # a number
+        for metric in metrics_of(outcome):
+            for sample in metric.samples:
+                key = (sample.name, *sample.labels.values())
+                if metric.type == "counter":
+                    assert sample.value >= before.get(key, 0.0)
+                    before[key] = sample.value

@@ -5,26 +5,22 @@ Used in the sidecar by the readers of both versions. Values only.
 
 from __future__ import annotations
 
-from exporter.collectors.family import FamilySpec, FamilyType
+from exporter.collectors.host.pressure import WANTED, pressure_spec
+from exporter.families import FamilySpec
 
 INFO = FamilySpec(
     "cgroup_info",
     "info",
-    "Which cgroup the families of a resource (scope: cpu, memory, io, pids, cpuset) are of: the one with the tightest limit on the way up from the exporter's own, or without limits the exporter's own.",
+    "Which cgroup the families of a resource (scope: cpu, memory, io, pids) are of: the one with the tightest limit on the way up from the exporter's own, or without limits the exporter's own.",
     ("version", "path", "scope"),
     source="/proc/self/cgroup, mountinfo",
 )
 
 
-def _spec(
-    name: str, help_text: str, v2: str, v1: str, *labels: str, kind: FamilyType = "gauge", unit: str = ""
-) -> FamilySpec:
+def _spec(name: str, help_text: str, v2: str, v1: str, *labels: str, unit: str = "") -> FamilySpec:
     source = f"v2 {v2}; v1 {v1}" if v1 else f"v2 {v2}"
-    return FamilySpec(f"cgroup_{name}", kind, help_text, labels, unit, source)
-
-
-def _total(name: str, help_text: str, v2: str, v1: str, *labels: str, unit: str = "") -> FamilySpec:
-    return _spec(f"{name}_total", help_text, v2, v1, *labels, kind="counter", unit=unit)
+    counter = name.endswith("_total")
+    return FamilySpec(f"cgroup_{name}", "counter" if counter else "gauge", help_text, labels, unit, source)
 
 
 CPU_LIMIT = _spec(
@@ -33,28 +29,28 @@ CPU_LIMIT = _spec(
     "cpu.max quota / period",
     "cpu.cfs_quota_us / cpu.cfs_period_us",
 )
-CPU_USAGE = _total(
-    "cpu_usage_seconds",
+CPU_USAGE = _spec(
+    "cpu_usage_seconds_total",
     "CPU time used by mode (user, system), which add up to all of it.",
     "cpu.stat user_usec, system_usec",
     "cpuacct.usage, in the proportion of cpuacct.stat",
     "mode",
     unit="seconds",
 )
-CPU_PERIODS = _total(
-    "cpu_periods",
+CPU_PERIODS = _spec(
+    "cpu_periods_total",
     "Periods of the limit in which something ran. Absent where the CPU controller is off.",
     "cpu.stat nr_periods",
     "cpu.stat nr_periods",
 )
-CPU_THROTTLED_PERIODS = _total(
-    "cpu_throttled_periods",
+CPU_THROTTLED_PERIODS = _spec(
+    "cpu_throttled_periods_total",
     "Periods in which the limit stopped the job. Absent where the CPU controller is off.",
     "cpu.stat nr_throttled",
     "cpu.stat nr_throttled",
 )
-CPU_THROTTLED = _total(
-    "cpu_throttled_seconds",
+CPU_THROTTLED = _spec(
+    "cpu_throttled_seconds_total",
     "Time that CPUs stood still because of the limit. Absent where the CPU controller is off.",
     "cpu.stat throttled_usec / 1e6",
     "cpu.stat throttled_time / 1e9",
@@ -97,55 +93,34 @@ MEMORY_WORKING_SET = _spec(
 )
 MEMORY_STAT = _spec(
     "memory_stat_bytes",
-    "Memory by type: anon (no file behind it), file (page cache, shared memory included), shmem (tmpfs and /dev/shm), kernel, slab (part of kernel). A type is absent where the kernel does not say.",
+    "Memory by kind: anon (no file behind it), file (page cache, shared memory included), shmem (tmpfs and /dev/shm), kernel, slab (part of kernel). A kind is absent where the kernel does not say.",
     "memory.stat",
     "memory.stat total_rss, total_cache, total_shmem; memory.kmem.usage_in_bytes",
-    "type",
+    "kind",
     unit="bytes",
 )
-MEMORY_EVENTS = _total(
-    "memory_events",
+MEMORY_EVENTS = _spec(
+    "memory_events_total",
     "Events of the cgroup and all below it: below low, over high, at the limit (max), out of memory (oom), processes killed (oom_kill), cgroups killed as a whole (oom_group_kill). In v1 only max and oom_kill, the latter of the cgroups on the way only. An event is absent where the kernel does not count it.",
     "memory.events",
     "memory.failcnt, memory.oom_control oom_kill",
     "event",
 )
-SWAP_CURRENT = _spec(
-    "swap_current_bytes",
-    "Swap in use. Absent where swap is not accounted.",
-    "memory.swap.current",
-    "memory.stat total_swap",
-    unit="bytes",
-)
-SWAP_LIMIT = _spec(
-    "swap_limit_bytes",
-    "Swap that may be used. Absent without a limit.",
-    "memory.swap.max",
-    "memory.stat hierarchical_memsw_limit - hierarchical_memory_limit",
-    unit="bytes",
-)
-IO_READ = _total(
-    "io_read_bytes",
+IO_READ = _spec(
+    "io_read_bytes_total",
     "Bytes read from the device. Absent before the first I/O, and where the I/O controller is off.",
     "io.stat rbytes",
     "blkio.throttle.io_service_bytes_recursive Read",
     "device",
     unit="bytes",
 )
-IO_WRITTEN = _total(
-    "io_written_bytes",
+IO_WRITTEN = _spec(
+    "io_written_bytes_total",
     "Bytes written to the device. Absent before the first I/O, and where the I/O controller is off.",
     "io.stat wbytes",
     "blkio.throttle.io_service_bytes_recursive Write",
     "device",
     unit="bytes",
-)
-IO_OPERATIONS = _total(
-    "io_operations",
-    "Reads and writes of the device. Absent before the first I/O, and where the I/O controller is off.",
-    "io.stat rios + wios",
-    "blkio.throttle.io_serviced_recursive Read + Write",
-    "device",
 )
 PIDS = _spec(
     "pids", "Processes and threads. Absent where the pids controller is off.", "pids.current", "pids.current"
@@ -153,35 +128,16 @@ PIDS = _spec(
 PIDS_LIMIT = _spec(
     "pids_limit", "Processes and threads that may be. Absent without a limit.", "pids.max", "pids.max"
 )
-PIDS_MAX_EVENTS = _total(
-    "pids_max_events",
-    "How often a process or thread could not be made because of the limit. Absent where the pids controller is off.",
-    "pids.events max",
-    "pids.events max",
-)
-CPUSET_CPUS = _spec(
-    "cpuset_cpus",
-    "CPUs on which the job may run. Absent where the cpuset controller is off everywhere.",
-    "cpuset.cpus.effective",
-    "cpuset.effective_cpus, or cpuset.cpus",
-)
-
-RESOURCES = {"cpu": "a CPU", "memory": "memory", "io": "I/O"}
-
-
-def _pressure(resource: str, line: str) -> FamilySpec:
-    word, whom = ("waiting", "at least one thread") if line == "some" else ("stalled", "all threads")
-    return _total(
-        f"pressure_{resource}_{word}_seconds",
-        f"Time in which {whom} of the job had to wait for {RESOURCES[resource]}. Absent without pressure accounting, and in v1 alone.",
-        f"{resource}.pressure {line} total / 1e6",
-        "",
-        unit="seconds",
-    )
-
-
 PRESSURE = {
-    (resource, line): _pressure(resource, line) for resource in RESOURCES for line in ("some", "full")
+    resource: pressure_spec(
+        "cgroup",
+        resource,
+        "some",
+        " of the job",
+        f"v2 {resource}.pressure",
+        "Absent without pressure accounting, and in v1 alone.",
+    )
+    for resource in WANTED
 }
 
 SPECS = (
@@ -198,14 +154,9 @@ SPECS = (
     MEMORY_WORKING_SET,
     MEMORY_STAT,
     MEMORY_EVENTS,
-    SWAP_CURRENT,
-    SWAP_LIMIT,
     IO_READ,
     IO_WRITTEN,
-    IO_OPERATIONS,
     PIDS,
     PIDS_LIMIT,
-    PIDS_MAX_EVENTS,
-    CPUSET_CPUS,
     *PRESSURE.values(),
 )

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from exporter.collectors import filesystem
-from exporter.collectors.draft import Draft
-from exporter.collectors.family import Collected, FamilySpec
-from exporter.collectors.mounts import Mount
-from exporter.collectors.statvfs import Silence, StatvfsPool
+from exporter.collectors.host import filesystem
+from exporter.collectors.host.mounts import Mount
+from exporter.collectors.host.statvfs import Silence, StatvfsPool
 from exporter.errors import CollectError
+from exporter.families import Collected, FamilySpec
 
 _ABSENT = "absent where no path is configured or no run lives, and where its filesystem does not say or does not answer."
 
@@ -51,7 +50,6 @@ class CheckpointDirsCollector:
 
     name = "checkpoint_dirs"
     specs = SPECS
-    reasons = ("read", "timeout")
 
     def __init__(
         self,
@@ -70,31 +68,27 @@ class CheckpointDirsCollector:
         self._pool = pool or StatvfsPool()
 
     def collect(self) -> Collected:
-        """Ask once.
-
-        Raises:
-            CollectError: None of them answers.
-        """
-        draft = Draft()
+        """Ask once."""
+        collected = Collected()
         runs = sorted(self._runs() or ())
         if not runs or not self._places:
-            return draft.finish()
+            return collected
         answers = self._pool.ask(self._places)
         samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
         for place in self._places:
             answer = answers[place.path]
             if isinstance(answer, OSError):
-                draft.fail(CollectError(f"{place.label}: {answer.strerror or answer}", reason="read"))
+                collected.fail(CollectError(f"{place.label}: {answer.strerror or answer}", reason="read"))
                 continue
             if isinstance(answer, Silence):
-                draft.fail(CollectError(f"{place.label}: {answer.value}", reason="timeout"))
+                collected.fail(CollectError(f"{place.label}: {answer.value}", reason="timeout"))
                 continue
             told = filesystem.measured(answer)
             for spec, source in _SOURCES.items():
                 if source in told:
                     samples[spec].update({(run, place.label): told[source] for run in runs})
             if not told:
-                draft.unsupported(f"{place.label}: its filesystem does not tell its size")
+                collected.unsupported.append(f"{place.label}: its filesystem does not tell its size")
         for spec, found in samples.items():
-            draft.add_family(spec, found)
-        return draft.finish()
+            collected.add_family(spec, found)
+        return collected

@@ -17,11 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from exporter.collectors.draft import Draft
-from exporter.collectors.family import FamilySpec
-from exporter.collectors.kernel_files import named_values, parse_count, read_bytes, read_file, refuse
-from exporter.collectors.mounts import Mount, parse_mounts, printable, visible
+from exporter.collectors.host.mounts import Mount, parse_mounts, printable, visible
+from exporter.collectors.kernel_files import (
+    named_values,
+    parse_count,
+    procfs,
+    read_bytes,
+    read_file,
+    refuse,
+    source,
+)
 from exporter.errors import CollectError
+from exporter.families import Collected, FamilySpec
 
 UNIFIED = ""
 """The name of cgroup v2 beside the controllers of v1, as in /proc/self/cgroup."""
@@ -94,12 +101,13 @@ class CgroupTree:
     """Finds the cgroup of this process, or another one, in every hierarchy that is mounted.
 
     Args:
-        proc: Where procfs is mounted.
+        proc: Where procfs is mounted; None asks psutil.
         sys: Where sysfs is, for mounts below it.
         path: That of another cgroup, as /proc/<pid>/cgroup shows it, or its directory.
     """
 
-    def __init__(self, *, proc: Path, sys: Path, path: str | None = None) -> None:
+    def __init__(self, *, proc: Path | None = None, sys: Path, path: str | None = None) -> None:
+        proc = proc or procfs()
         self._membership = proc / "self/cgroup"
         self._mountinfo = proc / "self/mountinfo"
         self._sys = sys
@@ -141,16 +149,47 @@ class CgroupTree:
         return hierarchies
 
 
-def limit(text: str | None, *place: object) -> int | None:
-    """Parse a limit; None for `max`, for what stands for it in v1, and where there is no file.
+def limit_in(name: str) -> Callable[[Level], int | None]:
+    """Make the reader of a limit; it gives None for `max`, for what stands for it in v1, and where there is no file."""
+
+    def read(level: Level) -> int | None:
+        text = level.read(name)
+        if text is None or text == "max":
+            return None
+        count = parse_count(text, level.directory, name)
+        return count if count < NO_LIMIT else None
+
+    return read
+
+
+def cpu_limit(level: Level) -> float | None:
+    """Read the limit on CPU time that stands at a cgroup of either version, in CPUs; None without one.
 
     Raises:
-        CollectError: It is something else.
+        CollectError: It cannot be read.
     """
-    if text is None or text == "max":
+    text, name = level.read("cpu.max"), "cpu.max"
+    if text is None:
+        name = "cpu.cfs_quota_us"
+        text = f"{level.read(name) or '-1'} {level.read('cpu.cfs_period_us') or ''}"
+    quota, _, period = text.partition(" ")
+    if quota in {"max", "-1"}:
         return None
-    count = parse_count(text, *place)
-    return count if count < NO_LIMIT else None
+    if parse_count(period, level.directory, name) == 0:
+        raise CollectError(f"{level.directory / name}: a period of 0", reason="malformed")
+    return parse_count(quota, level.directory, name) / int(period)
+
+
+def cpu_quota(tree: CgroupTree) -> float | None:
+    """Find the tightest CPU limit on the way from this process's cgroup up to the root, in CPUs; None without one.
+
+    Raises:
+        CollectError: A limit cannot be read.
+    """
+    found = tree.hierarchies()
+    hierarchy = found.get("cpu", found.get(UNIFIED))
+    tightest = None if hierarchy is None else hierarchy.tightest(cpu_limit)
+    return None if tightest is None else tightest[0]
 
 
 def line_count(level: Level, name: str, file: str) -> int | None:
@@ -163,15 +202,35 @@ def line_count(level: Level, name: str, file: str) -> int | None:
     return None if value is None else parse_count(value, level.directory, file, name)
 
 
-def add_count(draft: Draft, spec: FamilySpec, level: Level, name: str) -> bool:
+def add_count(collected: Collected, spec: FamilySpec, level: Level, name: str) -> bool:
     """Publish a file that holds one number, or note that there is none; whether there is one."""
-    with draft.part():
+    with source(collected, level.directory / name):
         text = level.read(name)
         if text is None:
-            draft.unsupported(f"no {level.directory / name}")
+            collected.unsupported.append(f"no {level.directory / name}")
             return False
-        draft.add(spec, parse_count(text, level.directory, name))
-    return True
+        collected.add(spec, parse_count(text, level.directory, name))
+    return True  # also where it cannot be read
+
+
+def add_limit(
+    collected: Collected, spec: FamilySpec, hierarchy: Hierarchy, limit_of: Callable[[Level], float | None]
+) -> Level | None:
+    """Publish the tightest limit on the way up; where it stands, None without any."""
+    with source(collected, hierarchy.levels[0].directory):
+        tightest = hierarchy.tightest(limit_of)
+        if tightest is not None:
+            collected.add(spec, tightest[0])
+            return tightest[1]
+    return None
+
+
+def device_name(number: str, sys: Path) -> str:
+    """Give the name of a block device, or its number (`8:0`) where sysfs does not know it."""
+    try:
+        return (sys / "dev/block" / number).readlink().name.replace("!", "/")
+    except (OSError, ValueError):
+        return number
 
 
 def _groups(text: str, path: Path) -> Mapping[str, str]:

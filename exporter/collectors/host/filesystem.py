@@ -1,8 +1,9 @@
 """Filesystem: how large the mounted filesystems are, and how much of them is left.
 
 Used in the sidecar. /proc/self/mountinfo and one `statvfs` per mount come in: what the exporter sees in its own
-mount namespace. Threads: those of `statvfs`, which a dead server may keep; such a mount has an error instead of
-sizes, and the others are served. It holds the mounts, as long as the kernel lists the same.
+mount namespace. (psutil's list of partitions does not tell which mount covers which, nor which are one filesystem.)
+Threads: those of `statvfs`, which a dead server may keep; such a mount has an error instead of sizes, and the others
+are served. It holds the mounts, as long as the kernel lists the same.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from exporter.collectors.draft import Draft
-from exporter.collectors.family import Collected, FamilySpec
-from exporter.collectors.kernel_files import FILE_REASONS, failure, read_bytes
-from exporter.collectors.mounts import Mount, parse_mounts, visible
+from exporter.collectors.host.mounts import Mount, parse_mounts, visible
+from exporter.collectors.host.statvfs import Answer, Silence, StatvfsPool
+from exporter.collectors.kernel_files import failure, procfs, read_bytes, source
 from exporter.collectors.selection import EVERYTHING, Selection
-from exporter.collectors.statvfs import Answer, Silence, StatvfsPool
 from exporter.errors import CollectError
+from exporter.families import Collected, FamilySpec
 
 _LABELS = ("mountpoint", "fstype", "device")
 _ABSENT = "Absent where the filesystem does not say or does not answer"
@@ -32,7 +32,6 @@ def _bytes(word: str, help_text: str, source: str) -> FamilySpec:
 
 SIZE = _bytes("size", "Size of the filesystem.", "statvfs f_blocks * f_frsize")
 AVAIL = _bytes("avail", "What users other than root can still write.", "statvfs f_bavail * f_frsize")
-FREE = _bytes("free", "What root can still write.", "statvfs f_bfree * f_frsize")
 FILES = FamilySpec(
     "host_filesystem_files",
     "gauge",
@@ -61,7 +60,7 @@ DEVICE_ERROR = FamilySpec(
     _LABELS,
     source="statvfs",
 )
-SPECS = (SIZE, AVAIL, FREE, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
+SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
 
 MOUNT_POINTS_EXCLUDE = (
     "/dev",
@@ -124,7 +123,6 @@ class FilesystemCollector:
     """Asks every mounted filesystem for its size.
 
     Args:
-        proc: Where procfs is mounted.
         pool: Makes the calls.
         mount_points_include: Patterns of the mount points to show.
         mount_points_exclude: Patterns of those to leave out.
@@ -134,85 +132,79 @@ class FilesystemCollector:
 
     name = "filesystem"
     specs = SPECS
-    reasons = (*FILE_REASONS, "hanging")
 
     def __init__(
         self,
         *,
-        proc: Path = Path("/proc"),
         pool: StatvfsPool | None = None,
         mount_points_include: Sequence[str] = EVERYTHING,
         mount_points_exclude: Sequence[str] = MOUNT_POINTS_EXCLUDE,
         fs_types_include: Sequence[str] = EVERYTHING,
         fs_types_exclude: Sequence[str] = FS_TYPES_EXCLUDE,
     ) -> None:
-        self._path = proc / "self/mountinfo"
+        self._path = procfs() / "self/mountinfo"
         self._pool = pool or StatvfsPool()
         self._mount_points = Selection(mount_points_include, mount_points_exclude)
         self._fs_types = Selection(fs_types_include, fs_types_exclude)
         self._listed: tuple[bytes, Sequence[Mount]] = (b"", ())
 
     def collect(self) -> Collected:
-        """Ask once.
-
-        Raises:
-            CollectError: There is nothing to show, because the mounts could not be listed.
-        """
-        draft = Draft()
-        content = read_bytes(self._path)
-        if content is None:
-            draft.unsupported(f"no {self._path}")
-            return draft.finish()
-        if content != self._listed[0]:  # a node with a thousand containers has thousands of mounts
-            self._listed = (content, self._choose(content))
-        chosen = self._listed[1]
-        if not chosen:
-            draft.unsupported("no mount that is to be shown")
-            return draft.finish()
-        answers = self._pool.ask(chosen)
-        samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
-        for mount in chosen:
-            with draft.part():
-                self._add_mount(draft, samples, mount, answers[mount.path])
-        for spec, values in samples.items():
-            draft.add_family(spec, values)
-        return draft.finish()
+        """Ask once."""
+        collected = Collected()
+        with source(collected, self._path):
+            chosen = self._choose(read_bytes(self._path) or b"")
+            if not chosen:
+                collected.unsupported.append(f"{self._path}: no mount, or none that is to be shown")
+            answers = self._pool.ask(chosen)
+            samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
+            for mount in chosen:
+                with collected.part():
+                    _add_mount(collected, samples, mount, answers[mount.path])
+            for spec, values in samples.items():
+                collected.add_family(spec, values)
+        return collected
 
     def _choose(self, content: bytes) -> Sequence[Mount]:
-        return [
-            mount
-            for mount in visible(parse_mounts(content, self._path))
-            if mount.label in self._mount_points and mount.fstype in self._fs_types
-        ]
+        if content != self._listed[0]:  # a node with a thousand containers has thousands of mounts
+            mounts = visible(parse_mounts(content, self._path))
+            self._listed = (
+                content,
+                [
+                    mount
+                    for mount in mounts
+                    if mount.label in self._mount_points and mount.fstype in self._fs_types
+                ],
+            )
+        return self._listed[1]
 
-    def _add_mount(
-        self,
-        draft: Draft,
-        samples: Mapping[FamilySpec, dict[tuple[str, ...], float]],
-        mount: Mount,
-        answer: Answer,
-    ) -> None:
-        if isinstance(answer, OSError) and answer.errno in GONE:
-            return  # unmounted since the list was made
-        labels = (mount.label, mount.fstype, mount.source)
-        samples[READONLY][labels] = int(mount.readonly)
-        samples[DEVICE_ERROR][labels] = int(not isinstance(answer, os.statvfs_result))
-        if isinstance(answer, os.statvfs_result):
-            for spec, value in measured(answer).items():
-                samples[spec][labels] = value
-        elif isinstance(answer, Silence):
-            raise CollectError(f"{mount.label} ({mount.fstype}): {answer.value}", reason="hanging")
-        elif answer.errno in FORBIDDEN:
-            draft.unsupported(f"{mount.label} ({mount.fstype}): {answer.strerror}")
-        else:
-            raise failure(Path(mount.label), answer)
+
+def _add_mount(
+    collected: Collected,
+    samples: Mapping[FamilySpec, dict[tuple[str, ...], float]],
+    mount: Mount,
+    answer: Answer,
+) -> None:
+    if isinstance(answer, OSError) and answer.errno in GONE:
+        return  # unmounted since the list was made
+    labels = (mount.label, mount.fstype, mount.source)
+    samples[READONLY][labels] = int(mount.readonly)
+    samples[DEVICE_ERROR][labels] = int(not isinstance(answer, os.statvfs_result))
+    if isinstance(answer, os.statvfs_result):
+        for spec, value in measured(answer).items():
+            samples[spec][labels] = value
+    elif isinstance(answer, Silence):
+        raise CollectError(f"{mount.label} ({mount.fstype}): {answer.value}", reason="hanging")
+    elif answer.errno in FORBIDDEN:
+        collected.unsupported.append(f"{mount.label} ({mount.fstype}): {answer.strerror}")
+    else:
+        raise failure(Path(mount.label), answer)
 
 
 def measured(found: os.statvfs_result) -> dict[FamilySpec, int]:
     """Turn an answer into samples, without what the filesystem does not know."""
     values: dict[FamilySpec, int] = {}
     if found.f_blocks:  # a filesystem without blocks stores nothing (autofs, lxcfs)
-        for spec, blocks in ((SIZE, found.f_blocks), (AVAIL, found.f_bavail), (FREE, found.f_bfree)):
+        for spec, blocks in ((SIZE, found.f_blocks), (AVAIL, found.f_bavail)):
             if blocks < _NONSENSE:
                 values[spec] = blocks * found.f_frsize
     if 0 < found.f_files < _NONSENSE:

@@ -1,0 +1,117 @@
+"""CPU: where the machine's CPU time went, how busy it is, its load and when it booted.
+
+Used in the sidecar. psutil reads /proc/stat. No threads. It holds the previous pass, for the utilization over its own
+interval and to keep CPU times from stepping back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import psutil
+
+from exporter.collectors.kernel_files import HighWater, procfs, read_existing, source
+from exporter.families import Collected, FamilySpec
+
+SECONDS = FamilySpec(
+    "host_cpu_seconds_total",
+    "counter",
+    "CPU time since boot by mode, which adds up to all of it: user and nice are without the guests' time. Of all CPUs together, or by cpu with per_core.",
+    ("cpu", "mode"),
+    unit="seconds",
+    source="/proc/stat cpu; held where the kernel steps back",
+)
+UTILIZATION = FamilySpec(
+    "host_cpu_utilization_ratio",
+    "gauge",
+    "Share of all CPUs' time that was not idle or waiting for I/O, over the collector's last interval; time stolen by a hypervisor counts as used. Absent in the first pass.",
+    unit="ratio",
+    source="/proc/stat cpu, difference of two passes",
+)
+LOADS = tuple(
+    FamilySpec(
+        f"host_load{minutes}",
+        "gauge",
+        f"Threads that ran, could run or waited for a device, averaged over {minutes} min.",
+        source="getloadavg(3)",
+    )
+    for minutes in (1, 5, 15)
+)
+CONTEXT_SWITCHES = FamilySpec(
+    "host_context_switches_total", "counter", "Context switches since boot.", source="/proc/stat ctxt"
+)
+BOOT_TIME = FamilySpec(
+    "host_boot_time_seconds",
+    "gauge",
+    "When the machine booted, Unix time.",
+    unit="seconds",
+    source="/proc/stat btime",
+)
+SPECS = (SECONDS, UTILIZATION, *LOADS, CONTEXT_SWITCHES, BOOT_TIME)
+
+REPLUGGED_SECONDS = 3.0
+"""Idle time that falls by so much belongs to a CPU that was taken offline and begins anew (as node_exporter sees it)."""
+
+
+class CpuCollector:
+    """Reads CPU times and load.
+
+    Args:
+        per_core: One series per CPU and mode instead of one per mode.
+    """
+
+    name = "cpu"
+    specs = SPECS
+
+    def __init__(self, *, per_core: bool = False) -> None:
+        self._stat = procfs() / "stat"
+        self._per_core = per_core
+        self._highest = HighWater()
+        self._before: Mapping[str, float] | None = None
+
+    def collect(self) -> Collected:
+        """Read the sources once."""
+        collected = Collected()
+        with source(collected, self._stat):
+            times = self._settled("", psutil.cpu_times())
+            per_core = dict(self._by_core()) if self._per_core else {}
+            collected.add_family(SECONDS, per_core or {("", mode): value for mode, value in times.items()})
+            utilization = self._utilization(times)
+            if utilization is not None:
+                collected.add(UTILIZATION, utilization)
+            collected.add(CONTEXT_SWITCHES, psutil.cpu_stats().ctx_switches)
+            collected.add(BOOT_TIME, psutil.boot_time())
+        with source(collected, "load averages"):
+            for spec, load in zip(LOADS, psutil.getloadavg(), strict=True):
+                collected.add(spec, load)
+        return collected
+
+    def _by_core(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        # psutil numbers the CPUs that are online; the kernel's own numbers have gaps.
+        numbers = [line[3:].split()[0] for line in _cpu_lines(read_existing(self._stat).splitlines())]
+        for number, times in zip(numbers, psutil.cpu_times(percpu=True), strict=True):
+            for mode, seconds in self._settled(number, times).items():
+                yield (number, mode), seconds
+
+    def _settled(self, cpu: str, times: tuple[float, ...]) -> dict[str, float]:
+        seconds: dict[str, float] = dict(zip(type(times)._fields, times, strict=False))  # type: ignore[attr-defined]
+        seconds["user"] = max(0.0, seconds["user"] - seconds.get("guest", 0.0))
+        seconds["nice"] = max(0.0, seconds["nice"] - seconds.get("guest_nice", 0.0))
+        if self._highest.hold((cpu, "idle"), seconds["idle"]) - seconds["idle"] >= REPLUGGED_SECONDS:
+            for mode in seconds:
+                self._highest.forget((cpu, mode))
+        return {mode: self._highest.hold((cpu, mode), value) for mode, value in seconds.items()}
+
+    def _utilization(self, times: Mapping[str, float]) -> float | None:
+        before, self._before = self._before, times
+        if before is None:
+            return None
+        spent = {mode: seconds - before.get(mode, 0.0) for mode, seconds in times.items()}
+        total = sum(spent.values())
+        if total <= 0 or min(spent.values()) < 0:  # no time has passed, or the counters began anew
+            return None
+        return 1 - min(1.0, (spent["idle"] + spent.get("iowait", 0.0)) / total)
+
+
+def _cpu_lines(lines: Iterable[str]) -> Iterator[str]:
+    return (line for line in lines if line.startswith("cpu") and not line.startswith("cpu "))

@@ -1,0 +1,115 @@
+"""Disk: what block devices read and write, and how long that takes.
+
+Used in the sidecar. psutil reads /proc/diskstats; sysfs tells whether a device is a partition. No threads, no state.
+
+A device that has others below it (a partition's disk, RAID, LVM, multipath) counts the same I/O once more than
+they do: sum over devices of one level only.
+
+Source: Documentation/admin-guide/iostats.rst; times are 32-bit milliseconds there and start again after 49.7
+days of them, which a rate takes as the reset of a counter and thereby loses one interval at most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from exporter.collectors.kernel_files import procfs, source
+from exporter.collectors.selection import EVERYTHING, Selection
+from exporter.families import Collected, FamilySpec
+
+MILLISECONDS_PER_SECOND = 1000
+
+
+def _spec(name: str, help_text: str, field: str, *, unit: str = "") -> FamilySpec:
+    return FamilySpec(
+        f"host_disk_{name}_total", "counter", help_text, ("device",), unit, f"/proc/diskstats {field}"
+    )
+
+
+FIELDS: dict[FamilySpec, tuple[str, int]] = {
+    _spec("read_bytes", "Bytes read.", "sectors read * 512", unit="bytes"): ("read_bytes", 1),
+    _spec("written_bytes", "Bytes written.", "sectors written * 512", unit="bytes"): ("write_bytes", 1),
+    _spec("reads_completed", "Reads that have ended.", "reads completed"): ("read_count", 1),
+    _spec("writes_completed", "Writes that have ended.", "writes completed"): ("write_count", 1),
+    _spec(
+        "read_time_seconds",
+        "Time that all reads took together, also those that ran side by side.",
+        "milliseconds reading",
+        unit="seconds",
+    ): ("read_time", MILLISECONDS_PER_SECOND),
+    _spec(
+        "write_time_seconds",
+        "Time that all writes took together, also those that ran side by side.",
+        "milliseconds writing",
+        unit="seconds",
+    ): ("write_time", MILLISECONDS_PER_SECOND),
+    _spec(
+        "io_time_seconds",
+        "Time in which at least one I/O was under way; its rate is the share of time the device was busy.",
+        "milliseconds doing I/Os",
+        unit="seconds",
+    ): ("busy_time", MILLISECONDS_PER_SECOND),
+}
+"""Family, psutil's name of it, and by what to divide."""
+SPECS = tuple(FIELDS)
+
+DEVICE_EXCLUDE = ("loop*", "ram*", "zram*", "fd[0-9]*", "sr[0-9]*")
+"""Files and memory that pose as disks, and drives that nobody trains from."""
+
+_PARTITION = re.compile(r"(?:[hsv]|xv)d[a-z]+[0-9]+|(?:nvme[0-9]+n|mmcblk|nbd|md)[0-9]+p[0-9]+", re.ASCII)
+"""Names of partitions, for machines without sysfs."""
+
+
+class DiskCollector:
+    """Reads what the disks did.
+
+    Args:
+        sys: Where sysfs is mounted.
+        device_include: Patterns of the devices to show.
+        device_exclude: Patterns of those to leave out.
+        partitions: Also partitions, whose I/O their disk counts as well.
+    """
+
+    name = "disk"
+    specs = SPECS
+
+    def __init__(
+        self,
+        *,
+        sys: Path = Path("/sys"),
+        device_include: Sequence[str] = EVERYTHING,
+        device_exclude: Sequence[str] = DEVICE_EXCLUDE,
+        partitions: bool = False,
+    ) -> None:
+        self._path = procfs() / "diskstats"
+        self._blocks = sys / "class/block"
+        self._selection = Selection(device_include, device_exclude)
+        self._partitions = partitions
+
+    def collect(self) -> Collected:
+        """Read the source once."""
+        collected = Collected()
+        with source(collected, self._path):
+            # nowrap would keep what a removed device has counted for the next one of its name.
+            counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
+            shown = {device: found for device, found in counters.items() if self._is_wanted(device)}
+            for spec, (field, divisor) in FIELDS.items():
+                collected.add_family(
+                    spec, {(device,): getattr(found, field) / divisor for device, found in shown.items()}
+                )
+            if not shown:
+                collected.unsupported.append(f"{self._path}: no disk, or none that is to be shown")
+        return collected
+
+    def _is_wanted(self, device: str) -> bool:
+        return device in self._selection and (self._partitions or not self._is_partition(device))
+
+    def _is_partition(self, device: str) -> bool:
+        entry = self._blocks / device.replace("/", "!")  # cciss/c0d0 is a directory cciss!c0d0
+        if entry.exists():
+            return (entry / "partition").exists()
+        return _PARTITION.fullmatch(device) is not None
