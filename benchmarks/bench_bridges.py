@@ -36,8 +36,8 @@ warnings.simplefilter("ignore")
 import torch  # noqa: E402  # after the environment
 
 import exporter  # noqa: E402
-from exporter.bridges import plain_torch  # noqa: E402
-from exporter.bridges.claims import CLAIMS, NOBODY  # noqa: E402
+from exporter.bridges import torch_loop  # noqa: E402
+from exporter.bridges.sources import ACTIVE, NOBODY  # noqa: E402
 
 QUICK = "--quick" in sys.argv
 ROUNDS = 3 if QUICK else 9
@@ -78,11 +78,11 @@ def loader(size: str) -> Any:
 @contextmanager
 def standing(*, on: bool) -> Iterator[None]:
     """Let the bridge for loops without a framework tell, or not."""
-    teller = plain_torch.standing()
-    CLAIMS.holder = teller if on else NOBODY
+    teller = torch_loop.loop_source()
+    ACTIVE.source = teller if on else NOBODY
     yield
     teller.yields()
-    CLAIMS.holder = NOBODY
+    ACTIVE.source = NOBODY
 
 
 def plain(size: str, on: bool) -> list[float]:
@@ -144,7 +144,7 @@ def lightning(size: str, on: bool) -> list[float]:
         enable_checkpointing=False,
         callbacks=[bridge.callback()] if on else [],
     )
-    CLAIMS.holder = NOBODY
+    ACTIVE.source = NOBODY
     trainer.fit(module, loader(size))
     return module.model.steps()
 
@@ -174,7 +174,7 @@ def transformers(size: str, on: bool) -> list[float]:
     )
     model = Model(size)
     callbacks = [bridge.callback()] if on else []
-    CLAIMS.holder = NOBODY
+    ACTIVE.source = NOBODY
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  # no path is needed for it
         standard, sys.stdout = sys.stdout, nowhere
         Trainer(model, arguments, train_dataset=data, callbacks=callbacks).train()
@@ -206,7 +206,7 @@ def keras(size: str, on: bool) -> list[float]:
     model.compile("adam", "mse")
     rows = BATCH * STEPS[size]
     callbacks = [bridge.callback()] if on else []
-    CLAIMS.holder = NOBODY
+    ACTIVE.source = NOBODY
     model.fit(
         torch.randn(rows, WIDTH), torch.randn(rows, 1), batch_size=BATCH, verbose=0, callbacks=callbacks
     )

@@ -1,4 +1,4 @@
-"""Bridges: what other libraries in the job tell, recorded without any change to the job.
+"""Bridges: what other libraries do in the job, recorded without any change to the job.
 
 Used in the training process and in torchrun's agent. `exporter.bridges.install()` installs them, and so does
 `EXPORTER_AUTO=1` at `import torch` (see `exporter_auto`). A bridge costs nothing before its library is loaded, never
@@ -13,23 +13,22 @@ from collections.abc import Callable
 
 from exporter.bridges import (
     accelerate,
-    cuda_memory,
     elastic,
     keras,
-    monitor,
     one_logger,
-    plain_torch,
+    torch_loop,
+    torch_monitor,
+    torch_stats,
     transformers,
-    wait_counters,
 )
 from exporter.recording.notices import tell_once
 
 BRIDGES: dict[str, Callable[[], None]] = {
     "elastic": elastic.install,
-    "monitor": monitor.install,
-    "wait_counters": wait_counters.install,
-    "cuda_memory": cuda_memory.install,
-    "plain_torch": plain_torch.install,
+    "monitor": torch_monitor.install,
+    "wait_counters": torch_stats.install_wait_counters,
+    "cuda_memory": torch_stats.install_cuda_memory,
+    "plain_torch": torch_loop.install,
     "transformers": transformers.install,
     "accelerate": accelerate.install,
     "keras": keras.install,

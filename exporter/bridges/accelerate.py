@@ -5,7 +5,7 @@ has it watched too:
 
     Accelerator(log_with=exporter.bridges.accelerate.tracker())
 
-An Accelerate loop is the job's own, and is told as one without a framework (`exporter.bridges.plain_torch`). Accelerate
+An Accelerate loop is the job's own, and is reported as one without a framework (`exporter.bridges.torch_loop`). Accelerate
 adds the ranks, the loss before it is divided by the accumulated batches, and what is written and read as a checkpoint.
 """
 
@@ -17,11 +17,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges import plain_torch
-from exporter.bridges.brackets import bracket, never_raises
-from exporter.bridges.imports import when_imported
-from exporter.bridges.ranks import tell_rank
-from exporter.bridges.saved_elsewhere import watch_loads, watch_saves
+from exporter.bridges import torch_loop
+from exporter.bridges.patching import never_raises, patch, when_imported
+from exporter.bridges.sources import set_rank
 
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
@@ -40,7 +38,7 @@ def tracker() -> Any:
     Raises:
         ImportError: Accelerate is not installed.
     """
-    plain_torch.standing()
+    torch_loop.loop_source()
     _watch(import_module("accelerate.accelerator"))
     base: Any = import_module("accelerate.tracking").GeneralTracker
     return type("ExporterTracker", (Tracking, base), {})()
@@ -48,11 +46,11 @@ def tracker() -> Any:
 
 def _watch(module: ModuleType) -> None:
     accelerator = module.Accelerator
-    bracket(accelerator, "__init__", _made_begins, _made)
-    bracket(accelerator, "backward", _backward_begins)
-    watch_saves(accelerator, "save_state", lambda *_args, **_kwargs: True)
-    watch_saves(accelerator, "save_model", lambda *_args, **_kwargs: False)
-    watch_loads(accelerator, "load_state")
+    patch(accelerator, "__init__", _made_begins, _made)
+    patch(accelerator, "backward", _backward_begins)
+    torch_loop.watch_saves(accelerator, "save_state", lambda *_args, **_kwargs: True)
+    torch_loop.watch_saves(accelerator, "save_model", lambda *_args, **_kwargs: False)
+    torch_loop.watch_loads(accelerator, "load_state")
 
 
 class Tracking:
@@ -75,14 +73,13 @@ class Tracking:
     def log(self, values: Any, step: int | None = None, **_others: Any) -> None:
         """Numbers of the job."""
         del step
-        teller = plain_torch.telling()
-        course = None if teller is None else teller.course
-        if course is None or not isinstance(values, Mapping):
+        tracker = torch_loop.active_tracker()
+        if tracker is None or not isinstance(values, Mapping):
             return
         validation = _first(values, VALIDATION_LOSSES)
         if validation is not None:
-            course.training.record(loss=validation, mode="validation")
-        course.training.record(
+            tracker.training.record(loss=validation, mode="validation")
+        tracker.training.record(
             grad_norm=_first(values, GRADIENT_NORMS),
             learning_rate=_first(values, LEARNING_RATES),
             epoch=values.get("epoch"),
@@ -101,12 +98,11 @@ def _made_begins(accelerator: Any, *_args: Any, **_kwargs: Any) -> object:
 
 
 def _made(accelerator: Any, _result: Any, error: BaseException | None) -> None:
-    teller = plain_torch.telling()
-    course = None if teller is None or error is not None else teller.course
-    if course is None:
+    tracker = torch_loop.active_tracker()
+    if tracker is None or error is not None:
         return
-    tell_rank(int(accelerator.process_index))
-    course.training.describe(
+    set_rank(int(accelerator.process_index))
+    tracker.training.describe(
         framework="accelerate",
         framework_version=str(getattr(sys.modules.get("accelerate"), "__version__", "")) or None,
         precision=str(accelerator.mixed_precision),
@@ -115,7 +111,7 @@ def _made(accelerator: Any, _result: Any, error: BaseException | None) -> None:
 
 
 def _backward_begins(_accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> object:
-    teller = plain_torch.telling()
-    if teller is not None:
-        teller.loss_is(kwargs.get("loss", loss))
+    source = torch_loop.active_loop()
+    if source is not None:
+        source.loss_is(kwargs.get("loss", loss))
     return None

@@ -21,7 +21,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.imports import when_imported
+from exporter.bridges.patching import when_imported
 from exporter.elastic.events.handlers import PrometheusEventHandler
 from exporter.elastic.metrics.prometheus import PrometheusMetricHandler
 from exporter.elastic.metrics.streams import stream_of

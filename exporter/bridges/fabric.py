@@ -5,7 +5,7 @@ one among its callbacks, by Lightning's own entry points (see `exporter_auto`); 
 
     Fabric(callbacks=[exporter.bridges.fabric.callback()])
 
-A Fabric loop is the job's own, and is told as one without a framework (`exporter.bridges.plain_torch`). Fabric adds the
+A Fabric loop is the job's own, and is reported as one without a framework (`exporter.bridges.torch_loop`). Fabric adds the
 ranks, and what is written and read as a checkpoint.
 """
 
@@ -15,11 +15,10 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from exporter.bridges import plain_torch
-from exporter.bridges.brackets import never_raises
-from exporter.bridges.plain_checkpoints import holds_optimizer
-from exporter.bridges.ranks import tell_rank
-from exporter.bridges.saved_elsewhere import watch_loads, watch_saves
+from exporter.bridges import torch_loop
+from exporter.bridges.checkpoints import holds_optimizer
+from exporter.bridges.patching import never_raises
+from exporter.bridges.sources import set_rank
 
 PACKAGES = ("lightning.fabric", "lightning_fabric")
 
@@ -30,12 +29,11 @@ class FabricCallback:
     @never_raises
     def on_after_setup(self, fabric: Any, **_module: Any) -> None:
         """A model has been set up."""
-        tell_rank(int(fabric.global_rank))
-        teller = plain_torch.telling()
-        course = None if teller is None else teller.course
-        if course is not None:
+        set_rank(int(fabric.global_rank))
+        tracker = torch_loop.active_tracker()
+        if tracker is not None:
             package = sys.modules.get(type(fabric).__module__.split(".")[0])
-            course.training.describe(
+            tracker.training.describe(
                 framework="fabric",
                 framework_version=str(getattr(package, "__version__", "")) or None,
                 precision=str(getattr(getattr(fabric, "_precision", None), "precision", "")) or None,
@@ -53,12 +51,12 @@ def callback(package: str | None = None, *, courteous: bool = False) -> FabricCa
     Raises:
         ImportError: Fabric is not installed.
     """
-    plain_torch.standing(courteous=courteous)
+    torch_loop.loop_source(courteous=courteous)
     for each in PACKAGES:
         if each == package or (package is None and each in sys.modules):
             fabric: Any = import_module(each).Fabric
-            watch_saves(fabric, "save", _is_whole)
-            watch_loads(fabric, "load")
+            torch_loop.watch_saves(fabric, "save", _is_whole)
+            torch_loop.watch_loads(fabric, "load")
     return FabricCallback()
 
 

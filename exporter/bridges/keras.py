@@ -5,7 +5,7 @@ Used in the training process, on the thread that trains; with the torch backend:
     model.fit(..., callbacks=[exporter.bridges.keras.callback()])
 
 With `EXPORTER_AUTO=1` every list of callbacks gets one. It has no hooks for batches: with one, Keras would wait for the
-device after each. Where a batch begins and ends is seen by the function that Keras makes for one, which is bracketed on
+device after each. Where a batch begins and ends is seen by the function that Keras makes for one, which is patched on
 the model while it is trained. An iteration goes from the end of one batch to the end of the next; what is not in that
 function is waiting for data. What happens inside of a batch is not told.
 
@@ -15,15 +15,14 @@ Outside of `fit`, in a loop of the job's own, Keras' optimizers are told to whoe
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.brackets import bracket, bracket_what_exists, never_raises
-from exporter.bridges.claims import CLAIMS, LEADING, Teller
-from exporter.bridges.course import BATCH, EVALUATION, ITERATION, LOOP, SAVE, Abandoned, Course
-from exporter.bridges.imports import when_imported
+from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOOP, SAVE, Discarded, LoopTracker
+from exporter.bridges.patching import never_raises, patch, patch_existing, when_imported
+from exporter.bridges.sources import ACTIVE, LEADING, Source
 
 _LIST = "keras.src.callbacks.callback_list"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer"
@@ -48,7 +47,7 @@ def install() -> None:
 
 
 def _add_to_lists(module: ModuleType) -> None:
-    bracket(module.CallbackList, "__init__", _list_begins, _list_made)
+    patch(module.CallbackList, "__init__", _list_begins, _list_made)
 
 
 def _list_begins(callbacks: Any, *_args: Any, **_kwargs: Any) -> object:
@@ -68,29 +67,29 @@ def _list_made(kept: Any, _result: Any, error: BaseException | None) -> None:
 def _watch(model: Any) -> None:
     """Bracket what no callback tells: that a call has failed, and saves, which hold the optimizer's state."""
     for name in ("fit", "evaluate"):
-        bracket(model, name, _call_begins, _call_ends)
-    bracket_what_exists(model, ("save", "save_weights"), _save_begins, _save_ends)
+        patch(model, name, _call_begins, _call_ends)
+    patch_existing(model, ("save", "save_weights"), _save_begins, _save_ends)
 
 
 def _watch_optimizers(module: ModuleType) -> None:
-    bracket_what_exists(module.BaseOptimizer, ("apply",), _update_begins, _update_ends)
+    patch_existing(module.BaseOptimizer, ("apply",), _update_begins, _update_ends)
 
 
 def _update_begins(optimizer: Any, *_args: Any, **_kwargs: Any) -> object:
     if "keras.src.backend.torch" not in sys.modules:
         return None
-    teller = CLAIMS.holder
-    teller.optimizer_begins(optimizer)
-    return teller, optimizer
+    source = ACTIVE.source
+    source.optimizer_begins(optimizer)
+    return source, optimizer
 
 
 def _update_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
-    teller, optimizer = kept
+    source, optimizer = kept
     if error is None:
-        teller.optimizer_ends(optimizer)
+        source.optimizer_ends(optimizer)
 
 
-class FitTeller(Teller):
+class FitSource(Source):
     """Tells of one call.
 
     Args:
@@ -98,7 +97,7 @@ class FitTeller(Teller):
 
     Attributes:
         model: Whose.
-        course: Where it is.
+        tracker: Where it is.
         training: `exporter.training`.
     """
 
@@ -106,14 +105,14 @@ class FitTeller(Teller):
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.course = Course()
-        self.training: Any = self.course.training
-        self._bracketed: list[tuple[str, Any, Any]] = []
+        self.tracker = LoopTracker()
+        self.training: Any = self.tracker.training
+        self._patched: list[tuple[str, Any, Any]] = []
         self._steps_of_epoch: int | None = None
         self._epochs: int | None = None
 
-    def tells_phases(self) -> bool:
-        """There is one from the begin."""
+    def has_phases(self) -> bool:
+        """There is a tracker from the begin."""
         return True
 
     @property
@@ -124,7 +123,7 @@ class FitTeller(Teller):
 
     def yields(self) -> None:
         """Nobody is stronger, but the next call may come after one whose end nobody has seen."""
-        self.ends(Abandoned())
+        self.ends(Discarded())
 
     def train_begins(self, params: Any) -> None:
         """The training loop begins."""
@@ -136,8 +135,8 @@ class FitTeller(Teller):
             precision=str(getattr(policy, "name", "")) or None,
         )
         self._steps_of_epoch, self._epochs = params.get("steps"), params.get("epochs")
-        self.course.begin_loop(self.step)
-        self._bracket("train_function", self._batch_begins, self._batch_ends)
+        self.tracker.begin_loop(self.step)
+        self._patch("train_function", self._batch_begins, self._batch_ends)
 
     def epoch_begins(self, epoch: int) -> None:
         """An epoch begins; the first one says how many are left."""
@@ -147,59 +146,90 @@ class FitTeller(Teller):
         self.training.record(epoch=epoch)
         self._batch_is_awaited()
 
+    def epoch_ends(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """An epoch ends, after its validation."""
+        self.tracker.discard_iteration()
+        self.training.record(epoch=epoch + 1)
+        if "val_loss" in logs:
+            self.training.record(loss=logs["val_loss"], mode="validation")
+
+    def train_ends(self) -> None:
+        """The training loop ends."""
+        self.tracker.discard_iteration()
+        self.tracker.end(LOOP)
+        _release(self)
+
     def evaluation_begins(self) -> None:
         """A validation within `fit`, or an evaluation of its own, begins."""
-        self.course.abandon_iteration()
+        self.tracker.discard_iteration()
         training = self.training
-        inside = self.course.is_open(LOOP)
-        self.course.begin(EVALUATION, training.validation_loop() if inside else training.testing_loop())
-        self._bracket("test_function", self._test_batch_begins, self._test_batch_ends)
+        inside = self.tracker.is_open(LOOP)
+        self.tracker.begin(EVALUATION, training.validation_loop() if inside else training.testing_loop())
+        self._patch("test_function", self._test_batch_begins, self._test_batch_ends)
+
+    def evaluation_ends(self) -> None:
+        """It ends."""
+        self.tracker.end(EVALUATION)
+        if not self.tracker.is_open(LOOP):
+            _release(self)
 
     def ends(self, error: BaseException | None) -> None:
         """The call is over."""
-        for name, bracketed, function in self._bracketed:
-            if getattr(self.model, name, None) is bracketed:
+        for name, patched, function in self._patched:
+            if getattr(self.model, name, None) is patched:
                 setattr(self.model, name, function)
-        self._bracketed.clear()
-        self.course.end_all(error)
+        self._patched.clear()
+        self.tracker.end_all(error)
 
-    def _bracket(self, name: str, before: Any, after: Any) -> None:
+    def _patch(self, name: str, before: Any, after: Any) -> None:
         function = getattr(self.model, name, None)
-        if function is None or any(bracketed is function for _, bracketed, _ in self._bracketed):
+        if function is None or any(patched is function for _, patched, _ in self._patched):
             return
-        bracket(self.model, name, before, after)
-        self._bracketed.append((name, getattr(self.model, name), function))
+        patch(self.model, name, before, after)
+        self._patched.append((name, getattr(self.model, name), function))
 
     def _batch_is_awaited(self) -> None:
-        self.course.begin_iteration()
-        self.course.phase("data_loading")
+        self.tracker.begin_iteration()
+        self.tracker.phase("data_loading")
 
     def _batch_begins(self, *_data: Any) -> object:
-        self.course.begin_iteration()
-        self.course.phase(None)
+        self.tracker.begin_iteration()
+        self.tracker.phase(None)
         return self
 
     def _batch_ends(self, _kept: Any, logs: Any, error: BaseException | None) -> None:
         if error is not None:
             return
         if isinstance(logs, Mapping) and "loss" in logs:
-            self.course.record_loss(logs["loss"])
+            self.tracker.record("loss", logs["loss"])
         self.training.record(microbatches=1)
-        self.course.end(ITERATION)
+        self.tracker.end(ITERATION)
         self._batch_is_awaited()
 
     def _test_batch_begins(self, *_data: Any) -> object:
         training = self.training
-        inside = self.course.is_open(LOOP)
-        self.course.begin(BATCH, training.validation_iteration() if inside else training.testing_iteration())
+        inside = self.tracker.is_open(LOOP)
+        self.tracker.begin(BATCH, training.validation_iteration() if inside else training.testing_iteration())
         return self
 
     def _test_batch_ends(self, _kept: Any, _logs: Any, error: BaseException | None) -> None:
-        self.course.end(BATCH, error)
+        self.tracker.end(BATCH, error)
+
+
+def _reports(report: Callable[[FitSource, Any, Any], object]) -> Any:
+    """Make a hook that reports something to the source of its model's call; it gets the epoch, where there is one, and logs."""
+
+    @never_raises
+    def hook(self: Hooks, first: Any = None, logs: Any = None) -> None:
+        source = _source_of(self.model)
+        if source is not None:
+            report(source, first, logs)
+
+    return hook
 
 
 class Hooks:
-    """What Keras calls; `CLAIMS` knows who tells of it."""
+    """What Keras calls."""
 
     model: Any
     params: Any
@@ -212,55 +242,22 @@ class Hooks:
     def on_train_begin(self, logs: Any = None) -> None:
         """The training loop begins."""
         del logs
-        teller = _claimed(self.model)
-        if teller is not None:
-            teller.train_begins(self.params or {})
-
-    @never_raises
-    def on_train_end(self, logs: Any = None) -> None:
-        """The training loop ends."""
-        del logs
-        teller = _told_of(self.model)
-        if teller is not None:
-            teller.course.abandon_iteration()
-            teller.course.end(LOOP)
-            _release(teller)
-
-    @never_raises
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """An epoch begins."""
-        del logs
-        teller = _told_of(self.model)
-        if teller is not None:
-            teller.epoch_begins(epoch)
-
-    @never_raises
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """An epoch ends, after its validation."""
-        teller = _told_of(self.model)
-        if teller is not None:
-            teller.course.abandon_iteration()
-            teller.training.record(epoch=epoch + 1)
-            if logs and "val_loss" in logs:
-                teller.training.record(loss=logs["val_loss"], mode="validation")
+        source = _taken_for(self.model)
+        if source is not None:
+            source.train_begins(self.params or {})
 
     @never_raises
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation within `fit`, or an evaluation of its own, begins."""
         del logs
-        teller = _told_of(self.model) or _claimed(self.model)
-        if teller is not None:
-            teller.evaluation_begins()
+        source = _source_of(self.model) or _taken_for(self.model)
+        if source is not None:
+            source.evaluation_begins()
 
-    @never_raises
-    def on_test_end(self, logs: Any = None) -> None:
-        """It ends."""
-        del logs
-        teller = _told_of(self.model)
-        if teller is not None:
-            teller.course.end(EVALUATION)
-            if not teller.course.is_open(LOOP):
-                _release(teller)
+    on_epoch_begin = _reports(lambda source, epoch, _: source.epoch_begins(epoch))
+    on_epoch_end = _reports(lambda source, epoch, logs: source.epoch_ends(epoch, logs or {}))
+    on_train_end = _reports(lambda source, *_: source.train_ends())
+    on_test_end = _reports(lambda source, *_: source.evaluation_ends())
 
 
 _calls: list[Any] = []
@@ -268,54 +265,54 @@ _calls: list[Any] = []
 made does not see that call."""
 
 
-def _told_of(model: Any) -> FitTeller | None:
-    holder = CLAIMS.holder
-    return holder if isinstance(holder, FitTeller) and holder.model is model else None
+def _source_of(model: Any) -> FitSource | None:
+    source = ACTIVE.source
+    return source if isinstance(source, FitSource) and source.model is model else None
 
 
-def _claimed(model: Any) -> FitTeller | None:
+def _taken_for(model: Any) -> FitSource | None:
     """Begin to tell of a call, unless somebody else tells; a call of which nobody saw the end is over."""
-    holder = CLAIMS.holder
-    if isinstance(holder, FitTeller) and (holder.model is model or not _is_called(holder.model)):
-        holder.yields()
-        CLAIMS.release(holder)
-    teller = FitTeller(model)
-    return teller if CLAIMS.take(teller) else None
+    source = ACTIVE.source
+    if isinstance(source, FitSource) and (source.model is model or not _is_called(source.model)):
+        source.yields()
+        ACTIVE.release(source)
+    source = FitSource(model)
+    return source if ACTIVE.take(source) else None
 
 
 def _is_called(model: Any) -> bool:
     return any(each is model for each in _calls)
 
 
-def _release(teller: FitTeller) -> None:
+def _release(source: FitSource) -> None:
     """Give the claim back where no bracket will."""
-    if not _is_called(teller.model):
-        teller.ends(None)
-        CLAIMS.release(teller)
+    if not _is_called(source.model):
+        source.ends(None)
+        ACTIVE.release(source)
 
 
 def _call_begins(model: Any, *_args: Any, **_kwargs: Any) -> object:
     _calls.append(model)
-    return model, _told_of(model)
+    return model, _source_of(model)
 
 
 def _call_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
     model, before = kept
     _calls.pop()
-    teller = _told_of(model)
-    if teller is not None and teller is not before:
-        teller.ends(error)
-        CLAIMS.release(teller)
+    source = _source_of(model)
+    if source is not None and source is not before:
+        source.ends(error)
+        ACTIVE.release(source)
 
 
 def _save_begins(model: Any, *_args: Any, **_kwargs: Any) -> object:
-    teller = _told_of(model)
-    if teller is None or teller.course.is_open(SAVE):
+    source = _source_of(model)
+    if source is None or source.tracker.is_open(SAVE):
         return None
-    teller.course.abandon_iteration()
-    teller.course.begin_save(teller.step)
-    return teller
+    source.tracker.discard_iteration()
+    source.tracker.begin_save(source.step)
+    return source
 
 
-def _save_ends(teller: FitTeller, _result: Any, error: BaseException | None) -> None:
-    teller.course.end(SAVE, error)
+def _save_ends(source: FitSource, _result: Any, error: BaseException | None) -> None:
+    source.tracker.end_save(error)

@@ -19,13 +19,14 @@ from time import time
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.brackets import bracket, never_raises
-from exporter.bridges.claims import CLAIMS, INSTRUMENTED, Teller
-from exporter.bridges.imports import when_imported
-from exporter.bridges.one_logger_settings import take_over, take_over_training
+from exporter.bridges.patching import never_raises, patch, when_imported
+from exporter.bridges.sources import ACTIVE, INSTRUMENTED, Source
 from exporter.recording.notices import tell_once
 
 _RECORDER = "nv_one_logger.recorder.default_recorder"
+_PROVIDER = "nv_one_logger.api.one_logger_provider"
+_OWN = frozenset({"error_handling_strategy", "logger_config", "telemetry_config"})
+"""Fields about how one-logger itself works, and one that is taken over by itself."""
 LATE_SECONDS = 0.5
 """A begin or an end that is told later than this is told with its time."""
 
@@ -71,7 +72,7 @@ class Told:
         self.handled = sys.exc_info()[1]
 
 
-class SpanTeller(Teller):
+class SpanSource(Source):
     """Tells of what one-logger is told; the same thing twice is told once."""
 
     strength = INSTRUMENTED
@@ -107,7 +108,7 @@ class SpanTeller(Teller):
         name = _text(span.name)
         if name == "application":
             take_over(self.training)
-        elif name not in _SETUP and not CLAIMS.take(self):
+        elif name not in _SETUP and not ACTIVE.take(self):
             return
         told = self._begin(name, span)
         if told is not None:
@@ -120,7 +121,7 @@ class SpanTeller(Teller):
             return
         self._end(told, span, error if error is not told.handled else None)
         if told.name == "training_loop":
-            CLAIMS.release(self)
+            ACTIVE.release(self)
 
     def happens(self, event: Any, span: Any) -> None:
         """A span was given an event."""
@@ -130,7 +131,7 @@ class SpanTeller(Teller):
         name = _text(event.name)
         if name == "update_training_telemetry_config":
             take_over_training(self.training)
-        elif CLAIMS.holder is not self:
+        elif ACTIVE.source is not self:
             return
         elif name == "save_checkpoint_success":
             self.training.on_save_checkpoint_success(_value(event, "current_iteration") or 0)
@@ -204,7 +205,7 @@ def _late(event: Any) -> float | None:
     return then * 1000 if now - then > LATE_SECONDS else None
 
 
-TELLER = SpanTeller()
+SOURCE = SpanSource()
 """That of this process."""
 
 
@@ -215,9 +216,9 @@ def install() -> None:
 
 def _watch(module: ModuleType) -> None:
     recorder = module.DefaultRecorder
-    bracket(recorder, "start", _call_begins, _started)
-    bracket(recorder, "stop", _stop_begins, _stopped)
-    bracket(recorder, "event", _event_begins, _happened)
+    patch(recorder, "start", _call_begins, _started)
+    patch(recorder, "stop", _stop_begins, _stopped)
+    patch(recorder, "event", _event_begins, _happened)
 
 
 def _call_begins(*_args: Any, **_kwargs: Any) -> object:
@@ -225,7 +226,7 @@ def _call_begins(*_args: Any, **_kwargs: Any) -> object:
 
 
 def _started(_kept: Any, span: Any, _error: BaseException | None) -> None:
-    TELLER.starts(span)
+    SOURCE.starts(span)
 
 
 def _stop_begins(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> object:
@@ -234,7 +235,7 @@ def _stop_begins(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -
 
 def _stopped(kept: Any, _result: Any, error: BaseException | None) -> None:
     if error is None:
-        TELLER.stops(*kept)
+        SOURCE.stops(*kept)
 
 
 def _event_begins(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> object:
@@ -242,7 +243,7 @@ def _event_begins(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) 
 
 
 def _happened(kept: Any, event: Any, _error: BaseException | None) -> None:
-    TELLER.happens(event, kept[0])
+    SOURCE.happens(event, kept[0])
 
 
 class Exporting:
@@ -258,17 +259,17 @@ class Exporting:
     @never_raises
     def export_start(self, span: Any) -> None:
         """A span has begun."""
-        TELLER.starts(span)
+        SOURCE.starts(span)
 
     @never_raises
     def export_stop(self, span: Any) -> None:
         """A span is over."""
-        TELLER.stops(span, sys.exc_info()[1])
+        SOURCE.stops(span, sys.exc_info()[1])
 
     @never_raises
     def export_event(self, event: Any, span: Any) -> None:
         """A span was given an event."""
-        TELLER.happens(event, span)
+        SOURCE.happens(event, span)
 
     @never_raises
     def export_error(self, event: Any, span: Any) -> None:
@@ -295,3 +296,63 @@ def __getattr__(name: str) -> Any:
     )
     globals()[name] = made
     return made
+
+
+# What the job has configured there, configured here too: the fields have the same names ---------------------------
+
+
+class _TakenOver:
+    """Whether ours was configured from theirs."""
+
+    settings = False
+    training = False
+
+
+def take_over(training: Any) -> None:
+    """Configure ours as theirs is, at the begin of the application."""
+    theirs = _theirs()
+    if theirs is None or _TakenOver.settings:
+        return
+    try:
+        provider = training.TrainingTelemetryProvider.instance()
+        if provider.one_logger_ready:
+            return
+        given = _fields(training.OneLoggerConfig, theirs)
+        fields = {name: value for name, value in given.items() if name not in _OWN}
+        provider.with_base_config(training.OneLoggerConfig(**fields)).configure_provider()
+    except Exception as error:  # noqa: BLE001  # the job's own values; the spans are told all the same
+        tell_once("one-logger settings", f"one-logger's configuration is not taken over: {error}")
+        return
+    _TakenOver.settings = True
+    take_over_training(training)
+
+
+def take_over_training(training: Any) -> None:
+    """Take over what they know of the training, once it is known."""
+    theirs = getattr(_theirs(), "telemetry_config", None)
+    if theirs is None or not _TakenOver.settings or _TakenOver.training:
+        return
+    try:
+        ours = training.TrainingTelemetryConfig(**_fields(training.TrainingTelemetryConfig, theirs))
+        training.TrainingTelemetryProvider.instance().set_training_telemetry_config(ours)
+    except Exception as error:  # noqa: BLE001  # as above
+        tell_once("one-logger training settings", f"its training configuration is not taken over: {error}")
+        return
+    _TakenOver.training = True
+
+
+def _theirs() -> Any:
+    module = sys.modules.get(_PROVIDER)
+    if module is None:
+        return None
+    provider = module.OneLoggerProvider.instance()
+    return provider.config if provider.one_logger_ready else None
+
+
+def _fields(ours: Any, theirs: Any) -> dict[str, Any]:
+    found = {}
+    for name, _ in ours.fields():
+        value = getattr(theirs, name, None)
+        if value is not None:
+            found[name] = value if callable(value) else getattr(value, "value", value)
+    return found

@@ -1,7 +1,7 @@
-"""What the job asks torch to do, told to whichever bridge holds the claim: batches, backward passes, optimizer steps, saves.
+"""Hooks on torch, which call the active source: batches, backward passes, optimizer steps, modes of modules, saves.
 
 Used in the training process, on the thread that does it. torch itself has hooks for optimizers; the others are methods
-that are bracketed. Nothing is read from a device, and nothing is done while torch compiles or captures.
+that are patched. Nothing is read from a device, and nothing is done while torch compiles or captures.
 
 A step that a gradient scaler skips is seen by the optimizer not being stepped. A fused optimizer skips inside of its
 kernel: that cannot be seen without waiting for the device.
@@ -12,14 +12,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.brackets import bracket, bracket_what_exists, never_raises
-from exporter.bridges.claims import CLAIMS, NOBODY, Teller
-from exporter.bridges.imports import when_imported
+from exporter.bridges.patching import never_raises, patch, patch_existing, when_imported
+from exporter.bridges.sources import ACTIVE, NOBODY, Source, set_rank
 
 SCALE_SECONDS = 1.0
 """How often the loss scale is recorded: it changes every few thousand steps, or at a skipped one."""
@@ -63,13 +63,14 @@ def install() -> None:
     def unless_compiling(before: Callable[..., object]) -> Callable[..., object]:
         return lambda *args, **kwargs: None if is_compiling() else before(*args, **kwargs)
 
-    bracket(torch.autograd, "backward", unless_compiling(_backward_begins), _backward_ends)
-    bracket(loaders._BaseDataLoaderIter, "__next__", _fetch_begins, _fetch_ends)  # noqa: SLF001  # no hook elsewhere
-    bracket(loaders.DataLoader, "__iter__", _fetch_begins, _iterator_made)
-    bracket(torch, "save", _save_begins, _save_ends)
-    bracket(torch.nn.Module, "eval", unless_compiling(_always), _evaluates)
-    bracket(torch.optim.Optimizer, "load_state_dict", _load_begins, _loaded)
-    bracket(torch.nn.utils, "clip_grad_norm_", unless_compiling(_always), _clipped)
+    patch(torch.autograd, "backward", unless_compiling(_backward_begins), _backward_ends)
+    patch(loaders._BaseDataLoaderIter, "__next__", _fetch_begins, _fetch_ends)  # noqa: SLF001  # no hook elsewhere
+    patch(loaders.DataLoader, "__iter__", _fetch_begins, _iterator_made)
+    patch(torch, "save", _save_begins, _save_ends)
+    patch(torch.nn.Module, "eval", unless_compiling(_always), _evaluates)
+    _watch_training_mode(torch.nn.Module)
+    patch(torch.optim.Optimizer, "load_state_dict", _load_begins, _loaded)
+    patch(torch.nn.utils, "clip_grad_norm_", unless_compiling(_always), _clipped)
     when_imported("torch.amp.grad_scaler", _watch_scaler)
     when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
     when_imported("torch.distributed", _watch_groups)
@@ -77,14 +78,14 @@ def install() -> None:
 
 
 def _watch_scaler(module: ModuleType) -> None:
-    bracket(module.GradScaler, "scale", _scale_begins)
-    bracket(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
-    bracket(module.GradScaler, "update", _always, _scale_updated)
+    patch(module.GradScaler, "scale", _scale_begins)
+    patch(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
+    patch(module.GradScaler, "update", _always, _scale_updated)
 
 
 def _watch_distributed_saves(module: ModuleType) -> None:
-    bracket_what_exists(module, ("save",), _distributed_save_begins, _save_ends)
-    bracket_what_exists(module, ("async_save",), _asynchronous_save_begins, _save_ends)
+    patch_existing(module, ("save",), _distributed_save_begins, _save_ends)
+    patch_existing(module, ("async_save",), _asynchronous_save_begins, _save_ends)
 
 
 def _watch_compiler(module: ModuleType) -> None:
@@ -98,12 +99,12 @@ def _watch_compiler(module: ModuleType) -> None:
     )
     # Callbacks that are registered there are forgotten with `torch._dynamo.reset()`.
     handler = type(getattr(module, "callback_handler", None))
-    bracket_what_exists(handler, ("run_start_callbacks",), _compiling_begins)
-    bracket_what_exists(handler, ("run_end_callbacks",), _compiling_ends)
+    patch_existing(handler, ("run_start_callbacks",), _compiling_begins)
+    patch_existing(handler, ("run_end_callbacks",), _compiling_ends)
 
 
 def _watch_groups(module: ModuleType) -> None:
-    bracket_what_exists(module, ("init_process_group",), _always, _group_made)  # torch may be built without
+    patch_existing(module, ("init_process_group",), _always, _group_made)  # torch may be built without
 
 
 def _always(first: Any = None, *_args: Any, **_kwargs: Any) -> object:
@@ -114,20 +115,18 @@ def _always(first: Any = None, *_args: Any, **_kwargs: Any) -> object:
 @never_raises
 def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     _Seen.optimizer_steps += 1
-    CLAIMS.holder.optimizer_begins(optimizer)
+    ACTIVE.source.optimizer_begins(optimizer)
 
 
 @never_raises
 def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    CLAIMS.holder.optimizer_ends(optimizer)
+    ACTIVE.source.optimizer_ends(optimizer)
 
 
 def _group_made(_kept: Any, _result: Any, error: BaseException | None) -> None:
     """Ranks that the job starts itself know theirs from here on; those of a launcher have it in their environment."""
     if error is None:
-        from exporter.bridges.ranks import tell_rank  # noqa: PLC0415  # a bridge that is installed may never be used
-
-        tell_rank(int(sys.modules["torch.distributed"].get_rank()))
+        set_rank(int(sys.modules["torch.distributed"].get_rank()))
 
 
 def _load_begins(_optimizer: Any, state: Any = None, *_args: Any, **kwargs: Any) -> object:
@@ -136,46 +135,65 @@ def _load_begins(_optimizer: Any, state: Any = None, *_args: Any, **kwargs: Any)
 
 def _loaded(kept: Any, _result: Any, error: BaseException | None) -> None:
     if error is None:
-        CLAIMS.holder.optimizer_loaded(kept[0])
+        ACTIVE.source.optimizer_loaded(kept[0])
 
 
 def _backward_begins(*args: Any, **kwargs: Any) -> object:
-    holder = CLAIMS.holder
-    return holder if holder.backward_begins(args[0] if args else kwargs.get("tensors")) else None
+    source = ACTIVE.source
+    return source if source.backward_begins(args[0] if args else kwargs.get("tensors")) else None
 
 
-def _backward_ends(teller: Teller, _result: Any, error: BaseException | None) -> None:
-    teller.backward_ends(error)
+def _backward_ends(source: Source, _result: Any, error: BaseException | None) -> None:
+    source.backward_ends(error)
 
 
 def _clipped(_kept: Any, norm: Any, error: BaseException | None) -> None:
     if error is None:
-        CLAIMS.holder.gradient_norm_is(norm)
+        ACTIVE.source.gradient_norm_is(norm)
 
 
 def _evaluates(kept: Any, _module: Any, _error: BaseException | None) -> None:
-    CLAIMS.holder.evaluates(kept[0])
+    ACTIVE.source.evaluates(kept[0])
+
+
+def _watch_training_mode(module_class: Any) -> None:
+    """See when a module is set to train again; not by `patch`, since torch calls it for each of a model's layers."""
+    train = module_class.train
+
+    @wraps(train)
+    def watched(self: Any, mode: bool = True) -> Any:  # torch's own
+        result = train(self, mode)
+        if mode and ACTIVE.source.is_evaluating:
+            _trains(self)
+        return result
+
+    module_class.train = watched
+
+
+@never_raises
+def _trains(module: Any) -> None:
+    ACTIVE.source.trains(module)
 
 
 def _fetch_begins(_loader: Any) -> object:
-    holder = CLAIMS.holder
-    return holder if holder.fetch_begins() else None
+    source = ACTIVE.source
+    return source if source.fetch_begins() else None
 
 
-def _fetch_ends(teller: Teller, batch: Any, error: BaseException | None) -> None:
-    teller.fetch_ends(batch, error)
+def _fetch_ends(source: Source, batch: Any, error: BaseException | None) -> None:
+    source.fetch_ends(batch, error)
 
 
-def _iterator_made(teller: Teller, _iterator: Any, error: BaseException | None) -> None:
-    teller.fetch_ends(None, error)
+def _iterator_made(source: Source, _iterator: Any, error: BaseException | None) -> None:
+    source.fetch_ends(None, error)
 
 
 def _save_begins(saved: Any = None, *_args: Any, **kwargs: Any) -> object:
-    holder = CLAIMS.holder
+    source = ACTIVE.source
     saved = kwargs.get("obj", saved)
     if type(saved).__name__.endswith("Storage"):
         return None  # so torch pickles a tensor: to send it, not to keep it
-    return holder if holder.save_begins(saved, at_once=True) else None
+    return source if source.save_begins(saved, at_once=True) else None
 
 
 def _distributed_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any) -> object:
@@ -183,12 +201,12 @@ def _distributed_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any)
 
 
 def _asynchronous_save_begins(state_dict: Any = None, *_args: Any, **kwargs: Any) -> object:
-    holder = CLAIMS.holder
-    return holder if holder.save_begins(kwargs.get("state_dict", state_dict), at_once=False) else None
+    source = ACTIVE.source
+    return source if source.save_begins(kwargs.get("state_dict", state_dict), at_once=False) else None
 
 
-def _save_ends(teller: Teller, result: Any, error: BaseException | None) -> None:
-    teller.save_ends(result, error)
+def _save_ends(source: Source, result: Any, error: BaseException | None) -> None:
+    source.save_ends(result, error)
 
 
 # Compiling ------------------------------------------------------------------------------------------------------
@@ -197,7 +215,7 @@ _compiling: list[Any] = []
 
 
 def _compiling_begins(*_args: Any) -> object:
-    if CLAIMS.holder.tells_phases() and threading.current_thread() is threading.main_thread():
+    if ACTIVE.source.has_phases() and threading.current_thread() is threading.main_thread():
         from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
 
         span = training.phase("compile")
@@ -217,7 +235,7 @@ def _compiling_ends(*_args: Any) -> object:
 
 def _scale_begins(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> object:
     if scaler.is_enabled():
-        CLAIMS.holder.loss_is(kwargs.get("outputs", outputs))
+        ACTIVE.source.loss_is(kwargs.get("outputs", outputs))
     return None
 
 
@@ -226,18 +244,18 @@ def _scaled_step_begins(scaler: Any, *_args: Any, **_kwargs: Any) -> object:
 
 
 def _scaled_step_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
-    holder = CLAIMS.holder
-    if error is None and kept == (_Seen.optimizer_steps,) and holder is not NOBODY:
+    source = ACTIVE.source
+    if error is None and kept == (_Seen.optimizer_steps,) and source is not NOBODY:
         from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
 
         training.skipped_step("overflow")
-        holder.optimizer_skipped()
+        source.optimizer_skipped()
         _Seen.next_scale = 0.0
 
 
 def _scale_updated(kept: Any, _result: Any, error: BaseException | None) -> None:
     now = monotonic()
-    if error is None and now >= _Seen.next_scale and CLAIMS.holder is not NOBODY:
+    if error is None and now >= _Seen.next_scale and ACTIVE.source is not NOBODY:
         scale = getattr(kept[0], "_scale", None)  # a tensor; `get_scale()` would wait for the device
         if scale is not None:
             from exporter import training  # noqa: PLC0415  # as above

@@ -5,24 +5,23 @@ given like any other:
 
     Trainer(callbacks=[exporter.bridges.transformers.callback()], ...)
 
-Hooks do not tell where a fetch, a save or an evaluation begins, nor that training has failed; for these the Trainer's own
-methods are bracketed. Where a version or a subclass has them differently, what the hooks tell remains.
+Callbacks do not report where a fetch, a save or an evaluation begins, nor that training has failed; for these the
+Trainer's own methods are patched. Where a version or a subclass has them differently, what the callbacks report remains.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
 from exporter.bridges import torch_hooks
-from exporter.bridges.batches import samples_and_tokens
-from exporter.bridges.brackets import bracket_what_exists, never_raises
-from exporter.bridges.claims import CLAIMS, LEADING, Teller
-from exporter.bridges.course import EVALUATION, ITERATION, LOAD, LOOP, SAVE, Course
-from exporter.bridges.imports import when_imported
-from exporter.bridges.ranks import tell_rank
+from exporter.bridges.loop import EVALUATION, ITERATION, LOAD, LOOP, SAVE, LoopTracker, samples_and_tokens
+from exporter.bridges.patching import never_raises, patch_existing, when_imported
+from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
 
 
 def callback() -> Any:
@@ -51,70 +50,81 @@ def _made(name: str) -> Any:
 def _class(trainer_module: Any, name: str) -> type[Any]:
     torch_hooks.install()
     trainer = trainer_module.Trainer
-    bracket_what_exists(trainer, ("train",), _train_begins, _train_ends)
-    bracket_what_exists(trainer, ("get_batch_samples",), _fetch_begins, _fetch_ends)
-    bracket_what_exists(trainer, ("training_step",), _batch_begins, _batch_ends)
-    bracket_what_exists(trainer, ("_save_checkpoint",), _save_begins, _save_ends)
-    bracket_what_exists(
+    patch_existing(trainer, ("train",), _call_begins, _call_ends)
+    patch_existing(trainer, ("get_batch_samples",), _fetch_begins, _fetch_ends)
+    patch_existing(trainer, ("training_step",), _batch_begins, TrainerSource.batch_ends)
+    patch_existing(trainer, ("_save_checkpoint",), _save_begins, _save_ends)
+    patch_existing(
         trainer, ("_load_from_checkpoint", "_load_optimizer_and_scheduler"), _load_begins, _load_ends
     )
-    bracket_what_exists(trainer, ("evaluate",), _validation_begins, _evaluation_ends)
-    bracket_what_exists(trainer, ("predict",), _test_begins, _evaluation_ends)
-    base = trainer_module.TrainerCallback
-    return type(name, (Hooks, base), {})
+    for method, mode in (("evaluate", "validation"), ("predict", "test")):
+        patch_existing(trainer, (method,), _evaluation_of(mode), _evaluation_ends)
+    return type(name, (Hooks, trainer_module.TrainerCallback), {})
 
 
-class RunTeller(Teller):
-    """Tells of one call of a Trainer's `train`, `evaluate` or `predict`.
+class TrainerSource(Source):
+    """Reports one call of a Trainer's `train`, `evaluate` or `predict`.
 
     Attributes:
-        course: Where it is.
+        tracker: Where it is.
         training: `exporter.training`.
-        batches_are_seen: Whether the work on each batch is told, and not only what is logged.
-        norms_are_seen: Whether gradients are clipped, which tells their norm before it is logged.
-        mode: Of the evaluation that is under way.
-        is_bracketed: Whether the call is bracketed, and its end will be told.
+        batches_are_seen: Whether the work on each batch is seen, and not only what is logged.
+        norms_are_seen: Whether gradients are clipped, which gives their norm before it is logged.
+        is_patched: Whether the call is patched, and its end will be seen.
     """
 
     strength = LEADING
 
     def __init__(self) -> None:
-        self.course = Course()
-        self.training: Any = self.course.training
+        self.tracker = LoopTracker()
+        self.training: Any = self.tracker.training
         self.batches_are_seen = self.norms_are_seen = False
-        self.mode = "validation"
-        self.is_bracketed = False
+        self.is_patched = False
+        self._mode = "validation"
+        self._evaluated_at = 0.0
         self._loss: Any = None
         self._in_batch = False
 
     # What torch is asked to do ----------------------------------------------------------------------------------
 
-    def tells_phases(self) -> bool:
-        """There is one from the begin."""
+    def has_phases(self) -> bool:
+        """There is a tracker from the begin."""
         return True
 
     def backward_begins(self, tensors: Any) -> bool:
         """The forward pass of a batch is over."""
         del tensors
         if self._in_batch:
-            self.course.phase("backward")
+            self.tracker.phase("backward")
         return self._in_batch
 
     def backward_ends(self, error: BaseException | None) -> None:
         """So is its backward pass."""
         if error is None:
-            self.course.phase(None)
+            self.tracker.phase(None)
 
     def gradient_norm_is(self, norm: Any) -> None:
         """The Trainer has clipped gradients."""
         self.norms_are_seen = True
-        self.course.record_norm(norm)
+        self.tracker.record("grad_norm", norm)
 
-    # What the hooks and the brackets tell -----------------------------------------------------------------------
+    # What the callbacks and the patches report ------------------------------------------------------------------
+
+    def train_begins(self, args: Any, state: Any, model: Any) -> None:
+        """The training loop begins."""
+        self.describe(args, model)
+        self.tracker.begin_loop(int(state.global_step), int(state.max_steps) if state.max_steps > 0 else None)
+
+    def train_ends(self) -> None:
+        """The training loop is over; the Trainer may still go on."""
+        self.tracker.discard_iteration()
+        self.tracker.end(LOOP)
+        if not self.is_patched:
+            ACTIVE.release(self)
 
     def describe(self, args: Any, model: Any) -> None:
         """Say what is trained, and how."""
-        tell_rank(int(args.process_index))
+        set_rank(int(args.process_index))
         precision = (
             "bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32"
         )
@@ -127,39 +137,40 @@ class RunTeller(Teller):
             **_flops(model, recomputed=bool(getattr(args, "gradient_checkpointing", False))),
         )
 
-    def epoch_is(self, epoch: float | None) -> None:
+    def epoch_is(self, state: Any) -> None:
         """Take where the Trainer is, in epochs; a thousandth of one is rounding."""
-        self.training.record(epoch=int((epoch or 0.0) + 0.001))
+        self.training.record(epoch=int((state.epoch or 0.0) + 0.001))
 
-    def turn_begins(self) -> None:
-        """An optimizer step begins, or goes on."""
-        self.course.begin_iteration()
+    def epoch_ends(self, state: Any) -> None:
+        """An epoch ends, perhaps amid a turn."""
+        self.tracker.discard_iteration()
+        self.epoch_is(state)
 
     def turn_ends(self) -> None:
-        """An optimizer step is made."""
+        """An optimizer step is made; what it logs, evaluates and saves comes after it."""
         if self._loss is not None:
-            self.course.record_loss(self._loss)
+            self.tracker.record("loss", self._loss)
             self._loss = None
-        self.course.end(ITERATION)
+        self.tracker.end(ITERATION)
 
     def fetch_of_turn_begins(self) -> None:
         """All batches of a turn are asked for."""
-        self.course.abandon_iteration()
-        self.turn_begins()
-        self.course.phase("data_loading")
+        self.tracker.discard_iteration()
+        self.tracker.begin_iteration()
+        self.tracker.phase("data_loading")
 
     def fetch_of_turn_ends(self, batches: Any, error: BaseException | None) -> None:
         """They are there, or there is none any more."""
         if error is None:
-            self.course.phase(None)
+            self.tracker.phase(None)
             if not batches:
-                self.course.abandon_iteration()
+                self.tracker.discard_iteration()
 
     def batch_begins(self, batch: Any) -> None:
         """The work on one batch begins."""
         self.batches_are_seen = self._in_batch = True
-        self.turn_begins()
-        self.course.phase("forward")
+        self.tracker.begin_iteration()
+        self.tracker.phase("forward")
         samples, tokens = samples_and_tokens(batch)
         self.training.record(samples=samples, tokens=tokens, microbatches=1)
 
@@ -167,19 +178,55 @@ class RunTeller(Teller):
         """It ends, with this batch's share of the step's loss."""
         self._in_batch = False
         if error is None:
-            self.course.phase(None)
+            self.tracker.phase(None)
             self._loss = loss if self._loss is None or loss is None else self._loss + loss
 
-    def save_of_checkpoint_begins(self, trainer: Any) -> None:
+    def evaluation_begins(self, mode: str) -> None:
+        """An evaluation begins."""
+        self._mode, self._evaluated_at = mode, monotonic()
+        training = self.training
+        self.tracker.begin(
+            EVALUATION, training.validation_loop() if mode == "validation" else training.testing_loop()
+        )
+
+    def evaluates_batch(self) -> None:
+        """A batch of it is done; it took the time since the one before, the waiting for it included."""
+        before, self._evaluated_at = self._evaluated_at, monotonic()
+        seconds = self._evaluated_at - before if self.tracker.is_open(EVALUATION) else None
+        self.training.step(mode=self._mode, seconds=seconds)
+
+    def saving_begins(self, trainer: Any) -> None:
         """A checkpoint is about to be written."""
         if getattr(trainer.args, "save_only_model", False):
-            self.course.begin(SAVE, self.training.phase("checkpoint_save_sync"))
+            self.tracker.begin(SAVE, self.training.phase("checkpoint_save_sync"))
         else:
-            self.course.begin_save(int(trainer.state.global_step))
+            self.tracker.begin_save(int(trainer.state.global_step))
+
+    def logs(self, logs: Any) -> None:
+        """Take numbers that the Trainer has computed anyway."""
+        if "eval_loss" in logs:
+            self.training.record(loss=logs["eval_loss"], mode="validation")
+        if not self.batches_are_seen:
+            self.training.record(loss=logs.get("loss"))
+        if not self.norms_are_seen:
+            self.training.record(grad_norm=logs.get("grad_norm"))
+        self.training.record(learning_rate=logs.get("learning_rate"))
+
+
+def _calls(report: Callable[[TrainerSource, Any], object]) -> Any:
+    """Make a hook that reports something to the source that is active; it gets the Trainer's state."""
+
+    @never_raises
+    def hook(_self: Hooks, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
+        source = _active()
+        if source is not None:
+            report(source, state)
+
+    return hook
 
 
 class Hooks:
-    """What the Trainer calls; `CLAIMS` knows who tells of it."""
+    """What the Trainer calls."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be made anew where it is sent to."""
@@ -188,190 +235,115 @@ class Hooks:
     @never_raises
     def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_others: Any) -> None:
         """The training loop begins."""
-        teller = _told_now() or _claim()
-        if teller is not None:
-            teller.describe(args, model)
-            teller.course.begin_loop(
-                int(state.global_step), int(state.max_steps) if state.max_steps > 0 else None
-            )
-
-    @never_raises
-    def on_train_end(self, *_args_state_and_control: Any, **_others: Any) -> None:
-        """The training loop is over; the Trainer may still go on."""
-        teller = _told_now()
-        if teller is not None:
-            teller.course.end(LOOP)
-            if not teller.is_bracketed:
-                CLAIMS.release(teller)
-
-    @never_raises
-    def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
-        """An epoch begins."""
-        teller = _told_now()
-        if teller is not None:
-            teller.epoch_is(state.epoch)
-
-    @never_raises
-    def on_epoch_end(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
-        """An epoch ends, perhaps amid a turn."""
-        teller = _told_now()
-        if teller is not None:
-            teller.course.abandon_iteration()
-            teller.epoch_is(state.epoch)
-
-    @never_raises
-    def on_step_begin(self, *_args_state_and_control: Any, **_others: Any) -> None:
-        """A turn begins, after its batches have been fetched."""
-        teller = _told_now()
-        if teller is not None:
-            teller.turn_begins()
-
-    @never_raises
-    def on_pre_optimizer_step(self, *_args_state_and_control: Any, **_others: Any) -> None:
-        """The optimizer's step begins."""
-        teller = _told_now()
-        if teller is not None:
-            teller.course.phase("optimizer")
-
-    @never_raises
-    def on_optimizer_step(self, *_args_state_and_control: Any, **_others: Any) -> None:
-        """The optimizer's step ends."""
-        teller = _told_now()
-        if teller is not None:
-            teller.course.phase(None)
-
-    @never_raises
-    def on_step_end(self, *_args_state_and_control: Any, **_others: Any) -> None:
-        """A turn ends; what it logs, evaluates and saves comes after it."""
-        teller = _told_now()
-        if teller is not None:
-            teller.turn_ends()
-
-    @never_raises
-    def on_prediction_step(self, *_args_state_and_control: Any, **_others: Any) -> None:
-        """A batch of an evaluation is done."""
-        teller = _told_now()
-        if teller is not None:
-            teller.training.step(mode=teller.mode)
+        source = _active() or _taken()
+        if source is not None:
+            source.train_begins(args, state, model)
 
     @never_raises
     def on_log(self, *_args_state_and_control: Any, logs: Any = None, **_others: Any) -> None:
-        """Numbers that the Trainer has computed anyway."""
-        teller = _told_now()
-        if teller is None or not logs:
-            return
-        if "eval_loss" in logs:
-            teller.training.record(loss=logs["eval_loss"], mode="validation")
-        if not teller.batches_are_seen:
-            teller.training.record(loss=logs.get("loss"))
-        if not teller.norms_are_seen:
-            teller.training.record(grad_norm=logs.get("grad_norm"))
-        teller.training.record(learning_rate=logs.get("learning_rate"))
+        """Numbers are logged."""
+        source = _active()
+        if source is not None and logs:
+            source.logs(logs)
+
+    on_train_end = _calls(lambda source, _: source.train_ends())
+    on_epoch_begin = _calls(lambda source, state: source.epoch_is(state))
+    on_epoch_end = _calls(lambda source, state: source.epoch_ends(state))
+    on_step_begin = _calls(lambda source, _: source.tracker.begin_iteration())
+    on_pre_optimizer_step = _calls(lambda source, _: source.tracker.phase("optimizer"))
+    on_optimizer_step = _calls(lambda source, _: source.tracker.phase(None))
+    on_step_end = _calls(lambda source, _: source.turn_ends())
+    on_prediction_step = _calls(lambda source, _: source.evaluates_batch())
 
 
-def _told_now() -> RunTeller | None:
-    holder = CLAIMS.holder
-    return holder if isinstance(holder, RunTeller) else None
+def _active() -> TrainerSource | None:
+    return ACTIVE.source if isinstance(ACTIVE.source, TrainerSource) else None
 
 
-def _claimed(trainer: Any) -> RunTeller | None:
-    """Begin to tell of a Trainer that has one of our callbacks, unless somebody tells already."""
+def _taken() -> TrainerSource | None:
+    source = TrainerSource()
+    return source if ACTIVE.take(source) else None
+
+
+def _taken_for(trainer: Any) -> TrainerSource | None:
+    """Begin to report a Trainer that has one of our callbacks, unless another source is active."""
     if not any(isinstance(each, Hooks) for each in trainer.callback_handler.callbacks):
         return None
-    teller = _claim()
-    if teller is not None:
-        teller.is_bracketed = True
-    return teller
+    source = _taken()
+    if source is not None:
+        source.is_patched = True
+    return source
 
 
-def _claim() -> RunTeller | None:
-    teller = RunTeller()
-    return teller if CLAIMS.take(teller) else None
+def _call_begins(trainer: Any, *_args: Any, **_kwargs: Any) -> object:
+    return _taken_for(trainer)
 
 
-def _train_begins(trainer: Any, *_args: Any, **_kwargs: Any) -> object:
-    return _claimed(trainer)
-
-
-def _train_ends(teller: RunTeller, _result: Any, error: BaseException | None) -> None:
-    teller.course.end_all(error)
-    CLAIMS.release(teller)
+def _call_ends(source: TrainerSource, _result: Any, error: BaseException | None) -> None:
+    source.tracker.end_all(error)
+    ACTIVE.release(source)
 
 
 def _fetch_begins(_trainer: Any, *_args: Any, **_kwargs: Any) -> object:
-    teller = _told_now()
-    if teller is not None:
-        teller.fetch_of_turn_begins()
-    return teller
+    source = _active()
+    if source is not None:
+        source.fetch_of_turn_begins()
+    return source
 
 
-def _fetch_ends(teller: RunTeller, result: Any, error: BaseException | None) -> None:
-    teller.fetch_of_turn_ends(result[0] if isinstance(result, tuple) else result, error)
+def _fetch_ends(source: TrainerSource, result: Any, error: BaseException | None) -> None:
+    source.fetch_of_turn_ends(result[0] if isinstance(result, tuple) else result, error)
 
 
 def _batch_begins(_trainer: Any, *args: Any, **kwargs: Any) -> object:
-    teller = _told_now()
-    if teller is not None:
-        teller.batch_begins(kwargs.get("inputs", args[1] if len(args) > 1 else None))
-    return teller
-
-
-def _batch_ends(teller: RunTeller, loss: Any, error: BaseException | None) -> None:
-    teller.batch_ends(loss, error)
+    source = _active()
+    if source is not None:
+        source.batch_begins(kwargs.get("inputs", args[1] if len(args) > 1 else None))
+    return source
 
 
 def _save_begins(trainer: Any, *_args: Any, **_kwargs: Any) -> object:
-    teller = _told_now()
-    if teller is not None:
-        teller.save_of_checkpoint_begins(trainer)
-    return teller
+    source = _active()
+    if source is not None:
+        source.saving_begins(trainer)
+    return source
 
 
-def _save_ends(teller: RunTeller, _result: Any, error: BaseException | None) -> None:
-    teller.course.end(SAVE, error)
+def _save_ends(source: TrainerSource, _result: Any, error: BaseException | None) -> None:
+    source.tracker.end_save(error)
 
 
 def _load_begins(_trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any) -> object:
-    teller = _told_now()
-    if teller is None or checkpoint is None:
+    source = _active()
+    if source is None or checkpoint is None:
         return None
-    teller.course.begin(LOAD, teller.training.checkpoint_load())
-    return teller
+    source.tracker.begin(LOAD, source.training.checkpoint_load())
+    return source
 
 
-def _load_ends(teller: RunTeller, _result: Any, error: BaseException | None) -> None:
-    teller.course.end(LOAD, error)
+def _load_ends(source: TrainerSource, _result: Any, error: BaseException | None) -> None:
+    source.tracker.end(LOAD, error)
 
 
-def _validation_begins(trainer: Any, *_args: Any, **_kwargs: Any) -> object:
-    return _evaluation_begins(trainer, "validation")
+def _evaluation_of(mode: str) -> Callable[..., object]:
+    def begins(trainer: Any, *_args: Any, **_kwargs: Any) -> object:
+        active = _active()
+        source = active or _taken_for(trainer)
+        if source is None or source.tracker.is_open(EVALUATION):
+            return None
+        if active is None:
+            source.describe(trainer.args, trainer.model)
+        source.evaluation_begins(mode)
+        return source, active is None
 
-
-def _test_begins(trainer: Any, *_args: Any, **_kwargs: Any) -> object:
-    return _evaluation_begins(trainer, "test")
-
-
-def _evaluation_begins(trainer: Any, mode: str) -> object:
-    teller = _told_now()
-    alone = teller is None
-    teller = teller or _claimed(trainer)
-    if teller is None or teller.course.is_open(EVALUATION):
-        return None
-    if alone:
-        teller.describe(trainer.args, trainer.model)
-    teller.mode = mode
-    training = teller.training
-    teller.course.begin(
-        EVALUATION, training.validation_loop() if mode == "validation" else training.testing_loop()
-    )
-    return teller, alone
+    return begins
 
 
 def _evaluation_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
-    teller, alone = kept
-    teller.course.end(EVALUATION, error)
+    source, alone = kept
+    source.tracker.end(EVALUATION, error)
     if alone:
-        CLAIMS.release(teller)
+        ACTIVE.release(source)
 
 
 def _flops(model: Any, *, recomputed: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Families of the bridge to torch.monitor itself; what it brings are Stats and events like any other.
 
-Filled by Stats of the same name that `exporter.bridges.monitor` makes in each process of the job.
+Filled by Stats of the same name that `exporter.bridges.torch_monitor` makes in each process of the job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OVERFLOWS = FamilySpec(
     "Looks that found the bridge's queue of torch.monitor events full, so that an unknown number of them was lost;"
     " absent where the bridge is not installed.",
     IDENTITY_LABELS,
-    source="exporter.bridges.monitor",
+    source="exporter.bridges.torch_monitor",
 )
 REFUSED = FamilySpec(
     "training_torch_monitor_refused_total",
@@ -22,7 +22,7 @@ REFUSED = FamilySpec(
     "Numbers of torch.monitor Stats that were not recorded (a name that cannot be used or is somebody else's, too many"
     " names, no number), and events of a class that cannot be read; absent where the bridge is not installed.",
     IDENTITY_LABELS,
-    source="exporter.bridges.monitor",
+    source="exporter.bridges.torch_monitor",
 )
 
 SPECS = (OVERFLOWS, REFUSED)

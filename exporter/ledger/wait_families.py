@@ -1,6 +1,6 @@
 """Families of torch's wait counters: how long the distributed runtime waited, and for what.
 
-Filled by Stats of the same name that `exporter.bridges.wait_counters` makes in each process of the job.
+Filled by Stats of the same name that `exporter.bridges.torch_stats` makes in each process of the job.
 """
 
 from __future__ import annotations

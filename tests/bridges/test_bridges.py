@@ -18,10 +18,10 @@ from elastic_support import REPOSITORY, child, labelled, page_of, series, tally,
 
 import exporter
 from exporter import bridges
-from exporter.bridges import imports
+from exporter.bridges import patching
 from exporter.bridges.elastic import is_launcher
-from exporter.bridges.monitor import MonitorBridge
-from exporter.bridges.wait_counters import WaitCounters
+from exporter.bridges.torch_monitor import MonitorBridge
+from exporter.bridges.torch_stats import WaitCounters
 from exporter.recording.events import EVENTS
 
 torch_wanted = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -37,12 +37,12 @@ def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     monkeypatch.syspath_prepend(str(tmp_path))
     yield name
     sys.modules.pop(name, None)
-    imports._FINDER.hooks.pop(name, None)
+    patching._FINDER.hooks.pop(name, None)
 
 
 def test_a_hook_is_called_once_after_the_import_and_leaves_nothing_behind(module_name: str) -> None:
     found: list[ModuleType] = []
-    imports.when_imported(module_name, found.append)
+    patching.when_imported(module_name, found.append)
     assert importlib.util.find_spec(module_name) is not None  # looking is not importing
     assert found == []
 
@@ -51,21 +51,21 @@ def test_a_hook_is_called_once_after_the_import_and_leaves_nothing_behind(module
     assert found == [module]
     assert module.value == 5
     assert {type(loader).__name__ for loader in module.seen} == {"SourceFileLoader"}
-    assert imports._FINDER not in sys.meta_path
+    assert patching._FINDER not in sys.meta_path
 
 
 def test_a_hook_for_a_module_that_is_there_is_called_at_once(module_name: str) -> None:
     module, found = importlib.import_module(module_name), list[ModuleType]()
 
-    imports.when_imported(module_name, found.append)
+    patching.when_imported(module_name, found.append)
 
     assert found == [module]
 
 
 def test_a_hook_that_raises_does_not_harm_the_import_or_the_other_hooks(module_name: str) -> None:
     found: list[ModuleType] = []
-    imports.when_imported(module_name, lambda module: module.missing)
-    imports.when_imported(module_name, found.append)
+    patching.when_imported(module_name, lambda module: module.missing)
+    patching.when_imported(module_name, found.append)
 
     assert importlib.import_module(module_name).value == 5
     assert len(found) == 1
@@ -76,7 +76,7 @@ def test_a_module_that_cannot_be_imported_yet_is_waited_for(module_name: str, tm
     source = tmp_path / f"{module_name}.py"
     good = source.read_text()
     source.write_text("raise ValueError('not yet')")
-    imports.when_imported(module_name, found.append)
+    patching.when_imported(module_name, found.append)
     with pytest.raises(ValueError, match="not yet"):
         importlib.import_module(module_name)
     source.write_text(good + "\n# another size\n")
@@ -365,7 +365,7 @@ def refuse(self): raise RuntimeError("can't start new thread")
 start, threading.Thread.start = threading.Thread.start, refuse
 bridges.install("monitor")
 threading.Thread.start = start
-from exporter.bridges.monitor import MonitorBridge
+from exporter.bridges.torch_monitor import MonitorBridge
 monitor.log_event(monitor.Event("a", datetime.datetime.now(), {}))
 import gc
 print([len(each.queue) for each in gc.get_objects() if type(each) is MonitorBridge])

@@ -42,7 +42,7 @@ def loop(accelerator, samples=16, epochs=1, fail=False):
 """
 
 SCENARIOS = """
-from exporter.bridges import accelerate as bridge, plain_torch
+from exporter.bridges import accelerate as bridge, torch_loop
 
 def tracked():
     accelerator = Accelerator(log_with=bridge.tracker(), cpu=True, gradient_accumulation_steps=2)
@@ -70,11 +70,10 @@ def failing():
     loop(Accelerator(cpu=True))
 
 for scenario in (tracked, saves, failing):
-    if plain_torch.CLAIMS.standing is not plain_torch.CLAIMS.holder or plain_torch.telling():
-        plain_torch.CLAIMS.standing.yields()
+    torch_loop.ACTIVE.fallback.yields()
     begin(scenario.__name__)
     scenario()
-plain_torch.CLAIMS.standing.yields()
+torch_loop.ACTIVE.fallback.yields()
 """
 
 

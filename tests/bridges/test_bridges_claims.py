@@ -1,4 +1,4 @@
-"""What the bridges share: brackets around methods, the claim to tell, and the course that closes what hooks leave open."""
+"""What the bridges share: brackets around methods, the claim to tell, and the tracker that closes what hooks leave open."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from bridges_support import job
 
-from exporter.bridges.batches import samples_and_tokens
-from exporter.bridges.brackets import bracket, bracket_what_exists, never_raises
-from exporter.bridges.claims import INSTRUMENTED, LEADING, NOBODY, WATCHING, Claims, Teller
+from exporter.bridges.loop import samples_and_tokens
+from exporter.bridges.patching import never_raises, patch, patch_existing
+from exporter.bridges.sources import INSTRUMENTED, LEADING, NOBODY, WATCHING, ActiveSource, Source
 
 
 class Library:
@@ -32,7 +32,7 @@ def library() -> type[Library]:
 
 def test_a_bracketed_method_gives_and_raises_what_it_did_before(library: type[Library]) -> None:
     told: list[Any] = []
-    bracket(library, "work", lambda _self, number, **_rest: number, lambda *end: told.append(end))
+    patch(library, "work", lambda _self, number, **_rest: number, lambda *end: told.append(end))
 
     assert library().work(1) == 2
     with pytest.raises(KeyError, match="the job's own"):
@@ -46,11 +46,11 @@ def test_hooks_that_raise_change_nothing(library: type[Library]) -> None:
     def broken(*_args: Any, **_kwargs: Any) -> object:
         raise RuntimeError("a bridge's own")
 
-    bracket(library, "work", broken, broken)
+    patch(library, "work", broken, broken)
     assert library().work(1) == 2
 
     other = type("Other", (), dict(vars(Library)))
-    bracket(other, "work", lambda *_args, **_kwargs: True, broken)
+    patch(other, "work", lambda *_args, **_kwargs: True, broken)
     assert other().work(1) == 2
     assert never_raises(broken)() is None
 
@@ -58,7 +58,7 @@ def test_hooks_that_raise_change_nothing(library: type[Library]) -> None:
 def test_a_method_is_bracketed_once_and_an_end_that_is_not_wanted_is_not_told(library: type[Library]) -> None:
     told: list[Any] = []
     for _ in range(2):
-        bracket(
+        patch(
             library, "work", lambda *_args, **_kwargs: told.append("begin"), lambda *_end: told.append("end")
         )
 
@@ -73,23 +73,23 @@ def test_a_function_that_is_bracketed_where_it_is_reexported_can_still_be_pickle
     exec("def work(): return 1", vars(home))
     vars(face)["work"] = vars(home)["work"]
     monkeypatch.setitem(sys.modules, home.__name__, home)
-    bracket(face, "work", lambda: None)
+    patch(face, "work", lambda: None)
 
     assert pickle.loads(pickle.dumps(vars(face)["work"])) is vars(face)["work"]
 
 
 def test_what_a_version_does_not_have_is_left_out(library: type[Library]) -> None:
-    bracket_what_exists(library, ("missing", "work"), lambda *_args, **_kwargs: None, lambda *_end: None)
+    patch_existing(library, ("missing", "work"), lambda *_args, **_kwargs: None, lambda *_end: None)
 
     assert hasattr(library.work, "__wrapped__")
     with pytest.raises(AttributeError):
-        bracket(library, "missing", lambda *_args: None, lambda *_end: None)
+        patch(library, "missing", lambda *_args: None, lambda *_end: None)
 
 
 # The claim ----------------------------------------------------------------------------------------------------
 
 
-class Named(Teller):
+class Named(Source):
     def __init__(self, strength: int) -> None:
         self.strength = strength
         self.yielded = 0
@@ -99,42 +99,42 @@ class Named(Teller):
 
 
 def test_who_knows_more_takes_the_claim_and_it_returns_to_who_stands() -> None:
-    claims, standing = Claims(), Named(WATCHING)
+    active, fallback = ActiveSource(), Named(WATCHING)
     leading, instrumented, other = Named(LEADING), Named(INSTRUMENTED), Named(LEADING)
-    claims.stand(standing)
+    active.fall_back_to(fallback)
 
-    assert claims.holder is standing
-    assert claims.take(instrumented)
-    assert claims.take(leading)
-    assert claims.take(leading)
-    assert not claims.take(instrumented)
-    assert not claims.take(other)
-    claims.release(other)
-    assert claims.holder is leading
-    claims.release(leading)
-    assert claims.holder is standing
-    assert (standing.yielded, instrumented.yielded, leading.yielded) == (1, 1, 0)
+    assert active.source is fallback
+    assert active.take(instrumented)
+    assert active.take(leading)
+    assert active.take(leading)
+    assert not active.take(instrumented)
+    assert not active.take(other)
+    active.release(other)
+    assert active.source is leading
+    active.release(leading)
+    assert active.source is fallback
+    assert (fallback.yielded, instrumented.yielded, leading.yielded) == (1, 1, 0)
 
 
 def test_nobody_holds_the_claim_where_nobody_stands() -> None:
-    claims, teller = Claims(), Named(LEADING)
+    active, source = ActiveSource(), Named(LEADING)
 
-    assert claims.take(teller)
-    claims.release(teller)
-    assert claims.holder is NOBODY
+    assert active.take(source)
+    active.release(source)
+    assert active.source is NOBODY
     assert not NOBODY.fetch_begins()
     assert not NOBODY.backward_begins(None)
     assert not NOBODY.save_begins({}, at_once=True)
 
 
-# The course ---------------------------------------------------------------------------------------------------
+# The tracker ---------------------------------------------------------------------------------------------------
 
 ANY_ORDER = """
 import random
-from exporter.bridges.course import BATCH, EVALUATION, ITERATION, LOAD, LOOP, SAVE, Course
+from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOAD, LOOP, SAVE, LoopTracker
 from exporter.training.recording import TRAINING
 
-class Counted(Course):
+class Counted(LoopTracker):
     completed = 0
     def _close(self, error):
         kind = super()._close(error)
@@ -142,35 +142,35 @@ class Counted(Course):
         return kind
 
 chance = random.Random(5)
-course = Counted()
+tracker = Counted()
 for _ in range(300):
     for _ in range(chance.randrange(30)):
         what = chance.randrange(12)
         error = ValueError("amid") if chance.random() < 0.2 else None
         if what == 0:
-            course.begin_loop(chance.randrange(9))
+            tracker.begin_loop(chance.randrange(9))
         elif what in (1, 2):
-            course.begin_iteration()
+            tracker.begin_iteration()
         elif what == 3:
-            course.end(ITERATION, error)
+            tracker.end(ITERATION, error)
         elif what in (4, 5):
-            course.phase(chance.choice(["forward", "backward", "compile", None]))
+            tracker.phase(chance.choice(["forward", "backward", "compile", None]))
         elif what == 6:
-            course.abandon_iteration()
-        elif what == 7 and not course.is_open(EVALUATION):
-            course.begin(EVALUATION, course.training.validation_loop())
+            tracker.discard_iteration()
+        elif what == 7 and not tracker.is_open(EVALUATION):
+            tracker.begin(EVALUATION, tracker.training.validation_loop())
         elif what == 8:
-            course.end(chance.choice([BATCH, SAVE, LOAD]), error)
-        elif what == 9 and not course.is_open(SAVE):
-            course.begin_save(3)
-        elif what == 10 and not course.is_open(BATCH):
-            course.begin(BATCH, course.training.validation_iteration())
+            tracker.end(chance.choice([BATCH, SAVE, LOAD]), error)
+        elif what == 9 and not tracker.is_open(SAVE):
+            tracker.begin_save(3)
+        elif what == 10 and not tracker.is_open(BATCH):
+            tracker.begin(BATCH, tracker.training.validation_iteration())
         elif what == 11:
-            course.phase(None)
-    course.end_all(KeyError("end"))
-    assert not any(map(course.is_open, (LOOP, ITERATION, EVALUATION, BATCH, SAVE, LOAD)))
+            tracker.phase(None)
+    tracker.end_all(KeyError("end"))
+    assert not any(map(tracker.is_open, (LOOP, ITERATION, EVALUATION, BATCH, SAVE, LOAD)))
 exporter.flush()
-print("completed", course.completed)
+print("completed", tracker.completed)
 """
 
 

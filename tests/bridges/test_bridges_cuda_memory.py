@@ -10,7 +10,7 @@ from places import TESTS
 
 ANSWERS = """
 import exporter
-from exporter.bridges.cuda_memory import CudaMemory
+from exporter.bridges.torch_stats import CudaMemory
 
 def stats(allocated, reserved, retries, ooms):
     def both(current): return {"all": {"current": current, "peak": 2 * current, "allocated": 0, "freed": 0}}
@@ -64,8 +64,8 @@ def test_without_cuda_there_is_nothing_to_ask(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     program = """
     import threading
-    from exporter.bridges import cuda_memory
-    cuda_memory.install()
+    from exporter.bridges import torch_stats
+    torch_stats.install_cuda_memory()
     import torch
     assert torch.cuda.is_available() or "exporter-cuda-memory" not in {each.name for each in threading.enumerate()}
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bridges_support import AUTO, Job, job, wanted
 
-from exporter.bridges.plain_checkpoints import holds_optimizer
+from exporter.bridges.checkpoints import holds_optimizer
 
 pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
 
@@ -35,8 +35,8 @@ def turn(model, optimizer, batch):
 """
 
 SCENARIOS = """
-from exporter.bridges import plain_torch
-plain_torch.standing()
+from exporter.bridges import torch_loop
+torch_loop.loop_source()
 
 def looking():
     for (batch,) in loader(8):
@@ -255,10 +255,10 @@ def pickled():
 for scenario in (looking, ordinary, resumed, accumulation, accumulation_over_the_end, gan, inner_steps, within_backward, without_loader, closure,
                  validation_with_gradients, evaluated_beside, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
                  workers, distributed_checkpoint, pickled):
-    plain_torch.CLAIMS.standing.yields()
+    torch_loop.ACTIVE.fallback.yields()
     begin(scenario.__name__)
     scenario()
-plain_torch.CLAIMS.standing.yields()
+torch_loop.ACTIVE.fallback.yields()
 """
 
 
@@ -649,13 +649,13 @@ if __name__ == "__main__":
 
 def test_values_that_cannot_be_had_without_waiting_are_left_out(tmp_path: Path) -> None:
     program = """
-from exporter.bridges.course import Course
-course = Course()
-course.record_loss(torch.tensor(1.5, requires_grad=True))
-course.record_loss(torch.empty((), device="meta"))
-course.record_loss(torch.ones(2))
-course.record_norm(torch.tensor([2.5]))
-course.record_norm(3)
+from exporter.bridges.loop import LoopTracker
+tracker = LoopTracker()
+tracker.record("loss", torch.tensor(1.5, requires_grad=True))
+tracker.record("loss", torch.empty((), device="meta"))
+tracker.record("loss", torch.ones(2))
+tracker.record("grad_norm", torch.tensor([2.5]))
+tracker.record("grad_norm", 3)
 print("told", gauges())
 from exporter.training.recording import TRAINING
 print([series.definition.name for series in TRAINING.series() if "misuse" in series.definition.name])

@@ -1,0 +1,491 @@
+"""The bridge to a training loop without a framework: what can be concluded from what it asks torch to do.
+
+Used in the training process, on the thread that trains. Nobody says where this loop's turns begin and end, so:
+
+- a *turn* begins with the fetch of a batch and holds every optimizer step up to the next fetch: accumulated batches and
+  the several optimizers of a GAN are one turn. An optimizer that steps again without a fetch has begun another turn.
+  Where no loader of torch's is used, turns follow each other from step to step of the first optimizer;
+- a turn in which no optimizer steps is none: the end of an epoch, of the loop, or of the job;
+- from `eval()` of the model that is trained until its `train()` it is a *validation*, and so are batches that are fetched
+  while gradients are off, until a loader is exhausted or something is trained again;
+- a file in which an optimizer's state is written is a *checkpoint*: from nothing else could the job go on;
+- the *loss* is what the backward passes of the turn begin from, before they are scaled and divided (`loop.TurnLoss`).
+
+A job that reports its loop itself, or uses a framework with a bridge of its own, is left to them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any
+from weakref import WeakSet
+
+from exporter.bridges import torch_hooks
+from exporter.bridges.checkpoints import holds_optimizer, report_when_written, steps_made
+from exporter.bridges.loop import (
+    BATCH,
+    EVALUATION,
+    ITERATION,
+    LOAD,
+    LOOP,
+    SAVE,
+    Discarded,
+    LoopTracker,
+    TurnLoss,
+    samples_and_tokens,
+)
+from exporter.bridges.patching import never_raises, patch_existing
+from exporter.bridges.sources import ACTIVE, EXIT, WATCHING, Source
+
+EARLIEST_BATCHES = 64
+"""Batches before the first turn that are kept."""
+SKIPPED, WITHIN_BACKWARD = 0, 1
+"""Stand for an optimizer whose step a scaler has left out, and for all that step within a backward pass, on its thread."""
+
+
+class LoopSource(Source):
+    """Reports the loop of a job's own.
+
+    Args:
+        courteous: Whether a job that uses `exporter.training` itself is left to it.
+
+    Attributes:
+        courteous: The same.
+    """
+
+    strength = WATCHING
+
+    def __init__(self, *, courteous: bool = False) -> None:
+        self.courteous = courteous
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as a forked child does."""
+        self._tracker: LoopTracker | None = None
+        self._thread: int | None = None
+        self._silent = False
+        self._start = self._turns = 0
+        self._epochs = self._turns_at_epoch = 0
+        self._fetches = 0
+        self.is_evaluating = False
+        self._in_optimizer = self._in_backward = self._stepped_in_backward = False
+        self._worked = False
+        self._loss = TurnLoss()
+        self._optimizers: WeakSet[Any] = WeakSet()
+        self._stepped: set[int] = set()
+        self._leader: int | None = None
+        self._handed_over: tuple[int, float] | None = None
+        self._earliest: deque[tuple[int | None, int | None]] = deque(maxlen=EARLIEST_BATCHES)
+
+    @property
+    def tracker(self) -> LoopTracker | None:
+        """Where the loop is, made when something is reported first; None where the job reports it itself."""
+        if self._silent:
+            return None
+        if self._tracker is None:
+            self._tracker = LoopTracker()
+            self._describe(self._tracker)
+        return self._tracker
+
+    @staticmethod
+    def _describe(tracker: LoopTracker) -> None:
+        ranks = os.environ.get("WORLD_SIZE", "")
+        world_size = int(ranks) if ranks.isascii() and ranks.isdigit() else None
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            world_size = int(distributed.get_world_size())
+        tracker.training.describe(
+            framework="pytorch",
+            framework_version=str(sys.modules["torch"].__version__),
+            world_size=world_size,
+        )
+
+    @property
+    def step(self) -> int:
+        """Turns so far, those of earlier processes included where they are known."""
+        return self._start + self._turns
+
+    def yields(self) -> None:
+        """Somebody knows better than what was concluded so far."""
+        if self._tracker is not None:
+            self._turn_ends()
+            self._tracker.end(EVALUATION)
+            self._tracker.end_all(Discarded())
+        self.forget()
+
+    def has_phases(self) -> bool:
+        """There is a tracker, unless the job reports its own loop."""
+        return self._mine(training=False) is not None
+
+    # Data -------------------------------------------------------------------------------------------------------
+
+    def fetch_begins(self) -> bool:
+        """A batch is asked for."""
+        tracker = self._mine(training=False)
+        if tracker is None:
+            return False
+        if self.is_evaluating or not sys.modules["torch"].is_grad_enabled():
+            self._evaluation_begins(tracker)
+            tracker.end(BATCH)
+            return True
+        self._fetches += 1
+        if tracker.is_open(LOOP):  # before the first backward pass it may be a look at the data
+            self._training_goes_on(tracker)
+            self._turn_ends()
+            self._turn_begins(tracker)
+        tracker.phase("data_loading")
+        return True
+
+    def fetch_ends(self, batch: Any, error: BaseException | None) -> None:
+        """The batch is there, or none has come."""
+        tracker = self._tracker
+        if tracker is None:
+            return
+        if tracker.is_open(EVALUATION):
+            if error is not None:
+                self._evaluation_ends(tracker, None if isinstance(error, StopIteration) else error)
+            elif batch is not None:
+                tracker.begin(BATCH, tracker.training.validation_iteration())
+        elif error is not None or batch is None:
+            tracker.phase(None)
+            self._earliest.clear()
+            if isinstance(error, StopIteration):
+                if not self._worked:
+                    tracker.discard_iteration()
+                self._epoch_ends(tracker)
+        else:
+            found = samples_and_tokens(batch)
+            if tracker.is_open(LOOP):
+                tracker.phase("forward")
+                self._count(tracker, found)
+            else:
+                tracker.phase(None)
+                self._earliest.append(found)
+
+    @staticmethod
+    def _count(tracker: LoopTracker, found: tuple[int | None, int | None]) -> None:
+        samples, tokens = found
+        tracker.training.record(samples=samples, tokens=tokens, microbatches=1)
+
+    def _epoch_ends(self, tracker: LoopTracker) -> None:
+        if self._turns > self._turns_at_epoch:
+            self._turns_at_epoch = self._turns
+            self._epochs += 1
+            tracker.training.record(epoch=self._epochs)
+
+    # Evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluates(self, module: Any) -> None:
+        """A module has been set to evaluate: the model that is trained, a part of it, or another."""
+        tracker = self._mine(training=False) if self._optimizers else None
+        if tracker is not None and is_trained(module, tuple(self._optimizers)):
+            self.is_evaluating = True
+            if tracker.is_open(LOOP):
+                self._evaluation_begins(tracker)
+
+    def trains(self, module: Any) -> None:
+        """It is trained again; the next turn begins here where no fetch will begin it."""
+        tracker = self._mine(training=False)
+        if tracker is not None and is_trained(module, tuple(self._optimizers)):
+            self._evaluation_ends(tracker, None)
+            if tracker.is_open(LOOP) and not self._fetches:
+                self._turn_begins(tracker)
+
+    def _evaluation_begins(self, tracker: LoopTracker) -> None:
+        if not tracker.is_open(EVALUATION):
+            self._turn_ends()
+            if not self._worked:
+                tracker.discard_iteration()
+            tracker.begin(EVALUATION, tracker.training.validation_loop())
+
+    def _evaluation_ends(self, tracker: LoopTracker, error: BaseException | None) -> None:
+        self.is_evaluating = False
+        tracker.end(EVALUATION, error)
+
+    # Turns ------------------------------------------------------------------------------------------------------
+
+    def loss_is(self, loss: Any) -> None:
+        """Take the loss from before it is scaled or divided by a library."""
+        tracker = self._mine(training=True)
+        if tracker is not None:
+            self._training_goes_on(tracker)
+            self._turn_begins(tracker)
+            self._loss.add(loss, begins=False)
+
+    def backward_begins(self, tensors: Any) -> bool:
+        """The backward pass begins."""
+        tracker = self._mine(training=True)
+        if tracker is None:
+            return False
+        self._training_goes_on(tracker)
+        if WITHIN_BACKWARD in self._stepped:
+            self._turn_ends()
+        self._turn_begins(tracker)
+        self._worked = True
+        if not self._stepped:  # what follows an optimizer's step is another's loss
+            self._loss.add(tensors, begins=True)
+        tracker.phase("backward")
+        self._in_backward = True
+        return True
+
+    def backward_ends(self, error: BaseException | None) -> None:
+        """It is over; an optimizer with a closure goes on."""
+        stepped, self._in_backward, self._stepped_in_backward = self._stepped_in_backward, False, False
+        if self._tracker is not None and error is None:
+            self._tracker.phase("optimizer" if self._in_optimizer else None)
+            if stepped:
+                self._optimizer_done(self._tracker, WITHIN_BACKWARD)
+
+    def gradient_norm_is(self, norm: Any) -> None:
+        """Take what gradients were clipped by."""
+        tracker = self._mine(training=True)
+        if tracker is not None:
+            tracker.record("grad_norm", norm)
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins."""
+        tracker = self._mine(training=True)
+        if tracker is None:
+            return
+        self._training_goes_on(tracker)
+        if hasattr(optimizer, "param_groups"):  # one of torch's
+            self._optimizers.add(optimizer)
+        if self._fetches and id(optimizer) in self._stepped:
+            self._turn_ends()
+        self._turn_begins(tracker)
+        self._in_optimizer = self._worked = True
+        tracker.phase("optimizer")
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """It is over; hooks of gradients run on a thread of the backward pass where there is a GPU."""
+        tracker = self._mine(training=True)
+        if tracker is None:
+            self._stepped_in_backward = self._in_backward
+            return
+        self._in_optimizer = False
+        tracker.phase(None)
+        rate = optimizer.param_groups[0].get("lr") if hasattr(optimizer, "param_groups") else None
+        if isinstance(rate, (int, float)):
+            tracker.training.record(learning_rate=rate)
+        self._optimizer_done(tracker, id(optimizer))
+
+    def _optimizer_done(self, tracker: LoopTracker, key: int) -> None:
+        self._loss.record(tracker)
+        if self._fetches:
+            self._stepped.add(key)
+        elif self._leader in {None, key} or key in self._stepped:
+            self._leader = key
+            self._stepped.clear()
+            self._turns += 1
+            tracker.end(ITERATION)
+            self._turn_begins(tracker)
+        else:
+            self._stepped.add(key)
+
+    def optimizer_skipped(self) -> None:
+        """The scaler has found no finite gradients: the turn is one all the same, as frameworks count them."""
+        tracker = self._mine(training=True)
+        if tracker is not None and tracker.is_open(ITERATION):
+            self._optimizer_done(tracker, SKIPPED)
+
+    def optimizer_loaded(self, state: Any) -> None:
+        """Most optimizers count their steps in their state."""
+        if self._turns == 0:
+            self._start = max(self._start, steps_made(state))
+
+    def _mine(self, *, training: bool) -> LoopTracker | None:
+        """Return the tracker on the thread that trains."""
+        here = threading.get_ident()
+        if self._thread is None:
+            if not training:
+                return self.tracker if threading.current_thread() is threading.main_thread() else None
+            self._thread = here
+            self._silent = self.courteous and self.tracker is not None and self.tracker.job_reports()
+        return self.tracker if self._thread == here else None
+
+    def _training_goes_on(self, tracker: LoopTracker) -> None:
+        self._evaluation_ends(tracker, None)
+        if not tracker.is_open(LOOP):
+            tracker.begin_loop(self.step)
+            tracker.training.record(epoch=self._epochs)
+            for found in self._earliest:
+                self._count(tracker, found)
+            self._earliest.clear()
+
+    def _turn_begins(self, tracker: LoopTracker) -> None:
+        if not tracker.is_open(ITERATION):
+            self._worked = False
+            self._loss.begin()
+            tracker.begin_iteration()
+
+    def _turn_ends(self) -> None:
+        tracker = self._tracker
+        if tracker is not None and self._fetches and self._stepped and tracker.is_open(ITERATION):
+            self._stepped.clear()
+            self._turns += 1
+            tracker.end(ITERATION)
+
+    # Checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_begins(self, saved: Any, *, at_once: bool) -> bool:
+        """Something is written."""
+        return self.checkpoint_begins(whole=holds_optimizer(saved), at_once=at_once)
+
+    def checkpoint_begins(self, *, whole: bool, at_once: bool = True) -> bool:
+        """A checkpoint is written, if the training has begun; only from a whole one can the job go on."""
+        tracker = self._tracker
+        if tracker is None or self._thread != threading.get_ident():
+            return False
+        if tracker.is_open(SAVE) or not tracker.is_open(LOOP):
+            return False
+        self._turn_ends()
+        self._handed_over = None
+        if whole and at_once:
+            tracker.begin_save(self.step)
+        else:
+            phase = f"checkpoint_save_{'sync' if at_once else 'async'}"
+            tracker.begin(SAVE, tracker.training.phase(phase))
+            self._handed_over = (self.step, monotonic()) if whole else None
+        return True
+
+    def save_ends(self, result: Any, error: BaseException | None) -> None:
+        """It is written, handed over to be written, or has failed."""
+        tracker = self._tracker
+        if tracker is None:
+            return
+        tracker.end_save(error)
+        if self._handed_over is not None:
+            report_when_written(tracker.training, *self._handed_over, result, error)
+            self._handed_over = None
+
+    def load_begins(self) -> bool:
+        """A checkpoint is read."""
+        tracker = self._mine(training=False)
+        if tracker is None or tracker.is_open(LOAD):
+            return False
+        tracker.begin(LOAD, tracker.training.checkpoint_load())
+        return True
+
+    def load_ends(self, error: BaseException | None) -> None:
+        """It is read, or cannot be."""
+        if self._tracker is not None:
+            self._tracker.end(LOAD, error)
+
+    # The end ----------------------------------------------------------------------------------------------------
+
+    @never_raises
+    def exits(self, error: BaseException | None) -> None:
+        """The process ends, with an exception that nobody has caught or in order."""
+        tracker = self._tracker
+        if tracker is None:
+            return
+        if self._thread not in {None, threading.get_ident()}:
+            self._ends_elsewhere(tracker, error)
+            return
+        self._turn_ends()
+        if error is None:
+            tracker.end(EVALUATION)
+            tracker.discard_iteration()
+        tracker.end_all(error)
+
+    def _ends_elsewhere(self, tracker: LoopTracker, error: BaseException | None) -> None:
+        """End the loop of another thread, which has ended: what it left open cannot be closed from here one by one."""
+        runs = any(thread.ident == self._thread for thread in threading.enumerate())
+        if error is None and not runs and tracker.is_open(LOOP):
+            tracker.training.on_train_end()
+
+
+def is_trained(module: Any, optimizers: Iterable[Any]) -> bool:
+    """Tell whether a module holds most of what one of these optimizers changes.
+
+    A teacher holds nothing of it, and a layer that stays as it is, such as a batch norm while its model is trained, is a
+    small part of it.
+    """
+    held = {id(parameter) for parameter in module.parameters()}
+    for optimizer in optimizers:
+        changed = [
+            id(parameter) in held
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        if 2 * sum(changed) > len(changed):
+            return True
+    return False
+
+
+# What is installed ----------------------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Report the job's own loop whenever no other source does, except where the job itself does.
+
+    Raises:
+        ImportError: There is no torch.
+    """
+    loop_source(courteous=os.environ.get("EXPORTER_AUTO") == "1")
+
+
+def loop_source(*, courteous: bool = False) -> LoopSource:
+    """Return the source of this process that reports whenever no other does; made at the first call.
+
+    Args:
+        courteous: Whether a job that uses `exporter.training` itself is left to it.
+
+    Raises:
+        ImportError: There is no torch.
+    """
+    torch_hooks.install()
+    source = ACTIVE.fallback
+    if isinstance(source, LoopSource):
+        source.courteous = source.courteous and courteous
+        return source
+    source = LoopSource(courteous=courteous)
+    ACTIVE.fall_back_to(source)
+    EXIT.add(source.exits)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=never_raises(source.forget))
+    return source
+
+
+def active_loop() -> LoopSource | None:
+    """Return it while it reports."""
+    return ACTIVE.source if isinstance(ACTIVE.source, LoopSource) else None
+
+
+def active_tracker() -> LoopTracker | None:
+    """Return its tracker while it reports."""
+    source = active_loop()
+    return None if source is None else source.tracker
+
+
+def watch_saves(owner: Any, name: str, is_whole: Callable[..., bool]) -> None:
+    """Report a method by which a library writes a checkpoint of such a loop, if this version has it.
+
+    Args:
+        owner: The class that has it.
+        name: The method's name.
+        is_whole: Gets its arguments, and tells whether the job could go on from what it writes.
+    """
+
+    def begins(*args: Any, **kwargs: Any) -> LoopSource | None:
+        source = active_loop()
+        begun = source is not None and source.checkpoint_begins(whole=is_whole(*args, **kwargs))
+        return source if begun else None
+
+    patch_existing(owner, (name,), begins, LoopSource.save_ends)
+
+
+def watch_loads(owner: Any, name: str) -> None:
+    """Report a method by which a library reads one."""
+
+    def begins(*_args: Any, **_kwargs: Any) -> LoopSource | None:
+        source = active_loop()
+        return source if source is not None and source.load_begins() else None
+
+    patch_existing(owner, (name,), begins, lambda source, _result, error: source.load_ends(error))

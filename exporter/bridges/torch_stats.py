@@ -1,0 +1,226 @@
+"""The bridges to torch's own counters: its allocator of GPU memory, and its wait counters.
+
+Used in the training process, and the latter in torchrun's agent. Threads of the bridges ask from time to time; nothing is
+hooked, so that the job does not notice. Of the allocator nothing waits for the GPU, no peak is reset, and as long as the
+job has not touched CUDA there is nothing to ask; what the driver sees of the same memory is the sidecar's. The wait
+counters (calls and times of stores, process groups and compilation) come as an answer of torch's control plane.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from exporter.bridges.periodic import Periodic
+
+from exporter.recording.identity import AGENT, clean_text
+from exporter.recording.plain import plain
+
+MEMORY_SECONDS = 5.0
+WAIT_SECONDS = 1.0
+MOST_DEVICES = 64
+STATES: Mapping[str, tuple[str, str]] = {
+    "allocated": ("allocated_bytes", "current"),
+    "reserved": ("reserved_bytes", "current"),
+    "peak_allocated": ("allocated_bytes", "peak"),
+    "peak_reserved": ("reserved_bytes", "peak"),
+}
+"""Label value, and where torch has the number."""
+COUNTS: Mapping[str, str] = {
+    "num_alloc_retries": "training.gpu_alloc_retries",
+    "num_ooms": "training.gpu_oom",
+}
+
+MOST_KEYS = 200
+"""Counters with series of their own; the rest is `other`."""
+OTHER = "other"
+_PREFIX = "pytorch.wait_counter."
+
+Counters = Mapping[str, Mapping[str, int]]
+
+Device = tuple[str, str]
+"""The job's number of a GPU, and its UUID; `UNKNOWN` where torch does not tell that."""
+UNKNOWN = "unknown"
+Stats = Mapping[str, Any]
+
+
+class CudaMemory:
+    """Turns what the allocator says into families.
+
+    Args:
+        read: Gives the allocator's numbers of each device that the process uses.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[Device, Stats]]) -> None:
+        self._read = read
+        self._adders: dict[tuple[Device, str], Callable[[float], None]] = {}
+        self._before: dict[tuple[Device, str], int] = {}
+
+    def step(self) -> None:
+        """Look once."""
+        for device, stats in self._read().items():
+            for state, (name, kind) in STATES.items():
+                value = stats.get(name, {}).get("all", {}).get(kind)
+                if value is not None:
+                    self._adder(device, "gauge", "training.gpu_memory", state)(value)
+            for name, family in COUNTS.items():
+                now = stats.get(name)
+                if now is not None:
+                    # Totals of the process; a reset of the job's begins them anew.
+                    before = self._before.get((device, name), 0)
+                    self._before[device, name] = now
+                    self._adder(device, "counter", family)(now - before if now >= before else now)
+
+    def forget(self) -> None:
+        """In a forked child: what was counted so far is the parent's, and CUDA is not the child's."""
+        self._before.clear()
+
+    def _adder(self, device: Device, kind: str, family: str, state: str = "") -> Callable[[float], None]:
+        key = (device, family + state)
+        adder = self._adders.get(key)
+        if adder is None:
+            gpu, uuid = device
+            labels = {"gpu": gpu, "uuid": uuid} | ({"state": state} if state else {})
+            unit = "bytes" if state else None
+            adder = self._adders[key] = plain(kind, family, unit=unit, labels=labels)
+        return adder
+
+
+def install_cuda_memory() -> None:
+    """Look at the allocator from time to time.
+
+    Raises:
+        ImportError: There is no torch.
+    """
+    torch: Any = import_module("torch")
+    if not hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # the public one asks CUDA for the device
+        return  # a torch without CUDA
+    memory = CudaMemory(_memory_reader(torch))
+    Periodic("exporter-cuda-memory", memory.step, seconds=MEMORY_SECONDS, after_fork=memory.forget)
+
+
+def _memory_reader(torch: Any) -> Callable[[], Mapping[Device, Stats]]:
+    uuids: dict[int, str] = {}
+
+    def read() -> Mapping[Device, Stats]:
+        found: dict[Device, Stats] = {}
+        if not torch.cuda.is_initialized():
+            return found
+        for index in range(MOST_DEVICES):
+            try:
+                stats = torch._C._cuda_memoryStats(index)  # noqa: SLF001  # see above
+            except RuntimeError:  # there are no more devices
+                break
+            if stats["reserved_bytes"]["all"]["peak"] or stats["num_ooms"]:
+                if index not in uuids:
+                    uuids[index] = _uuid(torch, index)
+                found[str(index), uuids[index]] = stats
+        return found
+
+    return read
+
+
+def _uuid(torch: Any, index: int) -> str:
+    """The UUID in NVML's spelling; torch has it since 2.4, and knows the properties of a device that was used."""
+    properties = torch.cuda._get_device_properties(index)  # noqa: SLF001  # the public one counts devices by NVML
+    uuid = getattr(properties, "uuid", None)
+    return UNKNOWN if uuid is None else f"GPU-{uuid}"
+
+
+class WaitCounters:
+    """Turns totals into increments.
+
+    Args:
+        read: Gives the counters of this process.
+    """
+
+    def __init__(self, read: Callable[[], Counters]) -> None:
+        self._read = read
+        self._before: dict[str, Mapping[str, int]] | None = {}
+        self._keys: set[str] = set()
+
+    def step(self) -> None:
+        """Look once."""
+        if AGENT.is_agent and not AGENT.run_id:
+            return  # whose they are is not known yet; they are totals, so nothing is lost
+        found = self._read()
+        if self._before is None:
+            self._before = dict(found)  # a forked child's counters begin with its parent's
+            return
+        for key, now in found.items():
+            before = self._before.get(key)
+            if before != now:
+                self._record(key, before or {}, now)
+                self._before[key] = now
+
+    def forget(self) -> None:
+        """In a forked child: what was counted so far is the parent's."""
+        self._before = None
+
+    def _record(self, key: str, before: Mapping[str, int], now: Mapping[str, int]) -> None:
+        label = clean_text(key.removeprefix(_PREFIX)) or OTHER
+        if label not in self._keys:
+            if len(self._keys) >= MOST_KEYS:
+                label = OTHER
+            self._keys.add(label)
+        labels = {"key": label}
+        calls = _increase(before, now, "total_calls")
+        plain("counter", "training.torch.wait_calls", labels=labels)(calls)
+        microseconds = _increase(before, now, "total_time_us")
+        plain("counter", "training.torch.wait", unit="seconds", labels=labels)(microseconds / 1e6)
+        if label != OTHER:  # of several together there is no such number
+            plain("gauge", "training.torch.waits", labels=labels)(now.get("active_count", 0))
+            longest = plain("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
+            longest(now.get("max_time_us", 0) / 1e6)
+
+
+def _increase(before: Mapping[str, int], now: Mapping[str, int], what: str) -> int:
+    return max(now.get(what, 0) - before.get(what, 0), 0)
+
+
+def install_wait_counters() -> None:
+    """Look at the wait counters from time to time.
+
+    Raises:
+        ImportError: This torch has none.
+    """
+    counters = WaitCounters(_wait_reader())
+    Periodic("exporter-wait-counters", counters.step, seconds=WAIT_SECONDS, after_fork=counters.forget)
+
+
+def _wait_reader() -> Callable[[], Counters]:
+    c10d: Any = import_module("torch._C._distributed_c10d")  # its type stubs lack what is needed here
+
+    class Request(c10d._Request):  # type: ignore[misc]  # noqa: SLF001  # there is no public name
+        def __init__(self) -> None:
+            c10d._Request.__init__(self)  # noqa: SLF001  # as above
+
+        def body(self) -> bytes:
+            return b""
+
+        def params(self) -> dict[str, str]:
+            return {}
+
+    class Response(c10d._Response):  # type: ignore[misc]  # noqa: SLF001  # as above
+        def __init__(self) -> None:
+            c10d._Response.__init__(self)  # noqa: SLF001  # as above
+            self.content = "{}"
+
+        def set_content(self, content: str | bytes, content_type: str) -> None:
+            del content_type
+            self.content = content.decode() if isinstance(content, bytes) else content
+
+        def set_status(self, status: int) -> None:
+            del status
+
+    handler = c10d._get_handler("wait_counter_values")  # noqa: SLF001  # as above
+
+    def read() -> Counters:
+        response = Response()
+        handler(Request(), response)
+        found: dict[str, Any] = json.loads(response.content)
+        return {key: value for key, value in found.items() if isinstance(value, dict)}
+
+    return read
