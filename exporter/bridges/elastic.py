@@ -23,8 +23,7 @@ from typing import Any
 
 from exporter.bridges.patching import when_imported
 from exporter.elastic.events.handlers import PrometheusEventHandler
-from exporter.elastic.metrics.prometheus import PrometheusMetricHandler
-from exporter.elastic.metrics.streams import stream_of
+from exporter.elastic.metrics.api import PrometheusMetricHandler, stream_of
 from exporter.recording.identity import AGENT
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})

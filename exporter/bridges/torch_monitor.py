@@ -19,7 +19,7 @@ from time import monotonic_ns, time
 from typing import Any
 
 from exporter.bridges.periodic import Periodic
-from exporter.elastic.metrics.naming import metric_name
+from exporter.elastic.families import metric_name
 from exporter.errors import DefinitionError
 from exporter.recording.event_kinds import Kind
 from exporter.recording.event_telling import RECENT_EVENTS, RawEvent

@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 from exporter.bridges.periodic import Periodic
-
 from exporter.recording.identity import AGENT, clean_text
 from exporter.recording.plain import plain
 

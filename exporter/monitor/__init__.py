@@ -10,16 +10,18 @@ The spelling of the RFC from which torch.monitor came is in `exporter.monitor.rf
 
 from __future__ import annotations
 
-from exporter.monitor.aggregation import Aggregation
-from exporter.monitor.event import Event, data_value_t, log_event
-from exporter.monitor.handlers import (
+from exporter.monitor.events import (
+    STAT_EVENT,
+    Event,
     EventHandlerHandle,
     TensorboardEventHandler,
+    data_value_t,
+    log_event,
     register_event_handler,
     unregister_event_handler,
 )
-from exporter.monitor.stat import STAT_EVENT, Stat
-from exporter.monitor.wait_counter import _WaitCounter, _WaitCounterTracker
+from exporter.monitor.stat import Aggregation, Stat
+from exporter.monitor.waits import _WaitCounter, _WaitCounterTracker
 
 # As torch exports the values of its enumeration.
 VALUE = Aggregation.VALUE

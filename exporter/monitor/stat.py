@@ -8,34 +8,79 @@ here: where one is putting together already, the other leaves its sample to it.
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import operator
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import floor, isfinite
 from time import monotonic
+from typing import NoReturn, SupportsFloat, SupportsIndex
 
 from exporter.errors import DefinitionError
-from exporter.monitor.aggregation import RECORDED, Aggregation, check_aggregations
-from exporter.monitor.event import Event, log_event
-from exporter.monitor.names import check_name, stat_name
-from exporter.recording.definition import SHORTEST_WINDOW_SECONDS
+from exporter.monitor.events import STAT_EVENT, Event, check_name, log_event
+from exporter.recording.definition import LONGEST_NAME, SHORTEST_WINDOW_SECONDS
 from exporter.recording.events import EVENTS
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import REGISTRY, Stats
 from exporter.recording.stat import Stat as RecordedStat
+from exporter.recording.values import Aggregation as RecordedAggregation
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn, SupportsFloat, SupportsIndex
-
-STAT_EVENT = "torch.monitor.Stat"
-"""The name of the event that a closed window is logged as."""
+Recording = Callable[[float], None]
 
 CHUNK_SAMPLES = 4096
 """Samples that wait to be put together."""
 _MOST_SAMPLES = 2**63 - 1
+
+
+_ROOM = LONGEST_NAME - 40
+"""Families add words to a name."""
+
+
+class Aggregation(enum.Enum):
+    """These are types of aggregations that can be used to accumulate stats.
+
+    Differs from torch 2.13: VALUE is the last sample, while torch binds it to its NONE, so that such a Stat has no
+    values at all; it is 1, not 0. `Aggregation(99)` is a ValueError and no nameless member.
+    """
+
+    VALUE = 1
+    MEAN = 2
+    COUNT = 3
+    SUM = 4
+    MAX = 5
+    MIN = 6
+
+    def __int__(self) -> int:
+        return self.value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+RECORDED = {each: RecordedAggregation[each.name] for each in Aggregation}
+"""The same in the rest of the package."""
+
+
+def check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ...]:
+    """Take members of Aggregation, or of torch's own; each once, in their own order.
+
+    Raises:
+        TypeError: It is no collection of them.
+    """
+    allowed = ", ".join(f"Aggregation.{each.name}" for each in Aggregation)
+    if isinstance(aggregations, Aggregation | str) or not isinstance(aggregations, Iterable):
+        raise TypeError(f"aggregations must be a collection of {allowed}, not {aggregations!r}")
+    found: set[Aggregation] = set()
+    for each in aggregations:
+        if isinstance(each, Aggregation):
+            found.add(each)
+        elif type(each).__name__ == "Aggregation" and getattr(each, "name", "") in Aggregation.__members__:
+            found.add(Aggregation[str(getattr(each, "name", ""))])
+        else:
+            raise TypeError(f"unknown aggregation {each!r}; allowed: {allowed}")
+    return tuple(each for each in Aggregation if each in found)
 
 
 class Stat:
@@ -356,7 +401,14 @@ def _recorded(name: str, aggregations: Iterable[Aggregation], window_ms: int) ->
         return deque[float](maxlen=0).append
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+def stat_name(name: str) -> str:
+    """Make a name of words of letters, digits and `_`, joined by dots; what is already one stays as it is."""
+    words = [_word(word) for word in name[:_ROOM].split(".")]
+    joined = ".".join(word for word in words if word)
+    if not joined:
+        return "unnamed"
+    return joined if joined[0].isalpha() else f"stat_{joined}"
 
-    Recording = Callable[[float], None]
+
+def _word(text: str) -> str:
+    return "".join(each if each == "_" or (each.isascii() and each.isalnum()) else "_" for each in text)

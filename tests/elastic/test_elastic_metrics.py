@@ -16,8 +16,7 @@ from elastic_support import tally, total
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.elastic import metrics
-from exporter.elastic.metrics import naming, prometheus
+from exporter.elastic import families, metrics
 from exporter.recording.definition import check_definition
 from exporter.recording.stat import REGISTRY
 
@@ -331,9 +330,9 @@ def test_a_name_of_the_exporters_own_is_refused_and_counted() -> None:
 
 
 def test_names_beyond_the_bound_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    stats = prometheus.MetricStats()
-    monkeypatch.setattr(prometheus, "MOST_NAMES", 10)
-    monkeypatch.setattr(prometheus, "MOST_REFUSED", 5)
+    stats = families.MetricStats()
+    monkeypatch.setattr(families, "MOST_NAMES", 10)
+    monkeypatch.setattr(families, "MOST_REFUSED", 5)
     before = total("training.elastic.refused", reason="too_many")
     group = fresh("runaway")
     for number in range(100):
@@ -364,7 +363,7 @@ def test_no_name_group_or_value_raises(name: Any, group: Any, value: Any) -> Non
 
 @given(group=ANYTHING, name=ANYTHING)
 def test_every_name_that_is_given_is_fit_for_a_stat(group: Any, name: Any) -> None:
-    named = naming.metric_name(group, name)
+    named = families.metric_name(group, name)
 
     if named is not None:
         definition = check_definition(named.stat, unit=named.unit)

@@ -22,7 +22,7 @@ import traceback
 from copy import copy
 from time import time
 
-from exporter.elastic import telling
+from exporter.elastic import agent
 from exporter.elastic.events.api import (
     Event,
     EventMetadataValue,
@@ -101,13 +101,13 @@ def record(event: Event, destination: str = "null") -> None:
         told = copy(event)
         told.timestamp = int(now * 1000)
     source = getattr(event.source, "value", event.source)
-    telling.tell(event.name, source, event.metadata, event.timestamp or now * 1000, told)
+    agent.tell(event.name, source, event.metadata, event.timestamp or now * 1000, told)
     _write(logger, told)
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
     """Record an event of a rendezvous, to the destination `dynamic_rendezvous`."""
-    telling.tell_rendezvous(fields_of(event), event)
+    agent.tell_rendezvous(fields_of(event), event)
     _write(_get_or_create_logger("dynamic_rendezvous"), event)
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from math import isfinite
 from typing import Any, TypeVar
 
-from exporter.elastic.telling import shown
+from exporter.elastic.agent import shown
 
 __all__ = ["Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"]
 

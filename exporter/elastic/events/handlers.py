@@ -9,16 +9,12 @@ from __future__ import annotations
 import abc
 import json
 import logging
+from collections.abc import Sequence
 from time import time
 
-from exporter.elastic import telling
+from exporter.elastic import agent
 from exporter.elastic.events.api import Event, EventMetadataValue, EventSource, RdzvEvent
 from exporter.recording import events as recorded
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 RECORDED = "exporter_recorded"
 """Attribute of log records that stand for events which are recorded already."""
@@ -85,12 +81,12 @@ class PrometheusEventHandler(logging.Handler):
             return
         setattr(record, RECORDED, True)
         if "node_state" in fields:
-            telling.tell_rendezvous(fields)
+            agent.tell_rendezvous(fields)
         elif fields.keys() >= _OF_AN_EVENT:
             name, source, metadata = fields["name"], fields["source"], fields["metadata"]
             stamp = fields.get("timestamp")
             at = stamp if isinstance(stamp, int | float) and stamp > 0 else time() * 1000
-            telling.tell(name, source, metadata, at, _as_event(str(name), str(source), at, metadata))
+            agent.tell(name, source, metadata, at, _as_event(str(name), str(source), at, metadata))
 
 
 def _as_event(name: str, source: str, at: float, metadata: dict[str, EventMetadataValue]) -> Event | None:

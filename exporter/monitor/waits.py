@@ -15,7 +15,7 @@ from exporter.recording.plain import plain
 
 MOST_KEYS = 200
 """Keys with series of their own; the rest is `other`."""
-_OTHER = "other"
+OTHER = "other"
 
 
 class _Series:
@@ -80,7 +80,7 @@ class _WaitCounter:
     def __init__(self, key: str) -> None:
         if not isinstance(key, str):
             raise TypeError(f"the key of a wait counter must be str, not {type(key).__name__}")
-        self._series = _series_of(clean_text(key) or _OTHER)
+        self._series = _series_of(clean_text(key) or OTHER)
 
     def guard(self) -> AbstractContextManager[None]:
         """Count a `with` block; what it raises is raised on."""
@@ -102,7 +102,7 @@ if hasattr(os, "register_at_fork"):
 
 def _series_of(key: str) -> _Series:
     if key not in _known and len(_known) >= MOST_KEYS:
-        key = _OTHER
+        key = OTHER
     found = _known.get(key)
     if found is None:
         found = _known.setdefault(key, _Series(key))

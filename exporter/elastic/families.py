@@ -1,25 +1,111 @@
-"""PrometheusMetricHandler: torchelastic's metrics as Stats, hence as families on the sidecar's page.
+"""Families of torchelastic's metrics: from (group, name) to a Stat, its unit where Prometheus wants it.
 
-Used in the training process and in torchrun's agent, on the thread that emits. A pair (group, name) is looked up
-once and is from then on a function that takes values; it never raises and takes no lock. The Stats it feeds are
-drained by the recording thread, and what holds for them when a process dies holds here.
+Used in the training process and in torchrun's agent, on the thread that emits. A pair (group, name) is looked up once and
+is from then on a function that takes values; it never raises and takes no lock. What is refused is counted by reason in
+`training_elastic_refused_total`. The Stats are drained by the recording thread, and what holds for them when a process
+dies holds here.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from exporter.elastic.metrics.handler import MetricData, MetricHandler
-from exporter.elastic.metrics.naming import MetricName, metric_name, text_of
-from exporter.elastic.platform import GROUP, PLATFORM
-from exporter.elastic.refusals import refuse
+from exporter.elastic.agent import GROUP, PLATFORM, Record
 from exporter.errors import DefinitionError
+from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
+from exporter.recording.plain import plain
 from exporter.recording.stat import Stat
 from exporter.recording.values import Aggregation
 
-Record = Callable[[object], None]
+LONGEST = 150
+"""Characters of a Stat's name made here: its families append to it."""
+
+_WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_UNITS: dict[str, tuple[str, float, float]] = {
+    word: (unit, times, per)
+    for words, unit, times, per in (
+        ("ms msec msecs millis milliseconds", "seconds", 1, 1e3),
+        ("us usec usecs micros microseconds", "seconds", 1, 1e6),
+        ("ns nsec nsecs nanos nanoseconds", "seconds", 1, 1e9),
+        ("s sec secs second seconds", "seconds", 1, 1),
+        ("minutes", "seconds", 60, 1),
+        ("hours", "seconds", 3600, 1),
+        ("bytes", "bytes", 1, 1),
+        ("kib", "bytes", 1 << 10, 1),
+        ("mib", "bytes", 1 << 20, 1),
+        ("gib", "bytes", 1 << 30, 1),
+        ("ratio", "ratio", 1, 1),
+        ("percent pct", "ratio", 1, 100),
+    )
+    for word in words.split()
+}
+"""The last word of a metric's name, when it is a unit: the base unit, and what its values are multiplied and
+divided by. Words of two meanings (`min`, `mb`) are no units."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """What a pair becomes.
+
+    Attributes:
+        stat: The Stat's name, the unit not in it.
+        unit: A base unit, None for a plain number.
+        times: Values are multiplied by this,
+        per: then divided by this, to be in the unit.
+    """
+
+    stat: str
+    unit: str | None
+    times: float = 1
+    per: float = 1
+
+    @property
+    def family(self) -> str:
+        """The name of its main family; pairs that share it cannot be told apart."""
+        return self.stat.replace(".", "_") + (f"_{self.unit}" if self.unit else "")
+
+
+def metric_name(group: object, name: object) -> MetricName | None:
+    """Name the Stat of a pair: `<group>.<name>`, the unit moved to where Prometheus wants it.
+
+    Returns:
+        None when nothing is left that could be a name, or it is too long.
+    """
+    if any(isinstance(text, str) and len(text) > LONGEST for text in (group, name)):
+        return None
+    words = [*_words(group), *_words(name)]
+    unit, times, per = None, 1.0, 1.0
+    if words:
+        head, separator, last = words[-1].rpartition("_")
+        if last.lower() in _UNITS and (head or (not separator and len(words) > 1)):
+            unit, times, per = _UNITS[last.lower()]
+            words[-1:] = [head] if head else []
+    stat = ".".join(words)
+    if not any(character in _WORD for character in stat) or len(stat) > LONGEST:
+        return None
+    if not stat[0].isalpha():
+        stat = f"elastic.{stat}"
+    return MetricName(stat, unit, times, per)
+
+
+def _words(text: object) -> list[str]:
+    """Split at the dots; what is neither a letter nor a digit becomes an underscore."""
+    shown = "" if text is None else text_of(text)
+    folded = "".join([character if character in _WORD or character == "." else "_" for character in shown])
+    return [word for word in folded.split(".") if word]
+
+
+def text_of(value: object) -> str:
+    """Show a group or a name, whatever it is, in bounded printable text; runs none of its code."""
+    if isinstance(value, str):
+        return clean_text(str.__str__(value))
+    return str(value) if type(value) in {int, float, bool} else type(value).__name__
+
+
+# Stats ---------------------------------------------------------------------------------------------------------
 
 MOST_NAMES = 1000
 """Pairs of one process; what comes beyond them is refused and counted. Names made of steps or of hosts run away."""
@@ -88,23 +174,6 @@ class MetricStats:
             self._refused[pair] = refuse(reason)
 
 
-class PrometheusMetricHandler(MetricHandler):
-    """Records every metric under `<group>_<name>`, seconds instead of milliseconds.
-
-    It belongs to every group of `exporter.elastic.metrics` unless it is switched off there. In torch's own module it
-    can be configured like any other handler.
-    """
-
-    def emit(self, metric_data: MetricData) -> None:
-        """Record one value; never raises."""
-        try:
-            _, group, name, value = metric_data
-        except (TypeError, ValueError):
-            refuse("name")(None)
-            return
-        STATS.record(group, name, value)
-
-
 def _recorder(named: MetricName, pair: tuple[object, object]) -> Record:
     group, name = map(text_of, pair)
     stat = Stat(
@@ -155,3 +224,24 @@ def _tell(pair: tuple[object, object], why: str) -> None:
 
 STATS = MetricStats()
 """Those of this process; a forked child goes on with the same Stats, which begin at zero there."""
+
+
+# Refusals ------------------------------------------------------------------------------------------------------
+
+_REFUSE: dict[str, Callable[[object], None]] = {}
+
+
+def refuse(reason: str) -> Callable[[object], None]:
+    """Give the function that takes values which are not recorded, and counts them."""
+    found = _REFUSE.get(reason)
+    if found is None:
+        found = _REFUSE[reason] = _counting(reason)
+    return found
+
+
+def _counting(reason: str) -> Callable[[object], None]:
+    try:
+        add = plain("counter", "training.elastic.refused", labels={"reason": reason})
+    except DefinitionError:  # a defect of ours, which must not reach the job
+        return lambda value: None  # noqa: ARG005  # it takes what it is given
+    return lambda value: add(1)  # noqa: ARG005  # likewise
