@@ -19,9 +19,10 @@ from collections.abc import Sequence
 
 from report import report
 
-from exporter.collectors.family import Family, FamilySpec, Sample
+from exporter.collectors.intake import metrics_of
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
+from exporter.families import Distribution, FamilySpec
 from exporter.web.application import Document
 from exporter.web.server import Server
 
@@ -50,12 +51,14 @@ class Ours:
         self.page = Page()
         for name, labels in names(series):
             spec = FamilySpec(name, "gauge", "A made-up number.", ("run", "rank", "gpu"), "seconds")
-            samples = tuple(Sample(values, 0.1 + index) for index, values in enumerate(labels))
-            self.page.publish(name, [Family(spec, samples)])
+            samples: dict[tuple[str, ...], float | Distribution] = {
+                values: 0.1 + index for index, values in enumerate(labels)
+            }
+            self.page.publish(name, [spec.family(samples)])
 
-    def metrics(self, form: Format, *, compress: bool) -> bytes:
+    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
         """See `Application`, as for the others."""
-        return self.page.render(form, compress=compress)
+        return self.page.render(form, names)
 
     def not_ready(self) -> str | None:
         """It is."""
@@ -76,7 +79,7 @@ class Ours:
 def serve_ours(series: int) -> int:
     application = Ours(series)
     server = Server(application, listen=["127.0.0.1:0"], web_config=None)
-    application.page.watch("web", server.families)
+    application.page.watch("web", lambda: metrics_of(server.families()))
     server.start()
     return int(server.urls[0].rpartition(":")[2])
 

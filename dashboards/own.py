@@ -75,7 +75,7 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Series dropped",
-            now("sum(increase(exporter_series_dropped_by_reason_total{@node}[$__range]))"),
+            now("sum(increase(exporter_series_dropped_total{@node}[$__range]))"),
             unit="none",
             decimals=0,
             thresholds=above(1),
@@ -230,7 +230,7 @@ def _complete() -> tuple[Panel, ...]:
         ),
         lines(
             "Why were series dropped?",
-            Query(events("exporter_series_dropped_by_reason_total{@node}", "reason"), "{{reason}}"),
+            Query(events("exporter_series_dropped_total{@node}", "reason"), "{{reason}}"),
             unit="none",
             bars=True,
             overrides=named(

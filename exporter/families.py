@@ -91,6 +91,12 @@ def _add_distribution(metric: Metric, labels: dict[str, str], value: Distributio
         metric.samples.append(Sample(f"{name}_sum", labels, value.sum))
 
 
+def visible_name(metric: Metric) -> str:
+    """A family's name as Prometheus' text format shows it."""
+    suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+    return f"{metric.name}{suffix}"
+
+
 class Collected(list[Metric]):
     """The families of one pass of a collector, and what it could not read.
 

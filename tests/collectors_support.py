@@ -167,10 +167,10 @@ class Board:
     """The receiving end of a scheduler: what is published at the moment, and all that happened."""
 
     def __init__(self) -> None:
-        self.blocks: dict[str, Sequence[Family]] = {}
+        self.blocks: dict[str, Sequence[Metric]] = {}
         self.events: list[tuple[str, str]] = []
 
-    def publish(self, name: str, families: Sequence[Family]) -> None:
+    def publish(self, name: str, families: Sequence[Metric]) -> None:
         self.blocks[name] = families
         self.events.append(("publish", name))
 

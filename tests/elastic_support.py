@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import exporter
+from exporter.collectors.intake import take
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.feed.reader import FeedReader
@@ -77,8 +78,8 @@ def page_of(feed: Path) -> str:
     state.mkdir(exist_ok=True)
     collector = JobCollector(FeedReader(feed), StateStore(state, keeper="test"))
     page = Page()
-    page.publish("feed", collector.collect().families)
-    return page.render(Format.TEXT, compress=False).decode()
+    page.publish("feed", take(collector.collect()))
+    return page.render(Format.TEXT).decode()
 
 
 def series(page: str, name: str) -> dict[str, float]:

@@ -54,9 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recording.reserved",
         "recording.values",
     },
-    "exposition": {"errors", "collectors.family", "families"},
+    "exposition": {"families", "recording.reserved"},
     "web": {"config", "errors", "exposition", "collectors.family", "families"},
-    "status": {"collectors.family", "collectors.standing", "families"},
+    "status": {"collectors.standing", "families"},
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
 }

@@ -36,7 +36,7 @@ class Page:
     reloads = 0
     error: Exception | None = None
 
-    def metrics(self, form: Format, *, compress: bool) -> bytes:
+    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
         return self.body
 
     def not_ready(self) -> str | None:

@@ -23,7 +23,6 @@ from urllib.parse import urlencode, urlsplit
 from exporter.cli.flags import Parser, parse_duration_flag
 from exporter.cli.signals import ENDING, Signals
 from exporter.errors import ConfigurationError, Problem
-from exporter.exposition.selection import omit
 
 DESCRIPTION = """\
 Puts the exporter's page where something else fetches it; takes it away at the end, and while there is none.
@@ -139,7 +138,7 @@ class Push:
             return False
         try:
             # node_exporter and Pushgateway have such families of themselves, and show one of two series of a name.
-            self._target.put(omit(page, ["process_*"]))
+            self._target.put(without(page, b"process_"))
         except (OSError, http.client.HTTPException) as error:
             self._say(f"the page cannot be put there: {error}")
             return False
@@ -208,6 +207,17 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     signals.ending = True
     push.remove()
     return 0
+
+
+def without(page: bytes, beginning: bytes) -> bytes:
+    """A page in plain text, without the families whose names begin so."""
+    kept, keeps = [], True
+    for line in page.split(b"\n"):
+        if line.startswith(b"# "):
+            keeps = not line.split(b" ", 3)[2].startswith(beginning)
+        if keeps or not line:
+            kept.append(line)
+    return b"\n".join(kept)
 
 
 def target_of(text: str) -> Target:

@@ -22,6 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from prometheus_client.core import Metric
+
 from exporter.cli.attachment import Attachment
 from exporter.cli.configuration import Configuration
 from exporter.cli.job_wiring import PROCESS_MEMORY, PROCESSES, Wiring
@@ -32,7 +34,7 @@ from exporter.cli.reload import Reloader
 from exporter.cli.rendering import render
 from exporter.cli.schedule import FEED, Schedule
 from exporter.cli.signals import ENDING, Signals
-from exporter.collectors.family import Family
+from exporter.collectors.intake import metrics_of
 from exporter.collectors.scheduler import Scheduler
 from exporter.errors import StateError
 from exporter.exposition.negotiation import Format
@@ -169,19 +171,16 @@ class Sidecar:
         self._trusted = is_trusted(self.feed_directory, own_uid())
         self._page = Page(max_series=configuration.exposition.max_series)
         self._reloader = Reloader(
-            configuration, read=read, apply=self._apply, changed=self._page.refresh, clock=clock
+            configuration, read=read, apply=self._apply, changed=lambda: None, clock=clock
         )
         self._feed_passes = 0
         self._history = History()
         self._scheduler = Scheduler(
             publish=self._publish,
             withdraw=self._page.withdraw,
-            changed=self._page.refresh,
-            unwatched=self._page.seconds_until_wanted,
         )
         self._server = Server(
             self,
-            prepared=self._prepared_metrics,
             lacks=self._gpus_lacking,
             listen=configuration.web.listen_address,
             web_config=configuration.web.config_file,
@@ -232,11 +231,11 @@ class Sidecar:
             FeedDirectoryError: As `serve`.
             StateError: As `serve`.
         """
-        self._page.watch("exporter.collectors", self._scheduler.families)
-        self._page.watch("exporter.configuration", self._reloader.families)
-        self._page.watch("exporter.logs", self._logs.families)
+        self._page.watch("exporter.collectors", lambda: metrics_of(self._scheduler.families()))
+        self._page.watch("exporter.configuration", lambda: metrics_of(self._reloader.families()))
+        self._page.watch("exporter.logs", lambda: metrics_of(self._logs.families()))
         self._page.watch("exporter.page", self._page.families)
-        self._page.watch("exporter.web", self._server.families)
+        self._page.watch("exporter.web", lambda: metrics_of(self._server.families()))
         self._check_directories()
         self._prepare_feed()
         self._server.start()
@@ -312,7 +311,7 @@ class Sidecar:
         """Read the feed as soon as possible."""
         self._scheduler.run_soon(FEED)
 
-    def _publish(self, name: str, families: Sequence[Family]) -> None:
+    def _publish(self, name: str, families: Sequence[Metric]) -> None:
         self._page.publish(name, families)
         if name == FEED:
             self._feed_passes += 1
@@ -324,14 +323,10 @@ class Sidecar:
 
     # What the web server asks for -----------------------------------------------------------------------
 
-    def metrics(self, form: Format, *, compress: bool) -> bytes:
-        """The page of all families."""
+    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
+        """The page."""
         self._count_render()
-        return self._page.render(form, compress=compress)
-
-    def _prepared_metrics(self, form: Format, *, compress: bool) -> bytes | None:
-        self._count_render()
-        return self._page.prepared(form, compress=compress)
+        return self._page.render(form, names)
 
     def _count_render(self) -> None:
         with self._renders_lock:

@@ -28,6 +28,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+from prometheus_client.core import Metric
+
 from exporter.collectors.family import AnyCollector, Family
 from exporter.collectors.intake import take
 from exporter.collectors.standing import CollectorStatus, Notice, Standing, Totals, standing_families
@@ -60,7 +62,7 @@ class Scheduler:
     def __init__(
         self,
         *,
-        publish: Callable[[str, Sequence[Family]], None],
+        publish: Callable[[str, Sequence[Metric]], None],
         withdraw: Callable[[str], None],
         changed: Callable[[], None] = lambda: None,
         unwatched: Callable[[], float] = lambda: 0.0,
@@ -307,7 +309,7 @@ class Scheduler:
                 self._log.exception("block of collector %s could not be withdrawn", task.standing.name)
 
     def _carry_out(self, call: Call) -> None:
-        families: Sequence[Family] | None = None
+        families: Sequence[Metric] | None = None
         problems: tuple[tuple[str, str], ...]
         unsupported: tuple[str, ...] = ()
         failure: BaseException | None = None
@@ -317,7 +319,7 @@ class Scheduler:
             # What comes from a collector is taken apart here, where a fault in it is still its own.
             problems = tuple((str(reason), str(message)) for reason, message in collected.problems)
             unsupported = tuple(str(what) for what in collected.unsupported)
-            families = tuple(collected.families)
+            families = tuple(collected) if collected or not problems else None
         except CollectError as error:
             problems = ((error.reason, str(error)),)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - border to the collectors: a fault in one costs only itself

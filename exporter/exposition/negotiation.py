@@ -1,4 +1,4 @@
-"""Which format, and whether compressed: what a scrape's Accept and Accept-Encoding headers ask for.
+"""Which format, and whether compressed: what a scrape's Accept and Accept-Encoding headers ask for; and compressing.
 
 Used in the sidecar, at every scrape. Pure functions of header text that anyone on the network can choose,
 so nothing here raises: what cannot be understood is passed over, and what remains decides. When nothing
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,8 +32,6 @@ class Format(enum.Enum):
 
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-    __hash__ = object.__hash__  # an enumeration's own is written in Python, and a scrape looks up a hundred
 
     @property
     def content_type(self) -> str:
@@ -76,6 +75,12 @@ def accepts_gzip(accept_encoding: str | None) -> bool:
         weights.setdefault(each.name, each.weight)
     gzip = weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0)))
     return gzip > 0.0 and gzip >= weights.get("identity", 0.0)
+
+
+def compress(body: bytes) -> bytes:
+    """Make one gzip member, fast: level 9 takes twenty times as long for two thirds of the bytes."""
+    compressor = zlib.compressobj(1, zlib.DEFLATED, wbits=zlib.MAX_WBITS | 16)
+    return compressor.compress(body) + compressor.flush()
 
 
 def _weigh(ranges: list[_Range], kind: str, subtype: str, versions: frozenset[str]) -> tuple[float, bool]:

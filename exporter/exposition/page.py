@@ -1,48 +1,38 @@
-"""The page: all blocks that are published now, joined at a scrape.
+"""The page: what all collectors published last, as one body for each scrape.
 
-Used in the sidecar. Collectors' threads publish and withdraw blocks, the web server's threads render; any
-number of each at once. A scrape reads one tuple of immutable blocks, so that every body is whole and each
-block in it is of one publish, and it waits for no publisher: what may take long (checking, writing,
-compressing) happens in the publisher's thread, before the tuple is replaced.
-
-Nothing is written or compressed before somebody asks, nor, once scrapes have a rhythm, while the next one is far
-(`rhythm`): what was published meanwhile is written just before it, or by it, should it come early.
-
-The exporter's own numbers are watched blocks. `refresh` makes them ahead of the scrape, in the background, so
-that as a rule `prepared` only joins: it calls nobody and takes no lock, and so may run where nothing may wait.
-`render` makes them anew itself; whoever calls it must be able to wait.
+Used in the sidecar. Collectors' threads publish and withdraw metric families, which only replaces a reference: no
+publisher waits for another, nor for a scrape. The web server's threads render. A block, the text of one publisher, is
+written by the first scrape after it changed, while those that come meanwhile wait for it, and is kept until it changes
+again. The exporter's own numbers are watched: asked for at each scrape.
 
 What holds at every moment, whatever is published:
-- A body parses to its end. A line that a scraper cannot read would end the scrape there, and Prometheus
-  would draw everything before it as a flat line for five minutes. So a bad sample is left out and counted.
-- No name belongs to two families: who came first keeps it, and watched blocks keep theirs against all others.
-- A body has at most `max_series` series. Watched blocks come first, then small families whole before large
-  ones are cut, and a cut family keeps what it has shown the longest.
+- A body parses to its end (`text`).
+- No name belongs to two families: who came first keeps it, and watched blocks go before all others.
+- A body has at most `max_series` series. The exporter's own families have room before the users' Stats, runs share
+  what is left fairly, and within a run small families are shown whole before large ones are cut.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 import logging
-import math
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from exporter.collectors.family import Family, FamilySpec, Sample
-from exporter.exposition.block import Block, Dropped, Source
-from exporter.exposition.cap import allocate
-from exporter.exposition.compression import deflate, join
-from exporter.exposition.drops import SERIES_DROPPED, SERIES_DROPPED_BY_REASON, Drops
+from prometheus_client.core import Metric
+
 from exporter.exposition.negotiation import Format
-from exporter.exposition.rhythm import Rhythm
+from exporter.exposition.text import Reason, Refused, Written, count_series, write
+from exporter.families import FamilySpec, visible_name
+from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
 SERIES = FamilySpec(
     "exporter_series",
     "gauge",
-    "Series on the page now; a histogram's are its buckets, its sum and its count. Of the exporter's own: those "
-    "when they were made before.",
+    "Series of the last scrape's page, those of a histogram being its buckets, its sum and its count.",
     source="exposition",
 )
 SERIES_LIMIT = FamilySpec(
@@ -51,318 +41,305 @@ SERIES_LIMIT = FamilySpec(
     "Series that the page shows at most; what is offered beyond it is in exporter_series_dropped_total.",
     source="configuration",
 )
+SERIES_DROPPED = FamilySpec(
+    "exporter_series_dropped_total",
+    "counter",
+    "Series that were offered and left out of the page, each time that it was written. Reasons: cap (too many series), "
+    "duplicate (a label set or family that was there already), labels (not text, or too long), name (a family "
+    "that cannot be written), value (not a number, NaN, a counter below zero, buckets that fall). Absent while nothing "
+    "was left out.",
+    ("family", "reason"),
+    source="exposition",
+)
 BLOCK_FAILURES = FamilySpec(
     "exporter_block_failures_total",
     "counter",
     "Failures to make a block of the exporter's own numbers, which is missing from the page until it succeeds.",
-    labels=("block",),
+    ("block",),
     source="exposition",
 )
-SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED, SERIES_DROPPED_BY_REASON, BLOCK_FAILURES)
+SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED, BLOCK_FAILURES)
 """The families of `Page.families`."""
 
-LOOKS_SECONDS = 15.0
-"""For so long a person who has seen the page may look again; the status page does so every 3 s."""
+MAX_COUNTED_FAMILIES = 200
+"""Families with a count of their own; the rest is counted together, as names may come from the job."""
 
-_FRESH_SECONDS = 6.0
-"""Watched blocks that are older are made anew by the scrape; `refresh` is called more often than this."""
+MAX_LOGGED_LOSSES = 20
+"""Kinds of losses that are logged, each once; a job that makes names must not fill the log either."""
 
-_END = {Format.TEXT: deflate(b""), Format.OPENMETRICS: deflate(b"# EOF\n")}
+_RAISE = 1.25
+"""A cut family gets more room only when it is this much more: otherwise the last series that fit would come and go
+with every small change elsewhere, and each return would look like a gap."""
 
 _LOG = logging.getLogger(__name__)
 
-
-@dataclass(slots=True, eq=False)
-class _Watch:
-    """A watched block; what it gave last is not written again when it gives the same object again."""
-
-    families: Callable[[], Sequence[Family]]
-    source: Source
-    given: tuple[Family, ...] | None = None
+Families = tuple[Metric, ...]
+Quotas = Mapping[tuple[str, str], int]
+"""Series that may be shown, by run and family, of those that must be cut; the run is "" for the exporter's own."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
-    """The watched blocks as they were made last: when, after which news, of all of which, those that could be."""
+class _Block:
+    """One publisher's families as text.
 
-    made_at: float = -math.inf
-    news: object = None
-    watches: Mapping[str, _Watch] = field(default_factory=dict)
-    made: tuple[_Watch, ...] = ()
-    blocks: tuple[Block, ...] = ()
+    Attributes:
+        families: What was published.
+        shown: What of it is on the page, with its text.
+        names: What no other publisher's family may be called.
+    """
+
+    families: Families
+    shown: tuple[tuple[Metric, Written], ...]
+    names: frozenset[str]
 
 
 class Page:
-    """Blocks of families by name, and the bodies made of them.
+    """Families by publisher, and the bodies made of them.
 
     Args:
         max_series: Series on the page at most.
-        clock: Monotonic seconds.
     """
 
-    def __init__(self, *, max_series: int = 15_000, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, max_series: int = 15_000) -> None:
         if max_series < 1:
             raise ValueError(f"max_series must be at least 1, found {max_series}")
         self._max_series = max_series
-        self._clock = clock
-        self._drops = Drops()
-        self._rhythm = Rhythm(clock)
-        self._looked_until = -math.inf
-        # Read by scrapes without a lock, replaced whole.
-        self._blocks: tuple[Block, ...] = ()
-        self._watches: dict[str, _Watch] = {}
-        self._watched = _Watched()
-        self._news = object()  # another one whenever they may have changed
-
-        self._settling = threading.Lock()  # held while blocks are written; guards the next six
-        self._sources: dict[str, Source] = {}
-        self._unwritten: set[str] = set()
-        self._quotas: dict[str, int] = {}
-        # What watched blocks ever needed. Neither shrinks, so that a body made at the same time by another
-        # thread can rely on it.
-        self._reserved_names: frozenset[str] = frozenset()
-        self._reserved_series = 0
-
-        # Held while watched blocks are asked for and written, so that no number steps back to an older one.
-        self._making = threading.Lock()
-        self._watching = threading.Lock()  # held while they are written; guards the next two
-        self._watched_series = 0
+        self._lock = (
+            threading.Lock()
+        )  # guards the next five; held for a look-up, never while anything is made
+        self._published: dict[str, Families] = {}
+        self._watched: dict[str, Callable[[], Iterable[Metric]]] = {}
+        self._dropped: Counter[tuple[str, Reason]] = Counter()
         self._failures: Counter[str] = Counter()
+        self._logged: set[tuple[str, Reason]] = set()
+        self._writing = threading.Lock()  # held by the scrape that writes; guards the rest
+        self._blocks: dict[str, _Block] = {}
+        self._quotas: dict[tuple[str, str], int] = {}
+        self._series = 0
 
-    def publish(self, name: str, families: Sequence[Family]) -> None:
-        """Put a block on the page, in place of the one of that name.
-
-        Args:
-            name: The publisher.
-            families: All that it has. What cannot be shown is left out and counted.
-        """
-        offered = tuple(families)
-        with self._settling:
-            source = self._sources.setdefault(name, Source())
-            source.offer(offered, self._taken_beside(name))
-            self._count(source.refused)
-            if self._rhythm.is_awaited():
-                self._settle(published=name)
-            else:
-                self._unwritten.add(name)
-
-    def seconds_until_wanted(self) -> float:
-        """Say for how long nobody is expected to look at the page; 0 when that is not known, infinity when nobody does."""
-        return 0.0 if self._clock() < self._looked_until else self._rhythm.seconds_until_near()
+    def publish(self, name: str, families: Iterable[Metric]) -> None:
+        """Put families on the page, in place of those that `name` published before."""
+        made = tuple(families)
+        with self._lock:
+            self._published[name] = made
 
     def withdraw(self, name: str) -> None:
         """Take a block off the page, published or watched; nothing happens when it is not there."""
-        with self._settling:
-            if name in self._watches:
-                self._watches = {each: watch for each, watch in self._watches.items() if each != name}
-            if self._sources.pop(name, None) is not None:
-                self._settle()
+        with self._lock:
+            self._published.pop(name, None)
+            self._watched.pop(name, None)
 
-    def watch(self, name: str, families: Callable[[], Sequence[Family]]) -> None:
-        """Put a block on the page that is made anew by `refresh` and by `render`.
+    def watch(self, name: str, families: Callable[[], Iterable[Metric]]) -> None:
+        """Put a block on the page that is asked for at each scrape.
 
         Args:
             name: The block; one watched under that name before is replaced.
-            families: Gives its families from memory, on any thread, one at a time. When it raises, this block
-                is missing until it succeeds.
+            families: Gives them from memory, on any thread, one at a time. While it raises, the block is missing.
         """
-        with self._settling, self._watching:
-            self._watches = {**self._watches, name: _Watch(families, Source())}
+        with self._lock:
+            self._watched[name] = families
             self._failures[name] += 0
 
-    def refresh(self) -> None:
-        """Make the watched blocks anew in the background, so that scrapes find them made.
-
-        To be called whenever they have changed, or may have: no scrape shows them as they were before. Leaves
-        them to the next scrape while none is awaited, and while they are being made already: a source that
-        hangs there does not cost whoever collects.
-        """
-        self._news = object()
-        if not self._rhythm.is_awaited():
-            return
-        self._write_all()
-        if not self._making.acquire(blocking=False):
-            return
-        try:
-            blocks = self._make_watched()
-        finally:
-            self._making.release()
-        self._prepare(blocks)
-
-    def render(self, form: Format, *, compress: bool) -> bytes:
+    def render(self, form: Format, names: Iterable[str] = ()) -> bytes:
         """Make the body of a scrape.
 
         Args:
             form: Its format.
-            compress: Whether it is gzip.
+            names: Families, or samples that stand for theirs, to show alone; one that ends in `*` stands for all that
+                begin so. Empty for all.
         """
-        self._rhythm.note((form, compress))
-        self._write_all()
-        with self._making:
-            watched = self._make_watched()
-        # The published ones after the watched ones, which may have made them give way.
-        return _body(form, (*self._blocks, *watched), compress=compress)
+        written = [text for block in self._write() for _, text in block.shown]
+        if names := tuple(names):
+            is_wanted = _selection(names)
+            written = [text for text in written if is_wanted(text.names)]
+        parts = [text.text[form] for text in written]
+        if form is Format.OPENMETRICS:
+            parts.append("# EOF\n")
+        return "".join(parts).encode()
 
-    def prepared(self, form: Format, *, compress: bool) -> bytes | None:
-        """The body of a scrape when it only has to be joined; None when some of it must be made first.
+    def snapshot(self) -> list[Metric]:
+        """All families that a scrape would show now."""
+        return [metric for block in self._write() for metric, _ in block.shown]
 
-        Waits for nothing and calls nobody.
-        """
-        now, watched = self._clock(), self._watched
-        if watched.news is not self._news or self._unwritten:
-            return None
-        blocks = (*self._blocks, *watched.blocks)  # the published ones last, as in `render`
-        if watched.watches is not self._watches or now - watched.made_at > _FRESH_SECONDS:
-            return None
-        # Looked up without a call for each block: as a rule this is all that a scrape does.
-        if compress:
-            fragments = [found for block in blocks if (found := block.fragments.get(form)) is not None]
-            if len(fragments) < len(blocks):
-                return None
-            body = join([*fragments, _END[form]])
-        else:
-            plains = [text for block in blocks if (text := block.plains.get(form)) is not None]
-            if len(plains) < len(blocks):
-                return None
-            body = b"".join([*plains, _END[form].plain])
-        self._rhythm.note((form, compress))
-        return body
+    def offered(self) -> list[Metric]:
+        """All published families, without writing any; for whoever needs a few numbers often."""
+        with self._lock:
+            return [metric for families in self._published.values() for metric in families]
 
-    def families(self) -> Sequence[Family]:
+    def families(self) -> Families:
         """What the page knows of itself, to be watched by it."""
-        with self._watching:
-            series = self._watched_series
-            failures = [Sample((name,), count) for name, count in sorted(self._failures.items())]
-        series += sum(block.series for block in self._blocks)
+        with self._lock:
+            dropped: dict[tuple[str, ...], float] = dict(sorted(self._dropped.items()))
+            failures: dict[tuple[str, ...], float] = {
+                (name,): count for name, count in sorted(self._failures.items())
+            }
         return (
-            Family(SERIES, (Sample((), series),)),
-            Family(SERIES_LIMIT, (Sample((), self._max_series),)),
-            *self._drops.families(),
-            Family(BLOCK_FAILURES, tuple(failures)),
+            SERIES.family({(): self._series}),
+            SERIES_LIMIT.family({(): self._max_series}),
+            SERIES_DROPPED.family(dropped),
+            BLOCK_FAILURES.family(failures),
         )
 
-    def snapshot(self) -> Sequence[Family]:
-        """All families with the samples that a scrape would show now, for a person, who looks on for a while."""
-        self._looked_until = self._clock() + LOOKS_SECONDS
-        self._write_all()
-        with self._making:
-            watched = self._make_watched()
-        return tuple(family for block in (*self._blocks, *watched) for family in block.families)
+    # Writing --------------------------------------------------------------------------------------------------------
 
-    def offered(self) -> Sequence[Family]:
-        """All published families as they were offered, without writing any; for whoever needs a few numbers often."""
-        with self._settling:
-            return tuple(family for source in self._sources.values() for family in source.accepted())
+    def _write(self) -> list[_Block]:
+        """All blocks, those that changed written anew; the watched ones last."""
+        with self._writing:
+            with self._lock:
+                published, watched = dict(self._published), dict(self._watched)
+            own = {
+                name: families
+                for name, ask in watched.items()
+                if (families := self._ask(name, ask)) is not None
+            }
+            # Who came first keeps its names, and watched blocks come before all others.
+            offers = {**{f"watched {name}": made for name, made in own.items()}, **published}
+            before = self._blocks
+            quotas = self._share(own.values(), published.values())
+            anew = quotas != self._quotas or list(offers) != list(before)
+            self._quotas, self._blocks = quotas, {}
+            taken: set[str] = set()
+            for name, families in offers.items():
+                block = before.get(name)
+                if anew or block is None or block.families is not families:
+                    block = self._write_block(families, taken, quotas)
+                    anew = anew or block.names != before[name].names  # those after it may have to give way
+                taken |= block.names
+                self._blocks[name] = block
+            self._series = sum(text.series for block in self._blocks.values() for _, text in block.shown)
+            order = sorted(published) + [f"watched {name}" for name in sorted(own)]
+            return [self._blocks[name] for name in order]
 
-    def _make_watched(self) -> tuple[Block, ...]:
-        """Make the watched blocks, and have published ones give way to them where they must."""
-        news, watches, before = self._news, self._watches, self._watched
-        offers = [
-            (watch, families)
-            for name, watch in watches.items()
-            if (families := self._ask(name, watch)) is not None
-        ]
-        made = tuple(watch for watch, _ in offers)
-        if made == before.made and all(families is watch.given for watch, families in offers):
-            self._watched = _Watched(self._clock(), news, watches, made, before.blocks)
-            return before.blocks
-        names: frozenset[str] = frozenset()
-        with self._watching:
-            demands: dict[str, int] = {}
-            for watch, families in offers:
-                watch.given = families
-                watch.source.offer(families, names)
-                names |= watch.source.claims
-                demands.update(watch.source.demand)
-            fits = sum(demands.values()) <= self._max_series
-            quotas = {} if fits else allocate(demands, self._max_series, {})
-            for watch in made:
-                watch.source.render(quotas)
-                self._count(watch.source.refused)
-                self._count(watch.source.dropped)
-            blocks = tuple(watch.source.block for watch in made)
-            series = self._watched_series = sum(block.series for block in blocks)
-        if series > self._reserved_series or not names <= self._reserved_names:
-            self._reserve(names, series)
-        self._watched = _Watched(self._clock(), news, watches, made, blocks)
-        return blocks
-
-    def _ask(self, name: str, watch: _Watch) -> tuple[Family, ...] | None:
+    def _ask(self, name: str, families: Callable[[], Iterable[Metric]]) -> Families | None:
         """The families of a watched block; None, and counted, when making them failed."""
         try:
-            return tuple(watch.families())
+            found = families()
+            return found if isinstance(found, tuple) else tuple(found)
         except Exception:  # noqa: BLE001  foreign code, of which a scrape must not fail
-            with self._watching:
+            with self._lock:
                 self._failures[name] += 1
                 first = self._failures[name] == 1
             if first:
                 _LOG.exception("block %s is left out of the page, as making it failed", name)
             return None
 
-    def _reserve(self, names: frozenset[str], series: int) -> None:
-        """Keep names and room for watched blocks, and have published ones give way."""
-        with self._settling:
-            self._reserved_names = self._reserved_names | names
-            self._reserved_series = max(self._reserved_series, series)
-            displaced = {
-                name for name, source in self._sources.items() if not source.claims.isdisjoint(names)
-            }
-            for name in displaced:
-                source = self._sources[name]
-                before = source.refused
-                source.reconsider(self._taken_beside(name))
-                self._count(source.refused - before)
-            self._settle(displaced=displaced)
+    def _write_block(self, families: Families, taken: set[str], quotas: Quotas) -> _Block:
+        names: set[str] = set()
+        shown = []
+        for metric in families:
+            name = visible_name(metric)
+            try:
+                kept = _cut(metric, name, quotas) if quotas else metric
+                written = write(kept)
+                if not (written.names.isdisjoint(taken) and written.names.isdisjoint(names)):
+                    raise Refused("duplicate")  # noqa: TRY301  counted as what `write` refuses
+            except Refused as refused:
+                self._count(name, refused.reason, count_series([metric]))
+                continue
+            except (AttributeError, TypeError):  # no family at all
+                self._count(name, "name", 1)
+                continue
+            if kept is not metric:
+                self._count(name, "cap", len(metric.samples) - len(kept.samples))
+            for reason, series in written.dropped.items():
+                self._count(name, reason, series)
+            names |= written.names
+            shown.append((kept, written))
+        return _Block(families, tuple(shown), frozenset(names))
 
-    def _taken_beside(self, name: str) -> frozenset[str]:
-        """Names that a publisher may not use."""
-        others = (source.claims for each, source in self._sources.items() if each != name)
-        return self._reserved_names.union(*others)
+    def _count(self, family: str, reason: Reason, series: int) -> None:
+        if not series:
+            return
+        with self._lock:
+            if len({name for name, _ in self._dropped} - {family}) >= MAX_COUNTED_FAMILIES:
+                family = "<other>"
+            self._dropped[family, reason] += series
+            first = (family, reason) not in self._logged and len(self._logged) < MAX_LOGGED_LOSSES
+            if first:
+                self._logged.add((family, reason))
+        if first:
+            _LOG.warning("%d series of %s are left out of the page, reason: %s", series, family, reason)
 
-    def _write_all(self) -> None:
-        """Write what was published while the next scrape was far."""
-        if self._unwritten:
-            with self._settling:
-                self._settle()
+    def _share(
+        self, watched: Iterable[Families], published: Iterable[Families]
+    ) -> dict[tuple[str, str], int]:
+        """Share the room when there is not enough: watched blocks first, then our own families, then users' Stats."""
+        watched, published = list(watched), list(published)
+        if sum(map(count_series, itertools.chain(watched, published))) <= self._max_series:
+            return {}
+        tiers: tuple[dict[str, Counter[str]], ...] = ({}, {}, {})
+        for tier, metric in itertools.chain(
+            ((0, metric) for families in watched for metric in families),
+            ((1, metric) for families in published for metric in families),
+        ):
+            name = visible_name(metric)
+            if tier == 0 or is_own(name):
+                tiers[tier].setdefault("", Counter())[name] += len(metric.samples)
+            else:
+                for run, series in Counter(sample.labels.get("run", "") for sample in metric.samples).items():
+                    tiers[2].setdefault(run, Counter())[name] += series
+        quotas: dict[tuple[str, str], int] = {}
+        room = self._max_series
+        for runs in tiers:
+            demands = {run: families.total() for run, families in runs.items()}
+            shares = allocate(demands, room)
+            for run, families in runs.items():
+                quotas.update(
+                    ((run, family), self._steady((run, family), quota))
+                    for family, quota in allocate(families, shares.get(run, demands[run])).items()
+                )
+            room -= min(room, sum(demands.values()))
+        return quotas
 
-    def _settle(self, *, published: str | None = None, displaced: Collection[str] = ()) -> None:
-        """Share the room anew, write the blocks that changed thereby or are given, and show all at once."""
-        room = max(0, self._max_series - self._reserved_series)
-        fits = sum(source.series for source in self._sources.values()) <= room
-        quotas: dict[str, int] = {}
-        if not fits:
-            demands: dict[str, int] = {}
-            for source in self._sources.values():
-                demands.update(source.demand)
-            quotas = allocate(demands, room, self._quotas)
-        self._quotas = quotas
-        news = {*self._unwritten, published}
-        written: list[Block] = []
-        for name, source in self._sources.items():
-            cut = {family: quotas[family] for family in source.demand if family in quotas} if quotas else {}
-            if name in news or name in displaced or cut != source.cut:
-                # What a block lost before was counted when it was written.
-                before = Counter() if name in news else source.dropped
-                source.render(cut)
-                self._count(source.dropped - before)
-                written.append(source.block)
-        self._prepare(written)
-        self._blocks = tuple(source.block for _, source in sorted(self._sources.items()))
-        self._unwritten.clear()
-
-    def _prepare(self, blocks: Iterable[Block]) -> None:
-        """Make the forms that are wanted."""
-        wanted = self._rhythm.wanted()
-        for block in blocks:
-            for form, compress in wanted:
-                _ = block.fragment(form) if compress else block.plain(form)
-
-    def _count(self, dropped: Dropped) -> None:
-        for (family, reason), series in dropped.items():
-            self._drops.add(family, reason, series)
+    def _steady(self, place: tuple[str, str], share: int) -> int:
+        before = self._quotas.get(place)
+        return before if before is not None and before <= share <= before * _RAISE else share
 
 
-def _body(form: Format, blocks: Iterable[Block], *, compress: bool) -> bytes:
-    if compress:
-        return join([*(block.fragment(form) for block in blocks), _END[form]])
-    return b"".join([*(block.plain(form) for block in blocks), _END[form].plain])
+def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:
+    """Share room so that small demands are met whole before large ones are cut; gives what those that are cut get."""
+    quotas: dict[str, int] = {}
+    sharers = len(demands)
+    for name, demand in sorted(demands.items(), key=lambda item: (item[1], item[0])):
+        share = -(-room // sharers)  # rounded up, so that fewer series than sharers still fill the room
+        if demand > share:
+            quotas[name] = share
+        room -= min(demand, share)
+        sharers -= 1
+    return quotas
+
+
+def is_own(name: str) -> bool:
+    """Whether a family is the exporter's, by its name, which no Stat may have."""
+    return name in RESERVED or name.startswith(RESERVED_PREFIXES)
+
+
+def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
+    """Cut a family to its quotas, each histogram or summary as a whole."""
+    own = ("", name) in quotas
+    left: dict[str, int | None] = {}
+    kept = []
+    for _, group in itertools.groupby(
+        metric.samples, lambda sample: [each for each in sample.labels.items() if each[0] != "le"]
+    ):
+        samples = list(group)
+        run = "" if own else samples[0].labels.get("run", "")
+        room = left.setdefault(run, quotas.get((run, name)))
+        if room is None:
+            kept += samples
+        elif len(samples) <= room:
+            kept += samples
+            left[run] = room - len(samples)
+        else:
+            left[run] = 0  # a smaller one further on must not come and go
+    if len(kept) == len(metric.samples):
+        return metric
+    shown = copy.copy(metric)
+    shown.samples = kept
+    return shown
+
+
+def _selection(wanted: Iterable[str]) -> Callable[[frozenset[str]], bool]:
+    names = frozenset(wanted)
+    beginnings = tuple(name[:-1] for name in names if name.endswith("*"))
+    return lambda own: not own.isdisjoint(names) or any(name.startswith(beginnings) for name in own)

@@ -28,8 +28,8 @@ class Application(Protocol):
     costs its own answers (503) and nothing else.
     """
 
-    def metrics(self, form: Format, *, compress: bool) -> bytes:
-        """The page of all families, gzipped if asked."""
+    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
+        """The page, of the families of these names alone unless there are none."""
         ...
 
     def not_ready(self) -> str | None:
@@ -53,16 +53,4 @@ class Application(Protocol):
 
     def configuration(self) -> str:
         """The configuration in effect, secrets hidden."""
-        ...
-
-
-class Prepared(Protocol):
-    """Gives a page of metrics that is ready already; `Page.prepared`."""
-
-    def __call__(self, form: Format, *, compress: bool) -> bytes | None:
-        """The page, None when it would have to be made first.
-
-        Called on the server's loop at every scrape: it must answer from memory, wait for nothing and take no
-        lock that others hold while they work.
-        """
         ...

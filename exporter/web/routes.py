@@ -15,13 +15,11 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from urllib.parse import parse_qs
+from urllib.parse import unquote_plus
 
 from exporter.errors import ConfigurationError, Problem
-from exporter.exposition.compression import deflate, join
-from exporter.exposition.negotiation import Format, accepts_gzip, negotiate
-from exporter.exposition.selection import select
-from exporter.web.application import Application, Prepared
+from exporter.exposition.negotiation import Format, accepts_gzip, compress, negotiate
+from exporter.web.application import Application
 from exporter.web.auth import BusyError
 from exporter.web.counts import Counts
 from exporter.web.flights import Flights, LateError, Workers, result_by
@@ -35,6 +33,7 @@ _READ = ("GET", "HEAD")
 _HTML = "text/html; charset=utf-8"
 _LATER = {"Retry-After": "1"}
 _MOST_NAMES = 100
+_MOST_NAME_CHARACTERS = 200
 
 Handler = Callable[[Request, float], Awaitable[Answer]]
 
@@ -59,7 +58,6 @@ class Routes:
 
     Args:
         application: What they are made from.
-        prepared: Gives metrics that are ready already; None when nothing does.
         lacks: What the exporter is still without, though a scrape is right; asked for `/-/ready` on the loop.
         protection: The settings in force.
         counts: Where renders are counted.
@@ -76,7 +74,6 @@ class Routes:
         self,
         application: Application,
         *,
-        prepared: Prepared | None,
         lacks: Callable[[], str | None],
         protection: Protection,
         counts: Counts,
@@ -86,7 +83,6 @@ class Routes:
         log: logging.Logger,
     ) -> None:
         self._application = application
-        self._prepared = prepared
         self._lacks = lacks
         self._protection = protection
         self._counts = counts
@@ -202,31 +198,26 @@ class Routes:
         if reason is not None:
             return _text(503, reason, _LATER)
         form = self._negotiate(request.header("accept"))
-        compress = self._accepts_gzip(request.header("accept-encoding"))
-        body: bytes | None = None
-        if request.query and "name" in request.query:
-            try:
-                names = _names(request.query)
-            except ValueError:
-                return _text(400, f"at most {_MOST_NAMES} fields, such as name[]=training_*")
-            if names:
-                # By the clerks: whoever asks for a part takes no renderer from those who want the whole.
-                select_some = partial(self._some_metrics, form, names, compress=compress)
-                body = await result_by(self._pages.join((form, names, compress), select_some), deadline)
-        if body is None and self._prepared is not None:
-            body = self._prepared(form, compress=compress)
-        if body is None:
-            work = partial(self._application.metrics, form, compress=compress)
-            body = await result_by(self._scrapes.join((form, compress), work), deadline)
+        packed = self._accepts_gzip(request.header("accept-encoding"))
+        try:
+            names = _names(request.query)
+        except ValueError as error:
+            return _text(400, str(error))
+        # Who asks for a part takes no renderer from those who want the whole.
+        flights = self._pages if names else self._scrapes
+        work = partial(self._page, form, names, packed=packed)
+        body, empty = await result_by(flights.join((form, names, packed), work), deadline)
         headers = {"Vary": "Accept, Accept-Encoding"}
-        if compress:
+        if packed:
             headers["Content-Encoding"] = "gzip"
-        scrape, route = request.method == "GET", self._telemetry_path
+        scrape, route = request.method == "GET" and not empty, self._telemetry_path
         return Answer(200, body, form.content_type, headers, route=route, scrape=scrape)
 
-    def _some_metrics(self, form: Format, names: frozenset[str], *, compress: bool) -> bytes:
-        body = select(self._application.metrics(form, compress=False), names)
-        return join([deflate(body), deflate(b"")]) if compress else body
+    def _page(self, form: Format, names: frozenset[str], *, packed: bool) -> tuple[bytes, bool]:
+        """The body, and whether nothing was found under the names that were asked for."""
+        body = self._application.metrics(form, names)
+        empty = bool(names) and body in (b"", b"# EOF\n")
+        return compress(body) if packed else body, empty
 
     async def _landing(self, request: Request, deadline: float) -> Answer:
         del request
@@ -267,9 +258,18 @@ def _names(query: str) -> frozenset[str]:
     """The values of `name[]`, as client libraries take them.
 
     Raises:
-        ValueError: There are too many fields.
+        ValueError: There is something else, or too much; the message is for the client.
     """
-    return frozenset(parse_qs(query, max_num_fields=_MOST_NAMES).get("name[]", ()))
+    names = []
+    for field in query.split("&", _MOST_NAMES + 1) if query else ():
+        key, _, value = field.partition("=")
+        if unquote_plus(key) != "name[]":
+            shown = unquote_plus(key)[:_MOST_NAME_CHARACTERS]
+            raise ValueError(f"there is no parameter {shown!r}; name[]=FAMILY shows this family alone")
+        names.append(unquote_plus(value))
+    if len(names) > _MOST_NAMES or any(len(name) > _MOST_NAME_CHARACTERS for name in names):
+        raise ValueError(f"at most {_MOST_NAMES} name[], of {_MOST_NAME_CHARACTERS} characters each")
+    return frozenset(name for name in names if name)
 
 
 def _text(

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from exporter.collectors.family import Family, Sample
 from exporter.errors import ListenError
-from exporter.web.application import Application, Prepared
+from exporter.web.application import Application
 from exporter.web.connection import Connection, House
 from exporter.web.counts import CONNECTIONS, EVICTED, Counts, number
 from exporter.web.guard import Guard, State, capacity
@@ -43,8 +43,6 @@ class Server:
 
     Args:
         application: What is served.
-        prepared: Gives metrics that are ready already, so that no worker thread is asked; None when there is
-            no such thing.
         lacks: What the exporter is still without, though a scrape is right: `/-/ready` says so. Called on the
             server's loop.
         listen: Addresses as on the command line.
@@ -59,7 +57,6 @@ class Server:
         self,
         application: Application,
         *,
-        prepared: Prepared | None = None,
         lacks: Callable[[], str | None] = lambda: None,
         listen: Sequence[str],
         web_config: Path | None,
@@ -69,7 +66,6 @@ class Server:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._application = application
-        self._prepared = prepared
         self._lacks = lacks
         self._listen = tuple(listen)
         self._web_config = web_config
@@ -118,7 +114,6 @@ class Server:
         protection = Protection(self._web_config, self._limits, self._log)
         routes = Routes(
             self._application,
-            prepared=self._prepared,
             lacks=self._lacks,
             protection=protection,
             counts=self._counts,

@@ -18,11 +18,11 @@ from waiting import wait_until
 
 from exporter import families
 from exporter.collectors.family import AnyCollector, Collected, Family, FamilySpec, Sample
+from exporter.collectors.intake import metrics_of
 from exporter.collectors.scheduler import Scheduler
 from exporter.collectors.standing import SPECS, CollectorStatus, Standing, Totals
 from exporter.collectors.task import EASE_SECONDS, Task
 from exporter.errors import CollectError
-from exporter.exposition.rhythm import AHEAD_SECONDS
 
 SPEC = FamilySpec("host_thing", "gauge", "A thing.")
 OFTEN: dict[str, Any] = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
@@ -101,7 +101,7 @@ def test_the_first_pass_begins_at_once_and_the_next_after_the_interval() -> None
         wait_until(lambda: fast.calls >= 4 and "slow" in board.blocks)
 
         assert slow.calls == 1
-        assert board.blocks["slow"] == block().families
+        assert board.blocks["slow"] == metrics_of(block().families)
         assert status_of(scheduler, "slow").success is True
 
 
@@ -137,7 +137,7 @@ def test_a_late_result_is_dropped_and_the_collector_runs_again() -> None:
         hanging.released.set()
         wait_until(lambda: status_of(scheduler, "nfs").success is True)
 
-        assert board.blocks["nfs"] == block(1).families
+        assert board.blocks["nfs"] == metrics_of(block(1).families)
         assert board.published("nfs") < hanging.calls
         assert (metric(scheduler, 'exporter_collector_duration_seconds_total{collector="nfs"}') or 0) >= 0.3
 
@@ -193,7 +193,7 @@ def test_a_partial_success_is_published_with_the_verdict_zero() -> None:
     with running(board, (Source("half", lambda: part), SELDOM)) as scheduler:
         wait_until(lambda: status_of(scheduler, "half").success is False)
 
-        assert board.blocks["half"] == part.families
+        assert board.blocks["half"] == metrics_of(part.families)
         assert metric(scheduler, 'exporter_collector_success{collector="half"}') == 0
         assert (
             metric(scheduler, 'exporter_collector_last_success_timestamp_seconds{collector="half"}') is None
@@ -351,7 +351,7 @@ def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
         assert status_of(scheduler, "nfs").reason == "timeout"
         hanging.released.set()
 
-        wait_until(lambda: board.blocks.get("nfs") == block().families)
+        wait_until(lambda: board.blocks.get("nfs") == metrics_of(block().families))
 
 
 def test_run_soon_collects_out_of_turn() -> None:
@@ -586,24 +586,6 @@ def test_what_is_left_out_is_over_before_somebody_looks(
     skipped = (due - plain) / interval
     assert skipped == pytest.approx(round(skipped), abs=1e-6)
     assert plain <= due <= max(plain, now + min(unwatched, EASE_SECONDS)) + 1e-6
-
-
-@given(interval=st.floats(0.1, 5.0), period=st.floats(1.0, 120.0), phase=st.floats(0.0, 5.0))
-def test_a_scrape_in_rhythm_finds_what_it_would_have_found_without_easing(
-    interval: float, period: float, phase: float
-) -> None:
-    standing = Standing("x", interval_seconds=interval, deadline_seconds=1.0, totals=Totals())
-    scrapes = [phase + number * period for number in range(1, 6)]
-    found: list[list[float]] = []
-    for eases in (False, True):
-        task, now, passes = Task(Source("x"), standing, eases=eases), 0.0, [0.0]
-        while now < scrapes[-1]:
-            unwatched = min(at - AHEAD_SECONDS for at in scrapes if at >= now) - now
-            now = task.next_due(0.0, now, unwatched_seconds=max(0.0, unwatched))
-            passes.append(now)
-        found.append([max(each for each in passes if each <= at) for at in scrapes])
-
-    assert found[1] == pytest.approx(found[0])
 
 
 def test_metric_families_of_any_collector_are_published() -> None:

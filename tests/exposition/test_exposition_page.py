@@ -11,11 +11,14 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from exposition_support import gauge, page_of, read, runaway, text_of, value
+from exposition_support import dropped, gauge, many, page_of, read, text_of, value
+from prometheus_client.core import Metric
+from waiting import wait_until
 
-from exporter.collectors.family import Distribution, Family, FamilySpec, Sample
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import SPECS, Page
+from exporter.exposition.text import Written, write
+from exporter.families import Distribution, FamilySpec
 
 
 def names(page: Page) -> list[str]:
@@ -25,9 +28,10 @@ def names(page: Page) -> list[str]:
 
 def test_a_publish_replaces_the_whole_block() -> None:
     page = page_of(gauge("a", {"0": 1.0, "1": 2.0}), gauge("b", {"0": 1.0}))
+    text_of(page)
     page.publish("block", [gauge("a", {"1": 3.0})])
 
-    assert read(page.render(Format.TEXT, compress=False), Format.TEXT) == {("a", (("rank", "1"),)): 3.0}
+    assert read(page.render(Format.TEXT), Format.TEXT) == {("a", (("rank", "1"),)): 3.0}
 
 
 def test_a_withdrawn_block_is_gone_and_may_come_back() -> None:
@@ -50,14 +54,6 @@ def test_blocks_stand_in_the_order_of_their_names_whenever_they_came() -> None:
     assert names(page) == ["a1", "a0", "b1", "b0", "c1", "c0", "own"]
 
 
-def test_an_openmetrics_body_ends_with_its_mark() -> None:
-    page = page_of(gauge("a", {"0": 1.0}))
-    page.watch("self", page.families)
-
-    assert page.render(Format.OPENMETRICS, compress=False).endswith(b"\n# EOF\n")
-    assert b"# EOF" not in page.render(Format.TEXT, compress=False)
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -66,9 +62,7 @@ def test_an_openmetrics_body_ends_with_its_mark() -> None:
         (("steps", "gauge"), ("steps_total", "counter")),
         (("steps_total", "counter"), ("steps_total", "gauge")),
         (("run_info", "info"), ("run", "gauge")),
-        (("run_info", "info"), ("run_info", "gauge")),
         (("size", "summary"), ("size_count", "gauge")),
-        (("size_sum", "gauge"), ("size", "histogram")),
         (("size_bucket", "gauge"), ("size", "histogram")),
         (("steps_created", "gauge"), ("steps_total", "counter")),
     ],
@@ -77,18 +71,15 @@ def test_names_that_meet_are_served_for_the_first_family_only(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     one, two = (
-        Family(FamilySpec(name, kind, "h"), (Sample((), Distribution(1, 1.0) if kind[-1] in "my" else 1.0),))  # type: ignore[arg-type]
+        FamilySpec(name, kind, "h").family({(): Distribution(1, 1.0) if kind[-1] in "my" else 1.0})  # type: ignore[arg-type]
         for name, kind in (first, second)
     )
-    alone, together, apart = page_of(one), page_of(one, two), page_of(one)
+    together, apart = page_of(one, two), page_of(one)
     apart.publish("a later one", [two])
-    body = {form: alone.render(form, compress=False) for form in Format}
 
-    assert {form: together.render(form, compress=False) for form in Format} == body
-    assert {form: apart.render(form, compress=False) for form in Format} == body
-    page = apart
-    page.watch("self", page.families)
-    assert (value(page, "exporter_series_dropped_by_reason_total", reason="duplicate") or 0) > 0
+    for form in Format:
+        assert together.render(form) == apart.render(form) == page_of(one).render(form)
+    assert dropped(apart, second[0], "duplicate") > 0
 
 
 def test_a_name_is_kept_as_long_as_its_block_has_it_and_then_free() -> None:
@@ -98,16 +89,25 @@ def test_a_name_is_kept_as_long_as_its_block_has_it_and_then_free() -> None:
     assert (value(page, "a", rank="0"), value(page, "b", rank="0")) == (3.0, 2.0)
 
     page.publish("block", [gauge("c", {"0": 4.0})])
-    page.publish("later", [gauge("a", {"0": 5.0})])
 
-    assert value(page, "a", rank="0") == 5.0
+    assert value(page, "a", rank="0") == 2.0
+
+
+def test_a_published_family_gives_way_to_a_watched_one() -> None:
+    page = page_of(gauge("own", {"0": 1.0}), gauge("a", {"0": 1.0}))
+    assert value(page, "own", rank="0") == 1.0
+
+    page.watch("self", lambda: [gauge("own", {"0": 2.0})])
+
+    assert value(page, "own", rank="0") == 2.0
+    assert value(page, "a", rank="0") == 1.0
 
 
 def test_a_watched_block_is_made_anew_at_every_scrape() -> None:
     page = Page()
     made: list[float] = []
 
-    def families() -> Sequence[Family]:
+    def families() -> Sequence[Metric]:
         made.append(1.0)
         return [gauge("own", {"0": float(len(made))})]
 
@@ -119,93 +119,123 @@ def test_a_watched_block_is_made_anew_at_every_scrape() -> None:
 def test_a_watched_block_that_raises_is_missing_alone_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     page = page_of(gauge("a", {"0": 1.0}))
     page.watch("broken", lambda: [gauge("b", {"0": 1 / 0})])
-    page.watch("no list", lambda: None)  # type: ignore[arg-type, return-value]
     page.watch("self", page.families)
 
     with caplog.at_level(logging.WARNING):
         text_of(page)
-        text_of(page)
 
     assert value(page, "a", rank="0") == 1.0
-    assert value(page, "exporter_block_failures_total", block="broken") == 4.0
-    assert value(page, "exporter_block_failures_total", block="no list") == 5.0
-    assert value(page, "exporter_block_failures_total", block="self") == 0.0
-    assert [record.args for record in caplog.records] == [("broken",), ("no list",)]
+    assert value(page, "exporter_block_failures_total", block="broken") == 3.0
+    assert [record.args for record in caplog.records] == [("broken",)]
 
 
-def test_a_published_family_gives_way_to_a_watched_one() -> None:
-    page = page_of(gauge("own", {"0": 1.0}), gauge("a", {"0": 1.0}))
-    assert value(page, "own", rank="0") == 1.0
+def test_a_block_is_written_once_for_all_scrapes_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from exporter.exposition import page as module
 
-    page.watch("self", lambda: [gauge("own", {"0": 2.0})])
-    assert value(page, "own", rank="0") == 2.0
-    page.publish("block", [gauge("own", {"0": 3.0}), gauge("a", {"0": 4.0})])
+    written: list[str] = []
 
-    assert value(page, "own", rank="0") == 2.0
-    assert value(page, "a", rank="0") == 4.0
+    def counting(metric: Metric) -> Written:
+        written.append(metric.name)
+        return write(metric)
+
+    monkeypatch.setattr(module, "write", counting)
+    page = page_of(gauge("a", {"0": 1.0}))
+    page.publish("other", [gauge("b", {"0": 1.0})])
+    assert written == []
+
+    for form in (*Format, *Format):
+        page.render(form)
+    page.publish("block", [gauge("a", {"0": 2.0})])
+    page.publish("block", [gauge("a", {"0": 3.0})])
+    page.render(Format.TEXT)
+
+    assert written == ["a", "b", "a"]
 
 
-def test_a_block_that_gives_way_counts_what_that_cost_it_only() -> None:
-    page = page_of(gauge("own", {"0": 1.0}), gauge("a", {"0": float("nan")}))
-    page.watch("self", lambda: [gauge("own", {"0": 2.0})])
-    text_of(page)
+def test_nobody_who_publishes_waits_for_a_scrape() -> None:
+    page, asked, release = page_of(gauge("a", {"0": 1.0})), threading.Event(), threading.Event()
 
-    (dropped,) = [
-        each.samples for each in page.families() if each.spec.name == "exporter_series_dropped_total"
-    ]
-    assert dropped == (Sample(("a",), 1), Sample(("own",), 1))
+    def hangs() -> Sequence[Metric]:
+        asked.set()
+        release.wait()
+        return []
+
+    page.watch("hangs", hangs)
+    scrape = threading.Thread(target=page.render, args=(Format.TEXT,), daemon=True)
+    scrape.start()
+    asked.wait()
+    page.publish("block", [gauge("a", {"0": 2.0})])
+    page.withdraw("other")
+    release.set()
+    scrape.join()
+
+    assert value(page, "a", rank="0") == 2.0
 
 
-def test_a_watched_block_can_be_replaced_and_withdrawn() -> None:
-    page = Page()
-    page.watch("self", lambda: [gauge("own", {"0": 1.0})])
-    page.watch("self", lambda: [gauge("own", {"0": 2.0})])
-    assert value(page, "own", rank="0") == 2.0
+@pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (["loss"], ["loss"]),
+        (["steps_total"], ["steps_total"]),
+        (["steps"], ["steps_total"]),
+        (["wait_count"], ["wait_bucket", "wait_count", "wait_sum"]),
+        (["lo*", "st*"], ["loss", "steps_total"]),
+        (["lo?s", "[l]oss", "none"], []),
+    ],
+)
+def test_some_families_can_be_asked_for_by_name_or_beginning(
+    form: Format, wanted: list[str], found: list[str]
+) -> None:
+    page = page_of(
+        gauge("loss", {"0": 0.5}),
+        FamilySpec("steps_total", "counter", "Steps.").family({(): 7}),
+        FamilySpec("wait", "histogram", "Waits.").family({(): Distribution(3, 4.5)}),
+    )
 
-    page.withdraw("self")
+    body = page.render(form, wanted)
 
-    assert text_of(page) == ""
+    assert sorted(name for name, _ in read(body, form)) == found
 
 
 def test_the_snapshot_has_what_a_scrape_would_show() -> None:
-    page = page_of(gauge("a", {"0": 1.0, "1": float("nan")}), gauge("a-b", {"0": 1.0}))
+    page = page_of(gauge("a", {"0": 1.0}), Metric("a-b", "", "gauge"))
     page.watch("self", lambda: [gauge("own", {"0": 1.0})])
 
-    assert page.snapshot() == (gauge("a", {"0": 1.0}), gauge("own", {"0": 1.0}))
+    assert page.snapshot() == [gauge("a", {"0": 1.0}), gauge("own", {"0": 1.0})]
+    assert len(page.offered()) == 2
 
 
 def test_the_pages_own_families_are_those_that_are_documented() -> None:
-    page = page_of(gauge("a", {"0": float("nan")}))
-
-    assert tuple(family.spec for family in page.families()) == SPECS
-
-
-def test_the_forms_of_the_last_minute_are_made_at_the_publish() -> None:
-    now = [1000.0]
-    page = Page(clock=lambda: now[0])
-    page.publish("block", [gauge("a", {"0": 1.0})])
-    assert not page._blocks
-
-    page.render(Format.OPENMETRICS, compress=True)
-    page.publish("block", [gauge("a", {"0": 2.0})])
-    assert (*page._blocks[0].fragments,) == (Format.OPENMETRICS,)
-    assert Format.TEXT not in page._blocks[0].plains
-
-    written, now[0] = page._blocks, now[0] + 61.0
-    page.publish("block", [gauge("a", {"0": 3.0})])
-    assert page._blocks is written
-    assert page.render(Format.OPENMETRICS, compress=False).count(b"3.0") == 1
+    assert [family.name for family in Page().families()] == [
+        spec.name.removesuffix("_total") for spec in SPECS
+    ]
 
 
 def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         page = page_of(gauge("a", {"0": float("nan"), "1": float("nan")}))
-        page.render(Format.TEXT, compress=False)
+        text_of(page)
         page.publish("block", [gauge("a", {"0": float("nan")})])
+        text_of(page)
 
     assert [record.getMessage() for record in caplog.records] == [
         "2 series of a are left out of the page, reason: value"
     ]
+    assert dropped(page, "a", "value") == 3
+
+
+def test_names_that_run_away_share_one_count_and_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    page = page_of(*(gauge(f"bad_{each}", {"0": float("nan")}) for each in range(1000)))
+    text_of(page)
+
+    assert (
+        len(next(each for each in page.families() if each.name == "exporter_series_dropped").samples) == 201
+    )
+    assert dropped(page, "<other>", "value") == 800
+    assert 0 < len(caplog.records) <= 20
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -213,18 +243,14 @@ def test_promtool_finds_nothing_wrong_with_a_page() -> None:
     latency = FamilySpec("training_latency_seconds", "histogram", "Time of a batch.", ("rank",), "seconds")
     page = page_of(
         gauge("training_loss", {'"\\\n é\0\r': -1e300, "1": float("inf")}),
-        Family(latency, (Sample(("0",), Distribution(3, 1.5, ((0.5, 1), (1.0, 2)))),)),
+        latency.family({("0",): Distribution(3, 1.5, ((0.5, 1), (1.0, 2)))}),
         gauge("training_nothing", {"0": float("nan")}),
     )
-    page.publish("two", [Family(FamilySpec("training_steps_total", "counter", "Steps."), (Sample((), 7),))])
     page.watch("self", page.families)
+    text_of(page)
 
-    answer = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=page.render(Format.TEXT, compress=False),
-        capture_output=True,
-        check=False,
-    )
+    body = page.render(Format.TEXT)
+    answer = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
 
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, b"", b"")
 
@@ -233,7 +259,7 @@ def _churn(page: Page, name: str, stop: threading.Event, failures: list[BaseExce
     """Publish and withdraw one block; every value of a publish is the same number."""
     source = random.Random(name)
     try:
-        while not stop.is_set():
+        while not stop.wait(0.001):
             mark = float(source.randrange(1_000_000))
             size = source.choice([0, 1, 30, 60])
             page.publish(
@@ -257,7 +283,7 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 
     def scrape(form: Format) -> None:
         for _ in range(25):
-            found = read(page.render(form, compress=False), form)
+            found = read(page.render(form), form)
             blocks: dict[str, set[float]] = {"a": set(), "b": set(), "c": set()}
             for (name, _labels), number in found.items():
                 blocks.get(name[0], set()).add(number)
@@ -267,8 +293,7 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
     scrapers = [threading.Thread(target=scrape, args=(form,)) for form in (*Format, Format.OPENMETRICS)]
     for thread in (*publishers, *scrapers):
         thread.start()
-    for thread in scrapers:
-        thread.join()
+    wait_until(lambda: not any(scraper.is_alive() for scraper in scrapers))
     stop.set()
     for thread in publishers:
         thread.join()
@@ -279,13 +304,98 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
     assert any(marks for blocks in bodies for marks in blocks.values())
 
 
-def test_a_scrape_does_not_wait_for_a_publisher() -> None:
-    page = page_of(runaway("a", range(10)))
-    page.render(Format.TEXT, compress=False)
+# The cap on series ----------------------------------------------------------------------------------------------------
 
-    with page._settling:  # as while another thread writes a large block
-        answers: list[bytes] = []
-        scrape = threading.Thread(target=lambda: answers.append(page.render(Format.TEXT, compress=True)))
-        scrape.start()
-        scrape.join(10.0)
-        assert len(answers) == 1
+
+def shown(page: Page, name: str, **labels: str) -> int:
+    """How many series of a family, with these labels, are on the page."""
+    body = read(page.render(Format.TEXT), Format.TEXT)
+    return sum(family == name and labels.items() <= dict(pairs).items() for family, pairs in body)
+
+
+def test_a_family_that_runs_away_displaces_no_other() -> None:
+    page = page_of(many("small", 1), many("wild", 5000), many("usual", 30), max_series=100)
+    page.publish("later", [many("late", 20)])
+
+    assert [shown(page, name) for name in ("small", "usual", "late", "wild")] == [1, 30, 20, 49]
+    assert dropped(page, "wild", "cap") >= 4951
+
+
+def test_our_own_families_have_room_before_the_stats_of_the_users() -> None:
+    stats = [many(f"user_stat_{each}", 40, run="a") for each in range(50)]
+    ours = [many(name, 30) for name in ("host_cpu_seconds", "cgroup_memory_bytes", "training_attempt")]
+    page = page_of(*stats, *ours, max_series=200)
+
+    assert [shown(page, each.name) for each in ours] == [30, 30, 30]
+    assert sum(shown(page, each.name) for each in stats) == 110
+
+
+def test_runs_share_the_room_for_stats_fairly() -> None:
+    wild = [many(f"wild_{each}", 10, run="wild") for each in range(100)]
+    page = page_of(*wild, many("modest", 40, run="modest"), max_series=100)
+
+    assert shown(page, "modest", run="modest") == 40
+    assert sum(shown(page, each.name) for each in wild) == 60
+
+
+def test_a_stat_of_two_runs_is_cut_for_the_one_that_runs_away() -> None:
+    spec = FamilySpec("stat", "gauge", "A stat.", ("run", "rank"))
+    runs: dict[tuple[str, ...], float | Distribution] = {("wild", str(each)): 1.0 for each in range(500)}
+    runs.update({("modest", str(each)): 1.0 for each in range(20)})
+    page = page_of(spec.family(runs), max_series=100)
+
+    assert (shown(page, "stat", run="modest"), shown(page, "stat", run="wild")) == (20, 80)
+
+
+def test_a_cut_family_keeps_its_first_series_while_others_change_a_little() -> None:
+    page = page_of(many("wild", 500), many("usual", 50), max_series=100)
+    before = read(page.render(Format.TEXT), Format.TEXT).keys()
+    page.publish("block", [many("wild", 500), many("usual", 45)])
+
+    assert before - read(page.render(Format.TEXT), Format.TEXT).keys() == {
+        ("usual", (("rank", str(each)),)) for each in range(45, 50)
+    }
+
+
+def test_everything_is_back_when_the_cause_is_gone() -> None:
+    page = page_of(many("usual", 90), max_series=100)
+    page.publish("later", [many("wild", 1000)])
+    assert shown(page, "usual") == 50
+
+    page.withdraw("later")
+
+    assert shown(page, "usual") == 90
+
+
+@pytest.mark.parametrize(("kind", "series"), [("histogram", 2 + 3), ("summary", 2)])
+def test_a_distribution_is_shown_whole_or_not_at_all(kind: str, series: int) -> None:
+    spec = FamilySpec("wild", kind, "", ("rank",))  # type: ignore[arg-type]
+    buckets = ((1.0, 1), (2.0, 2)) if kind == "histogram" else ()
+    page = page_of(
+        spec.family({(str(each),): Distribution(3, 1.0, buckets) for each in range(30)}),
+        max_series=series * 10 + 1,
+    )
+
+    assert len(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == series * 10
+
+
+def test_the_exporters_own_numbers_have_room_before_all_others() -> None:
+    page = page_of(many("host_wild", 5000), max_series=60)
+    page.watch("self", page.families)
+    text_of(page)
+
+    assert len(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) <= 60
+    assert value(page, "exporter_series_limit") == 60.0
+    assert (value(page, "exporter_series_dropped_total", family="host_wild", reason="cap") or 0) > 0
+
+
+def test_even_the_exporters_own_numbers_are_cut_at_the_cap() -> None:
+    page = page_of(gauge("usual", {"0": 1.0}), max_series=10)
+    page.watch("self", lambda: [many("own", 50)])
+
+    assert len(read(page.render(Format.TEXT), Format.TEXT)) == 10
+
+
+def test_a_page_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="found 0"):
+        Page(max_series=0)

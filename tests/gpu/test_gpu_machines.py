@@ -7,6 +7,7 @@ from gpu_support import DATA, UPDATE, Replayed, assert_sound, replay, values
 
 from exporter.collectors.gpu_families import NvmlStatus
 from exporter.collectors.gpu_state import ROWS
+from exporter.collectors.intake import metrics_of
 from exporter.collectors.nvml.machine_files import machine_names
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
@@ -39,8 +40,8 @@ def test_a_machine_gives_the_expected_exposition(name: str) -> None:
     families = played.families(status=HUNG if name == "h100-hang" else None)
     assert_sound(families)
     page = Page()
-    page.publish("gpu", families)
-    text = page.render(Format.TEXT, compress=False).decode()
+    page.publish("gpu", metrics_of(families))
+    text = page.render(Format.TEXT).decode()
 
     golden = DATA / f"{name}.metrics"
     if UPDATE:

@@ -22,6 +22,7 @@ from ledger_support import (
 from places import DATA
 
 from exporter.collectors.family import Family
+from exporter.collectors.intake import metrics_of
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page as ExpositionPage
 from exporter.ledger.feed_families import SPECS
@@ -353,9 +354,9 @@ def a_small_job(sidecar: Sidecar) -> list[Family]:
 def golden_text(directory: Path) -> str:
     sidecar = Sidecar(directory)
     page = ExpositionPage()
-    page.publish("feed", a_small_job(sidecar))
+    page.publish("feed", metrics_of(a_small_job(sidecar)))
     sidecar.state.close()
-    return page.render(Format.TEXT, compress=False).decode()
+    return page.render(Format.TEXT).decode()
 
 
 def test_the_families_of_a_small_job_are_these(tmp_path: Path) -> None:
@@ -366,8 +367,8 @@ def test_the_families_of_a_small_job_are_these(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_finds_nothing_to_mend(sidecar: Sidecar) -> None:
     page = ExpositionPage()
-    page.publish("feed", a_small_job(sidecar))
-    text = page.render(Format.TEXT, compress=False)
+    page.publish("feed", metrics_of(a_small_job(sidecar)))
+    text = page.render(Format.TEXT)
 
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import exporter.status
 from exporter.collectors.family import Distribution, Family, FamilySpec, FamilyType, Sample
+from exporter.collectors.intake import metrics_of
 from exporter.collectors.standing import CollectorStatus
 from exporter.status.attention import concerns
 from exporter.status.document import policy, render
@@ -124,13 +125,13 @@ def status(**changes: object) -> CollectorStatus:
 def page(
     rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: object
 ) -> Document:
-    readings, past = Readings(families(rows)), past or History()
+    readings, past = Readings(metrics_of(families(rows))), past or History()
     seen = view(about(**changes), readings, past, collectors)
     return Document(render(seen, concerns(seen, readings, past)))
 
 
 def warnings(rows: Rows, *collectors: CollectorStatus, past: History | None = None) -> list[str]:
-    readings, past = Readings(families(rows)), past or History()
+    readings, past = Readings(metrics_of(families(rows))), past or History()
     return [each.text for each in concerns(view(about(), readings, past, collectors), readings, past)]
 
 
@@ -150,7 +151,7 @@ def test_a_run_is_told_with_position_pace_goodput_and_losses() -> None:
                 ({"run": "night", "mode": "train"}, Distribution(10 * tick, 20.0 * tick, ()))
             ]
         }
-        past.note(tick * 5.0, Readings(families(steps)))  # type: ignore[arg-type]  # a histogram alone
+        past.note(tick * 5.0, Readings(metrics_of(families(steps))))  # type: ignore[arg-type]  # a histogram alone
     words = page(JOB, past=past).words
 
     for part in (
@@ -254,7 +255,7 @@ def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]
         throttled: Rows = {
             "gpu_clocks_event_seconds_total": [({**gpu, "reason": each}, 4.0 * tick) for each in reasons]
         }
-        past.note(5.0 * tick, Readings(families(throttled)))
+        past.note(5.0 * tick, Readings(metrics_of(families(throttled))))
     rows: Rows = {
         "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (gpu, 1.0)],
         "gpu_devices_expected": [({}, 8.0)],
@@ -355,7 +356,7 @@ def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
         rows: Rows = (
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
-        past.note(float(at), Readings(families(rows)))
+        past.note(float(at), Readings(metrics_of(families(rows))))
 
     assert past.rates("tokens", "r") == [10.0, None, None, None, 10.0]
 

@@ -25,9 +25,8 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0
 class Formats(Page):
     """Says which form was asked for."""
 
-    def metrics(self, form: Format, *, compress: bool) -> bytes:
-        body = form.name.encode()
-        return gzip.compress(body) if compress else body
+    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
+        return form.name.encode()
 
 
 def curl(*arguments: str) -> str:
@@ -217,7 +216,7 @@ def test_a_reload_asked_for_during_another_is_done_after_it() -> None:
 
 def test_a_page_that_cannot_be_made_is_an_error_that_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Page):
-        def metrics(self, form: Format, *, compress: bool) -> bytes:
+        def metrics(self, form: Format, names: frozenset[str]) -> bytes:
             raise KeyError("defect")
 
     with caplog.at_level(logging.ERROR), serving(Broken()) as server:
@@ -329,7 +328,7 @@ def test_an_evicted_client_does_not_cancel_the_render_for_the_others() -> None:
     page, begun, free = Page(), threading.Event(), threading.Event()
 
     class Slow(Page):
-        def metrics(self, form: Format, *, compress: bool) -> bytes:
+        def metrics(self, form: Format, names: frozenset[str]) -> bytes:
             begun.set()
             free.wait(5)
             return page.body

@@ -311,7 +311,7 @@ def test_a_share_that_hangs_costs_half_a_second_once(
 
 def test_a_scrape_goes_through_with_the_form_it_asks_for_over_tls(authority: Authority) -> None:
     class Named(Page):
-        def metrics(self, form: Format, *, compress: bool) -> bytes:
+        def metrics(self, form: Format, names: frozenset[str]) -> bytes:
             return form.name.encode()
 
     accept = {"Accept": "application/openmetrics-text;version=1.0.0"}

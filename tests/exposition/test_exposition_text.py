@@ -1,0 +1,234 @@
+"""Families to bytes: the same as prometheus_client, and never a body that a scraper cannot read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from exposition_support import dropped, gauge, library_body, page_of, read, text_of, valid_families, value
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.core import Metric, StateSetMetricFamily, SummaryMetricFamily
+from prometheus_client.samples import Exemplar, Sample
+
+from exporter.exposition.negotiation import Format
+from exporter.exposition.text import MAX_LABEL_VALUE_BYTES, MAX_LABELS
+from exporter.families import Distribution, FamilySpec
+
+FORMS = pytest.mark.parametrize("form", list(Format))
+
+STEPS = FamilySpec(
+    "training_steps_total", "counter", 'Steps done, "all" of them.\nSince the start.', ("run", "rank")
+)
+LATENCY = FamilySpec("training_latency_seconds", "histogram", "Time of a batch.", ("zone", "card"), "seconds")
+SIZE = FamilySpec("training_size_bytes", "summary", "Size of a batch.", (), "bytes")
+LOSS = FamilySpec("training_loss", "gauge", "Loss.", ("rank",))
+RUN = FamilySpec("training_run_info", "info", "The run.", ("name",))
+FAMILIES = [
+    STEPS.family({("a\\b", "0"): 12, ('say "hi"\n', ""): 2.5e9}),
+    LATENCY.family({("z", "c"): Distribution(7, 1.25, ((0.1, 2), (2500000.0, 7)))}),
+    SIZE.family({(): Distribution(3, 4096.0)}),
+    LOSS.family({("0",): -0.5}),
+    RUN.family({("é",): 1}),
+]
+
+TEXT_BODY = r"""# HELP training_steps_total Steps done, "all" of them.\nSince the start.
+# TYPE training_steps_total counter
+training_steps_total{rank="0",run="a\\b"} 12.0
+training_steps_total{run="say \"hi\"\n"} 2.5e+09
+# HELP training_latency_seconds Time of a batch.
+# TYPE training_latency_seconds histogram
+training_latency_seconds_bucket{card="c",le="0.1",zone="z"} 2.0
+training_latency_seconds_bucket{card="c",le="2.5e+06",zone="z"} 7.0
+training_latency_seconds_bucket{card="c",le="+Inf",zone="z"} 7.0
+training_latency_seconds_count{card="c",zone="z"} 7.0
+training_latency_seconds_sum{card="c",zone="z"} 1.25
+# HELP training_size_bytes Size of a batch.
+# TYPE training_size_bytes summary
+training_size_bytes_count 3.0
+training_size_bytes_sum 4096.0
+# HELP training_loss Loss.
+# TYPE training_loss gauge
+training_loss{rank="0"} -0.5
+# HELP training_run_info The run.
+# TYPE training_run_info gauge
+training_run_info{name="é"} 1.0
+"""
+
+
+def test_a_plain_text_body_is_written_to_the_byte_as_expected() -> None:
+    assert text_of(page_of(*FAMILIES)) == TEXT_BODY
+
+
+def test_an_openmetrics_body_has_types_and_units_of_its_own_and_an_end() -> None:
+    body = page_of(*FAMILIES).render(Format.OPENMETRICS).decode()
+
+    assert '# HELP training_steps Steps done, \\"all\\" of them.\\nSince the start.\n' in body
+    assert "# UNIT training_latency_seconds seconds\n" in body
+    assert "# TYPE training_run info\n" in body
+    assert body.endswith("\n# EOF\n")
+
+
+@FORMS
+@settings(deadline=None)
+@given(families=valid_families())
+def test_every_byte_is_that_of_prometheus_client(form: Format, families: list[Metric]) -> None:
+    assert page_of(*families).render(form) == library_body(families, form)
+
+
+@FORMS
+@settings(deadline=None)
+@given(families=valid_families())
+def test_the_official_parser_reads_back_what_was_published(form: Format, families: list[Metric]) -> None:
+    found = read(page_of(*families).render(form), form)
+
+    samples = [sample for family in families for sample in family.samples]
+    assert found == {(each.name, tuple(sorted(each.labels.items()))): float(each.value) for each in samples}
+
+
+def test_a_histogram_without_a_sum_keeps_its_count_in_plain_text_only() -> None:
+    page = page_of(LATENCY.family({("z", "c"): Distribution(7, None, ((0.1, 2),))}))
+
+    text = read(page.render(Format.TEXT), Format.TEXT)
+    openmetrics = read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
+
+    assert {name for name, _ in text} == {"training_latency_seconds_bucket", "training_latency_seconds_count"}
+    assert {name for name, _ in openmetrics} == {"training_latency_seconds_bucket"}
+
+
+def test_a_histogram_with_a_bound_below_zero_has_no_sum() -> None:
+    page = page_of(LATENCY.family({("z", "c"): Distribution(7, 3.0, ((-0.1, 2),))}))
+
+    assert "_sum" not in text_of(page)
+    assert value(page, "training_latency_seconds_bucket", zone="z", card="c", le="-0.1") == 2.0
+
+
+def test_a_state_set_whose_label_has_another_name_is_a_gauge_in_openmetrics() -> None:
+    state = FamilySpec("training_run_state", "stateset", "State.", ("run", "state"))
+    page = page_of(
+        state.family({("a", "running"): 1, ("a", "hung"): 0}),
+        StateSetMetricFamily("of_the_library", "State.", {"on": True, "off": False}),
+    )
+
+    assert value(page, "training_run_state", run="a", state="running") == 1.0
+    assert value(page, "of_the_library", of_the_library="on") == 1.0
+    assert b"# TYPE of_the_library stateset\n" in page.render(Format.OPENMETRICS)
+
+
+def test_timestamps_exemplars_and_times_of_creation_are_not_written() -> None:
+    metric = Metric("foreign", "Foreign.", "counter")
+    metric.add_sample("foreign_total", {}, 3.0, timestamp=17.0, exemplar=Exemplar({"trace": "1"}, 2.0))
+    metric.add_sample("foreign_created", {}, 17.0)
+
+    assert text_of(page_of(metric)).splitlines()[2:] == ["foreign_total 3.0"]
+
+
+def test_the_quantiles_of_a_foreign_summary_are_written() -> None:
+    summary = SummaryMetricFamily("foreign", "Foreign.", count_value=2, sum_value=3.0)
+    summary.add_sample("foreign", {"quantile": "0.5"}, 1.5)
+
+    assert value(page_of(summary), "foreign", quantile="0.5") == 1.5
+
+
+def test_a_colon_in_a_name_stays_in_openmetrics_where_the_library_loses_it() -> None:
+    assert value(page_of(gauge("a:b", {"0": 1.0})), "a:b", rank="0") == 1.0
+
+
+def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
+    page = page_of(FamilySpec("x", "gauge", "a\udc80b").family({(): 1}))
+
+    assert "# HELP x a?b\n" in text_of(page)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "reason"),
+    [
+        ("gauge", ({"rank": "1"}, float("nan")), "value"),
+        ("gauge", ({"rank": "1"}, "5"), "value"),
+        ("gauge", ({"rank": "1"}, None), "value"),
+        ("gauge", ({"rank": "1"}, 10**400), "value"),
+        ("gauge", ({"rank": "0"}, 6.0), "duplicate"),
+        ("gauge", ({"rank": 1}, 6.0), "labels"),
+        ("gauge", ({"rank": ["1"]}, 6.0), "labels"),
+        ("gauge", ({"rank": "\udcff"}, 6.0), "labels"),
+        ("gauge", ({"rank": "é" * (MAX_LABEL_VALUE_BYTES // 2) + "x"}, 6.0), "labels"),
+        ("gauge", ({"a-b": "1"}, 6.0), "labels"),
+        ("gauge", ({"a\n": "1"}, 6.0), "labels"),
+        ("gauge", ({"__name__": "1"}, 6.0), "labels"),
+        ("gauge", (dict.fromkeys([f"l{each}" for each in range(MAX_LABELS + 1)], "1"), 6.0), "labels"),
+        ("gauge", (None, 6.0), "labels"),
+        ("counter", ({"rank": "1"}, -1.0), "value"),
+        ("info", ({"rank": "1"}, 2), "value"),
+    ],
+)
+def test_a_bad_sample_is_left_out_and_counted_and_its_neighbours_stay(
+    kind: Any, bad: tuple[Any, Any], reason: str
+) -> None:
+    name = {"counter": "good_total", "info": "good_info"}.get(kind, "good")
+    spec = FamilySpec(name, kind, "Good.", ("rank",))
+    clean, family = spec.family({("0",): 1.0, ("2",): 1.0}), spec.family({("0",): 1.0, ("2",): 1.0})
+    family.samples.insert(1, Sample(name, *bad))
+    page = page_of(family)
+
+    assert text_of(page) == text_of(page_of(clean))
+    assert dropped(page, name, reason) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (Distribution(1, 1.0, ((1.0, 2),)), "value"),
+        (Distribution(9, 1.0, ((1.0, 2), (2.0, 1))), "value"),
+        (Distribution(9, 1.0, ((2.0, 1), (1.0, 2))), "value"),
+        (Distribution(9, 1.0, ((1.0, 1), (float("inf"), 9))), "duplicate"),
+        (Distribution(9, 1.0, ((float("nan"), 1),)), "value"),
+        (Distribution(-1, 1.0), "value"),
+        (Distribution(1, -1.0), "value"),
+        (Distribution(1, float("nan")), "value"),
+    ],
+)
+def test_a_histogram_with_a_bad_bucket_is_left_out_whole(value: Distribution, reason: str) -> None:
+    page = page_of(LATENCY.family({("z", "c"): value}), gauge("after", {"0": 1.0}))
+
+    assert set(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == {("after", (("rank", "0"),))}
+    assert dropped(page, "training_latency_seconds", reason) >= 3
+
+
+@pytest.mark.parametrize("name", ["a-b", "é", "a" * 300, "a.b", "1a"])
+def test_a_family_whose_name_cannot_be_written_is_left_out(name: str) -> None:
+    page = page_of(gauge("before", {"0": 1.0}), Metric(name, "", "gauge"), gauge("after", {"0": 1.0}))
+
+    found = read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
+
+    assert [name for name, _ in found] == ["before", "after"]
+
+
+_TEXTS = st.text(st.characters(codec=None), max_size=4) | st.sampled_from(
+    ["a", "a_total", "a_info", "a_count"]
+)
+
+
+@st.composite
+def _wild(draw: st.DrawFn) -> Metric:
+    metric = Metric(
+        "a", draw(_TEXTS), draw(st.sampled_from(["counter", "gauge", "histogram", "summary", "info"]))
+    )
+    metric.name = draw(_TEXTS)
+    for _ in range(draw(st.integers(0, 4))):
+        labels = draw(st.dictionaries(_TEXTS, _TEXTS, max_size=2))
+        metric.add_sample(
+            metric.name + draw(st.sampled_from(["", "_total", "_info", "_count", "_sum", "_bucket", "_x"])),
+            labels,
+            draw(st.floats() | st.none() | st.integers(-1, 5)),  # type: ignore[arg-type]  # that is the point
+        )
+    return metric
+
+
+@settings(deadline=None)
+@given(families=st.lists(_wild(), max_size=4))
+def test_whatever_is_published_the_plain_text_parses_to_its_end(families: list[Metric]) -> None:
+    page = page_of(*families)
+    page.watch("wild too", lambda: families)
+    page.watch("self", page.families)
+
+    assert "exporter_series" in {name for name, _ in read(page.render(Format.TEXT), Format.TEXT)}
