@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 from collectors_support import OF_JOB, Board, assert_sound, metrics_of, text_of, value_of
+from prometheus_client.core import Metric
 from waiting import wait_until
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
+from exporter.collectors.family import Family
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.hardware import HardwareCollector
 from exporter.collectors.host.network import NetworkCollector
@@ -56,7 +58,10 @@ def test_promtool_finds_nothing_wrong_with_the_names_of_all_families() -> None:
     scheduler.start()
     wait_until(lambda: all(status.success is not None for status in scheduler.statuses()))
     scheduler.stop()
-    families = [*scheduler.families(), *(family for block in board.blocks.values() for family in block)]
+    families: list[Family | Metric] = [
+        *scheduler.families(),
+        *(family for block in board.blocks.values() for family in block),
+    ]
     checked = subprocess.run(
         ["promtool", "check", "metrics"],
         input=text_of(families),
