@@ -131,9 +131,10 @@ from pathlib import Path
 from exporter.cli import run
 at = sys.argv.index("--")
 feed, linger, sidecar, job = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:at], sys.argv[at + 1:]
-plan = run.Plan(tuple(job), dict(os.environ), tuple(sidecar), feed, linger)
+plan = run.Plan(tuple(job), dict(os.environ), tuple(sidecar), feed, linger, run="r")
 sys.exit(run.supervise(plan))
 """
+FIRST_LINE = "exporter: run r\n"
 JOINING_SIDECAR = ("/bin/sh", "-c", "exit 3")
 
 

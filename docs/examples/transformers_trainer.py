@@ -8,5 +8,5 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **size))
 tokens = torch.randint(0, 64, (64, 8))
 dataset = [{"input_ids": each, "labels": each} for each in tokens]
 arguments = TrainingArguments("output", max_steps=10, save_steps=5, report_to=[])
-# callbacks= is not needed under `python -m exporter run`.
+# callbacks= is not needed under `training-exporter run`.
 Trainer(model, arguments, train_dataset=dataset, callbacks=[transformers.callback()]).train()

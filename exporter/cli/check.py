@@ -1,4 +1,4 @@
-"""`python -m exporter check [flags]`: what a person types first when nothing shows up.
+"""`training-exporter check [flags]`: what a person types first when nothing shows up.
 
 Asks everything that stands between a training process and a number in Prometheus, and says for each what is
 the case and what to do. Each question has a thread and a deadline, so that a dead network file system costs a
@@ -21,7 +21,7 @@ from functools import partial
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.finding import Finding, Surroundings
-from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, Parser, add_flags, resolve
+from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, PROGRAM, Parser, add_flags, resolve
 from exporter.cli.machine_probes import MACHINE_PROBES
 from exporter.cli.probes import PROBES, python
 from exporter.errors import ConfigurationError
@@ -30,8 +30,8 @@ from exporter.version import __version__
 DESCRIPTION = """\
 Finds out why nothing shows up. Changes nothing; the exit status is 1 when something fails.
 
-    python -m exporter check
-    python -m exporter check --check.python=/opt/conda/bin/python
+    training-exporter check
+    training-exporter check --check.python=/opt/conda/bin/python
 """
 FORMATS = ("text", "json")
 DEADLINE_SECONDS = 10.0
@@ -61,7 +61,7 @@ def main(
     Raises:
         ConfigurationError: A flag is unknown or incomplete.
     """
-    parser = Parser("exporter check", DESCRIPTION)
+    parser = Parser(f"{PROGRAM} check", DESCRIPTION)
     add_flags(parser)
     own = parser.add_argument_group("check")
     own.add_argument("--check.format", choices=FORMATS, default=FORMATS[0], help="text (default) or json")

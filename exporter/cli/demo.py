@@ -1,4 +1,4 @@
-"""`python -m exporter demo [flags]`: the sidecar and a small simulated job, to be scraped at once.
+"""`training-exporter demo [flags]`: the sidecar and a small simulated job, to be scraped at once.
 
 The parent of real processes: a sidecar, as `run` starts it, and two ranks (`simulated_job`) that write to a
 private feed directory. When a rank dies it ends the others and starts all of them again, as torchrun would, and it
@@ -23,9 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from exporter.cli import job, sidecar_process
-from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, Parser, add_flags, parse_duration_flag, resolve
-from exporter.cli.run import say
+from exporter.cli import processes
+from exporter.cli.flags import (
+    FEED_DIRECTORY_VARIABLE,
+    PROGRAM,
+    Parser,
+    add_flags,
+    parse_duration_flag,
+    resolve,
+)
+from exporter.cli.processes import say
 from exporter.cli.scenario import DEFAULT, Scenario
 from exporter.cli.sidecar_process import (
     DURATION_FLAG,
@@ -47,8 +54,8 @@ DESCRIPTION = """\
 Serves the metrics of a small simulated training job on a described machine with GPUs: no GPU, no torch, nothing
 to install.
 
-    python -m exporter demo
-    python -m exporter demo --gpu.replay=h100-lost
+    training-exporter demo
+    training-exporter demo --gpu.replay=h100-lost
 """
 RUN_NAME = "demo"
 REPLAY_FLAG, REPLAYED = "--gpu.replay", "h100"
@@ -157,7 +164,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         ConfigurationError: As for `main`.
         ListenError: As for `main`.
     """
-    parser = Parser("exporter demo", DESCRIPTION)
+    parser = Parser(f"{PROGRAM} demo", DESCRIPTION)
     add_flags(parser)
     own = parser.add_argument_group("demo")
     own.add_argument(
@@ -261,7 +268,7 @@ class Demo:
         }
         command = (*plan.sidecar, f"{FEED_FLAG}={feed_directory}")
         self._sidecar = SidecarProcess(
-            start=lambda: sidecar_process.spawn(command, mask=mask, defaults=job.IGNORED_BY_PYTHON),
+            start=lambda: processes.start_own(command, mask=mask),
             owned=lambda: False,
             say=say,
         )
@@ -336,11 +343,11 @@ class Demo:
         options = [f"{name}={value}" for name, value in arguments.items()]
         return os.posix_spawn(
             sys.executable,
-            [sys.executable, "-m", "exporter.cli.simulated_job", *options],
+            processes.own_command("-m", "exporter.cli.simulated_job", *options),
             {**self._environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             file_actions=[(os.POSIX_SPAWN_DUP2, self._life_line, 0)],
             setsigmask=self._mask,
-            setsigdef=job.IGNORED_BY_PYTHON,
+            setsigdef=processes.IGNORED_BY_PYTHON,
         )
 
     def _wait(self, seconds: float) -> None:
@@ -375,7 +382,9 @@ class Demo:
         for pid in self._ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        say(f"rank {rank} ended with status {job.exit_status(status)}; all ranks start again in {delay:g} s")
+        say(
+            f"rank {rank} ended with status {processes.exit_status(status)}; all ranks start again in {delay:g} s"
+        )
 
     def _answers(self) -> bool:
         """Whether the sidecar accepts connections."""

@@ -26,6 +26,7 @@ from exporter.config.loader import load_file, parse, suggest
 from exporter.config.options import Duration
 from exporter.errors import ConfigurationError, Problem
 
+PROGRAM = "training-exporter"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 
 # Flag → (section, key, type of the value).

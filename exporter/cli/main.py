@@ -1,4 +1,4 @@
-"""`python -m exporter`: takes the command line apart and starts what it asks for.
+"""`training-exporter`: takes the command line apart and starts what it asks for.
 
 Runs in the sidecar and in its subcommands, on the main thread. Starting is loud: what is wrong with the command
 line, the configuration, the directories or the address is told on standard error, a line per problem, and the
@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 
-from exporter.cli.flags import Parser, add_flags, parse_duration_flag, resolve
+from exporter.cli.flags import PROGRAM, Parser, add_flags, parse_duration_flag, resolve
 from exporter.config.loader import suggest
 from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, Problem, StateError
 from exporter.version import __version__
@@ -27,11 +27,13 @@ COMMANDS = ("run", "check", "demo", "push")
 _DESCRIPTION = """\
 Prometheus exporter that runs beside a training job.
 
-  exporter [flags]                        serve the metrics of this machine and of the jobs on it
-  exporter run [flags] -- COMMAND ARG...  run a job with the exporter beside it
-  exporter check [flags]                  find out why nothing shows up
-  exporter demo [flags]                   serve a small simulated job
-  exporter push [flags] TARGET            put the metrics into a file or a Pushgateway
+  training-exporter [flags]                     serve the metrics of this machine and of the jobs on it
+  training-exporter run [flags] COMMAND ARG...  run a job with the exporter beside it
+  training-exporter check [flags]               find out why nothing shows up
+  training-exporter demo [flags]                serve a small simulated job
+  training-exporter push [flags] TARGET         put the metrics into a file or a Pushgateway
+
+The same as python -m exporter, except that nothing else called exporter can take its place.
 """
 
 
@@ -89,7 +91,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    parser = Parser("exporter", _DESCRIPTION)
+    parser = Parser(PROGRAM, _DESCRIPTION)
     add_flags(parser)
     python = f"{platform.python_implementation()} {platform.python_version()}"
     parser.add_argument(

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import pwd
 import ssl
 import stat
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.finding import Finding, Surroundings, bytes_text
+from exporter.cli.silence import look, remedy
 from exporter.config.options import format_duration
 from exporter.errors import ConfigurationError, FeedDirectoryError, FeedFormatError, ListenError
 from exporter.feed import runs
@@ -31,7 +30,6 @@ from exporter.web.listen import bind, parse_addresses
 from exporter.web.webconfig import load_web_config
 
 ANSWER_SECONDS = 3.0
-PYTHON_SECONDS = 8.0
 SMALL_FREE_BYTES = 4 << 20
 # Record locks and renames over these depend on their servers.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
@@ -51,16 +49,6 @@ REFUSED_REMEDIES = {
     **dict.fromkeys(("symlink", "links", "not_regular"), _PLANTED),
 }
 """What to do about a feed file, by the reader's reason to refuse it."""
-
-LOOK_FOR_EXPORTER = """
-import json, sys
-try:
-    import exporter
-    found = {"version": exporter.__version__, "path": exporter.__file__}
-except Exception as error:
-    found = {"error": f"{type(error).__name__}: {error}"}
-print(json.dumps({**found, "python": sys.version.split()[0]}))
-"""
 
 
 def feed_directory_of(configuration: Configuration) -> Path:
@@ -115,7 +103,7 @@ def sidecar(configuration: Configuration, around: Surroundings) -> Iterator[Find
     """Whether an exporter serves the feed directory."""
     owner = runs.owner(feed_directory_of(configuration))
     if owner is None:
-        remedy = "start one: python -m exporter, or run the job with: python -m exporter run -- COMMAND"
+        remedy = "start one: training-exporter, or run the job with: training-exporter run COMMAND"
         yield Finding("warn", "sidecar", "no exporter serves the feed directory", remedy)
         return
     where = "in another container" if owner == 0 else f"process {owner}"
@@ -214,37 +202,39 @@ def _taken(subject: str, base: str, refusal: str) -> Finding:
 
 
 def python(path: str, around: Surroundings) -> Iterator[Finding]:
-    """Whether an interpreter can import the package."""
+    """Whether an interpreter can import the package, as a job would: not from the current directory."""
     subject = f"python {path}"
-    remedy = f"install it there: {path} -m pip install training-exporter"
-    try:
-        # From the root directory: a checkout in the current one would be found here, but not by the job.
-        ended = subprocess.run(
-            [path, "-B", "-c", LOOK_FOR_EXPORTER],
-            cwd="/",
-            env={name: value for name, value in around.environ.items() if name != "PYTHONSTARTUP"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PYTHON_SECONDS,
-            check=False,
-        )
-        found = json.loads(ended.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        yield Finding("FAIL", subject, f"does not answer within {PYTHON_SECONDS:g} s", "try it by hand")
-        return
-    except OSError as error:
-        yield Finding("FAIL", subject, f"cannot be started: {error.strerror}", "give --check.python=PATH")
-        return
-    except (ValueError, IndexError):
-        lines = ended.stderr.strip().splitlines() or [f"status {ended.returncode}"]
-        yield Finding("FAIL", subject, f"no usable answer: {lines[-1]}", "is it a Python from 3.10 on?")
-        return
-    if "error" in found:
-        yield Finding("FAIL", subject, f"cannot import exporter ({found['error']})", remedy)
+    environment = {name: value for name, value in around.environ.items() if name != "PYTHONSTARTUP"}
+    seen = look(path, first="/", environment=environment)
+    if not seen.python:
+        yield Finding("FAIL", subject, seen.error, "give --check.python=PATH of a Python from 3.10 on")
+    elif seen.ours and not seen.error:
+        yield Finding("ok", subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
+    elif seen.path and not seen.ours:
+        found = f"imports {seen.path} as exporter, in place of this package"
+        yield Finding("FAIL", subject, found, "give that file or folder another name")
     else:
-        text = f"{found['python']} imports exporter {found['version']} from {found['path']}"
-        yield Finding("ok", subject, text)
+        found = f"cannot import exporter ({seen.error or 'it is not installed'})"
+        yield Finding("FAIL", subject, found, remedy(path, seen.site))
+
+
+def silent_jobs(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
+    """Which jobs of `run` record nothing, and why."""
+    del around
+    directory = feed_directory_of(configuration)
+    recording = {entry.snapshot.process.run for entry in _scan(configuration)}
+    for job in runs.jobs(directory):
+        if job.silence is not None and job.run not in recording:
+            yield Finding(
+                "FAIL", "run", f'"{job.run}" records nothing: {job.silence.found}', job.silence.remedy
+            )
+
+
+def _scan(configuration: Configuration) -> Sequence[FeedEntry]:
+    reader = FeedReader(feed_directory_of(configuration), max_bytes=configuration.feed.max_file_size)
+    with contextlib.suppress(FeedDirectoryError):  # told by the probe of the directory
+        return reader.scan().entries
+    return ()
 
 
 def recording_rules(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
@@ -285,7 +275,7 @@ def state_directory(configuration: Configuration, around: Surroundings) -> Itera
     yield Finding("ok", subject, f"{path} is writable")
 
 
-PROBES = (feed_directory, sidecar, writers, ports, recording_rules, state_directory)
+PROBES = (feed_directory, sidecar, writers, silent_jobs, ports, recording_rules, state_directory)
 """In the order in which a person would look."""
 
 

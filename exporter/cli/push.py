@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
-from exporter.cli.flags import Parser, parse_duration_flag
+from exporter.cli.flags import PROGRAM, Parser, parse_duration_flag
 from exporter.cli.signals import ENDING, Signals
 from exporter.errors import ConfigurationError, Problem
 
 DESCRIPTION = """\
 Puts the exporter's page where something else fetches it; takes it away at the end, and while there is none.
 
-    exporter push /var/lib/node_exporter/training.prom
-    exporter push --interval=1m http://gateway:9091/metrics/job/training/instance/node7
-    exporter push --once --name='training_*' training.prom
+    training-exporter push /var/lib/node_exporter/training.prom
+    training-exporter push --interval=1m http://gateway:9091/metrics/job/training/instance/node7
+    training-exporter push --once --name='training_*' training.prom
 """
 TIMEOUT_SECONDS = 10.0
 SHORTEST_SECONDS = 0.1
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         ConfigurationError: The command line is wrong.
     """
     del environ
-    parser = Parser("exporter push", DESCRIPTION)
+    parser = Parser(f"{PROGRAM} push", DESCRIPTION)
     parser.add_argument("--from", metavar="URL", default=_FROM, help=f"the page ({_FROM})")
     parser.add_argument("--interval", metavar="DURATION", default="15s", help="between two pushes (15s)")
     parser.add_argument("--name", metavar="PATTERN", action="append", default=[], help="these families only")

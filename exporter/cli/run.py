@@ -1,38 +1,46 @@
-"""`python -m exporter run [flags] -- COMMAND ARG...`: the job, with the sidecar beside it.
+"""`training-exporter run [flags] COMMAND ARG...`: a training job with the exporter beside it.
 
-One small process between the user's shell and the job, without threads: all signals are blocked and taken
-one at a time. In come signals and the ends of its children; out go the signals that were meant for the job
-and did not reach it, and the job's own exit status. The job shares the process group, the terminal and the
-standard streams, as if `run` were not there.
+Stands where the job stood: in the shell, the container, the batch script, torchrun's command line. The job is started
+first and waits for nothing; the sidecar is started apart, joined where one serves the feed directory already, and
+started again when it dies. Signals that reach `run` alone are passed on to the job, those that reached the whole
+process group are not, since the job has them. `run` ends as the job has ended: by its signal, or with its status.
 
-The job depends on nothing here: a taken port, a dead sidecar, a feed directory that cannot be used cost a
-line on standard error. When `run` is killed, the job goes on, and the sidecar ends when neither a run nor a
-writer of the feed is left.
+No threads: signals are blocked and taken one at a time, so that nothing happens between two lines.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.cli import job, sidecar_process
-from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, Parser, add_flags, parse_duration_flag, resolve
+from exporter.cli import processes
+from exporter.cli.flags import (
+    FEED_DIRECTORY_VARIABLE,
+    PROGRAM,
+    Parser,
+    add_flags,
+    parse_duration_flag,
+    resolve,
+)
+from exporter.cli.processes import say
 from exporter.cli.sidecar_process import LINGER_FLAG, NAME_FLAG, SidecarProcess, sidecar_command
-from exporter.cli.witness import SETTLE_SECONDS, Witness
+from exporter.cli.signal_probe import SETTLE_SECONDS, SignalProbe
 from exporter.errors import ConfigurationError, FeedError, Problem
 from exporter.feed import runs
 from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
-from exporter.feed.runs import Registration
+from exporter.feed.runs import Job, Registration
+from exporter.recording.identity import LAUNCH, launch_name, script_of
 
 # Python ignores SIGPIPE and SIGXFSZ; blocked, they would queue up for the writes of `run` itself. Faults
 # (SIGSEGV, …) end a process even when blocked, and from `kill` they are passed on like everything else.
-TAKEN = frozenset(signal.valid_signals()) - job.IGNORED_BY_PYTHON
+TAKEN = frozenset(signal.valid_signals()) - processes.IGNORED_BY_PYTHON
 STOPPING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 SI_KERNEL = 0x80
@@ -41,20 +49,20 @@ SI_KERNEL = 0x80
 STOP_FOLLOWS_SECONDS = 5.0
 LONG_SECONDS = 3600.0
 
-# What the sidecar gets, beyond its lingering, to notice the end and to finish the answers under way (8 s);
-# and after it was told to end.
-FINISH_SECONDS = 10.0
-DRAIN_SECONDS = 5.0
-AT_ONCE_SECONDS = 2.0
-POLL_SECONDS = 0.2
+ASKED_TO_END_SECONDS = 3.0
+"""After SIGTERM or Ctrl-C somebody waits for the end, and may kill what does not come to it."""
+KILL_SECONDS = 1.5
+"""What the sidecar has, within the time that is given to it, between SIGTERM and SIGKILL."""
+POLL_SECONDS = 0.1
 QUIET_SECONDS = 2.0
 
-DESCRIPTION = """\
-Runs COMMAND with the exporter beside it, and ends with COMMAND's own exit status.
+DESCRIPTION = f"""\
+Runs COMMAND with the exporter beside it, and ends as COMMAND ends: by its signal, or with its exit status.
 
-    python -m exporter run -- torchrun --nproc-per-node 8 train.py
+    {PROGRAM} run python train.py
+    {PROGRAM} run --run.name=llama-7b torchrun --nproc-per-node 8 train.py
 """
-USAGE = "exporter run [flags] -- COMMAND ARG..."
+USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
 DEFAULT_LINGER = "30s"
 
 
@@ -68,6 +76,8 @@ class Plan:
         sidecar: The sidecar's command line.
         feed_directory: Absolute.
         linger_seconds: How long the sidecar may wait for the last scrape.
+        run: The run's name, as the job is given it.
+        page: Where the status page will be; "" where that is not known.
         watched: Whether there is to be a sidecar: not with `EXPORTER_DISABLED=1`.
     """
 
@@ -76,6 +86,8 @@ class Plan:
     sidecar: tuple[str, ...]
     feed_directory: Path
     linger_seconds: float
+    run: str = ""
+    page: str = ""
     watched: bool = True
 
 
@@ -87,7 +99,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         environ: The environment, for the job too.
 
     Returns:
-        The job's exit status.
+        The job's exit status; not for a job that has died by a signal, which ends this process too.
 
     Raises:
         ConfigurationError: The flags or the configuration file are wrong; nothing was started.
@@ -105,51 +117,64 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     Raises:
         ConfigurationError: As for `main`.
     """
-    separator = arguments.index("--") if "--" in arguments else len(arguments)
-    flags, command = arguments[:separator], tuple(arguments[separator + 1 :])
-    parser = Parser("exporter run", DESCRIPTION)
+    parser = Parser(f"{PROGRAM} run", DESCRIPTION)
     parser.usage = USAGE
     add_flags(parser)
     own = parser.add_argument_group("run")
     own.add_argument(
-        NAME_FLAG, metavar="NAME", help="the run's name (default $EXPORTER_RUN, else the launcher's)"
+        NAME_FLAG,
+        metavar="NAME",
+        help="the run's name, under which it goes on after a restart (default $EXPORTER_RUN, Slurm's job id, else a "
+        "new name for each launch, such as train-20261122-1721-3f)",
     )
     own.add_argument(
         LINGER_FLAG,
         metavar="DURATION",
         default=DEFAULT_LINGER,
-        help=f"wait for the last scrape after the job, at most so long (default {DEFAULT_LINGER})",
+        help="how long to wait at most, after the job, for the next scrape of a scraper that comes regularly "
+        f"(default {DEFAULT_LINGER}; {ASKED_TO_END_SECONDS:g} s after SIGTERM or Ctrl-C)",
     )
-    missing = [Problem("command line", None, None, f"the job's command comes after two dashes: {USAGE}")]
-    try:
-        given = parser.parse_flags(flags)
-    except ConfigurationError as error:
-        # A command without the dashes: what would be said of each of its words leads astray.
-        if not command and any(problem.source == "command line" for problem in error.problems):
-            raise ConfigurationError(missing) from error
-        raise
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ARG...", help="the job")
+    given = parser.parse_flags(arguments)
+    flags = tuple(arguments[: len(arguments) - len(given.command)])
+    command = tuple(given.command[1:] if given.command[:1] == ["--"] else given.command)
+    flags = flags[:-1] if flags[-1:] == ("--",) else flags  # depends on Python's release
     if not command:
-        raise ConfigurationError(missing)
+        raise ConfigurationError([Problem("command line", None, None, f"no command is given: {USAGE}")])
     configuration = resolve(given, environ)
     linger_seconds = parse_duration_flag(LINGER_FLAG, vars(given)["run.linger"])
     feed_directory = (configuration.feed.dir or default_directory(own_uid())).absolute()
-    environment = {"EXPORTER_AUTO": "1", **environ, FEED_DIRECTORY_VARIABLE: str(feed_directory)}
+    environment = {
+        "EXPORTER_AUTO": "1",
+        **environ,
+        FEED_DIRECTORY_VARIABLE: str(feed_directory),
+        LAUNCH: launch_name(script_of(command), time.time()),
+    }
     if vars(given)["run.name"] is not None:
         environment["EXPORTER_RUN"] = vars(given)["run.name"]
+    name = environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or environment[LAUNCH]
     return Plan(
         command=command,
         environment=environment,
         sidecar=sidecar_command(flags, vars(given), linger_seconds=linger_seconds),
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
+        run=name,
+        page=_page(configuration.web.listen_address[0], tls=configuration.web.config_file is not None),
         watched=environ.get("EXPORTER_DISABLED") != "1",
     )
 
 
+def _page(address: str, *, tls: bool) -> str:
+    """Where a person on this machine finds the status page; "" where the kernel is to choose the port."""
+    host, _, port = address.rpartition(":")
+    name = host if host not in {"", "0.0.0.0", "[::]"} else "localhost"  # compared
+    return "" if port == "0" else f"http{'s' if tls else ''}://{name}:{port}/"
+
+
 def as_given(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Mapping[str, str]:
     """The environment that this process was started with, for the job to get the same."""
-    # An entry `=value`, without a name, can be inherited but Python refuses to pass it on.
-    environment = {name: value for name, value in environ.items() if name}
+    environment = processes.passable_environment(environ)
     # In the C locale CPython sets LC_CTYPE for itself and its children; /proc keeps what it was given.
     with contextlib.suppress(OSError):
         given = (proc / "self/environ").read_bytes().split(b"\0")
@@ -158,87 +183,88 @@ def as_given(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Mapping[
     return environment
 
 
-def say(line: str) -> None:
-    """One line on standard error; a closed or full one is not the job's business."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):
-            print(f"exporter: {line}", file=sys.stderr, flush=True)
-
-
 def supervise(plan: Plan) -> int:
     """Run the job to its end.
 
     Returns:
-        The exit status that a shell would report for the job.
+        The exit status that a shell would report for the job; not for one that has died by a signal.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
     # Ignored by inheritance, it would let the kernel throw away the job's exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    witness = _call_witness()
+    probe = _start_probe()
     registration = _register(plan) if plan.watched else None
-    started = job.start(plan.command, environment=plan.environment, mask=mask, defaults=job.IGNORED_BY_PYTHON)
-    if isinstance(started, job.NotStarted):
-        say(started.message)
-        if witness is not None:
-            witness.dismiss()
+    started = time.time()
+    pid = processes.start_job(plan.command, environment=plan.environment, mask=mask)
+    if isinstance(pid, processes.NotStarted):
+        say(pid.message)
+        if probe is not None:
+            probe.end()
         if registration is not None:
             registration.release()
-        return started.status
-    sidecar = None
+        return pid.status
+    job = Job(pid, plan.run, started)
+    supervision = Supervision(plan, job, probe=probe, registration=registration, mask=mask)
+    wait_status = supervision.wait_for_job()
     if registration is not None:
-        sidecar = SidecarProcess(
-            start=lambda: sidecar_process.spawn(plan.sidecar, mask=mask, defaults=job.IGNORED_BY_PYTHON),
-            owned=lambda: runs.owner(plan.feed_directory) is not None,
-            say=say,
-        )
-    supervision = Supervision(started, witness=witness, sidecar=sidecar)
-    status = supervision.wait_for_job()
-    if registration is not None:
-        if supervision.wait_status:  # nothing is to be told of one that succeeded
-            registration.tell_end(started, supervision.wait_status)
+        registration.tell_end(job, wait_status)
         registration.release()
-        supervision.wait_for_sidecar(plan)
-    return status
+        supervision.wait_for_sidecar()
+    return processes.end_as(wait_status)
 
 
 class Supervision:
     """The job and the sidecar while they live.
 
     Args:
-        pid: The job's process.
-        witness: None where none could be made.
-        sidecar: None where the feed directory cannot be used.
+        plan: What was asked for.
+        job: What was started.
+        probe: None where none could be made.
+        registration: None where there is to be no sidecar.
+        mask: Signals that our own programs are started with.
         monotonic: Seconds.
-
-    Attributes:
-        wait_status: The job's, as `os.waitpid` gave it; None while it lives.
     """
 
     def __init__(
         self,
-        pid: int,
+        plan: Plan,
+        job: Job,
         *,
-        witness: Witness | None,
-        sidecar: SidecarProcess | None,
+        probe: SignalProbe | None,
+        registration: Registration | None,
+        mask: Collection[int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pid = pid
-        self._witness = witness
-        self._sidecar = sidecar
+        self._plan = plan
+        self._job = job
+        self._probe = probe
+        self._registration = registration
+        self._mask = mask
         self._monotonic = monotonic
-        self.wait_status: int | None = None
+        self._sidecar: SidecarProcess | None = None
+        self._ask_at: float | None = None
+        if registration is not None:
+            registration.tell_job(job)
+            self._sidecar = SidecarProcess(
+                start=lambda: processes.start_own(plan.sidecar, mask=mask),
+                owned=lambda: runs.owner(plan.feed_directory) is not None,
+                say=say,
+            )
+            self._ask_at = monotonic() + runs.SILENT_SECONDS
+            say(f"run {plan.run}" + (f", see {plan.page}" if plan.page else ""))
+        self._wait_status: int | None = None
+        self._asked_to_end = False
         self._job_stopped = False
         self._stop_signal = 0
         self._stop_asked = -LONG_SECONDS
 
     def wait_for_job(self) -> int:
-        """Pass signals on until the job has ended; its exit status."""
-        while self.wait_status is None:
-            wait_seconds = None
+        """Pass signals on until the job has ended; its wait status."""
+        while self._wait_status is None:
             if self._sidecar is not None:
                 self._sidecar.keep()
-                wait_seconds = self._sidecar.wait_seconds()
-            info = signal.sigtimedwait(TAKEN, LONG_SECONDS if wait_seconds is None else wait_seconds)
+            self._ask_why_silent()
+            info = signal.sigtimedwait(TAKEN, self._wait_seconds())
             if info is None:
                 continue
             if info.si_signo == signal.SIGCHLD:
@@ -246,55 +272,73 @@ class Supervision:
             else:
                 self._pass_on(info)
             self._stop_with_job()
-        self._dismiss_witness()
-        return job.exit_status(self.wait_status)
+        self._end_probe()
+        return self._wait_status
 
-    def wait_for_sidecar(self, plan: Plan) -> None:
+    def wait_for_sidecar(self) -> None:
         """See the sidecar out, unless a later run needs it; a second Ctrl-C or SIGTERM ends it at once."""
         if self._sidecar is None:
             return
         self._sidecar.let_end()
         # A batch system signals its processes one after another: what ended the job may arrive here only now.
         time.sleep(SETTLE_SECONDS)
-        while signal.sigtimedwait(TAKEN - {signal.SIGCHLD}, 0) is not None:
-            pass
+        while (info := signal.sigtimedwait(TAKEN - {signal.SIGCHLD}, 0)) is not None:
+            self._asked_to_end = self._asked_to_end or info.si_signo in ENDING
         began = self._monotonic()
-        end = began + plan.linger_seconds + FINISH_SECONDS
-        kill = end + DRAIN_SECONDS
+        most = max(self._plan.linger_seconds, KILL_SECONDS)
+        kill = began + (min(most, ASKED_TO_END_SECONDS) if self._asked_to_end else most + KILL_SECONDS)
         asked = told = False
-        joined = None if self._sidecar.pid is not None else runs.attached_owner(plan.feed_directory)
-        while self._sidecar_lives(joined, plan.feed_directory):
-            if runs.any_active(plan.feed_directory):
+        joined = None if self._sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
+        while self._sidecar_lives(joined):
+            if runs.any_active(self._plan.feed_directory):
                 return
             now = self._monotonic()
-            if now >= end and joined is not None:
+            if now >= kill - KILL_SECONDS and joined is not None:
                 return  # another run's child, with a lingering of its own
-            if now >= kill + AT_ONCE_SECONDS:
+            if now >= kill + POLL_SECONDS:
                 # It waits in the kernel, for a filesystem that does not answer; the job's status must not.
                 say("the sidecar cannot be ended: it is left behind")
                 return
             if now >= kill:
                 self._signal_sidecar(signal.SIGKILL)
-            elif now >= end and not asked:
+            elif now >= kill - KILL_SECONDS and not asked:
                 self._signal_sidecar(signal.SIGTERM)
                 asked = True
-            elif now >= began + QUIET_SECONDS and not told:
-                left = max(0.0, kill - now)
-                say(
-                    f"the job has ended; its exporter has at most {left:.0f} s for the last scrape, Ctrl-C ends it"
-                )
+            elif now >= began + QUIET_SECONDS and not told and not asked:
+                say(f"the job has ended; waiting {most:.0f} s at most for the next scrape, Ctrl-C ends that")
                 told = True
             info = signal.sigtimedwait(TAKEN, POLL_SECONDS)
             if info is not None and info.si_signo in ENDING:
-                end = now
-                kill = min(kill, now + AT_ONCE_SECONDS)
+                kill = min(kill, now + KILL_SECONDS)
             elif info is not None and info.si_signo in STOPPING:
                 _stop_self(info.si_signo)
 
-    def _sidecar_lives(self, joined: int | None, feed_directory: Path) -> bool:
+    def _wait_seconds(self) -> float:
+        waits = [LONG_SECONDS]
+        if self._sidecar is not None and (seconds := self._sidecar.wait_seconds()) is not None:
+            waits.append(seconds)
+        if self._ask_at is not None:
+            waits.append(max(0.0, self._ask_at - self._monotonic()))
+        return min(waits)
+
+    def _ask_why_silent(self) -> None:
+        """Have it found out, once, why a job that has run for a while has recorded nothing, if it has not."""
+        if self._ask_at is None or self._monotonic() < self._ask_at or self._registration is None:
+            return
+        self._ask_at = None
+        asked = (self._job.pid, self._plan.feed_directory, self._job.run, self._job.started)
+        command = [
+            *processes.own_command("-m", "exporter.cli.silence"),
+            *map(str, asked),
+            self._registration.job_file,
+        ]
+        with contextlib.suppress(OSError, NotImplementedError):
+            processes.start_own(command, mask=self._mask)
+
+    def _sidecar_lives(self, joined: int | None) -> bool:
         self._reap()
         if joined is not None:
-            return runs.owner(feed_directory) == joined
+            return runs.owner(self._plan.feed_directory) == joined
         return self._sidecar is not None and self._sidecar.pid is not None
 
     def _signal_sidecar(self, number: signal.Signals) -> None:
@@ -304,7 +348,7 @@ class Supervision:
                 os.kill(self._sidecar.pid, number)
 
     def _reap(self) -> None:
-        """Take every ended child: the job, the sidecar, the witness, and as process 1 any orphan."""
+        """Take every ended child: the job, the sidecar, the probe, and as process 1 any orphan."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -312,45 +356,46 @@ class Supervision:
                 return
             if pid == 0:
                 return
-            if pid == self._pid and (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+            if pid == self._job.pid and (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
                 self._job_stopped = os.WIFSTOPPED(status)
             elif os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 continue
-            elif pid == self._pid:
-                self.wait_status = status
+            elif pid == self._job.pid:
+                self._wait_status = status
             elif self._sidecar is not None and pid == self._sidecar.pid:
                 self._sidecar.ended(status)
-            elif self._witness is not None and pid == self._witness.pid:
-                self._witness.forget()
-                self._witness = None
+            elif self._probe is not None and pid == self._probe.pid:
+                self._probe.close()
+                self._probe = None
 
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         """Give the job a signal that did not reach it."""
         number = info.si_signo
+        self._asked_to_end = self._asked_to_end or number in ENDING
         if number in STOPPING:
             self._stop_signal, self._stop_asked = number, self._monotonic()
         if not self._has_reached_job(info):
             # PermissionError: the job has become another user.
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self._pid, number)
+                os.kill(self._job.pid, number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
-        seen = None if self._witness is None else self._witness.saw(info)
+        seen = None if self._probe is None else self._probe.has_seen(info)
         if seen is None:
-            self._dismiss_witness()
+            self._end_probe()
             return info.si_code == SI_KERNEL
         # A job that left the group on its own will is not meant by the terminal, but by `timeout` it is.
-        return seen and (info.si_code == SI_KERNEL or os.getpgid(self._pid) == os.getpgrp())
+        return seen and (info.si_code == SI_KERNEL or os.getpgid(self._job.pid) == os.getpgrp())
 
-    def _dismiss_witness(self) -> None:
-        if self._witness is not None:
-            self._witness.dismiss()
-            self._witness = None
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.end()
+            self._probe = None
 
     def _stop_with_job(self) -> None:
         """Ctrl-Z: stop when the job has, so that the shell sees its child stop; and only then."""
         recent = self._monotonic() - self._stop_asked < STOP_FOLLOWS_SECONDS
-        if self._job_stopped and recent and self.wait_status is None:
+        if self._job_stopped and recent and self._wait_status is None:
             self._stop_asked = -LONG_SECONDS
             _stop_self(self._stop_signal)
 
@@ -373,8 +418,8 @@ def _register(plan: Plan) -> Registration | None:
         return None
 
 
-def _call_witness() -> Witness | None:
+def _start_probe() -> SignalProbe | None:
     try:
-        return Witness(job.IGNORED_BY_PYTHON)
+        return SignalProbe()
     except OSError:  # no further process is allowed: signals are told apart less well
         return None

@@ -18,15 +18,14 @@ import os
 import platform
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from prometheus_client.core import Metric
 
-from exporter.cli.attachment import Attachment
 from exporter.cli.configuration import Configuration
 from exporter.cli.job_wiring import PROCESS_MEMORY, PROCESSES, Wiring
+from exporter.cli.lingering import Lingering
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.memory import use_one_arena
 from exporter.cli.recording_rules import RecordingRules
@@ -34,6 +33,8 @@ from exporter.cli.reload import Reloader
 from exporter.cli.rendering import render
 from exporter.cli.schedule import FEED, Schedule
 from exporter.cli.signals import ENDING, Signals
+from exporter.cli.silent_jobs import INTERVAL_SECONDS as SILENT_INTERVAL_SECONDS
+from exporter.cli.silent_jobs import SilentJobs
 from exporter.collectors.intake import metrics_of
 from exporter.collectors.scheduler import Scheduler
 from exporter.errors import StateError
@@ -91,15 +92,15 @@ def serve(
         if linger_seconds is not None and not sidecar.own_feed():
             _log.debug("another sidecar serves this feed directory")
             return JOINED
-        attachment = None
+        lingering = None
         if linger_seconds is not None:
             active = lambda: runs.any_active(sidecar.feed_directory)  # noqa: E731  (it is a value, not a definition)
-            attachment = Attachment(sidecar, active=active, linger_seconds=linger_seconds)
+            lingering = Lingering(sidecar, active=active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
             _settle_memory()
             _tell_what_started()
-            _wait_for_the_end(sidecar, signals, attachment)
+            _wait_for_the_end(sidecar, signals, lingering)
         finally:
             signals.ending = True
             sidecar.stop()
@@ -127,9 +128,9 @@ def _tell_what_started() -> None:
     _log.info("build context", extra={"python": python, "platform": platform.platform(), "pid": os.getpid()})
 
 
-def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment | None) -> None:
+def _wait_for_the_end(sidecar: Sidecar, signals: Signals, lingering: Lingering | None) -> None:
     while True:
-        timeout = None if attachment is None else attachment.wait_seconds()
+        timeout = None if lingering is None else lingering.wait_seconds()
         number = signals.wait(timeout)
         if number in ENDING:
             _log.info("ending", extra={"signal": signal.Signals(number).name})
@@ -138,7 +139,7 @@ def _wait_for_the_end(sidecar: Sidecar, signals: Signals, attachment: Attachment
             sidecar.reload_soon()
         if number == signal.SIGUSR1:
             sidecar.toggle_gpus()
-        if attachment is not None and attachment.is_over():
+        if lingering is not None and lingering.is_over():
             _log.info("ending, as no run is left")
             return
 
@@ -206,8 +207,7 @@ class Sidecar:
         self._wiring = Wiring(
             configuration, jobs=self._jobs, state=self._state, feed_directory=self.feed_directory
         )
-        self._renders = 0
-        self._renders_lock = threading.Lock()  # held for that one sum
+        self._silent = SilentJobs(self.feed_directory, self._recording_runs)
         self._rules = RecordingRules(configuration.overrides(), self._reader, self.feed_directory)
         self._schedule = Schedule(self._scheduler, self._wiring, self._jobs)
 
@@ -242,6 +242,9 @@ class Sidecar:
         self._reader.acquire_ownership()
         self._rules.hand_over()
         self._schedule.begin(self._reloader.current)
+        self._scheduler.add(
+            self._silent, interval_seconds=SILENT_INTERVAL_SECONDS, deadline_seconds=SILENT_INTERVAL_SECONDS
+        )
         self._scheduler.start()
         self._reloader.start_listening()
 
@@ -293,19 +296,13 @@ class Sidecar:
     # What the last run needs to know --------------------------------------------------------------------
 
     @property
-    def scrapes(self) -> int:
-        """Metrics pages that were sent completely."""
-        return self._server.scrapes
-
-    @property
-    def renders(self) -> int:
-        """Metrics pages whose making has begun."""
-        return self._renders
-
-    @property
     def feed_passes(self) -> int:
         """Passes over the feed that were published."""
         return self._feed_passes
+
+    def next_expected_scrape(self) -> float | None:
+        """When a regular scraper is due, monotonic seconds; None without one."""
+        return self._server.next_expected_scrape()
 
     def collect_feed(self) -> None:
         """Read the feed as soon as possible."""
@@ -325,12 +322,10 @@ class Sidecar:
 
     def metrics(self, form: Format, names: frozenset[str]) -> bytes:
         """The page."""
-        self._count_render()
         return self._page.render(form, names)
 
-    def _count_render(self) -> None:
-        with self._renders_lock:
-            self._renders += 1
+    def _recording_runs(self) -> set[str]:
+        return {each.process.run for each in self._jobs.processes or ()}
 
     def not_ready(self) -> str | None:
         """Why a scrape would be wrong now: totals without their past would step back."""
@@ -351,6 +346,7 @@ class Sidecar:
             feed_directory=str(self.feed_directory),
             telemetry_path=self._reloader.current.web.telemetry_path,
             not_ready=self.not_ready(),
+            silent_jobs=self._silent.jobs,
         )
         readings = Readings(self._page.snapshot())
         seen = view(about, readings, self._history, self._scheduler.statuses())

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from exporter.cli.descriptors import closing_all_but
+from exporter.cli.processes import own_command
 from exporter.config.options import format_duration
 from exporter.feed.runs import ATTACHED_FLAG
 
@@ -24,7 +23,7 @@ SEED_FLAG = "--demo.seed"
 SPEED_FLAG = "--demo.speed"
 OWN_FLAGS = frozenset({NAME_FLAG, LINGER_FLAG, DURATION_FLAG, SEED_FLAG, SPEED_FLAG})
 
-# Exit statuses of `python -m exporter`: refused at start (flag, configuration, port), and the feed directory
+# Exit statuses of the sidecar: refused at start (flag, configuration, port), and the feed directory
 # belongs to another sidecar.
 REFUSED = 2
 JOINED = 3
@@ -51,7 +50,7 @@ def sidecar_command(
     chosen = given["log.level"] is not None or given["config.file"] is not None
     level = () if chosen else ("--log.level=warn",)
     linger = f"{LINGER_FLAG}={format_duration(linger_seconds)}"
-    return (sys.executable, "-m", "exporter", *without(flags, OWN_FLAGS), *level, ATTACHED_FLAG, linger)
+    return own_command(*without(flags, OWN_FLAGS), *level, ATTACHED_FLAG, linger)
 
 
 def without(flags: Sequence[str], names: Collection[str]) -> list[str]:
@@ -64,35 +63,6 @@ def without(flags: Sequence[str], names: Collection[str]) -> list[str]:
         elif flag.partition("=")[0] not in names:
             kept.append(flag)
     return kept
-
-
-def spawn(command: tuple[str, ...], *, mask: Collection[int], defaults: Collection[int]) -> int:
-    """Start a program in a session of its own, with no descriptor of ours but standard error.
-
-    Args:
-        command: An absolute program and its arguments.
-        mask: Signals that are blocked in it.
-        defaults: Signals set to their default action in it.
-
-    Returns:
-        Its process id.
-
-    Raises:
-        OSError: It cannot be started.
-    """
-    if sys.stderr is None:  # closed by the caller: whatever has its number now is not a stream
-        actions = closing_all_but()
-    else:
-        actions = [*closing_all_but({2}), (os.POSIX_SPAWN_DUP2, 2, 1)]
-    return os.posix_spawn(
-        command[0],
-        command,
-        {name: value for name, value in os.environ.items() if name},  # not `=value`, which Python refuses
-        file_actions=actions,
-        setsid=True,
-        setsigmask=mask,
-        setsigdef=defaults,
-    )
 
 
 class SidecarProcess:

@@ -155,8 +155,8 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Be one rank."""
+def main(arguments: Sequence[str]) -> int:
+    """Be one rank, until the demo ends."""
     parser = argparse.ArgumentParser(prog="exporter.cli.simulated_job")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--attempt", type=int, default=0)
@@ -170,6 +170,7 @@ def main(arguments: Sequence[str]) -> None:
     scenario = Scenario(seed=given.seed, speed=given.speed)
     configure(rank=given.rank)
     Rank(scenario, rank=given.rank, attempt=given.attempt, checkpoint=given.checkpoint).run()
+    return 0
 
 
 def _exit_in_order(number: int, frame: object) -> NoReturn:  # noqa: ARG001  # a signal handler's signature

@@ -1,12 +1,12 @@
-"""Which runs are active in a feed directory: what tells an attached sidecar that its work is done.
+"""Which launches of `run` are active in a feed directory, what each has started, and how its job ended.
 
-Used by `run` and `demo`, which register themselves, and by the sidecar, which asks. A registration is a file
-`<feed directory>/runs/<pid>-<random>.lock` with a record lock held by the run; the kernel drops the lock
-when the run dies, however it dies. An orderly run removes its file, so that a file without a lock is a run
-that was killed: its job may well go on, and the sidecar goes on with it while anybody writes the feed.
+Used by `run`, `demo` and `start_sidecar`, which register themselves, and by the sidecar, which asks. A registration is a
+file `<feed directory>/runs/<pid>-<random>.lock` with a record lock held by the launch; the kernel drops the lock when it
+dies, however it dies. An orderly launch removes its file, so that a file without a lock is one that was killed: its job
+may well go on, and the sidecar goes on with it while anybody writes the feed.
 
-A run that has seen its job end leaves the exit status beside it, as `<pid>-<random>.ended`, for the sidecar to tell
-why the training stopped.
+Beside it lie, as JSON, `<pid>-<random>.job` while the job lives (what was started, and why nothing is recorded where
+that is so), and after it `<pid>-<random>.ended` (its exit status, for the sidecar to tell why the training stopped).
 
 No threads; a reader only asks for locks and never waits for one.
 """
@@ -14,15 +14,17 @@ No threads; a reader only asks for locks and never waits for one.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from exporter.errors import FeedError
 from exporter.feed.files import LOCK, OWNER_LOCK, process_of
@@ -31,31 +33,70 @@ from exporter.feed.plain import open_plain, read_up_to, replace_file
 
 RUNS = "runs"
 ATTACHED_FLAG = "--run.attached"
+JOB = ".job"
 ENDED = ".ended"
-ENDED_BYTES = 4096
+MAX_BYTES = 4096
 ENDED_SECONDS = 86400.0
-"""What a run has left is of no use to anybody after a day."""
+"""What a launch has left is of no use to anybody after a day."""
+SILENT_SECONDS = 20.0
+"""A job that has recorded nothing for so long since its start is asked why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Why a job has recorded nothing.
+
+    Attributes:
+        reason: A short slug from `exporter.cli.silence.REASONS`.
+        found: What is the case, with the interpreter or file that it is about.
+        remedy: What the user can do.
+    """
+
+    reason: str
+    found: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a living launch has started.
+
+    Attributes:
+        pid: The job's process, as `run` saw it.
+        run: The run's name that the job was given.
+        started: Unix time.
+        silence: Why it has recorded nothing; None when it has, and as long as it is not asked.
+    """
+
+    pid: int
+    run: str
+    started: float
+    silence: Silence | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the job of a run ended.
+    """How the job of a launch ended.
 
     Attributes:
         path: Where that stands.
         pid: The job's process, as `run` saw it.
         status: Its exit status, or a signal as a negative number.
-        at: Unix time.
+        at: When `run` saw the end, Unix time.
+        run: The run's name that the job was given; "" where an older `run` has left it.
+        started: When the job was started, Unix time; 0 likewise.
     """
 
     path: Path
     pid: int
     status: int
     at: float
+    run: str = ""
+    started: float = 0.0
 
 
 class Registration:
-    """A run that is active until it is released or its process ends.
+    """A launch that is active until it is released or its process ends.
 
     Args:
         path: The lock file, under its final name.
@@ -67,25 +108,41 @@ class Registration:
         self._lock = lock
         self._pid = os.getpid()
 
-    def tell_end(self, pid: int, wait_status: int, *, clock: Callable[[], float] = time.time) -> None:
+    @property
+    def job_file(self) -> str:
+        """Where `tell_job` writes."""
+        return os.fspath(self._path.with_suffix(JOB))
+
+    def tell_job(self, job: Job) -> None:
+        """Say what was started, and what is known of it; never raises."""
+        self._write(JOB, dataclasses.asdict(job))
+
+    def tell_end(self, job: Job, wait_status: int, *, clock: Callable[[], float] = time.time) -> None:
         """Leave word of how the job ended; never raises.
 
         Args:
-            pid: Of the job's process.
+            job: Which.
             wait_status: As `os.waitpid` gave it.
             clock: Unix time.
         """
-        end = {"pid": pid, "status": os.waitstatus_to_exitcode(wait_status), "at": clock()}
-        path = os.fspath(self._path.with_suffix(ENDED))
+        status = os.waitstatus_to_exitcode(wait_status)
+        self._write(
+            ENDED,
+            {"pid": job.pid, "status": status, "at": clock(), "run": job.run, "started": job.started},
+        )
+
+    def _write(self, suffix: str, content: Mapping[str, object]) -> None:
+        path = os.fspath(self._path.with_suffix(suffix))
         with contextlib.suppress(OSError):
-            replace_file(path, json.dumps(end).encode(), temporary=f"{path}.tmp", mode=0o644)
+            replace_file(path, json.dumps(content).encode(), temporary=f"{path}.tmp", mode=0o644)
 
     def release(self) -> None:
         """Stop being active; never raises, and does nothing in a forked child."""
         if self._pid != os.getpid():
             return
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        for path in (self._path.with_suffix(JOB), self._path):
+            with contextlib.suppress(OSError):
+                path.unlink()
         with contextlib.suppress(OSError):
             self._lock.release()
 
@@ -140,51 +197,84 @@ def any_active(feed_directory: Path, writers_alive: Callable[[], bool] | None = 
     if any_writer(feed_directory) if writers_alive is None else writers_alive():
         return True
     for path in abandoned:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        for left in (path.with_suffix(JOB), path):
+            with contextlib.suppress(OSError):
+                left.unlink()
     return False
 
 
 def ends(feed_directory: Path) -> list[End]:
     """Read how jobs have ended; what cannot be read is passed over."""
     found = []
-    with contextlib.suppress(OSError):
-        for path in (feed_directory / RUNS).iterdir():
-            if path.suffix == ENDED:
-                with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-                    found.append(_end(path))
+    for path, body in _documents(feed_directory, ENDED):
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            pid, status, at = body["pid"], body["status"], body["at"]
+            if type(pid) is int and type(status) is int and type(at) is float and isfinite(at):
+                found.append(
+                    End(path, pid, status, at, str(body.get("run", "")), float(body.get("started", 0.0)))
+                )
     return found
+
+
+def jobs(feed_directory: Path) -> list[Job]:
+    """Read what the living launches have started; what cannot be read is passed over."""
+    found = []
+    for path, body in _documents(feed_directory, JOB):
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            silence = body.get("silence")
+            job = Job(
+                int(body["pid"]),
+                str(body["run"]),
+                float(body["started"]),
+                None
+                if silence is None
+                else Silence(*(str(silence[each.name]) for each in dataclasses.fields(Silence))),
+            )
+            if _holder(path.with_suffix(LOCK)) is not None:
+                found.append(job)
+    return found
+
+
+def _documents(feed_directory: Path, suffix: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    try:
+        paths = [path for path in (feed_directory / RUNS).iterdir() if path.suffix == suffix]
+    except OSError:
+        return
+    for path in paths:
+        try:
+            descriptor, _ = open_plain(os.fspath(path))
+            try:
+                body = json.loads(read_up_to(descriptor, MAX_BYTES))
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError, RecursionError, FeedError):
+            continue
+        if isinstance(body, dict):
+            yield path, body
 
 
 def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
     """Remove what was left so long ago that nobody asks for it any more; for the owner of the directory."""
     with contextlib.suppress(OSError):
         for path in (feed_directory / RUNS).iterdir():
-            if path.suffix == ENDED:
-                with contextlib.suppress(OSError):
-                    if clock() - path.lstat().st_mtime > ENDED_SECONDS:
-                        path.unlink()
+            with contextlib.suppress(OSError):
+                old = path.suffix == ENDED and clock() - path.lstat().st_mtime > ENDED_SECONDS
+                if old or (path.suffix == JOB and not path.with_suffix(LOCK).exists()):
+                    path.unlink()
 
 
-def _end(path: Path) -> End:
-    descriptor, _ = open_plain(os.fspath(path))
+def recording_processes(feed_directory: Path) -> set[int]:
+    """The living processes that hold the lock of a feed file; 0 for those of another pid namespace."""
     try:
-        body = json.loads(read_up_to(descriptor, ENDED_BYTES))
-    finally:
-        os.close(descriptor)
-    pid, status, at = body["pid"], body["status"], body["at"]
-    if type(pid) is not int or type(status) is not int or type(at) is not float or not isfinite(at):
-        raise ValueError(path)
-    return End(path, pid, status, at)
+        locks = [path for path in feed_directory.iterdir() if path.suffix == LOCK and process_of(path.name)]
+    except OSError:
+        return set()
+    return {pid for path in locks if (pid := _holder(path)) is not None}
 
 
 def any_writer(feed_directory: Path) -> bool:
     """Whether a living process holds the lock of a feed file."""
-    try:
-        locks = [path for path in feed_directory.iterdir() if path.suffix == LOCK and process_of(path.name)]
-    except OSError:
-        return False
-    return any(_holder(path) is not None for path in locks)
+    return bool(recording_processes(feed_directory))
 
 
 def owner(feed_directory: Path) -> int | None:

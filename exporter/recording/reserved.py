@@ -199,6 +199,7 @@ RESERVED: frozenset[str] = frozenset(
         "training_restarts_total",
         "training_run",
         "training_run_info",
+        "training_run_silent",
         "training_samples",
         "training_samples_created",
         "training_samples_total",

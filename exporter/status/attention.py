@@ -122,6 +122,10 @@ def _of_gpus(seen: View, readings: Readings) -> Iterator[Concern]:
 def _of_the_exporter(seen: View, readings: Readings) -> Iterator[Concern]:
     if seen.about.not_ready is not None:
         yield Concern(urgent=True, text=f"not ready: {seen.about.not_ready}")
+    for job in seen.about.silent_jobs:
+        if job.silence is not None:
+            told = f"run {job.run} records nothing: {job.silence.found}; remedy: {job.silence.remedy}"
+            yield Concern(urgent=True, text=told)
     for status in seen.collectors:
         if status.success is False:
             yield Concern(

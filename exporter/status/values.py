@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.standing import CollectorStatus
+from exporter.feed.runs import Job
 from exporter.status.history import Point
 
 
@@ -24,6 +25,7 @@ class About:
         feed_directory: Where it looks for training processes.
         telemetry_path: Where the metrics are.
         not_ready: Why a scrape is refused, None when it is not.
+        silent_jobs: Jobs of `run` that record nothing, each with the reason.
     """
 
     version: str
@@ -33,6 +35,7 @@ class About:
     feed_directory: str
     telemetry_path: str
     not_ready: str | None = None
+    silent_jobs: Sequence[Job] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def test_the_distribution_has_the_module_and_its_entry_point() -> None:
     assert project["project"]["entry-points"]["torch.backends"] == {
         "training-exporter": "exporter_auto:start"
     }
-    assert project["tool"]["setuptools"]["py-modules"] == ["exporter_auto"]
+    assert project["tool"]["setuptools"]["py-modules"] == ["exporter_auto", "training_exporter"]
 
 
 def auto(program: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:

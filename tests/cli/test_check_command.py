@@ -229,7 +229,7 @@ def test_an_interpreter_that_is_none_fails_too(tmp_path: Path) -> None:
     status, findings = check(tmp_path, "--check.python=/no/such/python")
 
     assert status == 1
-    assert "cannot be started" in about(findings, "python /no/such/python")["found"]
+    assert "cannot be asked" in about(findings, "python /no/such/python")["found"]
 
 
 def test_the_interpreter_is_asked_as_the_job_would_import_not_from_the_current_directory(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_job_that_is_killed_leaves_the_signal_and_its_pid(tmp_path: Path) -> N
     )
     status, (end,) = end_of(tmp_path, program)
 
-    assert status == 137
+    assert status == -9
     assert end.status == -9
     assert end.pid == int((tmp_path / "pid").read_text())
 
@@ -41,8 +42,28 @@ def test_a_job_that_fails_leaves_its_exit_status(tmp_path: Path) -> None:
     assert [status, end.status] == [3, 3]
 
 
-def test_a_job_that_succeeds_leaves_nothing(tmp_path: Path) -> None:
-    assert end_of(tmp_path, "pass") == (0, [])
+def test_a_job_that_succeeds_leaves_its_run_and_its_times(tmp_path: Path) -> None:
+    before = time.time()
+    status, (end,) = end_of(tmp_path, "import time; time.sleep(0.5)")
+
+    assert (status, end.status) == (0, 0)
+    assert end.run.startswith("python")
+    assert before < end.started < end.at - 0.5 < time.time()
+
+
+def test_a_living_launch_names_its_run_and_its_job_and_a_killed_one_does_not(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    command = run_command(feed, ["sleep", "60"], "--run.name=llama", port=free_port())
+    with started(command, tmp_path) as run:
+        wait_until(lambda: runs.jobs(feed))
+        (job,) = runs.jobs(feed)
+        name = Path(f"/proc/{job.pid}/comm").read_text()
+        run.kill()
+        run.wait()
+
+        assert (job.run, name) == ("llama", "sleep\n")
+        assert runs.jobs(feed) == []
 
 
 @pytest.mark.parametrize(

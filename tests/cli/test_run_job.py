@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_support import environment, started, supervise_command
+from run_support import FIRST_LINE, environment, started, supervise_command
 from waiting import wait_until
 
 EXITS = [
     (["sh", "-c", "exit 0"], 0),
     (["sh", "-c", "exit 3"], 3),
     (["sh", "-c", "exit 255"], 255),
-    (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL),
-    (["sh", "-c", "kill -TERM $$"], 128 + signal.SIGTERM),
-    (["sh", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
+    (["sh", "-c", "kill -KILL $$"], -signal.SIGKILL),
+    (["sh", "-c", "kill -TERM $$"], -signal.SIGTERM),
+    (["sh", "-c", "kill -SEGV $$"], -signal.SIGSEGV),
 ]
 
 
@@ -32,9 +32,7 @@ def finish(feed: Path, *job: str, **options: object) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize(("job", "status"), EXITS)
-def test_run_ends_with_the_status_that_a_shell_reports_for_the_job(
-    tmp_path: Path, job: list[str], status: int
-) -> None:
+def test_run_ends_as_the_job_has_ended(tmp_path: Path, job: list[str], status: int) -> None:
     ended = finish(tmp_path, *job)
 
     assert ended.returncode == status
@@ -104,7 +102,7 @@ def test_no_sidecar_is_started_for_a_command_that_cannot_be(tmp_path: Path) -> N
 def test_the_job_has_the_streams_of_run_to_itself(tmp_path: Path) -> None:
     ended = finish(tmp_path, "sh", "-c", "read line; echo out $line; echo err >&2", input="hello\n")
 
-    assert (ended.stdout, ended.stderr) == ("out hello\n", "err\n")
+    assert (ended.stdout, ended.stderr) == ("out hello\n", f"{FIRST_LINE}err\n")
 
 
 def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> None:

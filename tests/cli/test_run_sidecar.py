@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from run_support import (
+    FIRST_LINE,
     answers,
     environment,
     free_port,
@@ -24,7 +26,7 @@ from run_support import (
     started,
     supervise_command,
 )
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from exporter.feed import runs
 
@@ -85,21 +87,45 @@ def test_the_page_has_what_the_job_records_and_nothing_is_left_afterwards(feed: 
         go_on.touch()
         assert run.wait() == 0
     assert processes_naming(str(feed)) == {}
-    assert list((feed / "runs").iterdir()) == []
+    assert [path.suffix for path in (feed / "runs").iterdir()] == [".ended"]
 
 
-def test_the_sidecar_lingers_until_the_final_values_are_scraped(feed: Path, tmp_path: Path) -> None:
+def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(feed: Path, tmp_path: Path) -> None:
     port, go_on = free_port(), tmp_path / "go-on"
     # Far longer than a test may take: only the scrape can end it.
     with recording_run(feed, go_on, port, "--run.linger=60s") as run:
-        go_on.touch()
-        seen = []
+        seen: list[float | None] = []
         while run.poll() is None:
+            if len(seen) == 3:
+                go_on.touch()
             seen.append(steps_on(port))
-            time.sleep(0.3)
+            time.sleep(1)
 
         assert [steps for steps in seen if steps is not None][-1] == 5 + 1
         assert run.returncode == 0
+
+
+def test_one_look_at_the_metrics_does_not_hold_the_terminal(feed: Path, tmp_path: Path) -> None:
+    port, go_on = free_port(), tmp_path / "go-on"
+    with started(run_command(feed, recording_job(go_on), "--run.linger=60s", port=port), feed) as run:
+        wait_until(lambda: answers(port))
+        assert scrape(port)
+        go_on.touch()
+
+        assert run.wait(timeout=4 * PATIENCE) == 0
+
+
+def test_after_a_sigterm_run_waits_three_seconds_at_most(feed: Path, tmp_path: Path) -> None:
+    port, go_on = free_port(), tmp_path / "go-on"
+    with recording_run(feed, go_on, port, "--run.linger=60s") as run:
+        for _ in range(3):
+            scrape(port)
+            time.sleep(1.2)  # a regular scraper
+        began = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+
+        assert run.wait(timeout=10) == -signal.SIGTERM
+        assert time.monotonic() - began < 3 + 1 * PATIENCE
 
 
 def test_the_sidecar_does_not_linger_when_nobody_ever_scraped(feed: Path) -> None:
@@ -129,13 +155,18 @@ def test_nothing_but_the_job_is_heard_unless_somebody_wants_more(feed: Path) -> 
         for flags in ([], ["--log.level=info"])
     ]
 
-    assert heard[0] == "the job\n"
+    first, *rest = heard[0].splitlines()
+    assert re.fullmatch(r"exporter: run sh-\d{8}-\d{4}-\w+", first)
+    assert rest == ["the job"]
     assert "listening on" in heard[1]
 
 
-def test_a_second_signal_ends_the_lingering_at_once(feed: Path, tmp_path: Path) -> None:
+def test_a_signal_ends_the_lingering_at_once(feed: Path, tmp_path: Path) -> None:
     port, go_on = free_port(), tmp_path / "go-on"
     with recording_run(feed, go_on, port, "--run.linger=60s") as run:
+        for _ in range(3):
+            scrape(port)
+            time.sleep(3)
         go_on.touch()
         wait_until(lambda: not runs.any_active(feed))
         time.sleep(0.2)
@@ -159,8 +190,9 @@ def test_a_port_that_is_taken_costs_one_line_and_not_the_job(feed: Path) -> None
         )
 
     assert ended.returncode == 3
-    assert len(ended.stderr.splitlines()) == 1
-    assert f"127.0.0.1:{port}" in ended.stderr
+    first, refused = ended.stderr.splitlines()
+    assert first.endswith(f"see http://127.0.0.1:{port}/")
+    assert f"cannot listen on 127.0.0.1:{port}" in refused
 
 
 def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(feed: Path, tmp_path: Path) -> None:
@@ -169,7 +201,7 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(feed: Path, tmp_
         (sidecar,) = sidecars(feed)
         joining = run_command(feed, recording_job(second_go_on), "--run.linger=0s", port=port)
         with started(joining, tmp_path / "none") as second:
-            wait_until(lambda: len(list((feed / "runs").iterdir())) == 2)
+            wait_until(lambda: len(runs.jobs(feed)) == 2)
             first_go_on.touch()
             assert first.wait(timeout=8) == 0
             assert sidecars(feed) == [sidecar]
@@ -208,14 +240,14 @@ def test_the_job_does_not_notice_that_the_sidecar_is_killed_and_totals_continue(
         assert run.wait(timeout=8) == 0
 
 
-def test_a_new_run_continues_the_totals_of_the_one_before(feed: Path, tmp_path: Path) -> None:
+def test_a_named_run_continues_the_totals_of_the_launch_before(feed: Path, tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "at-once").touch()
-    with recording_run(feed, tmp_path / "first", port, "--run.linger=0s") as first:
+    with recording_run(feed, tmp_path / "first", port, "--run.linger=0s", "--run.name=llama") as first:
         (tmp_path / "first").touch()
         first.wait()
 
-    with recording_run(feed, tmp_path / "second", port, "--run.linger=0s", steps=10):
+    with recording_run(feed, tmp_path / "second", port, "--run.linger=0s", "--run.name=llama", steps=10):
         wait_until(lambda: steps_on(port) == 5 + 1 + 10)
 
 
@@ -247,15 +279,13 @@ def test_a_feed_directory_that_cannot_be_used_costs_one_line_and_not_the_job(tmp
     assert "the job runs without metrics" in ended.stderr
 
 
-def test_a_command_without_the_two_dashes_is_told_where_they_go() -> None:
-    command = [sys.executable, "-m", "exporter", "run", "python", "-c", "print(1)"]
+def test_the_two_dashes_may_be_left_out_and_the_job_keeps_its_own_flags(feed: Path) -> None:
+    show = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
+    flags = ["--feed.dir", str(feed), "--web.listen-address=127.0.0.1:0"]
+    command = [sys.executable, "-m", "exporter", "run", *flags, *show]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == (
-        "exporter: command line: the job's command comes after two dashes: "
-        "exporter run [flags] -- COMMAND ARG...\n"
-    )
+    assert (ended.returncode, ended.stdout) == (0, "--web.listen-address=x -- -v\n")
 
 
 def test_a_job_that_wants_no_exporter_runs_as_if_there_were_none(feed: Path) -> None:
@@ -290,7 +320,7 @@ def test_a_command_line_without_a_command_says_how_it_is_written(feed: Path) -> 
     )
 
     assert ended.returncode == 2
-    assert "-- COMMAND ARG..." in ended.stderr
+    assert "[--] COMMAND ARG..." in ended.stderr
 
 
 def test_the_job_is_told_where_to_record_and_under_which_name(feed: Path) -> None:
@@ -312,6 +342,25 @@ def test_the_job_is_told_where_to_record_and_under_which_name(feed: Path) -> Non
     assert shown(EXPORTER_RUN="mine", EXPORTER_AUTO="0") == f"{feed} 0 mine\n"
 
 
+def test_everything_that_one_launch_starts_shares_its_name_and_another_launch_has_its_own(
+    feed: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("for i in 1 2; do sh -c 'echo $EXPORTER_LAUNCH'; done; sleep 0.2")
+
+    def names() -> list[str]:
+        command = run_command(feed, ["bash", str(script)], "--run.linger=0s")
+        ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+        assert ended.stdout.splitlines()[0] in ended.stderr.splitlines()[0]
+        return ended.stdout.splitlines()
+
+    first, again = names()
+    other, _ = names()
+
+    assert first == again != other
+    assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", first)
+
+
 def test_the_rest_of_the_job_s_environment_is_what_run_was_given(feed: Path) -> None:
     # In the C locale, which makes CPython set LC_CTYPE.
     bare = {"PATH": "/usr/bin:/bin", "PYTHONPATH": environment()["PYTHONPATH"], "A": "1"}
@@ -325,7 +374,9 @@ def test_the_rest_of_the_job_s_environment_is_what_run_was_given(feed: Path) -> 
     ).stdout
 
     ours = {"EXPORTER_AUTO": "1", "EXPORTER_FEED_DIR": str(feed)}
-    assert dict(line.split("=", 1) for line in shown.splitlines()) == {**bare, **ours}
+    given = dict(line.split("=", 1) for line in shown.splitlines())
+    assert given.pop("EXPORTER_LAUNCH").startswith("env-")
+    assert given == {**bare, **ours}
 
 
 def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_path: Path) -> None:
@@ -338,7 +389,7 @@ def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_
 
     assert (
         ended.stderr
-        == "exporter: the sidecar ended with status 9; starting it again in 1 s, the job is not affected\n"
+        == f"{FIRST_LINE}exporter: the sidecar ended with status 9; starting it again in 1 s, the job is not affected\n"
     )
     assert len(lines(starts)) == 2
 
@@ -347,7 +398,7 @@ def test_a_sidecar_that_refuses_to_start_is_not_started_again(feed: Path, tmp_pa
     starts = tmp_path / "starts"
     ended = supervised(feed, ["sleep", "2"], ["/bin/sh", "-c", f"echo x >> {starts}; exit 2"])
 
-    assert (ended.stderr, lines(starts)) == ("", ["x"])
+    assert (ended.stderr, lines(starts)) == (FIRST_LINE, ["x"])
 
 
 def test_a_sidecar_that_cannot_even_be_started_does_not_harm_the_job(feed: Path) -> None:

@@ -148,10 +148,10 @@ def test_a_job_that_ignores_hangups_like_under_nohup_is_not_ended_by_one(tmp_pat
         assert run.wait() == 7
 
 
-def test_a_signal_to_the_witness_alone_does_not_keep_a_later_one_from_the_job(tmp_path: Path) -> None:
+def test_a_signal_to_the_probe_alone_does_not_keep_a_later_one_from_the_job(tmp_path: Path) -> None:
     with noting(tmp_path) as (run, notes):
-        os.kill(witness_of(run.pid), signal.SIGTERM)
-        run.send_signal(signal.SIGUSR1)  # whatever was pending in the witness is thrown away here
+        os.kill(probe_of(run.pid), signal.SIGTERM)
+        run.send_signal(signal.SIGUSR1)  # whatever was pending in the probe is thrown away here
         wait_until(lambda: "SIGUSR1" in lines(notes))
         run.send_signal(signal.SIGTERM)
         wait_until(lambda: "SIGTERM" in lines(notes))
@@ -174,9 +174,9 @@ def test_ctrl_c_hit_in_a_row_leaves_nothing_behind_that_would_hide_a_later_signa
         wait_until(partial(has_lines, notes, reached + 1))
 
 
-def test_signals_still_reach_the_job_when_the_witness_is_killed(tmp_path: Path) -> None:
+def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) -> None:
     with noting(tmp_path) as (run, notes):
-        os.kill(witness_of(run.pid), signal.SIGKILL)
+        os.kill(probe_of(run.pid), signal.SIGKILL)
         run.send_signal(signal.SIGTERM)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
@@ -256,13 +256,13 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def witness_of(pid: int) -> int:
-    """The witness that `run` has started; its name says what it is as soon as it is there."""
+def probe_of(pid: int) -> int:
+    """The probe that `run` has started; its name says what it is as soon as it is there."""
     found: list[int] = []
 
     def look() -> bool:
         named = [
-            child for child in children(pid) if Path(f"/proc/{child}/comm").read_text() == "signal-witness\n"
+            child for child in children(pid) if Path(f"/proc/{child}/comm").read_text() == "signal-probe\n"
         ]
         found.extend(named)
         return bool(named)

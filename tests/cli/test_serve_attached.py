@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from serve_support import environment, exporter, sidecar
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
-from exporter.cli.attachment import Attachment
+from exporter.cli.lingering import Lingering
 from exporter.feed import runs
 
 RUN = "import sys, pathlib; from exporter.feed import runs; r = runs.register(pathlib.Path(sys.argv[1])); sys.stdin.read()"
@@ -51,14 +52,28 @@ def test_it_ends_with_the_last_run_when_nobody_ever_scraped(tmp_path: Path) -> N
     assert status == 0
 
 
-def test_it_waits_for_one_more_scrape(tmp_path: Path) -> None:
+def test_a_client_that_came_once_is_not_waited_for(tmp_path: Path) -> None:
+    run = active_run(tmp_path / "feed")
+    with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
+        running.ask("/metrics")
+        running.ask("/")
+        end(run)
+        status = running.process.wait(10)
+
+    assert status == 0
+
+
+def test_a_regular_scraper_is_waited_for_until_it_comes_once_more(tmp_path: Path) -> None:
     run = active_run(tmp_path / "feed")
     with sidecar(tmp_path, "--run.attached", "--run.linger=1h", "--log.level=debug") as running:
         running.ask("/metrics")
+        time.sleep(4)
+        running.ask("/metrics")
         end(run)
-        wait_until(lambda: "waiting for the last scrape" in running.log)
+        wait_until(lambda: "waiting for the next scrape" in running.log)
         with pytest.raises(subprocess.TimeoutExpired):
-            running.process.wait(2)
+            running.process.wait(1)
+        time.sleep(1.5)  # the page has the final values by now
         running.ask("/metrics")
         status = running.process.wait(10)
 
@@ -69,45 +84,27 @@ def test_it_waits_no_longer_than_told(tmp_path: Path) -> None:
     run = active_run(tmp_path / "feed")
     with sidecar(tmp_path, "--run.attached", "--run.linger=200ms") as running:
         running.ask("/metrics")
+        time.sleep(3)
+        running.ask("/metrics")
         end(run)
-        status = running.process.wait(10)
+        status = running.process.wait(2.5 * PATIENCE)
 
     assert status == 0
-
-
-def test_a_later_run_is_joined_while_it_waits(tmp_path: Path) -> None:
-    run = active_run(tmp_path / "feed")
-    with sidecar(tmp_path, "--run.attached", "--run.linger=1h", "--log.level=debug") as running:
-        running.ask("/metrics")
-        end(run)
-        wait_until(lambda: "waiting for the last scrape" in running.log)
-        later = active_run(tmp_path / "feed")
-        wait_until(lambda: "another run has joined" in running.log)
-        running.ask("/metrics")
-        with pytest.raises(subprocess.TimeoutExpired):
-            running.process.wait(1)
-        end(later)
 
 
 class Stages:
     """The feed and the scrapes of a sidecar, as a test moves them on."""
 
-    scrapes = 0
-    renders = 0
+    due: float | None = 10.0
     feed_passes = 0
-    asked = 0
     time = 0.0
-    active = True
+    active = False
+
+    def next_expected_scrape(self) -> float | None:
+        return self.due
 
     def collect_feed(self) -> None:
-        self.asked += 1
-
-    def read(self) -> None:
-        self.feed_passes += 1
-
-    def scrape(self) -> None:
-        self.renders += 1
-        self.scrapes += 1
+        pass
 
 
 @pytest.fixture
@@ -116,58 +113,56 @@ def stages() -> Stages:
 
 
 @pytest.fixture
-def attachment(stages: Stages) -> Attachment:
-    return Attachment(
-        stages, active=lambda: stages.active, linger_seconds=30.0, monotonic=lambda: stages.time
-    )
+def lingering(stages: Stages) -> Lingering:
+    return Lingering(stages, active=lambda: stages.active, linger_seconds=30.0, monotonic=lambda: stages.time)
 
 
-def test_only_a_scrape_of_the_final_values_counts(stages: Stages, attachment: Attachment) -> None:
-    stages.scrape()
-    ends = [attachment.is_over()]
-    stages.active = False
-    for step in (stages.scrape, stages.read, stages.scrape, stages.read):
-        step()
-        ends.append(attachment.is_over())
-    stages.scrape()
+def test_nothing_is_waited_for_without_a_regular_scraper(stages: Stages, lingering: Lingering) -> None:
+    stages.due = None
 
-    assert ends == [False] * 5
-    assert attachment.is_over()
+    assert lingering.is_over()
 
 
-def test_a_scrape_that_began_before_the_final_values_does_not_count(
-    stages: Stages, attachment: Attachment
+def test_only_a_scrape_of_the_final_values_counts(stages: Stages, lingering: Lingering) -> None:
+    before = lingering.is_over()
+    stages.due = 20.0  # it came, and the pass that has the final values was not over
+    early = lingering.is_over()
+    stages.feed_passes = 2
+    fresh = lingering.is_over()
+    stages.due = 30.0
+
+    assert (before, early, fresh) == (False, False, False)
+    assert lingering.is_over()
+
+
+def test_a_scraper_that_does_not_come_is_waited_for_a_little_beyond_its_time(
+    stages: Stages, lingering: Lingering
 ) -> None:
-    stages.scrape()
-    stages.active = False
-    attachment.is_over()
-    stages.renders += 1  # a scrape that has not been sent yet
-    stages.feed_passes += 2
-    attachment.is_over()
-    stages.scrapes += 1  # now it has
+    lingering.is_over()
+    stages.feed_passes = 2
+    waited = []
+    for stages.time in (5.0, 11.0, 12.5):
+        waited.append(lingering.is_over())
 
-    assert not attachment.is_over()
+    assert waited == [False, False, True]
 
 
-def test_a_feed_that_hangs_does_not_hold_it_for_ever(stages: Stages, attachment: Attachment) -> None:
-    stages.scrape()
-    stages.active = False
-    attachment.is_over()
-    stages.time = 10.0
-    attachment.is_over()
-    stages.scrape()
+def test_a_feed_that_hangs_does_not_hold_it_for_ever(stages: Stages, lingering: Lingering) -> None:
+    lingering.is_over()
+    stages.time = 6.0
+    lingering.is_over()
+    stages.time, stages.due = 10.5, 20.0
 
-    assert attachment.is_over()
+    assert lingering.is_over()
 
 
-def test_a_run_that_joined_is_lingered_for_anew(stages: Stages, attachment: Attachment) -> None:
-    stages.scrape()
-    for moment, active in ((0.0, False), (20.0, True), (40.0, False)):
-        stages.time, stages.active = moment, active
-        assert not attachment.is_over()
+def test_a_launch_that_joined_is_lingered_for_anew(stages: Stages, lingering: Lingering) -> None:
+    stages.due = 100.0
+    for stages.time, stages.active in ((0.0, False), (20.0, True), (40.0, False)):
+        assert not lingering.is_over()
     stages.time = 69.0
-    early = attachment.is_over()
+    early = lingering.is_over()
     stages.time = 70.0
 
     assert not early
-    assert attachment.is_over()
+    assert lingering.is_over()

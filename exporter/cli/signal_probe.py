@@ -1,4 +1,4 @@
-"""The witness: tells whether a signal reached the whole process group or `run` alone.
+"""A signal probe: tells whether a signal reached the whole process group or `run` alone.
 
 A tiny process in the job's process group, started by `run` before the job, with every signal blocked. A signal
 sent to the group (a terminal's Ctrl-C, `kill %1`, `timeout`, a batch system) becomes pending in it; one sent
@@ -8,8 +8,8 @@ SIGTERM or SIGINT commonly means "stop saving, end now".
 
 In comes one byte for each question, out go the signals that became pending since the last one. One thread, no
 file. It has a command line and a name of its own, so that `pkill -f "exporter run"` does not mean it too. When
-`run` dies, even by SIGKILL, its end of the pipe closes and the witness ends; when the witness dies `run` falls
-back to the signal's `si_code`.
+`run` dies, even by SIGKILL, its end of the pipe closes and the probe ends; when the probe dies `run` falls back to the
+signal's `si_code`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Collection
 from typing import NamedTuple
 
-from exporter.cli.descriptors import closing_all_but
+from exporter.cli.processes import IGNORED_BY_PYTHON, closing_all_but, passable_environment
 
-# A sender that signals many processes one after another (`timeout`, slurmstepd) may reach the witness a
+# A sender that signals many processes one after another (`timeout`, slurmstepd) may reach the probe a
 # little later than `run`.
 SETTLE_SECONDS = 0.02
 ANSWER_SECONDS = 5.0
 
 _ENTRY = struct.Struct("@iii")
-_MOST = 100
-"""Entries in an answer; the rest comes with the next one, and a pipe takes this many at once."""
+_MAX_ENTRIES = 100
+"""In an answer; the rest comes with the next one, and a pipe takes this many at once."""
 
 # The blocked signals are inherited; standard input and output are the pipes.
 _PROGRAM = f"""
 import os, signal, struct
 with open("/proc/self/comm", "w") as name:
-    name.write("signal-witness")
+    name.write("signal-probe")
 every = signal.valid_signals()
 while os.read(0, 1):
     seen = []
-    while len(seen) < {_MOST} and (info := signal.sigtimedwait(every, 0)) is not None:
+    while len(seen) < {_MAX_ENTRIES} and (info := signal.sigtimedwait(every, 0)) is not None:
         seen.append(struct.pack("{_ENTRY.format}", info.si_signo, info.si_code, info.si_pid))
     os.write(1, bytes([len(seen)]) + b"".join(seen))
 """
@@ -68,59 +67,54 @@ class Sent(NamedTuple):
         return cls(info.si_signo, info.si_code, info.si_pid)
 
 
-class Witness:
+class SignalProbe:
     """The side of `run`.
-
-    Args:
-        defaults: Signals set to their default action in it.
 
     Raises:
         OSError: No further process can be started.
     """
 
-    def __init__(self, defaults: Collection[int]) -> None:
-        questions, self._ask = _pipe()
+    def __init__(self) -> None:
+        questions, self._questions = _pipe()
         self._answers, answers = _pipe()
         self._seen: list[Sent] = []  # of signals that `run` has yet to take
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
                 (sys.executable, "-I", "-S", "-c", _PROGRAM),
-                {
-                    name: value for name, value in os.environ.items() if name
-                },  # not `=value`, which Python refuses
+                passable_environment(os.environ),
                 file_actions=[
                     *closing_all_but({questions, answers}),
                     (os.POSIX_SPAWN_DUP2, questions, 0),
                     (os.POSIX_SPAWN_DUP2, answers, 1),
                 ],
-                setsigdef=defaults,
+                setsigdef=IGNORED_BY_PYTHON,
             )
         except OSError:
-            self.forget()
+            self.close()
             raise
         finally:
             os.close(questions)
             os.close(answers)
 
-    def saw(self, info: signal.struct_siginfo) -> bool | None:
+    def has_seen(self, info: signal.struct_siginfo) -> bool | None:
         """Whether the process group got a signal that this process has just taken.
 
         More of the same number that came meanwhile are taken too and make one with it, as the kernel would have
         made of them: `timeout` signals its child, then the group.
 
         Returns:
-            None when the witness does not answer.
+            None when the probe does not answer.
         """
         number = info.si_signo
         time.sleep(SETTLE_SECONDS)
         taken = [Sent.of(info)]
         while True:
-            seen = self._question()
+            seen = self._ask_once()
             if seen is None:
                 return None
             self._seen += seen
-            # Asked again for each that was taken, so that nothing stays behind in the witness, to be mistaken
+            # Asked again for each that was taken, so that nothing stays behind in the probe, to be mistaken
             # for a signal to come.
             more = None if number >= signal.SIGRTMIN else signal.sigtimedwait({number}, 0)
             if more is None:
@@ -133,23 +127,23 @@ class Witness:
         self._seen = [sent for sent in self._seen if sent.number in to_come]
         return reached
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         """End it and wait until it has ended; not for one that was reaped."""
-        self.forget()
+        self.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
-    def forget(self) -> None:
-        """Take note that it was reaped."""
-        os.close(self._ask)
+    def close(self) -> None:
+        """Let go of one that was reaped."""
+        os.close(self._questions)
         os.close(self._answers)
 
-    def _question(self) -> list[Sent] | None:
+    def _ask_once(self) -> list[Sent] | None:
         """All that became pending in it since the last question."""
         seen: list[Sent] = []
         while True:
             try:
-                os.write(self._ask, b"?")
+                os.write(self._questions, b"?")
                 if not select.select([self._answers], [], [], ANSWER_SECONDS)[0]:
                     return None
                 head = os.read(self._answers, 1)
@@ -159,7 +153,7 @@ class Witness:
             except OSError:  # it was killed: EPIPE
                 return None
             seen += [Sent(*entry) for entry in _ENTRY.iter_unpack(body)]
-            if head[0] < _MOST:
+            if head[0] < _MAX_ENTRIES:
                 return seen
 
 

@@ -1,0 +1,279 @@
+"""Why a Python job under `run` has recorded nothing: asked once, after a while, and said in one line.
+
+A short-lived program of its own, started by `run` with the job's process id:
+
+    python training_exporter.py -m exporter.cli.silence JOB_PID FEED_DIRECTORY RUN STARTED JOB_FILE
+
+It looks at the job's processes and asks the interpreter that runs the job, as the job would be asked: in the job's
+environment and directory. What it finds goes to standard error, and into the file that the sidecar and `check` read.
+Apart from `run`, since a question may take seconds and signals must not wait. It changes nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from exporter.cli.processes import say
+from exporter.errors import FeedError
+from exporter.feed import runs
+from exporter.feed.plain import replace_file
+from exporter.feed.reader import FeedReader
+from exporter.feed.runs import SILENT_SECONDS, Job, Silence
+
+PYTHON_SECONDS = 8.0
+PACKAGE = Path(__file__).parents[1]
+
+REASONS = ("not_installed", "shadowed", "turned_off", "environment", "feed_directory", "nothing_told")
+"""Why nothing is recorded; values of the label `reason`."""
+
+_LOOK = """
+import importlib.util, json, os, sys, sysconfig
+if len(sys.argv) > 1:
+    sys.path[0] = sys.argv[1]
+found = {"python": sys.version.split()[0], "site": sysconfig.get_path("purelib")}
+try:
+    spec = importlib.util.find_spec("exporter")
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {error}"
+else:
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    found["path"] = (spec.origin or (places or [""])[0]) if spec else None
+    found["ours"] = any(os.path.exists(os.path.join(place, "feed", "runs.py")) for place in places)
+    if found["ours"]:
+        try:
+            from exporter.version import __version__
+            found["version"] = __version__
+        except Exception as error:
+            found["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))
+"""
+
+
+class Interpreter(NamedTuple):
+    """What `import exporter` finds in an interpreter.
+
+    Attributes:
+        python: Its version; "" where it does not answer.
+        path: The file that is imported; None where there is none.
+        ours: Whether it is this package.
+        version: Of this package there.
+        site: Where its packages lie.
+        error: What goes wrong; "" for nothing.
+    """
+
+    python: str = ""
+    path: str | None = None
+    ours: bool = False
+    version: str = ""
+    site: str = ""
+    error: str = ""
+
+
+class Process(NamedTuple):
+    """A process of the job.
+
+    Attributes:
+        pid: Its id.
+        command: Its command line.
+        environment: What it was started with.
+        directory: Where it works.
+    """
+
+    pid: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str
+
+    @property
+    def interpreter(self) -> str | None:
+        """The Python that runs it, as it was called, so that a virtual environment is seen; None for another program."""
+        name = self.command[0] if self.command else ""
+        if not os.path.basename(name).startswith(("python", "pypy")):  # noqa: PTH119  # no path of ours
+            return None
+        if "/" in name:
+            return os.path.join(self.directory, name)  # noqa: PTH118  # as above
+        return shutil.which(name, path=self.environment.get("PATH"))
+
+    @property
+    def import_directory(self) -> str:
+        """The first place in which it looks for modules: the script's directory, else its own."""
+        words = iter(self.command[1:])
+        for word in words:
+            if word in {"-W", "-X"}:
+                next(words, None)
+            elif not word.startswith("-"):
+                return os.path.dirname(os.path.realpath(os.path.join(self.directory, word)))  # noqa: PTH118, PTH120  # as above
+            elif word[-1] in "mc":
+                break
+        return self.directory
+
+
+def look(
+    python: str,
+    *,
+    first: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    directory: str = "/",
+) -> Interpreter:
+    """Ask an interpreter what `import exporter` would find; imports nothing but our version.
+
+    Args:
+        python: Its path.
+        first: The directory in which it is to look first; None for where it runs.
+        environment: What it is started with; None for ours.
+        directory: Where it runs.
+    """
+    command = [python, "-c", _LOOK, *([] if first is None else [first])]
+    try:
+        answer = subprocess.run(  # the job's own interpreter
+            command, env=environment, cwd=directory, capture_output=True, timeout=PYTHON_SECONDS, check=False
+        )
+        found = json.loads(answer.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        return Interpreter(error=f"it cannot be asked: {error!r}")
+    return Interpreter(**found)
+
+
+def remedy(python: str, site: str) -> str:
+    """How to give an interpreter this package, without an index and without a build."""
+    root = PACKAGE.parent
+    described = [*root.glob("training_exporter*.egg-info"), *root.glob("training_exporter-*.dist-info")]
+    if (root / "pyproject.toml").exists():
+        install = f"{python} -m pip install {root}"
+        return f"{install}, or start the job with PYTHONPATH={root}" if described else install
+    parts = (PACKAGE, root / "exporter_auto.py", root / "training_exporter.py", *described)
+    return f"cp -r {' '.join(str(part) for part in parts)} {site or f'the site-packages of {python}'}"
+
+
+def silence_of(pid: int, run: str, feed_directory: Path, proc: Path = Path("/proc")) -> Silence | None:
+    """Why a job records nothing; None when it does or did, and when none of its processes is Python."""
+    processes = tree(pid, proc)
+    if runs.recording_processes(feed_directory) & {process.pid for process in processes}:
+        return None
+    with suppress(FeedError):
+        scan = FeedReader(feed_directory).scan()
+        if any(entry.snapshot.process.run == run for entry in scan.entries):  # a loop, between two scripts
+            return None
+    # The last: `conda run` and launchers are Python too, and start the one that trains.
+    asked = next(((each, each.interpreter) for each in reversed(processes) if each.interpreter), None)
+    if asked is None or asked[1] is None:
+        return None
+    process, python = asked
+    return _of_environment(process, python, feed_directory) or _of_interpreter(process, python)
+
+
+def tree(pid: int, proc: Path) -> list[Process]:
+    """A process and its descendants, parents first; those that cannot be looked at are left out."""
+    children: dict[int, list[int]] = {}
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, ValueError, IndexError):
+                parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[Process] = []
+    waiting = [pid]
+    while waiting:
+        each = waiting.pop(0)
+        waiting.extend(sorted(children.get(each, ())))
+        with suppress(OSError):
+            folder = proc / str(each)
+            command = [os.fsdecode(word) for word in (folder / "cmdline").read_bytes().split(b"\0")[:-1]]
+            entries = [os.fsdecode(entry) for entry in (folder / "environ").read_bytes().split(b"\0")]
+            environment = dict(entry.split("=", 1) for entry in entries if "=" in entry[1:])
+            found.append(Process(each, command, environment, str((folder / "cwd").readlink())))
+    return found
+
+
+def _of_environment(process: Process, python: str, feed_directory: Path) -> Silence | None:
+    given = process.environment
+    if given.get("EXPORTER_DISABLED") == "1":
+        return Silence("turned_off", f"EXPORTER_DISABLED=1 is set for {python}", "unset it for the job")
+    if given.get("EXPORTER_AUTO") == "0":
+        return Silence(
+            "turned_off",
+            f"EXPORTER_AUTO=0 is set for {python}, and its code records nothing",
+            "unset it for the job",
+        )
+    if given.get("EXPORTER_FEED_DIR") != str(feed_directory):
+        return Silence(
+            "environment",
+            f"{python} was started without the environment of `run`",
+            f"pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={feed_directory} on to it",
+        )
+    try:
+        full = os.statvfs(feed_directory).f_bavail == 0
+    except OSError as error:
+        return Silence(
+            "feed_directory", f"{feed_directory}: {error.strerror}", "choose another with --feed.dir"
+        )
+    if full:
+        return Silence(
+            "feed_directory", f"{feed_directory} is full", "free some space, or choose another --feed.dir"
+        )
+    if not _may_write(feed_directory, process.pid):
+        return Silence(
+            "feed_directory",
+            f"{feed_directory} is not writable for the job's user",
+            "give it write access, or choose another --feed.dir",
+        )
+    return None
+
+
+def _may_write(directory: Path, pid: int) -> bool:
+    """Whether the user of a process may create files there; ours is asked of the kernel, another's of the mode."""
+    with suppress(OSError):
+        user, found = Path(f"/proc/{pid}").stat().st_uid, directory.stat()
+        if user not in {0, os.geteuid()}:
+            return bool(found.st_mode & (0o200 if found.st_uid == user else 0o022))
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def _of_interpreter(process: Process, python: str) -> Silence:
+    seen = look(
+        python, first=process.import_directory, environment=process.environment, directory=process.directory
+    )
+    if seen.ours and not seen.error:
+        return Silence(
+            "nothing_told",
+            f"{python} has training-exporter, but no optimizer, loader, Stat or training call has come yet",
+            "what is seen by itself and what has to be told: docs/bridges.md",
+        )
+    if seen.path and not seen.ours:
+        return Silence(
+            "shadowed",
+            f"{python} imports {seen.path} as `exporter`, in place of training-exporter",
+            "give that file or folder another name",
+        )
+    why = f": {seen.error}" if seen.error else ""
+    return Silence(
+        "not_installed", f"training-exporter is not installed for {python}{why}", remedy(python, seen.site)
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ask about one job, and tell what is found."""
+    pid, feed_directory, run, started, path = arguments
+    silence = silence_of(int(pid), run, Path(feed_directory))
+    if silence is not None and Path(path).exists():  # else the job has ended meanwhile
+        say(
+            f"run {run} has recorded nothing in {SILENT_SECONDS:.0f} s: {silence.found}; remedy: {silence.remedy}"
+        )
+        job = Job(int(pid), run, float(started), silence)
+        with suppress(OSError):
+            replace_file(
+                path, json.dumps(dataclasses.asdict(job)).encode(), temporary=f"{path}.tmp", mode=0o644
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

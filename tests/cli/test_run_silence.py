@@ -1,0 +1,169 @@
+"""A job that records nothing: why, and what to do; and jobs beside a file called `exporter.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from run_support import REPOSITORY, environment, free_port, scrape, started
+from waiting import wait_until
+
+from exporter.cli.silence import remedy, silence_of
+from exporter.feed.runs import Silence
+
+LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
+
+
+@contextlib.contextmanager
+def job(
+    tmp_path: Path, program: str, *before: str, python: str = sys.executable, **more: str
+) -> Iterator[int]:
+    """A Python job's process id, while it sleeps; it was started as `run` would start it."""
+    script = tmp_path / "train.py"
+    script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
+    settings = environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | more
+    process = subprocess.Popen(
+        [*before, python, str(script)], env=settings, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def asked(tmp_path: Path, pid: int) -> Silence:
+    found = silence_of(pid, "r", tmp_path)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter without anything of ours."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin" / "python")
+
+
+def test_an_interpreter_without_the_package_is_named_with_a_remedy(tmp_path: Path, bare_python: str) -> None:
+    with job(tmp_path, "", python=bare_python, PYTHONPATH="") as pid:
+        found = asked(tmp_path, pid)
+
+    assert found.reason == "not_installed"
+    assert found.found == f"training-exporter is not installed for {bare_python}"
+    assert f"PYTHONPATH={REPOSITORY}" in found.remedy or f"pip install {REPOSITORY}" in found.remedy
+
+
+def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "exporter.py").write_text("")
+    with job(tmp_path, "") as pid:
+        found = asked(tmp_path, pid)
+
+    assert found.reason == "shadowed"
+    assert str(tmp_path / "exporter.py") in found.found
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"EXPORTER_DISABLED": "1"}, "turned_off"),
+        ({"EXPORTER_AUTO": "0"}, "turned_off"),
+        ({"EXPORTER_FEED_DIR": "/elsewhere"}, "environment"),
+        ({}, "nothing_told"),
+    ],
+)
+def test_what_the_environment_says_is_told(tmp_path: Path, given: dict[str, str], reason: str) -> None:
+    with job(tmp_path, "", **given) as pid:
+        assert asked(tmp_path, pid).reason == reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_directory_that_the_job_s_user_may_not_write_to_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with job(tmp_path, "import os; os.setuid(65534)") as pid:
+        assert asked(tmp_path, pid).reason == "feed_directory"
+
+
+def test_a_job_that_records_is_not_asked_about(tmp_path: Path) -> None:
+    program = "import exporter; exporter.Stat('a', ['mean']).add(1.0); exporter.flush()"
+    with job(tmp_path, program, "sh", "-c", '"$@"; true', "sh") as pid:
+        assert silence_of(pid, "r", tmp_path) is None
+
+
+def test_a_job_without_python_is_not_asked_about(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], env=environment()) as process:
+        found = silence_of(process.pid, "r", tmp_path)
+        process.kill()
+
+    assert found is None
+
+
+def test_the_remedy_needs_no_index(tmp_path: Path, bare_python: str) -> None:
+    if "PYTHONPATH=" not in remedy(bare_python, ""):
+        pytest.skip("the package is not installed from here")
+    look = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
+    done = subprocess.run(
+        [bare_python, "-c", look],
+        env=environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "exporter_auto:start" in done.stdout
+
+
+@pytest.mark.timeout(90)
+def test_run_says_once_and_the_page_shows_why_nothing_is_recorded(tmp_path: Path, bare_python: str) -> None:
+    feed, port = tmp_path / "feed", free_port()
+    feed.mkdir()
+    flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--run.linger=0s"]
+    command = [*LAUNCHER, "run", *flags, bare_python, "-c", "import time; time.sleep(60)"]
+    heard = tmp_path / "heard"
+    with (
+        heard.open("w") as stderr,
+        started(command, feed, stderr=stderr, cwd=tmp_path, env=environment(PYTHONPATH="")),
+    ):
+        wait_until(lambda: "has recorded nothing" in heard.read_text(), 40)
+        wait_until(lambda: "training_run_silent{" in scrape(port))
+        page, metrics = scrape(port, "/"), scrape(port)
+        check = [*LAUNCHER, "check", f"--feed.dir={feed}", "--web.listen-address=127.0.0.1:0"]
+        said = subprocess.run(check, env=environment(), capture_output=True, text=True, check=False).stdout
+
+    assert f"not installed for {bare_python}" in heard.read_text()
+    assert f"not installed for {bare_python}" in page
+    assert 'reason="not_installed"' in metrics
+    assert "records nothing: training-exporter is not installed for" in said
+
+
+@pytest.mark.parametrize("name", ["exporter.py", "exporter/__init__.py"])
+@pytest.mark.parametrize("path", ["", "."])
+def test_a_job_s_own_exporter_takes_nobody_s_place(tmp_path: Path, name: str, path: str) -> None:
+    own = tmp_path / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("print('the job of the user')\n")
+    feed, port = tmp_path / "feed", free_port()
+    feed.mkdir()
+    flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--run.linger=0s"]
+    program = "import exporter, sys; sys.stdin.readline()"
+    command = [*LAUNCHER, "run", *flags, sys.executable, "-c", program]
+    settings = {"cwd": tmp_path, "env": environment(PYTHONPATH=path), "stdin": subprocess.PIPE}
+    with started(command, feed, stdout=subprocess.PIPE, **settings) as run:
+        wait_until(lambda: "exporter_build_info" in scrape(port) if _up(port) else False)
+        output, _ = run.communicate("\n", timeout=20)
+
+    assert (run.returncode, output) == (0, "the job of the user\n")
+
+
+def _up(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(scrape(port))
+    return False
