@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import exporter
-from exporter.collectors.catalogue import CATALOGUE
-from exporter.collectors.family import FamilySpec
+from exporter.families import FamilySpec
 from exporter.recording.aggregations import AGGREGATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,8 +60,8 @@ NOTHING = "\N{EN DASH}"
 ABSENT = re.compile(r"[.;] [Aa]bsent ")
 """Where the help of a family turns from what it is to when it is not there."""
 
-COLLECTORS = {"ledger": "feed"}
-"""The collector of a whole folder; those of the machine are in the catalogue."""
+FOLDER_COLLECTORS = {"ledger": "feed"}
+"""The collector of what no collector of the folder lists: the feed's families are only known with its jobs."""
 
 PREAMBLE = """\
 # Metrics
@@ -139,6 +138,22 @@ def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
     return dict(sorted(listed.items()))
 
 
+def listed_collectors() -> dict[str, str]:
+    """Find which collector fills a family: the class that lists it in its `specs`."""
+    found: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        if not (module.__name__ or "").startswith("exporter."):
+            continue
+        for made in vars(module).values():
+            if (
+                isinstance(made, type)
+                and hasattr(made, "collect")
+                and isinstance(made.__dict__.get("specs"), tuple)
+            ):
+                found.update((spec.name, str(made.__dict__["name"])) for spec in made.__dict__["specs"])
+    return found
+
+
 def sample_names(spec: FamilySpec) -> set[str]:
     """List every name under which a family can appear."""
     suffixes = SUFFIXES[spec.type]
@@ -150,13 +165,14 @@ def sample_names(spec: FamilySpec) -> set[str]:
 
 def metrics_document(modules: Mapping[str, Sequence[FamilySpec]]) -> str:
     """Write docs/METRICS.md."""
-    collectors = {spec.name: entry.name for entry in CATALOGUE for spec in entry.specs}
     stages: dict[str, dict[str, FamilySpec]] = {}
+    collectors: dict[str, str] = {}
     for name, specs in modules.items():
         folder = name.split(".")[1]
         stages.setdefault(folder, {}).update((spec.name, spec) for spec in specs)
-        if folder in COLLECTORS:
-            collectors.update((spec.name, COLLECTORS[folder]) for spec in specs)
+        if folder in FOLDER_COLLECTORS:
+            collectors.update((spec.name, FOLDER_COLLECTORS[folder]) for spec in specs)
+    collectors |= listed_collectors()
     order = [*STAGES, *sorted(stages.keys() - STAGES.keys())]
     sections = [
         _section(STAGES.get(folder, folder), stages[folder], collectors)

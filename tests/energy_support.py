@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
+from collectors_support import metrics_of
 
-from exporter.collectors.family import Collected, Distribution
+from exporter.collectors.energy.rapl import RaplCollector
+from exporter.collectors.family import Collected as OldCollected
 from exporter.collectors.keeping import Keeper
-from exporter.collectors.rapl import RaplCollector
+from exporter.families import Collected
 
 RANGE = 262_143.328_850
 """Joules; that of most server CPUs."""
@@ -99,9 +102,22 @@ class Machine:
         tdp_watts: float | None = None,
         idle_watts: float | None = None,
     ) -> RaplCollector:
+        psutil.PROCFS_PATH, before = str(self.root / "proc"), psutil.PROCFS_PATH
+        try:
+            return self._made(keeper, working, counts, tdp_watts, idle_watts)
+        finally:
+            psutil.PROCFS_PATH = before
+
+    def _made(
+        self,
+        keeper: Keeper | None,
+        working: Callable[[], bool | None],
+        counts: Callable[[], bool],
+        tdp_watts: float | None,
+        idle_watts: float | None,
+    ) -> RaplCollector:
         return RaplCollector(
             sys=self.root / "sys",
-            proc=self.root / "proc",
             keeper=keeper,
             working=working,
             counts=counts,
@@ -128,11 +144,8 @@ def nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def total(collected: Collected, name: str) -> float:
+def total(collected: Collected | OldCollected, name: str) -> float:
     """The sum over all series of a family."""
     return sum(
-        sample.value
-        for family in collected.families
-        for sample in family.samples
-        if family.spec.name == name and not isinstance(sample.value, Distribution)
+        sample.value for metric in metrics_of(collected) for sample in metric.samples if sample.name == name
     )

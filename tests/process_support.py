@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from ledger_support import START, a_process
 
-from exporter.collectors.family import Collected
 from exporter.collectors.job import GpuProcessUse, JobProcess
 from exporter.collectors.keeping import Keeper
-from exporter.collectors.processes import ProcessCollector
+from exporter.collectors.processes.collector import ProcessCollector
+from exporter.families import Collected
 from exporter.feed.snapshot import ProcessIdentity
 
 BOOTED = START - 100_000.0
 HERTZ = 100
-PAGE = 4096
 
 
 @dataclass
@@ -32,13 +32,10 @@ class FakeProcess:
     started: float = START - 50.0
     user: float = 1.0
     system: float = 0.5
-    major_faults: int = 3
     threads: int = 4
-    virtual: int = 1 << 30
     resident: int = 1000
     shared: int = 100
-    switches: tuple[int, int] = (10, 2)
-    io: tuple[int, ...] = (4096, 8192, 100, 200, 10, 20)
+    io: tuple[int, int] = (4096, 8192)
     pss: int = 300
     descriptors: int = 5
     own_pid: int | None = None
@@ -84,7 +81,9 @@ class Proc:
             f"cpu  {ticks} 0 0 9000 900 0 0 0 0 0\n{cpus}intr 1\nbtime {round(self.wall - self.uptime)}\nprocesses 9\n"
         )
         (self.root / "uptime").write_text(f"{self.uptime:.2f} 1.00\n")
-        (self.root / "meminfo").write_text("MemTotal: 1000000 kB\nMemAvailable: 600000 kB\n")
+        sizes = {"MemTotal": 1000000, "MemAvailable": 600000}
+        names = (*sizes, "MemFree", "Buffers", "Cached", "Shmem", "Slab", "Active", "Inactive")
+        (self.root / "meminfo").write_text("".join(f"{name}: {sizes.get(name, 1)} kB\n" for name in names))
         boot = self.root / "sys/kernel/random"
         boot.mkdir(parents=True)
         (boot / "boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
@@ -99,12 +98,10 @@ class Proc:
         values = {
             3: process.state,
             4: process.parent,
-            12: process.major_faults,
             14: round(process.user * HERTZ),
             15: round(process.system * HERTZ),
             20: process.threads,
             22: start,
-            23: process.virtual,
             52: process.exit_code,
         }
         for number, value in values.items():
@@ -125,18 +122,13 @@ class Proc:
         own = "" if process.own_pid is None else f"\t{process.own_pid}"
         (directory / "status").write_text(
             f"Name:\t{process.comm}\nNSpid:\t{process.pid}{own}\nCpus_allowed_list:\t{process.cpus}\n"
-            f"voluntary_ctxt_switches:\t{process.switches[0]}\n"
-            f"nonvoluntary_ctxt_switches:\t{process.switches[1]}\n"
         )
         order = ("read_bytes", "write_bytes", "rchar", "wchar", "syscr", "syscw")
-        pairs = zip(order, process.io, strict=True)
+        pairs = zip(order, (*process.io, 1, 2, 3, 4), strict=True)
         (directory / "io").write_text("".join(f"{name}: {value}\n" for name, value in pairs))
         (directory / "smaps_rollup").write_text(
             f"00400000-7fff00000000 ---p 00000000 00:00 0  [rollup]\nRss: 9 kB\nPss: {process.pss} kB\n"
             "Private_Clean: 20 kB\nPrivate_Dirty: 100 kB\n"
-        )
-        (directory / "limits").write_text(
-            "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024   4096   files\n"
         )
         descriptors = directory / "fd"
         descriptors.mkdir()
@@ -160,22 +152,22 @@ class Watch:
     job: list[JobProcess] | None = field(default_factory=list)
     gpus: list[GpuProcessUse] = field(default_factory=list)
     linger_seconds: float = 900.0
+    budget_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
+        psutil.PROCFS_PATH = str(self.proc.root)  # until the test is over: see the fixture
         self.collector = ProcessCollector(
-            proc=self.proc.root,
             job=lambda: self.job,
             gpu_use=lambda: self.gpus,
             keeper=self.keeper,
             linger_seconds=self.linger_seconds,
-            ticks_per_second=HERTZ,
-            page_size=PAGE,
             clock=lambda: self.proc.wall,
             monotonic=lambda: self.proc.now,
             own_pid=999_999,
+            budget_seconds=self.budget_seconds,
         )
 
     def records(self, process: FakeProcess, *, run: str = "r", rank: int | None = 0) -> JobProcess:
@@ -199,8 +191,8 @@ class Watch:
 def labels_of(collected: Collected, name: str) -> Sequence[tuple[str, ...]]:
     """Every series of a family."""
     return [
-        sample.labels
-        for family in collected.families
-        for sample in family.samples
-        if family.spec.name == name
+        tuple(sample.labels.values())
+        for metric in collected
+        for sample in metric.samples
+        if sample.name == name
     ]

@@ -19,16 +19,16 @@ from exporter.cli.goodput_settings import Goodput
 from exporter.cli.gpu_settings import Gpu
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.catalogue import CollectorEntry
+from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.family import AnyCollector
 from exporter.collectors.gpu import GpuCollector, visible_devices
 from exporter.collectors.gpu_seams import gpu_readings, gpu_uses
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.memory import oom_kills
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
-from exporter.collectors.process_memory import ProcessMemoryCollector
-from exporter.collectors.process_tree import Member
-from exporter.collectors.processes import ProcessCollector
-from exporter.collectors.rapl import RaplCollector
+from exporter.collectors.processes.collector import ProcessCollector
+from exporter.collectors.processes.memory import ProcessMemoryCollector
+from exporter.collectors.processes.tree import Member
 from exporter.feed import runs
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.endings import Witnesses
@@ -107,10 +107,11 @@ class Wiring:
                 gpu_use=self._gpu_use,
                 keeper=self._pages,
                 linger_seconds=self._linger_seconds,
+                **options,
             )
             return self._processes
         if entry.name == PROCESS_MEMORY:
-            return ProcessMemoryCollector(members=self._members)
+            return ProcessMemoryCollector(members=self._members, **options)
         if entry.name == RaplCollector.name:
             self._rapl = RaplCollector(
                 keeper=self._pages,
@@ -118,6 +119,7 @@ class Wiring:
                 working=self._is_working,
                 idle_watts=self._cpu_idle_watts,
                 tdp_watts=self._cpu_tdp_watts,
+                **options,
             )
             return self._rapl
         if entry.name == CheckpointDirsCollector.name:

@@ -14,15 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from exporter.collectors import (
-    process_families,
-    process_memory,
-    processes,
-    rapl,
-    rapl_families,
-)
 from exporter.collectors.cgroup import families as cgroup_families
 from exporter.collectors.cgroup.collector import CgroupCollector
+from exporter.collectors.energy import families as energy_families
+from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.host import (
     checkpoint_dirs,
     cpu,
@@ -37,6 +32,9 @@ from exporter.collectors.host import (
     system,
 )
 from exporter.collectors.host.statvfs import StatvfsPool
+from exporter.collectors.processes import families as process_families
+from exporter.collectors.processes.collector import ProcessCollector
+from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.selection import EVERYTHING
 from exporter.families import FamilySpec
 
@@ -225,22 +223,22 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     ),
     CollectorEntry(
         "processes",
-        processes.ProcessCollector,
+        ProcessCollector,
         process_families.SPECS,
         "What the processes of the job use, by rank and role; also needed to divide energy among runs.",
     ),
     CollectorEntry(
         "process_memory",
-        process_memory.ProcessMemoryCollector,
-        process_memory.SPECS,
+        ProcessMemoryCollector,
+        process_families.MEMORY_SPECS,
         "Unique and proportional memory of the job's processes, as far as their page tables are quick to read.",
-        SLOW_SECONDS,
-        SLOW_DEADLINE_SECONDS,
+        MEDIUM_SECONDS,
+        MEDIUM_DEADLINE_SECONDS,
     ),
     CollectorEntry(
         "rapl",
-        rapl.RaplCollector,
-        rapl_families.SPECS,
+        RaplCollector,
+        energy_families.SPECS,
         "Energy and power of CPUs and memory; every 10 s or more often, since the registers wrap.",
     ),
 )

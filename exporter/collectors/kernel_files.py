@@ -178,27 +178,6 @@ def parse_count(text: str, *place: object) -> int:
     return count
 
 
-def parse_signed(text: str, *place: object) -> int:
-    """Parse a number that may be negative.
-
-    Raises:
-        CollectError: It is anything else.
-    """
-    return -parse_count(text[1:], *place) if text.startswith("-") else parse_count(text, *place)
-
-
-def parse_decimal(text: str, *place: object) -> float:
-    """Parse an unsigned number with or without a decimal point.
-
-    Raises:
-        CollectError: It is anything else.
-    """
-    whole, _, fraction = text.partition(".")
-    parse_count(whole, *place)
-    parse_count(fraction or "0", *place)
-    return float(text)
-
-
 def parse_list_length(text: str, *place: object) -> int:
     """Count the members of a kernel list of CPUs: `0-3,8` has five.
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from exporter.collectors.draft import Draft
-from exporter.collectors.energy_counter import LONGEST_SECONDS
+from exporter.collectors.energy.counter import LONGEST_SECONDS
 from exporter.collectors.family import Collected, FamilySpec
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.keeping import Keeper, Page

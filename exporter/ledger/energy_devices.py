@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.energy_counter import LONGEST_SECONDS, EnergyCounter
-from exporter.collectors.idle_power import IdlePower
+from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter
+from exporter.collectors.energy.idle import IdlePower
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Rows
 

@@ -57,6 +57,23 @@ def test_every_family_in_the_code_is_in_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "collector"),
+    [
+        ("host_load1", "cpu"),
+        ("gpu_up", "gpu"),
+        ("training_energy_joules_total", "energy"),
+        ("training_steps_total", "feed"),
+        ("training_process_up", "processes"),
+    ],
+)
+def test_the_reference_tells_the_collector(name: str, collector: str) -> None:
+    text = (ROOT / "docs/METRICS.md").read_text(encoding="utf-8")
+    [row] = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+
+    assert row.endswith(f"| `{collector}` |")
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "host_load1",

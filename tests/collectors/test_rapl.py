@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import psutil
 import pytest
 from collectors_support import MACHINES as RECORDED
 from collectors_support import UPDATE, assert_sound, collect_soundly, metrics_of, text_of, value_of
@@ -12,16 +13,14 @@ from energy_support import EPYC, LAPTOP, MACHINES, RANGE, THREADRIPPER, Machine,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exporter.collectors.energy_counter import EnergyCounter
-from exporter.collectors.family import Collected
-from exporter.collectors.rapl import RaplCollector
+from exporter.collectors.energy.counter import EnergyCounter
+from exporter.collectors.energy.rapl import RaplCollector
 from exporter.errors import CollectError
 from exporter.ledger.pages import Pages
 from exporter.ledger.state import StateStore
 
 CPU = "host_cpu_energy_joules_total"
 DRAM = "host_dram_energy_joules_total"
-ZONE = "host_energy_zone_joules_total"
 POWER = "host_cpu_power_watts"
 IDLE = "host_cpu_power_idle_watts"
 
@@ -43,9 +42,9 @@ def test_a_described_machine_gives_the_expected_exposition(name: str, tmp_path: 
         collected = collector.collect()
 
     assert_sound(collector, collected)
-    assert first.problems == collected.problems == ()
-    assert all(value == 0 for value in [total(first, CPU), total(first, DRAM), total(first, ZONE)])
-    text = text_of(collected.families) + "".join(f"# unsupported: {what}\n" for what in collected.unsupported)
+    assert first.problems == collected.problems == []
+    assert all(value == 0 for value in [total(first, CPU), total(first, DRAM)])
+    text = text_of(collected) + "".join(f"# unsupported: {what}\n" for what in collected.unsupported)
     golden = RECORDED.parent / "energy" / f"{name}.metrics"
     if UPDATE:
         golden.parent.mkdir(exist_ok=True)
@@ -171,8 +170,7 @@ def test_a_successor_counts_what_was_used_while_nobody_looked(tmp_path: Path) ->
 def test_totals_that_cannot_be_saved_are_withheld(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine")
     collector = machine.collector(pages(tmp_path / "late"))
-    with pytest.raises(CollectError, match="No such file"):
-        collector.collect()
+    assert "No such file" in collector.collect().problems[0][1]
     machine.draw(5.0, 100.0)
     withheld = collector.collect()
     (tmp_path / "late").mkdir()
@@ -207,7 +205,6 @@ def test_a_package_that_two_drivers_show_is_one_package(tmp_path: Path) -> None:
     collected = collector.collect()
 
     assert total(collected, CPU) == pytest.approx(50.0)
-    assert value_of(collected, ZONE, "psys", "machine", "rapl") == pytest.approx(50.0)
 
 
 def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: Path) -> None:
@@ -219,14 +216,12 @@ def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: 
         machine.register(key).chmod(0o400)
     collector = machine.collector()
     with nobody():
-        with pytest.raises(CollectError) as first:
-            collector.collect()
+        first = collector.collect()
         machine.now += 5.0
-        with pytest.raises(CollectError):
-            collector.collect()
+        assert not collector.collect()
 
-    assert first.value.reason == "permission"
-    assert "chmod a+r" in str(first.value)
+    assert {reason for reason, _ in first.problems} == {"permission"}
+    assert "chmod a+r" in first.problems[0][1]
     assert [reading.joules for reading in collector.readings] == [None] * 4
     assert collector.readings[0].gap_seconds["permission"] == 5.0
 
@@ -291,7 +286,7 @@ def test_an_exporter_that_does_not_count_publishes_nothing(tmp_path: Path) -> No
     again = collector.collect()
     machine.draw(5.0, 100.0)
 
-    assert resting.families == ()
+    assert list(resting) == []
     assert "another exporter" in resting.unsupported[0]
     assert value_of(again, CPU, "0", "rapl") == 0.0
     assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(500.0)
@@ -318,17 +313,14 @@ def test_a_restart_beside_another_exporter_does_not_count_the_time_between(tmp_p
 
 
 def test_a_machine_without_registers_is_a_normal_state(tmp_path: Path) -> None:
-    collector = RaplCollector(sys=tmp_path, proc=tmp_path)
     masked = tmp_path / "masked"
     (masked / "class/powercap").mkdir(parents=True)
     (masked / "class/powercap/intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl:0")
+    collected = RaplCollector(sys=tmp_path).collect()
 
-    assert collector.collect() == Collected(
-        (),
-        (),
-        (f"no energy registers in {tmp_path}/class/powercap (a virtual machine, or no driver for this CPU)",),
-    )
-    assert "masks" in RaplCollector(sys=masked, proc=tmp_path).collect().unsupported[0]
+    assert (list(collected), collected.problems) == ([], [])
+    assert f"no energy registers in {tmp_path}/class/powercap" in collected.unsupported[0]
+    assert "masks" in RaplCollector(sys=masked).collect().unsupported[0]
 
 
 def test_idle_power_is_known_by_method(tmp_path: Path) -> None:
@@ -349,8 +341,12 @@ def test_idle_power_is_known_by_method(tmp_path: Path) -> None:
     assert collector.readings[0].idle_watts == 55.0
 
 
-def test_a_model_stands_in_only_where_it_was_asked_for_and_is_labelled(tmp_path: Path) -> None:
+def test_a_model_stands_in_only_where_it_was_asked_for_and_is_labelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine(tmp_path / "none", {})
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(machine.root / "proc"))
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
     collector = machine.collector(tdp_watts=200.0)
     collector.collect()
     machine.busy += 10.0

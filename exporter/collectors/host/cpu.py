@@ -113,5 +113,16 @@ class CpuCollector:
         return 1 - min(1.0, (spent["idle"] + spent.get("iowait", 0.0)) / total)
 
 
+def busy_seconds() -> float:
+    """Read the CPU time of the machine since boot that was neither idle nor waiting for I/O.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    times = psutil.cpu_times()
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # within user and nice
+    return float(sum(times) - guests - times.idle - getattr(times, "iowait", 0.0))
+
+
 def _cpu_lines(lines: Iterable[str]) -> Iterator[str]:
     return (line for line in lines if line.startswith("cpu") and not line.startswith("cpu "))

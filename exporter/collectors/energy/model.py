@@ -1,7 +1,7 @@
 """TdpModel: a guess at the energy of the CPUs, for machines on which it cannot be measured.
 
 Used in the sidecar by the RAPL collector, only where the configuration asks for it; published with
-source="tdp_model" and measured="false". /proc/stat comes in. No threads.
+source="tdp_model" and measured="false". /proc/stat comes in, read by psutil. No threads.
 
     P = TDP (0.1 + 0.9 load³)
 
@@ -11,13 +11,13 @@ The form is the one that codecarbon uses for whole machines; against wall meters
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from exporter.collectors.energy_counter import LONGEST_SECONDS
+import psutil
+
+from exporter.collectors.energy.counter import LONGEST_SECONDS
+from exporter.collectors.host.cpu import busy_seconds
 from exporter.collectors.job import EnergyReading
-from exporter.collectors.machine_use import read_machine
 
 IDLE_SHARE = 0.1
 EXPONENT = 3
@@ -32,17 +32,14 @@ class TdpModel:
 
     Args:
         tdp_watts: The sum of the packages' thermal design power.
-        proc: Where procfs is mounted.
 
     Attributes:
         resumed: Whether an earlier total was looked for.
     """
 
-    def __init__(self, tdp_watts: float, *, proc: Path) -> None:
+    def __init__(self, tdp_watts: float) -> None:
         self.resumed = False
         self._tdp_watts = tdp_watts
-        self._proc = proc
-        self._hertz = os.sysconf("SC_CLK_TCK")
         self._joules = 0.0
         self._watts: float | None = None
         self._before: tuple[float, float] | None = None  # monotonic time, busy seconds
@@ -51,15 +48,15 @@ class TdpModel:
         """Add the time since the last update; the first one, and one after a long pause, only begin.
 
         Raises:
-            CollectError: The load cannot be read.
+            OSError: The load cannot be read.
         """
-        machine = read_machine(self._proc, ticks_per_second=self._hertz)
-        before, self._before = self._before, (now, machine.busy_seconds)
+        busy = busy_seconds()
+        before, self._before = self._before, (now, busy)
         if before is None or not 0 < now - before[0] <= LONGEST_SECONDS:
             self._watts = None
             return
         seconds = now - before[0]
-        load = min(1.0, max(0.0, (machine.busy_seconds - before[1]) / (seconds * machine.cpus)))
+        load = min(1.0, max(0.0, (busy - before[1]) / (seconds * (psutil.cpu_count() or 1))))
         self._watts = self._tdp_watts * (IDLE_SHARE + (1 - IDLE_SHARE) * load**EXPONENT)
         self._joules += self._watts * seconds
 

@@ -11,40 +11,16 @@ with their trainer.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from exporter.collectors.draft import Draft
-from exporter.collectors.family import Collected, FamilySpec
-from exporter.collectors.kernel_files import FILE_REASONS
-from exporter.collectors.process_families import LABELS
-from exporter.collectors.process_files import Denied, ProcessFiles
-from exporter.collectors.process_tree import Identity, Member
+import psutil
 
-_ABSENT = (
-    "Absent without the right to read it (same user, or ptrace), and while the time for it does not suffice."
-)
-
-UNIQUE = FamilySpec(
-    "training_process_unique_bytes",
-    "gauge",
-    f"Memory that would be free if the processes ended, each on its own (USS). {_ABSENT}",
-    LABELS,
-    unit="bytes",
-    source="/proc/<pid>/smaps_rollup Private_*",
-)
-PROPORTIONAL = FamilySpec(
-    "training_process_proportional_bytes",
-    "gauge",
-    f"Memory of the processes, what they share divided by the number of sharers (PSS). {_ABSENT}",
-    LABELS,
-    unit="bytes",
-    source="/proc/<pid>/smaps_rollup Pss",
-)
-SPECS = (UNIQUE, PROPORTIONAL)
+from exporter.collectors.kernel_files import source
+from exporter.collectors.processes.families import MEMORY_SPECS, PROPORTIONAL, UNIQUE
+from exporter.collectors.processes.tree import Identity, Member
+from exporter.families import Collected
 
 BUDGET_SECONDS = 0.5
 """Time that a pass may begin to read in."""
@@ -77,37 +53,29 @@ class ProcessMemoryCollector:
     """Reads the memory of the job's processes by mapping.
 
     Args:
-        proc: Where procfs is mounted.
         members: Gives the living processes.
         monotonic: Seconds.
         budget_seconds: Of one pass.
     """
 
     name = "process_memory"
-    specs = SPECS
-    reasons = FILE_REASONS
+    specs = MEMORY_SPECS
 
     def __init__(
         self,
         *,
-        proc: Path = Path("/proc"),
         members: Callable[[], Sequence[Member]] = no_members,
         monotonic: Callable[[], float] = time.monotonic,
         budget_seconds: float = BUDGET_SECONDS,
     ) -> None:
-        self._files = ProcessFiles(proc, page_size=os.sysconf("SC_PAGE_SIZE"))
         self._members = members
         self._monotonic = monotonic
         self._budget_seconds = budget_seconds
         self._readings: dict[Identity, _Reading] = {}
 
     def collect(self) -> Collected:
-        """Read as many processes as there is time for.
-
-        Raises:
-            CollectError: None of those that were tried could be read.
-        """
-        draft = Draft()
+        """Read as many processes as there is time for."""
+        collected = Collected()
         members = self._members()
         living = {member.identity for member in members}
         self._readings = {who: each for who, each in self._readings.items() if who in living}
@@ -118,10 +86,10 @@ class ProcessMemoryCollector:
             if now - begun >= self._budget_seconds:
                 break
             if known is None or now >= known.again_at:
-                with draft.part():
+                with source(collected, f"process {member.stat.pid}"):
                     self._read(member)
-        self._add_sums(members, draft)
-        return draft.finish()
+        self._add_sums(members, collected)
+        return collected
 
     def _last_read(self, member: Member) -> float:
         known = self._readings.get(member.identity)
@@ -129,14 +97,17 @@ class ProcessMemoryCollector:
 
     def _read(self, member: Member) -> None:
         begun = self._monotonic()
-        found = self._files.unique_and_proportional(member.stat.pid)
-        if found is None or isinstance(found, Denied):
+        try:
+            found = psutil.Process(member.stat.pid).memory_full_info()
+        except psutil.Error:  # gone, or somebody else's
             self._readings.pop(member.identity, None)
             return
         ended = self._monotonic()
-        self._readings[member.identity] = _Reading(*found, ended, ended + (ended - begun) / DUTY)
+        self._readings[member.identity] = _Reading(
+            found.uss, found.pss, ended, ended + (ended - begun) / DUTY
+        )
 
-    def _add_sums(self, members: Sequence[Member], draft: Draft) -> None:
+    def _add_sums(self, members: Sequence[Member], collected: Collected) -> None:
         now = self._monotonic()
         groups: dict[tuple[str, ...], list[_Reading | None]] = {}
         for member in members:
@@ -151,5 +122,5 @@ class ProcessMemoryCollector:
             if len(known) == len(readings):  # a part of the sum would be another number
                 unique[labels] = sum(reading.unique for reading in known)
                 proportional[labels] = sum(reading.proportional for reading in known)
-        draft.add_family(UNIQUE, unique)
-        draft.add_family(PROPORTIONAL, proportional)
+        collected.add_family(UNIQUE, unique)
+        collected.add_family(PROPORTIONAL, proportional)

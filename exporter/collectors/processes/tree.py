@@ -16,21 +16,26 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from exporter.collectors.draft import Draft
+import psutil
+
 from exporter.collectors.job import JobProcess, Role
-from exporter.collectors.process_files import ProcessFiles, Stat
+from exporter.collectors.kernel_files import source
+from exporter.collectors.processes.stat import Stat, read_children, read_stat, read_status
+from exporter.families import Collected
 
 FULL_WALK_SECONDS = 15.0
-"""How often the children of all threads are listed; in between those of the main threads, which start nearly all."""
+"""How often all members' children are listed, by every thread; in between those of the recording processes' main
+threads, which start nearly all."""
 YOUNG_SECONDS = 2.0
 """A younger process may be about to become another program: nobody knows yet what it is."""
 STEP_SECONDS = 60.0
 """By how much the wall clock may have been set between the start of a process and its first snapshot."""
 
 _WORKER_THREAD = "pt_data_worker"
-_SPAWNED = b"multiprocessing.spawn"
-_FORKSERVER = b"multiprocessing.forkserver"
+_SPAWNED = "multiprocessing.spawn"
+_FORKSERVER = "multiprocessing.forkserver"
 
 Identity = tuple[int, int]
 """Pid and start time in ticks since boot."""
@@ -55,6 +60,7 @@ class Member:
         root: Whether it is a recording process that no other one of its rank has started.
         known_as: The program's name when its role was found; it may become another program.
         process_id: Of a root: its id in the feed.
+        cpus: Of a root: those it may run on.
     """
 
     owner: Owner
@@ -63,6 +69,7 @@ class Member:
     root: bool = False
     known_as: str = ""
     process_id: str = ""
+    cpus: frozenset[int] = frozenset()
 
     @property
     def identity(self) -> Identity:
@@ -74,8 +81,7 @@ class ProcessTree:
     """Finds the members.
 
     Args:
-        files: Where to read.
-        ticks_per_second: The unit of start times.
+        proc: Where procfs is mounted.
         ignore: Pids that belong to nobody, with all below them: the sidecar's own.
 
     Attributes:
@@ -83,9 +89,8 @@ class ProcessTree:
         listed: Whether the kernel keeps lists of children.
     """
 
-    def __init__(self, files: ProcessFiles, *, ticks_per_second: int, ignore: Collection[int]) -> None:
-        self._files = files
-        self._hertz = ticks_per_second
+    def __init__(self, proc: Path, *, ignore: Collection[int]) -> None:
+        self._proc = proc
         self._ignore = frozenset(ignore)
         self._members: dict[Identity, Member] = {}
         self._accepted: dict[str, Identity] = {}
@@ -98,13 +103,13 @@ class ProcessTree:
         self._members.setdefault(member.identity, member)
 
     def update(
-        self, job: Sequence[JobProcess], *, draft: Draft, now: float, boot_time: float, uptime: float
+        self, job: Sequence[JobProcess], *, collected: Collected, now: float, boot_time: float, uptime: float
     ) -> tuple[list[Member], list[Member]]:
         """Look once.
 
         Args:
             job: The processes that record.
-            draft: Takes what went wrong.
+            collected: Takes what went wrong.
             now: Monotonic time.
             boot_time: Unix time.
             uptime: Since boot, seconds.
@@ -115,9 +120,9 @@ class ProcessTree:
         """
         before = self._members
         self._members = {}
-        stops = self._find_roots(job, before, draft, boot_time)
-        every_thread = now - self._walked >= FULL_WALK_SECONDS
-        if every_thread:
+        stops = self._find_roots(job, before, collected, boot_time)
+        deep = now - self._walked >= FULL_WALK_SECONDS
+        if deep:
             self._walked = now
         for _, root in sorted(stops.items(), key=lambda item: item[1].stat.start_ticks):
             known = before.get(root.identity)
@@ -126,14 +131,14 @@ class ProcessTree:
                 known is None or known.root or known.owner != root.owner
             ):
                 self._members[root.identity] = root
-                self._walk(root, stops, before, draft, every_thread=every_thread, uptime=uptime)
+                self._walk(root, stops, before, collected, deep=deep, uptime=uptime)
         ended: list[Member] = []
         for identity, member in before.items():
             if identity in self._members:
                 continue
             stat = member.stat
-            with draft.part():
-                found = self._files.stat(stat.pid)
+            with source(collected, self._proc):
+                found = read_stat(self._proc, stat.pid)
                 if found is not None and found.start_ticks == stat.start_ticks:
                     member.stat = found
                     self._members[identity] = member
@@ -142,7 +147,11 @@ class ProcessTree:
         return list(self._members.values()), ended
 
     def _find_roots(
-        self, job: Iterable[JobProcess], before: dict[Identity, Member], draft: Draft, boot_time: float
+        self,
+        job: Iterable[JobProcess],
+        before: dict[Identity, Member],
+        collected: Collected,
+        boot_time: float,
     ) -> dict[int, Member]:
         """Find the recording processes that are alive and can be seen; by pid."""
         found: dict[int, Member] = {}
@@ -151,7 +160,7 @@ class ProcessTree:
         for each in job:
             if not each.alive:
                 continue
-            with draft.part():
+            with source(collected, self._proc):
                 member = self._recording(each, before, boot_time)
                 if member is None:
                     self.hidden += 1
@@ -165,20 +174,20 @@ class ProcessTree:
         process = each.process
         if each.pid is None:
             return None
-        stat = self._files.stat(each.pid)
+        stat = read_stat(self._proc, each.pid)
         if stat is None:
             return None
         rank = "" if process.rank is None else str(process.rank)
         owner = Owner(process.run, rank)
         identity = stat.pid, stat.start_ticks
+        status = read_status(self._proc, each.pid)
         known, resumed = self._accepted.get(process.id), before.get(identity)
         if known is not None:
             fits = known == identity
         elif resumed is not None and resumed.root and resumed.owner == owner:
             fits = True  # an earlier sidecar has accepted it; the clock may have been set since
         else:
-            status = self._files.status(each.pid)
-            began = boot_time + stat.start_ticks / self._hertz
+            began = boot_time + stat.start_seconds
             fits = (
                 status is not None
                 and status.own_pid == process.pid
@@ -187,24 +196,25 @@ class ProcessTree:
         if not fits:
             return None
         role: Role = "other" if process.rank is None else "trainer"
-        return Member(owner, role, stat, root=True, process_id=process.id)
+        cpus = status.cpus if status is not None else frozenset()
+        return Member(owner, role, stat, root=True, process_id=process.id, cpus=cpus)
 
     def _walk(
         self,
         root: Member,
         stops: dict[int, Member],
         before: dict[Identity, Member],
-        draft: Draft,
+        collected: Collected,
         *,
-        every_thread: bool,
+        deep: bool,
         uptime: float,
     ) -> None:
         level = [root]
         while level:
             below: list[Member] = []
             for parent in level:
-                with draft.part():
-                    children = self._files.children(parent.stat.pid, every_thread=every_thread)
+                with source(collected, self._proc):
+                    children = read_children(self._proc, parent.stat.pid, every_thread=deep)
                     if children is None:
                         if parent is root:
                             self.listed = False
@@ -214,24 +224,24 @@ class ProcessTree:
                         stop = stops.get(pid)
                         if stop is not None and stop.owner != root.owner:
                             continue
-                        with draft.part():
+                        with source(collected, self._proc):
                             member = self._descendant(pid, parent, root, before, uptime)
                             if member is not None and member.identity not in self._members:
                                 self._members[member.identity] = member
                                 below.append(member)
-            level = below
+            level = below if deep else []
 
     def _descendant(
         self, pid: int, parent: Member, root: Member, before: dict[Identity, Member], uptime: float
     ) -> Member | None:
-        stat = self._files.stat(pid)
+        stat = read_stat(self._proc, pid)
         if stat is None or stat.parent != parent.stat.pid:
             return None  # gone, or the pid is another's already
         known = before.get((stat.pid, stat.start_ticks))
         if known is not None and known.known_as == stat.comm and known.owner == root.owner:
             known.stat = stat
             return known
-        young = uptime - stat.start_ticks / self._hertz < YOUNG_SECONDS
+        young = uptime - stat.start_seconds < YOUNG_SECONDS
         role = self._role(stat, parent, root, young=young)
         return None if role is None else Member(root.owner, role, stat, known_as=stat.comm)
 
@@ -243,8 +253,15 @@ class ProcessTree:
             return "dataloader"
         if young and not stat.ended:
             return None
-        command = self._files.command(stat.pid)
-        above = self._files.command(parent.stat.pid)
+        command, above = _command(stat.pid), _command(parent.stat.pid)
         if parent.root and (_SPAWNED in command or (command and command == above)):
             return "dataloader"
         return "dataloader" if _FORKSERVER in above else "other"
+
+
+def _command(pid: int) -> str:
+    """Read a command line; empty for a zombie and for what is gone or not ours."""
+    try:
+        return "\0".join(psutil.Process(pid).cmdline())
+    except (psutil.Error, OSError):
+        return ""

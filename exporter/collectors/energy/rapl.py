@@ -13,22 +13,29 @@ one, and is labelled as what it is. Machines without registers may have power me
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.collectors.draft import Draft
-from exporter.collectors.energy_counter import EnergyCounter
-from exporter.collectors.family import Collected
-from exporter.collectors.idle_power import IdlePower
+from exporter.collectors.energy.counter import EnergyCounter
+from exporter.collectors.energy.families import (
+    CPU_ENERGY,
+    CPU_POWER,
+    DRAM_ENERGY,
+    DRAM_POWER,
+    IDLE_POWER,
+    SOC_ENERGY,
+    SPECS,
+)
+from exporter.collectors.energy.hwmon import PowerMeters
+from exporter.collectors.energy.idle import IdlePower
+from exporter.collectors.energy.model import TdpModel
+from exporter.collectors.energy.zones import Zone, find_zones
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Fleeting, Keeper, Rows
-from exporter.collectors.kernel_files import FILE_REASONS, parse_count, read_file, refuse
-from exporter.collectors.power_meters import PowerMeters
-from exporter.collectors.rapl_families import SPECS, EnergyBlock
-from exporter.collectors.rapl_zones import Zone, find_zones
-from exporter.collectors.tdp_model import TdpModel
+from exporter.collectors.kernel_files import parse_count, procfs, read_existing, read_file, source
 from exporter.errors import CollectError
+from exporter.families import Collected, FamilySpec
 
 MAX_WATTS = 2000.0
 """More than any package, its memory, or a platform of one of them draws."""
@@ -89,7 +96,6 @@ class RaplCollector:
 
     Args:
         sys: Where sysfs is mounted.
-        proc: Where procfs is mounted.
         keeper: Where totals are kept; None keeps them for the life of this process.
         counts: Whether this exporter is the one that counts the machine's energy.
         working: Whether a job is running.
@@ -105,13 +111,11 @@ class RaplCollector:
 
     name = "rapl"
     specs = SPECS
-    reasons = (*FILE_REASONS, "state")
 
     def __init__(
         self,
         *,
         sys: Path = Path("/sys"),
-        proc: Path = Path("/proc"),
         keeper: Keeper | None = None,
         counts: Callable[[], bool] = always,
         working: Callable[[], bool | None] = unknown,
@@ -123,12 +127,12 @@ class RaplCollector:
     ) -> None:
         self.readings: tuple[EnergyReading, ...] = ()
         self._sys = sys
-        self._proc = proc
+        self._proc = procfs()
         self._page = (keeper or Fleeting()).page("rapl")
         self._counts = counts
         self._working = working
         self._idle_watts = idle_watts
-        self._model = None if tdp_watts is None else TdpModel(tdp_watts, proc=proc)
+        self._model = None if tdp_watts is None else TdpModel(tdp_watts)
         self._monotonic = monotonic
         self._boottime = boottime
         self._meters = PowerMeters(sys)
@@ -142,32 +146,28 @@ class RaplCollector:
         self._asleep: float | None = None
 
     def collect(self) -> Collected:
-        """Read all registers once.
-
-        Raises:
-            CollectError: None of them could be read, or the totals of before could not be.
-        """
-        draft = Draft()
+        """Read all registers once."""
+        collected = Collected()
         if not self._counts():
             self._rest()
-            draft.unsupported("another exporter on this machine counts its energy: absent here")
-            return draft.finish()
-        if not self._load(draft):
-            return draft.finish()
+            collected.unsupported.append("another exporter on this machine counts its energy: absent here")
+            return collected
+        if not self._load(collected):
+            return collected
         now = self._monotonic()
-        self._find(draft, now)
+        self._find(collected, now)
         since = 0.0 if self._passed_at is None else max(0.0, now - self._passed_at)
         slept = self._note_sleep()
         working = self._working()
         for register in self._registers.values():
-            self._read(register, draft, since=since, slept=slept, working=working)
-        self._meters.read(draft, now, since=since)
+            self._read(register, collected, since=since, slept=slept, working=working)
+        self._meters.read(collected, now, since=since)
         self._passed_at = now
-        modelled = self._read_model(now, draft)
-        shown = self._save(draft)
+        modelled = self._read_model(now, collected)
+        shown = self._save(collected)
         self._tell_readings(now, modelled)
-        self._publish(draft, modelled, shown=shown)
-        return draft.finish()
+        self._publish(collected, shown=shown)
+        return collected
 
     def _rest(self) -> None:
         """Count nothing; what the other exporter counts meanwhile is not ours later either."""
@@ -179,7 +179,7 @@ class RaplCollector:
             register.counter.forget()
             register.read_at = None
 
-    def _load(self, draft: Draft) -> bool:
+    def _load(self, collected: Collected) -> bool:
         """Learn what was counted before; False where another sidecar keeps it.
 
         As long as that cannot be read, counting goes on from 0 and nothing of it is shown.
@@ -190,17 +190,17 @@ class RaplCollector:
         try:
             self._kept = self._page.load()
         except CollectError as error:
-            draft.fail(error)
+            collected.fail(error)
             return True
         if self._kept is None:
-            draft.unsupported("another sidecar keeps this machine's energy totals: absent here")
+            collected.unsupported.append("another sidecar keeps this machine's energy totals: absent here")
             return False
         for register in self._registers.values():
             self._resume(register)
         self._meters.resume(self._kept)
         return True
 
-    def _find(self, draft: Draft, now: float) -> None:
+    def _find(self, collected: Collected, now: float) -> None:
         if (
             self._looked_at is not None
             and (self._registers or [*self._meters])
@@ -208,8 +208,12 @@ class RaplCollector:
         ):
             return
         self._looked_at = now
-        self._meters.find(draft, self._kept or {})
-        for zone in find_zones(self._sys, draft):
+        self._meters.find(collected, self._kept or {})
+        with source(collected, self._sys / "class/powercap"):
+            self._add_registers(find_zones(self._sys, collected))
+
+    def _add_registers(self, zones: Sequence[Zone]) -> None:
+        for zone in zones:
             if zone.key in self._registers:
                 continue
             register = self._registers[zone.key] = _Register(
@@ -246,7 +250,7 @@ class RaplCollector:
                     changes.append(now - last_change)
                     before, last_change = energy, now
                 time.sleep(1e-4)
-        except CollectError:
+        except (CollectError, OSError):
             return None  # told by the reading that follows
         # The first change ends a time that began before anybody looked.
         return min(changes[1:]) if len(changes) >= _BURST_CHANGES else None
@@ -261,23 +265,24 @@ class RaplCollector:
 
     def _energy(self, zone: Zone) -> float:
         path = zone.path / "energy_uj"
-        text = read_file(path)
-        if text is None:
-            refuse("", (path,), "a number of microjoules")
-        return parse_count(text.strip(), path) / 1e6
+        return parse_count(read_existing(path).strip(), path) / 1e6
 
     def _read(
-        self, register: _Register, draft: Draft, *, since: float, slept: float, working: bool | None
+        self, register: _Register, collected: Collected, *, since: float, slept: float, working: bool | None
     ) -> None:
         register.readable = False
         register.gaps["suspended"] += slept
         try:
             energy, now = self._energy(register.zone), self._monotonic()
+        except OSError:
+            register.gaps["error"] += since  # the driver has gone
+            collected.unsupported.append(f"no {register.zone.path / 'energy_uj'}")
+            return
         except CollectError as error:
             register.gaps["permission" if error.reason == "permission" else "error"] += since
-            draft.fail(_with_remedy(error, register.zone))
+            collected.fail(_with_remedy(error, register.zone))
             return
-        if not register.distinct and self._is_mirror(register, energy, draft):
+        if not register.distinct and self._is_mirror(register, energy, collected):
             return
         register.readable = True
         told = register.counter.update(energy, now)
@@ -287,38 +292,35 @@ class RaplCollector:
         if told and register.counter.watts is not None and register.zone.kind == "package":
             register.idle.note(register.counter.watts, working=working)
 
-    def _is_mirror(self, register: _Register, energy: float, draft: Draft) -> bool:
+    def _is_mirror(self, register: _Register, energy: float, collected: Collected) -> bool:
         """Tell whether a register has so far been nothing but another one of its socket."""
         zone = register.zone
         for other in self._registers.values():
             if other is register:
                 break
             same_kind = (other.zone.kind, other.zone.socket) == (zone.kind, zone.socket)
-            if zone.kind == "other" or not same_kind or not other.readable:
+            if not same_kind or not other.readable:
                 continue
             seen = other.counter.mark()[0]
             if seen is not None and abs(seen - energy) <= MIRROR_JOULES:
-                draft.unsupported(
+                collected.unsupported.append(
                     f"{zone.key} ({zone.name}) shows the register of {other.zone.key}: counted once"
                 )
                 return True
         register.distinct = True
         return False
 
-    def _read_model(self, now: float, draft: Draft) -> EnergyReading | None:
+    def _read_model(self, now: float, collected: Collected) -> EnergyReading | None:
         readable = (each.readable and each.zone.kind == "package" for each in self._registers.values())
         if self._model is None or self._meters.measures_cpus or any(readable):
             return None
         if self._kept is not None and not self._model.resumed:
             self._model.resume(self._kept.get(("model",), ()))
-        try:
+        with source(collected, self._proc / "stat"):
             self._model.update(now)
-        except CollectError as error:
-            draft.fail(error)
-            return None
         return self._model.reading(now)
 
-    def _save(self, draft: Draft) -> bool:
+    def _save(self, collected: Collected) -> bool:
         rows: Rows = self._meters.rows()
         for key, register in self._registers.items():
             if register.distinct:
@@ -337,7 +339,7 @@ class RaplCollector:
         try:
             self._page.save(self._kept)
         except CollectError as error:
-            draft.fail(error)
+            collected.fail(error)
             return False
         return True
 
@@ -361,7 +363,7 @@ class RaplCollector:
                 gap_seconds=dict(register.gaps),
             )
             for register in self._registers.values()
-            if register.zone.kind != "other" and (register.distinct or not register.readable)
+            if register.distinct or not register.readable
         ]
         self.readings = (
             *readings,
@@ -369,20 +371,28 @@ class RaplCollector:
             *([] if modelled is None else [modelled]),
         )
 
-    def _publish(self, draft: Draft, modelled: EnergyReading | None, *, shown: bool) -> None:
-        block = EnergyBlock()
+    def _publish(self, collected: Collected, *, shown: bool) -> None:
+        samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
+
+        def add(energy: FamilySpec, power: FamilySpec | None, reading: EnergyReading, *labels: str) -> None:
+            if reading.joules is not None and shown:
+                samples[energy][labels] = reading.joules
+            if reading.watts is not None and power is not None:
+                samples[power][labels] = reading.watts
+
+        for reading in self.readings:
+            if reading.component == "cpu":
+                add(CPU_ENERGY, CPU_POWER, reading, reading.index, reading.source)
+            elif reading.component == "dram":
+                add(DRAM_ENERGY, DRAM_POWER, reading, reading.index, reading.source)
+            else:
+                add(SOC_ENERGY, None, reading, reading.device, reading.source)
         for register in self._registers.values():
-            if register.readable:
-                joules = register.counter.joules if shown else None
-                block.add(register.zone, SOURCE, joules, register.counter.watts)
             if register.zone.kind == "package":
-                block.add_idle(register.zone.package, register.idle.by_method())
-        for meter in self._meters:
-            block.add_meter(meter, shown=shown)
-        if modelled is not None:
-            joules = modelled.joules if shown else None
-            block.add_package(modelled.index, modelled.source, joules, modelled.watts)
-        block.put_into(draft)
+                for method, watts in register.idle.by_method().items():
+                    samples[IDLE_POWER][register.zone.package, method] = watts
+        for spec, values in samples.items():
+            collected.add_family(spec, values)
 
 
 def _with_remedy(error: CollectError, zone: Zone) -> CollectError:

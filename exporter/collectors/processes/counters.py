@@ -4,12 +4,10 @@ Used in the sidecar by the collector of processes, on one thread; no I/O. Every 
 group's counter is the sum over all processes it ever had; of those that ended, the last value seen. Totals and
 the last values of the living go into rows, so that a sidecar that is started again goes on where it was.
 
-    ("total", rank, role)                       COUNTERS
-    ("ends", rank, role)                        ENDS
-    ("gpu", rank, role, gpu, uuid)              SM seconds
-    ("process", boot, pid, start, rank, role)   COUNTERS, as last seen
-    ("process gpu", boot, pid, start, uuid)     SM seconds, as last seen
-    ("seen",)                                   Unix time of the last pass with a living process
+    ("counters", rank, role)                     COUNTERS
+    ("ends", rank, role)                         ENDS
+    ("living", boot, pid, start, rank, role)     COUNTERS, as last seen
+    ("seen",)                                    Unix time of the last pass with a living process
 """
 
 from __future__ import annotations
@@ -20,21 +18,9 @@ from typing import get_args
 
 from exporter.collectors.job import Role
 from exporter.collectors.keeping import Rows
-from exporter.collectors.process_tree import Identity
+from exporter.collectors.processes.tree import Identity
 
-COUNTERS = (
-    "user",
-    "system",
-    "major_faults",
-    "voluntary",
-    "involuntary",
-    "read_bytes",
-    "write_bytes",
-    "rchar",
-    "wchar",
-    "syscr",
-    "syscw",
-)
+COUNTERS = ("user", "system", "read_bytes", "written_bytes")
 """What is counted of a process, in the order of the rows."""
 
 ENDS = ("completed", "failed", "orderly", "unknown")
@@ -43,11 +29,6 @@ the feed knows, and nobody knows how."""
 
 Group = tuple[str, Role]
 """Rank and role."""
-GpuGroup = tuple[str, Role, str, str]
-"""Rank, role, GPU and its UUID."""
-
-_ORDER = {"process": 1, "process gpu": 2}
-"""What builds on other rows comes after them."""
 _ROLES: tuple[str, ...] = get_args(Role)
 
 
@@ -58,12 +39,10 @@ class Mark:
     Attributes:
         group: Where it is counted.
         values: COUNTERS; None is what could not be read.
-        sm_seconds: By GPU.
     """
 
     group: Group
     values: list[float | None] = field(default_factory=lambda: [None] * len(COUNTERS))
-    sm_seconds: dict[str, float] = field(default_factory=dict)
 
 
 class RunCounts:
@@ -80,7 +59,6 @@ class RunCounts:
         self._boot = boot
         self._totals: dict[Group, list[float]] = {}
         self._ends: dict[Group, list[float]] = {}
-        self._gpus: dict[GpuGroup, float] = {}
         self._marks: dict[Identity, Mark] = {}
 
     def groups(self) -> Iterator[tuple[Group, dict[str, float], dict[str, float]]]:
@@ -91,10 +69,6 @@ class RunCounts:
                 dict(zip(COUNTERS, values, strict=True)),
                 dict(zip(ENDS, self._ends[group], strict=True)),
             )
-
-    def gpus(self) -> Iterator[tuple[GpuGroup, float]]:
-        """Give every group's SM seconds."""
-        yield from sorted(self._gpus.items())
 
     def living(self) -> dict[Identity, Group]:
         """Give the processes that have not been seen to end."""
@@ -127,16 +101,6 @@ class RunCounts:
             mark.values[place] = value
             self.changed = True
 
-    def count_gpu(self, identity: Identity, gpu: str, uuid: str, sm_seconds: float) -> None:
-        """Take a look at a counter that begins anew whenever its watcher does."""
-        mark = self._marks[identity]
-        before = mark.sm_seconds.get(uuid, 0.0)
-        key = (*mark.group, gpu, uuid)
-        grown = sm_seconds - before if sm_seconds >= before else sm_seconds
-        self._gpus[key] = self._gpus.get(key, 0.0) + grown
-        self.changed = self.changed or grown > 0 or uuid not in mark.sm_seconds
-        mark.sm_seconds[uuid] = sm_seconds
-
     def end(self, identity: Identity, how: str) -> None:
         """Note the end of a process."""
         mark = self._marks.pop(identity, None)
@@ -155,48 +119,33 @@ class RunCounts:
 
     def rows(self) -> Rows:
         """Write everything."""
-        rows: list[tuple[tuple[str, ...], tuple[float | None, ...]]] = [(("seen",), (self.seen,))]
+        rows: Rows = {("seen",): (self.seen,)}
         for group, values in self._totals.items():
-            rows.append((("total", *group), tuple(values)))
-            rows.append((("ends", *group), tuple(self._ends[group])))
-        for gpu_group, seconds in self._gpus.items():
-            rows.append((("gpu", *gpu_group), (seconds,)))
+            rows.update({("counters", *group): tuple(values), ("ends", *group): tuple(self._ends[group])})
         for (pid, start), mark in self._marks.items():
-            who = (self._boot, str(pid), str(start))
-            rows.append((("process", *who, *mark.group), tuple(mark.values)))
-            for uuid, seconds in mark.sm_seconds.items():
-                rows.append((("process gpu", *who, uuid), (seconds,)))
-        return dict(rows)
+            rows.update({("living", self._boot, str(pid), str(start), *mark.group): tuple(mark.values)})
+        return rows
 
     def resume(self, rows: Rows) -> None:
-        """Go on from what was written, by this or an older version; what makes no sense is passed over."""
+        """Go on from what was written; what makes no sense is passed over."""
         self.changed = False
-        for (kind, *rest), values in sorted(rows.items(), key=lambda row: _ORDER.get(row[0][0], 0)):
-            numbers = [value or 0.0 for value in values]
-            if kind == "seen" and numbers:
-                self.seen = numbers[0]
-            elif kind in {"total", "ends"} and len(rest) == 2 and rest[1] in _ROLES:
+        ended: list[Identity] = []
+        for (kind, *rest), values in rows.items():
+            if kind == "seen" and values:
+                self.seen = values[0] or 0.0
+            elif kind in {"counters", "ends"} and len(rest) == 2 and rest[1] in _ROLES:
                 group = rest[0], _role(rest[1])
                 self._total(group)
-                into = (self._totals if kind == "total" else self._ends)[group]
-                into[: len(numbers)] = numbers[: len(into)]
-            elif kind == "gpu" and len(rest) == 4 and rest[1] in _ROLES and numbers:
-                self._gpus[rest[0], _role(rest[1]), rest[2], rest[3]] = numbers[0]
-            elif kind == "process" and len(rest) == 5 and rest[4] in _ROLES:
-                self._resume_mark(rest, values)
-            elif kind == "process gpu" and len(rest) == 4 and numbers:
-                mark = self._marks.get(_identity(rest))
-                if mark is not None:
-                    mark.sm_seconds[rest[3]] = numbers[0]
-
-    def _resume_mark(self, words: Sequence[str], values: Sequence[float | None]) -> None:
-        boot, _, _, rank, role = words
-        group = rank, _role(role)
-        identity = _identity(words)
-        mark = self._marks[identity] = Mark(group)
-        self._total(group)
-        mark.values[: len(values)] = values[: len(COUNTERS)]
-        if boot != self._boot:  # whoever has this pid now is somebody else
+                into = (self._totals if kind == "counters" else self._ends)[group]
+                into[:] = [value or 0.0 for value in (*values, *into[len(values) :])][: len(into)]
+            elif kind == "living" and len(rest) == 5 and rest[4] in _ROLES:
+                boot, pid, start, rank, role = rest
+                identity = (int(pid), int(start)) if pid.isdecimal() and start.isdecimal() else (0, 0)
+                padded = (*values, *[None] * len(COUNTERS))[: len(COUNTERS)]
+                self._marks[identity] = Mark((rank, _role(role)), list(padded))
+                if boot != self._boot:  # whoever has this pid now is somebody else
+                    ended.append(identity)
+        for identity in ended:
             self.end(identity, "unknown")
 
 
@@ -206,8 +155,3 @@ def _role(text: str) -> Role:
             found: Role = role
             return found
     raise ValueError(text)
-
-
-def _identity(words: Sequence[str]) -> Identity:
-    _, pid, start = words[:3]
-    return (int(pid), int(start)) if pid.isdecimal() and start.isdecimal() else (0, 0)

@@ -5,7 +5,7 @@ of energy go out, power integrated over time (trapezoids) and published with sou
 
     CPU Power Socket 0       the cores                              counted: cpu, package 0
     SysIO Power Socket 0     what is beside them on the chip        counted: soc, socket0
-    Module Power Socket 0    the whole module, memory included      overlaps: zone module, socket0
+    Module Power Socket 0    the whole module, memory included      left out: overlaps
     Grace Power Socket 0     the first two together                 left out
 
 The meters average over 50 ms and more, and are read every few seconds: short peaks between two readings are missed,
@@ -22,20 +22,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from exporter.collectors.draft import Draft
-from exporter.collectors.energy_counter import LONGEST_SECONDS
+from exporter.collectors.energy.counter import LONGEST_SECONDS
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Rows
-from exporter.collectors.kernel_files import numbered_entries, parse_count, read_file, refuse
+from exporter.collectors.kernel_files import numbered_entries, parse_count, read_file, refuse, source
 from exporter.errors import CollectError
+from exporter.families import Collected
 
 SOURCE = "hwmon"
 MAX_WATTS = 4000.0
 """More than any module draws."""
 
-_NAME = re.compile(r"(CPU|SysIO|Module) Power Socket ([0-9]{1,3})", re.ASCII)
-_Kind = Literal["cpu", "soc", "module"]
-_KINDS: Mapping[str, _Kind] = {"CPU": "cpu", "SysIO": "soc", "Module": "module"}
+_NAME = re.compile(r"(CPU|SysIO) Power Socket ([0-9]{1,3})", re.ASCII)
+_Kind = Literal["cpu", "soc"]
+_KINDS: Mapping[str, _Kind] = {"CPU": "cpu", "SysIO": "soc"}
 
 
 @dataclass(slots=True, eq=False)
@@ -120,29 +120,29 @@ class PowerMeters:
         """Whether the power of the CPUs was read in the last pass."""
         return any(meter.kind == "cpu" and meter.watts is not None for meter in self)
 
-    def find(self, draft: Draft, kept: Rows) -> None:
+    def find(self, collected: Collected, kept: Rows) -> None:
         """Look for meters that are not known yet; they go on from what was kept."""
-        with draft.part():
+        with source(collected, self._hwmon):
             for _, hwmon in numbered_entries(self._hwmon, "hwmon"):
                 # In the directory of the device, up to the driver's conversion in Linux 6.8.
                 for path in (hwmon, hwmon / "device"):
-                    with draft.part():
+                    with source(collected, path):
                         found = _NAME.fullmatch((read_file(path / "power1_oem_info") or "").strip())
                         if found and (_KINDS[found[1]], found[2]) not in self._meters:
                             meter = PowerMeter(path, _KINDS[found[1]], found[2], found[0])
                             self._meters[meter.kind, meter.socket] = meter
                             self._resume(meter, kept)
 
-    def read(self, draft: Draft, now: float, *, since: float) -> None:
+    def read(self, collected: Collected, now: float, *, since: float) -> None:
         """Read all of them; one that fails costs itself.
 
         Args:
-            draft: For what goes wrong.
+            collected: For what goes wrong.
             now: Monotonic time.
             since: Time since the last pass.
         """
         for meter in self:
-            with draft.part():
+            with source(collected, meter.path):
                 meter.update(now, since=since)
 
     def rest(self) -> None:
@@ -178,7 +178,6 @@ class PowerMeters:
                 gap_seconds=dict(meter.gaps),
             )
             for meter in self
-            if meter.kind != "module"
         ]
 
     def _resume(self, meter: PowerMeter, kept: Rows) -> None:

@@ -1,0 +1,1 @@
+"""The processes of the job: which belong to which rank, and what they use."""
