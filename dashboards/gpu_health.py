@@ -71,13 +71,13 @@ def errors() -> tuple[Panel, ...]:
             "New errors",
             Query(events("gpu_xid_errors_total{@gpu}", "xid", born=True), "Xid {{xid}}", BAD),
             Query(
-                events('gpu_ecc_errors_total{@gpu, scope="volatile"}', "type") + " > 0",
-                "ECC {{type}}",
+                events('gpu_ecc_errors_total{@gpu, scope="volatile"}', "kind") + " > 0",
+                "ECC {{kind}}",
                 WARNING,
             ),
             Query(events("gpu_pcie_errors_total{@gpu}", "kind") + " > 0", "PCIe {{kind}}", KHAKI),
             Query(events("gpu_pcie_replays_total{@gpu}") + " > 0", "PCIe replays", GREY),
-            Query(events("gpu_nvlink_errors_total{@gpu}", "type") + " > 0", "NVLink {{type}}", PURPLE),
+            Query(events("gpu_nvlink_errors_total{@gpu}", "kind") + " > 0", "NVLink {{kind}}", PURPLE),
             unit="none",
             bars=True,
             about=About(
@@ -135,7 +135,7 @@ def errors() -> tuple[Panel, ...]:
                 ),
             ),
             Column(
-                'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, type="uncorrected", scope="volatile"})',
+                'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected", scope="volatile"})',
                 "Uncorrected ECC",
                 thresholds=above(1, 1),
             ),

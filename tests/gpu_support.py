@@ -6,23 +6,24 @@ import contextlib
 import dataclasses
 import math
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exporter.collectors.family import Distribution, Family
-from exporter.collectors.gpu import GpuCollector
-from exporter.collectors.gpu_child import COMMAND
-from exporter.collectors.gpu_families import SPECS, NvmlStatus, gpu_families
-from exporter.collectors.gpu_options import GpuOptions
-from exporter.collectors.gpu_restarts import RESTART_REASONS, Timings
-from exporter.collectors.gpu_state import Fleet
-from exporter.collectors.nvml.description import Machine
-from exporter.collectors.nvml.machine_files import load_machine
-from exporter.collectors.nvml.protocol import Decoder, encode
+import pytest
+from prometheus_client.core import Metric
+
+from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.gpu.options import GpuOptions
+from exporter.collectors.gpu.publishing import SPECS, NvmlStatus, gpu_families
+from exporter.collectors.gpu.restarts import RESTART_REASONS, Timings
+from exporter.collectors.gpu.state import GpuRegistry
 from exporter.config.loader import load
+from exporter.families import Collected
+from exporter.replay.description import MachineDescription
+from exporter.replay.machines import collector_arguments, load_machine
+from exporter.replay.play import play
 
 DATA = Path(__file__).parent / "data" / "gpu"
 
@@ -76,7 +77,7 @@ class Replayed:
     """What came of a replay."""
 
     messages: list[dict[str, Any]]
-    fleet: Fleet = field(default_factory=Fleet)
+    registry: GpuRegistry = field(default_factory=GpuRegistry)
 
     @property
     def farewell(self) -> str:
@@ -95,21 +96,21 @@ class Replayed:
             if entry["index"] == gpu and name in entry.get("values", {})
         ]
 
-    def families(self, *, status: NvmlStatus | None = None, **options: Any) -> tuple[Family, ...]:
+    def families(self, *, status: NvmlStatus | None = None, **options: Any) -> Collected:
         """What the sidecar would show now."""
         if status is None:
             up = bool(self.samples)
             status = NvmlStatus(up, "" if up else self.farewell, dict.fromkeys(RESTART_REASONS, 0))
         given = {"expected": None, "window": "15s", "per_link": False, "kernel_xids": {}, **options}
-        return gpu_families(self.fleet, status, **given)
+        return gpu_families(self.registry, status, **given)
 
 
-def machine(text: str) -> Machine:
+def machine(text: str) -> MachineDescription:
     """A machine described in YAML."""
-    return load(text, "machine.yaml", Machine)
+    return load(text, "machine.yaml", MachineDescription)
 
 
-def small(more: str = "", **changes: str) -> Machine:
+def small(more: str = "", **changes: str) -> MachineDescription:
     """The small machine, with more lines at its end and some of them changed."""
     text = SMALL + more
     for before, after in changes.items():
@@ -123,24 +124,21 @@ def small(more: str = "", **changes: str) -> Machine:
     return machine(text)
 
 
-def replay(described: Machine | str, seconds: float, **options: Any) -> Replayed:
-    """Play a machine through the real child process and pynvml, on a clock that does not wait."""
+START_KEYS = ("visible", "pci_order", "skip", "origin")
+
+
+def replay(described: MachineDescription | str, seconds: float, **more: Any) -> Replayed:
+    """Play a machine through pynvml, on a clock that does not wait; options of GPUs, or parts of the first message."""
+    pytest.importorskip("pynvml")
     if isinstance(described, str):
         described = load_machine(described)
-    first = {"kind": "start", "parent": os.getpid(), "replay": described.plain(), **options}
-    child = subprocess.run(
-        COMMAND,
-        input=encode({**first, "virtual_seconds": seconds}),
-        capture_output=True,
-        check=True,
-        timeout=15,
-    )
-    played = Replayed(Decoder().feed(child.stdout))
+    start = {key: more.pop(key) for key in START_KEYS if key in more}
+    played = Replayed(play(described.plain(), seconds, GpuOptions(**more), **start))
     for message in played.messages:
         if message["kind"] == "machine":
-            played.fleet.take_machine(message)
+            played.registry.take_machine(message)
         elif message["kind"] == "sample":
-            played.fleet.take_sample(message, 1)
+            played.registry.take_sample(message, 1)
     return played
 
 
@@ -148,7 +146,10 @@ def replay(described: Machine | str, seconds: float, **options: Any) -> Replayed
 def watching(name_or_file: str, *, options: GpuOptions | None = None, **more: Any) -> Iterator[GpuCollector]:
     """A collector over a machine, by the clock, with ten passes a second."""
     chosen = options or GpuOptions(period=0.1, retry=0.3)
-    collector = GpuCollector(dataclasses.replace(chosen, replay=name_or_file), **{"timings": QUICK, **more})
+    collector = GpuCollector(
+        dataclasses.replace(chosen, replay=name_or_file),
+        **{**collector_arguments(name_or_file), "timings": QUICK, **more},
+    )
     collector.start()
     try:
         yield collector
@@ -164,42 +165,42 @@ def described(tmp_path: Path, more: str = "", text: str = SMALL) -> str:
     return str(file)
 
 
-def values(families: Sequence[Family], name: str) -> dict[tuple[str, ...], float]:
-    """The samples of a family; none where it is absent."""
-    found = {}
-    for family in families:
-        if family.spec.name == name:
-            for sample in family.samples:
-                assert not isinstance(sample.value, Distribution)
-                found[sample.labels] = sample.value
-    return found
+LABELS = {spec.name: spec.labels for spec in SPECS}
+
+
+def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float]:
+    """The samples of a family, by label values in the order of its specification; none where it is absent."""
+    return {
+        tuple(sample.labels.get(label, "") for label in LABELS[name]): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name
+    }
 
 
 def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
     """One sample of a collector now; labels are compared from the first."""
-    found = values(collector.collect().families, name)
+    found = values(collector.collect(), name)
     return next((number for key, number in found.items() if key[: len(labels)] == labels), None)
 
 
 def gpus_up(collector: GpuCollector) -> Mapping[str, float]:
     """Which GPUs answer, by number."""
-    return {labels[0]: up for labels, up in values(collector.collect().families, "gpu_up").items()}
+    return {labels[0]: up for labels, up in values(collector.collect(), "gpu_up").items()}
 
 
-def assert_sound(families: Sequence[Family]) -> None:
+def assert_sound(families: Sequence[Metric]) -> None:
     """Check what holds for every block, whatever was read."""
-    names = [family.spec.name for family in families]
+    names = [family.name for family in families]
     assert len(names) == len(set(names))
     for family in families:
-        assert family.spec in SPECS
-        labels = [sample.labels for sample in family.samples]
-        assert labels
-        assert len(labels) == len(set(labels)), family.spec.name
+        series = [tuple(sorted(sample.labels.items())) for sample in family.samples]
+        assert series
+        assert len(series) == len(set(series)), family.name
         for sample in family.samples:
-            assert len(sample.labels) == len(family.spec.labels), family.spec.name
-            assert isinstance(sample.value, (int, float))
+            assert sample.labels.keys() <= set(LABELS[sample.name])
             assert math.isfinite(sample.value)
-            if family.spec.type == "counter" or family.spec.unit == "bytes":
+            if family.type == "counter" or family.unit == "bytes":
                 assert sample.value >= 0
-            if "_ratio" in family.spec.name and "multiplier" not in family.spec.name:
-                assert 0 <= sample.value <= 1, family.spec.name
+            if "_ratio" in family.name:
+                assert 0 <= sample.value <= 1, family.name

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from exporter.cli.energy_settings import Energy
 from exporter.cli.goodput_settings import Goodput
-from exporter.cli.gpu_settings import Gpu
+from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.logs import Form, Level
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.config.options import Duration, Glob, Keys, Notation, Range, Ratio, Size
@@ -350,7 +350,9 @@ class Configuration:
     collectors: Annotated[Mapping[str, CollectorSettings], Keys(DEFAULT_COLLECTORS, COLLECTORS_HELP)] = field(
         default_factory=lambda: DEFAULT_COLLECTORS, metadata={"help": "What is collected in the background."}
     )
-    gpu: Gpu = field(default=Gpu(), metadata={"help": "Which GPUs are watched, and how closely."})
+    gpu: GpuSection = field(
+        default=GpuSection(), metadata={"help": "Which GPUs are watched, and how closely."}
+    )
     energy: Energy = field(
         default=Energy(), metadata={"help": "What energy is, and what it costs: carbon, water, money."}
     )

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exporter.cli.configuration import Address, Configuration, UrlPath
-from exporter.cli.gpu_settings import Gpu
+from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.logs import Form, Level
-from exporter.collectors.nvml.machine_files import load_machine
 from exporter.config.loader import load_file, parse, suggest
 from exporter.config.options import Duration
 from exporter.errors import ConfigurationError, Problem
+from exporter.replay.machines import load_machine
 
 PROGRAM = "training-exporter"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
@@ -208,7 +208,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
         problems.extend(
             Problem("--web.listen-address", None, None, text) for _, text in made["web"].problems()
         )
-    gpu: Gpu = made.get("gpu", configuration.gpu)
+    gpu: GpuSection = made.get("gpu", configuration.gpu)
     if gpu.enabled and gpu.replay is not None:
         try:
             load_machine(gpu.replay)

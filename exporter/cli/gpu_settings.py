@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from exporter.collectors.gpu_options import GpuOptions
-from exporter.collectors.nvml.machine_files import is_machine_file, unknown_machine
+from exporter.collectors.gpu.options import GpuOptions
 from exporter.config.options import Duration, Range
+from exporter.replay.machines import is_machine_file, unknown_machine
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu(GpuOptions):
+class GpuSection(GpuOptions):
     """Which GPUs are watched, how closely, and when they are published."""
 
     enabled: bool = field(
@@ -27,8 +27,7 @@ class Gpu(GpuOptions):
     interval: Annotated[Duration, Range(0.1, 3600)] = field(
         default=2.0,
         metadata={
-            "help": "Time from one publication to the next, up to 5 s while the next scrape is known to be far; "
-            "a GPU that is lost or returns is published at once."
+            "help": "Time from one publication to the next; a GPU that is lost or returns is published at once."
         },
     )
     deadline: Annotated[Duration, Range(0.1, 3600)] = field(
@@ -43,11 +42,7 @@ class Gpu(GpuOptions):
             if problem:
                 yield "replay", problem
 
-    def options(self) -> GpuOptions:
-        """What the collector is given."""
-        return GpuOptions(**{each.name: getattr(self, each.name) for each in dataclasses.fields(GpuOptions)})
-
-    def relative_to(self, directory: Path) -> Gpu:
+    def relative_to(self, directory: Path) -> GpuSection:
         """The same with a described machine's file found from a directory."""
         if self.replay is None or not is_machine_file(self.replay):
             return self

@@ -12,15 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from exporter.collectors import gpu_status
-from exporter.collectors.family import Collected
-from exporter.collectors.gpu import GpuCollector
-from exporter.collectors.gpu_counters import CounterTotal
-from exporter.collectors.gpu_power import ENERGY, ENERGY_READING
-from exporter.collectors.gpu_state import GpuTotals
-from exporter.collectors.gpu_values import GpuEnergy, GpuProcess
+from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.gpu.counters import CounterTotal
+from exporter.collectors.gpu.families import STATUS_SPECS
+from exporter.collectors.gpu.state import GpuTotals
+from exporter.collectors.gpu.use_families import ENERGY, ENERGY_READING
+from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.collectors.keeping import Keeper, Rows
 from exporter.errors import CollectError
+from exporter.families import Collected
 
 FORGET_SECONDS = 30 * 86_400.0
 """A GPU that was not seen for so long does not come back."""
@@ -29,8 +29,11 @@ FORGET_SECONDS = 30 * 86_400.0
 _ALWAYS = (ENERGY_READING, "gpu_")
 # Those about NVML and its process begin anew with the sidecar, as the sidecar's own do.
 _KEPT = frozenset(
-    spec.name for spec in GpuCollector.specs if spec.type == "counter" and spec not in gpu_status.SPECS
+    spec.name.removesuffix("_total")
+    for spec in GpuCollector.specs
+    if spec.type == "counter" and spec not in STATUS_SPECS
 )
+_ENERGY = ENERGY.name.removesuffix("_total")
 
 
 class KeptGpus:
@@ -50,7 +53,6 @@ class KeptGpus:
 
     name = GpuCollector.name
     specs = GpuCollector.specs
-    reasons = (*GpuCollector.reasons, "state")
 
     def __init__(
         self,
@@ -81,23 +83,21 @@ class KeptGpus:
         """
         with self._passing:
             if self._closed:
-                return Collected(())
-            problems: list[tuple[str, str]] = []
-            unsupported: list[str] = []
+                return Collected()
+            told = Collected()
             self._rests = not (self._gpus.apart or self._counts())
             self._gpus.rest(rests=self._rests)
-            self._open(problems, unsupported)
+            self._open(told)
             collected = self._gpus.collect()
             # Asked for after the families were made: what is saved is never less than what is shown.
-            saved = self._save(self._gpus.totals(), problems)
-            withheld = frozenset() if saved else _KEPT
-            families = [family for family in collected.families if family.spec.name not in withheld]
-            if self._rests and any(family.spec is ENERGY for family in families):
-                families = [family for family in families if family.spec is not ENERGY]
-                unsupported.append("another exporter on this machine counts its energy: absent here")
-            return Collected(
-                families, (*collected.problems, *problems), (*collected.unsupported, *unsupported)
-            )
+            withheld = frozenset() if self._save(self._gpus.totals(), told) else _KEPT
+            if self._rests and any(family.name == _ENERGY for family in collected):
+                withheld |= {_ENERGY}
+                told.unsupported.append("another exporter on this machine counts its energy: absent here")
+            told.extend(family for family in collected if family.name not in withheld)
+            told.problems += collected.problems
+            told.unsupported += collected.unsupported
+            return told
 
     def close(self, timeout_seconds: float = 2.0) -> None:
         """End the NVML child, and let another sidecar keep the counters."""
@@ -128,23 +128,23 @@ class KeptGpus:
         """Why the exporter is not ready; None when it is, or when GPUs are not required."""
         return self._gpus.not_ready()
 
-    def processes(self) -> tuple[GpuProcess, ...]:
+    def processes(self) -> tuple[GpuProcessUse, ...]:
         """The processes that hold GPUs."""
         return self._gpus.processes()
 
-    def energies(self) -> tuple[GpuEnergy, ...]:
+    def energies(self) -> tuple[EnergyReading, ...]:
         """The energy of each GPU so far."""
         return self._gpus.energies()
 
-    def _open(self, problems: list[tuple[str, str]], unsupported: list[str]) -> None:
+    def _open(self, told: Collected) -> None:
         """Learn what was kept, and begin; without that knowledge begin all the same, for the gauges' sake."""
         if self._rows is None:
             try:
                 self._rows = self._page.load()
                 if self._rows is None:
-                    unsupported.append("another sidecar keeps the counters of these GPUs: absent here")
+                    told.unsupported.append("another sidecar keeps the counters of these GPUs: absent here")
             except CollectError as error:
-                problems.append((error.reason, str(error)))
+                told.fail(error)
             if self._rows is not None:
                 if self._begun:
                     # It has counted from nothing: one that continues takes its place.
@@ -158,7 +158,7 @@ class KeptGpus:
                 self._gpus.release()
             self._gpus.start()
 
-    def _save(self, totals: GpuTotals, problems: list[tuple[str, str]]) -> bool:
+    def _save(self, totals: GpuTotals, told: Collected) -> bool:
         if self._rows is None:
             return False
         rows = rows_of(totals, self._clock(), kept=self._rows)
@@ -166,7 +166,7 @@ class KeptGpus:
             if rows != self._rows:
                 self._page.save(rows)
         except CollectError as error:
-            problems.append((error.reason, str(error)))
+            told.fail(error)
             return False
         self._rows = rows
         return True

@@ -16,13 +16,12 @@ from typing import Any
 from exporter.cli.configuration import Configuration
 from exporter.cli.energy_settings import Energy
 from exporter.cli.goodput_settings import Goodput
-from exporter.cli.gpu_settings import Gpu
+from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.catalogue import CollectorEntry
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.family import AnyCollector
-from exporter.collectors.gpu import GpuCollector, visible_devices
-from exporter.collectors.gpu_seams import gpu_readings, gpu_uses
+from exporter.collectors.gpu.collector import GpuCollector, visible_devices
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.memory import oom_kills
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
@@ -37,6 +36,7 @@ from exporter.ledger.node_lock import NodeLock
 from exporter.ledger.pages import Pages
 from exporter.ledger.state import StateStore
 from exporter.ledger.training_info import Gpus
+from exporter.replay.machines import collector_arguments
 
 ENERGY = "energy"
 """The collector that divides energy; not in the catalogue, as it is the ledger's."""
@@ -127,7 +127,7 @@ class Wiring:
         made: AnyCollector = entry.factory(**options)
         return made
 
-    def make_gpus(self, settings: Gpu, *, on_change: Callable[[], None]) -> KeptGpus:
+    def make_gpus(self, settings: GpuSection, *, on_change: Callable[[], None]) -> KeptGpus:
         """Make a collector of the GPUs, which touches nothing before its first pass.
 
         Args:
@@ -137,9 +137,10 @@ class Wiring:
         Raises:
             ConfigurationError: The machine to replay cannot be read any more.
         """
-        options, visible = settings.options(), visible_devices()
+        replayed = {} if settings.replay is None else collector_arguments(settings.replay)
+        visible = visible_devices()
         return KeptGpus(
-            lambda: GpuCollector(options, visible=visible, on_change=on_change),
+            lambda: GpuCollector(settings, visible=visible, on_change=on_change, **replayed),
             self._pages,
             counts=self._lock.acquire,
             released=self.gpu is not None and self.gpu.released,
@@ -186,10 +187,10 @@ class Wiring:
         return None if self._processes is None else self._processes.use
 
     def _gpu_use(self) -> Sequence[GpuProcessUse]:
-        return () if self.gpu is None else gpu_uses(self.gpu.processes())
+        return () if self.gpu is None else self.gpu.processes()
 
     def _gpu_readings(self) -> Sequence[EnergyReading]:
-        return () if self.gpu is None else gpu_readings(self.gpu.energies())
+        return () if self.gpu is None else self.gpu.energies()
 
     def _readings(self) -> Sequence[EnergyReading]:
         return (*(() if self._rapl is None else self._rapl.readings), *self._gpu_readings())

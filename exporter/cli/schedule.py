@@ -6,8 +6,10 @@ What stays as it was keeps its block, its verdict and a pass under way.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from exporter.cli.configuration import CollectorSettings, Configuration
-from exporter.cli.gpu_settings import Gpu
+from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, Wiring
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
@@ -78,10 +80,10 @@ class Schedule:
         if new.enabled:
             self._add(entry, new)
 
-    def _change_gpus(self, old: Gpu, new: Gpu) -> None:
+    def _change_gpus(self, old: GpuSection, new: GpuSection) -> None:
         if old == new:
             return
-        if old.enabled and new.enabled and old.options() == new.options():
+        if old.enabled and new.enabled and replace(old, interval=new.interval, deadline=new.deadline) == new:
             self._scheduler.reschedule(
                 KeptGpus.name, interval_seconds=new.interval, deadline_seconds=new.deadline
             )
@@ -99,7 +101,7 @@ class Schedule:
             deadline_seconds=settings.deadline,
         )
 
-    def _add_gpus(self, settings: Gpu) -> None:
+    def _add_gpus(self, settings: GpuSection) -> None:
         made = self._wiring.make_gpus(settings, on_change=lambda: self._scheduler.run_soon(KeptGpus.name))
         self._wiring.replace_gpus(made)
         # Its process and its counters go on by themselves; what befalls a GPU is published at once.

@@ -11,7 +11,7 @@ import pytest
 from exporter.cli import probes
 from exporter.cli.configuration import Configuration
 from exporter.cli.finding import Surroundings, bytes_text
-from exporter.cli.gpu_settings import Gpu
+from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.machine_probes import cgroup, nvidia, rapl, shared_memory
 
 
@@ -97,7 +97,7 @@ def test_a_default_directory_that_nobody_can_make_is_a_failure(
 
 
 def test_a_machine_that_is_played_is_told(tmp_path: Path) -> None:
-    played = dataclasses.replace(Configuration(), gpu=Gpu(replay="h100"))
+    played = dataclasses.replace(Configuration(), gpu=GpuSection(replay="h100"))
     (finding,) = nvidia(played, around(tmp_path))
 
     assert finding.status == "ok"

@@ -15,7 +15,7 @@ from prometheus_support import Prometheus, needs_prometheus
 from serve_support import Sidecar, exporter, sidecar
 from waiting import wait_until
 
-from exporter.collectors.nvml.machine_files import MACHINES
+from exporter.replay.machines import MACHINES
 
 CONFIGURATION = """
 gpu: {{{gpu}}}

@@ -29,7 +29,7 @@ def test_rates_become_bytes_and_cycles_a_counter() -> None:
 
 
 def test_samples_that_are_too_close_are_not_compared() -> None:
-    played = replay(machine(WITH_GPM), 2, period_seconds=0.01)
+    played = replay(machine(WITH_GPM), 2, period=0.01)
 
     # A pass of the tier comes every 50 ms; without the pause every ratio would be NaN.
     assert set(values(played.families(), "gpu_sm_activity_ratio").values()) == {0.6}

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from gpu_support import machine, replay, small
 
-from exporter.collectors.nvml.description import Machine
-from exporter.collectors.nvml.machine_files import load_machine
+from exporter.replay.description import MachineDescription
+from exporter.replay.machines import load_machine
 
 # The program over a replayed library, on a clock that does not wait.
 PROGRAM = """
 import json, sys, pynvml
-from exporter.collectors.nvml.capture import capture, write
-from exporter.collectors.nvml.clocks import VirtualClock
-from exporter.collectors.nvml.library import Library
-from exporter.collectors.nvml.replay_library import ReplayLibrary
+from exporter.replay.capture import capture, write
+from exporter.replay.play import VirtualClock
+from exporter.collectors.gpu.nvml.library import Library
+from exporter.replay.library import ReplayLibrary
 clock = VirtualClock()
 pynvml.nvmlLib = ReplayLibrary(json.load(sys.stdin), clock=clock, origin=-7.0)
 library = Library(pynvml, clock=clock.now)
@@ -28,7 +28,7 @@ print("\\n".join(write(capture(library, clock=clock.now, wait=clock.delay))))
 """
 
 
-def captured(described: Machine) -> str:
+def captured(described: MachineDescription) -> str:
     pytest.importorskip("pynvml")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -40,15 +40,15 @@ def captured(described: Machine) -> str:
     return done.stdout
 
 
-def shown(described: Machine) -> set[tuple[str, ...]]:
+def shown(described: MachineDescription) -> set[tuple[str, ...]]:
     """The families of the first GPU, with their further labels."""
     families = replay(described, 70, details=True, per_link=True, include=["0"]).families(per_link=True)
     return {
-        (family.spec.name, *sample.labels[2:])
+        (family.name, *(text for name, text in sorted(sample.labels.items()) if name not in {"gpu", "uuid"}))
         for family in families
-        if family.spec.labels[:1] == ("gpu",) and family.spec.name not in {"gpu_info", "gpu_mig_info"}
+        if family.name not in {"gpu", "gpu_mig"}
         for sample in family.samples
-        if "mig_uuid" not in family.spec.labels
+        if "gpu" in sample.labels and "mig_uuid" not in sample.labels
     }
 
 
@@ -80,7 +80,7 @@ def test_without_the_library_it_says_so() -> None:
     if any(Path("/dev").glob("nvidia*")):
         pytest.skip("this machine has NVIDIA's driver")
     done = subprocess.run(
-        [sys.executable, "-m", "exporter.collectors.nvml.capture"],
+        [sys.executable, "-m", "exporter.replay.capture"],
         capture_output=True,
         text=True,
         check=False,

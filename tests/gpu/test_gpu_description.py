@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import PROJECT
 
-from exporter.collectors.nvml import description
-from exporter.collectors.nvml.codes import CODES, NAMES, name_of
-from exporter.collectors.nvml.machine_files import load_machine, machine_names
-from exporter.collectors.nvml.protocol import MAX_BYTES, Decoder, ProtocolError, encode
-from exporter.collectors.nvml.replay_readings import READINGS
-from exporter.collectors.nvml.replay_values import Tracks, load_of
+from exporter.collectors.gpu.nvml import device
+from exporter.collectors.gpu.nvml.library import CODES, NAMES, name_of
+from exporter.collectors.gpu.nvml.protocol import MAX_BYTES, Decoder, ProtocolError, encode
 from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
+from exporter.replay import description
+from exporter.replay.machines import load_machine, machine_names
+from exporter.replay.readings import READINGS
+from exporter.replay.signals import Readings, load_of
 
 GUIDE = PROJECT / "docs" / "replay.md"
 
@@ -150,7 +151,7 @@ def test_a_replayed_counter_grows_as_its_level_says(
         {"steps": [{"seconds": s, "level": level} for s, level in steps], "ripple": ripple}, index=2
     )
     signal = {"idle": 10.0, "busy": 500.0, "counter_from": 3, "bits": None}
-    tracks = Tracks({"counter": signal, "level": {**signal, "counter_from": None}}, load)
+    tracks = Readings({"counter": signal, "level": {**signal, "counter_from": None}}, load)
     moments.sort()
 
     counts = [tracks.at("counter", moment) for moment in moments]
@@ -221,11 +222,10 @@ def test_the_names_of_errors_are_those_of_the_binding() -> None:
 
 def test_every_call_of_the_child_is_one_of_the_binding() -> None:
     pynvml = pytest.importorskip("pynvml")
-    folder = Path(description.__file__).parent
+    folder = Path(device.__file__).parent
     named = {
         word
         for file in folder.glob("*.py")
-        if not file.name.startswith("replay")
         for word in file.read_text().split('"')
         if word.startswith(("nvmlDevice", "nvmlGpm", "nvmlEvent", "nvmlSystem")) and word.isidentifier()
     }
@@ -235,15 +235,15 @@ def test_every_call_of_the_child_is_one_of_the_binding() -> None:
 
 
 PARTS = (
-    description.Machine,
+    description.MachineDescription,
     description.Model,
     description.Load,
     description.Step,
     description.Signal,
     description.Instance,
     description.Process,
-    description.Gpus,
-    description.Happening,
+    description.GpuGroup,
+    description.TimelineEntry,
 )
 
 

@@ -11,12 +11,13 @@ from gpu_support import QUICK, described, values
 from waiting import wait_until
 
 from exporter.cli.gpu_wiring import FORGET_SECONDS, KeptGpus, rows_of, totals_of
-from exporter.collectors.gpu import GpuCollector
-from exporter.collectors.gpu_counters import CounterTotal
-from exporter.collectors.gpu_options import GpuOptions
+from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.gpu.counters import CounterTotal
+from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.keeping import Rows
 from exporter.ledger.pages import Pages
 from exporter.ledger.state import StateStore
+from exporter.replay.machines import collector_arguments
 
 ENERGY = "gpu_energy_joules_total"
 BUSY = "gpu_utilization_busy_seconds_total"
@@ -24,8 +25,10 @@ BUSY = "gpu_utilization_busy_seconds_total"
 
 @contextmanager
 def kept(tmp_path: Path, pages: Pages, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
-    options = GpuOptions(replay=described(tmp_path, "\nshared: true\n"), period=0.1)
-    gpus = KeptGpus(lambda: GpuCollector(options, timings=QUICK), pages, counts=counts)
+    arguments = collector_arguments(described(tmp_path, "\nshared: true\n"))
+    gpus = KeptGpus(
+        lambda: GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), pages, counts=counts
+    )
     try:
         yield gpus
     finally:
@@ -33,7 +36,7 @@ def kept(tmp_path: Path, pages: Pages, counts: Callable[[], bool] = lambda: True
 
 
 def shown(gpus: KeptGpus, name: str) -> list[float]:
-    return list(values(gpus.collect().families, name).values())
+    return list(values(gpus.collect(), name).values())
 
 
 def test_energy_is_absent_while_another_exporter_counts_and_nothing_else_is(tmp_path: Path) -> None:
@@ -53,7 +56,7 @@ def test_energy_that_another_exporter_has_counted_is_not_counted_again(tmp_path:
     with kept(tmp_path, Pages(StateStore(tmp_path)), counts=lambda: counting[0]) as gpus:
         wait_until(lambda: sum(shown(gpus, ENERGY)) > 5.0)
         counting[0] = False
-        last = sum(each.joules["nvml_counter"] for each in gpus.energies())
+        last = sum(each.joules or 0 for each in gpus.energies())
         assert shown(gpus, ENERGY) == []
         time.sleep(1.0)  # 200 J
         counting[0] = True
@@ -95,9 +98,11 @@ def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tm
         def page(self, subject: str, name: str = "") -> Taken:
             return self.taken
 
-    options = GpuOptions(replay=described(tmp_path), period=0.1)
+    arguments = collector_arguments(described(tmp_path))
     keeper = Keeper()
-    gpus = KeptGpus(lambda: GpuCollector(options, timings=QUICK), keeper, counts=lambda: True)
+    gpus = KeptGpus(
+        lambda: GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), keeper, counts=lambda: True
+    )
     try:
         wait_until(lambda: shown(gpus, "gpu_power_watts"))
         before = shown(gpus, BUSY)
@@ -130,15 +135,15 @@ def test_rows_give_back_what_was_counted_and_keep_gpus_that_were_not_seen() -> N
 
 
 def test_a_long_period_is_no_hang(tmp_path: Path) -> None:
-    options = GpuOptions(replay=described(tmp_path), period=3.0)
-    gpus = GpuCollector(options, timings=QUICK)  # whose deadline is 1.5 s
+    # The deadline of QUICK is 1.5 s.
+    gpus = GpuCollector(GpuOptions(period=3.0), **collector_arguments(described(tmp_path)), timings=QUICK)
     gpus.start()
     try:
-        wait_until(lambda: values(gpus.collect().families, "gpu_power_watts"))
+        wait_until(lambda: values(gpus.collect(), "gpu_power_watts"))
         until = time.monotonic() + 3
         seen = set()
         while time.monotonic() < until:
-            seen |= set(values(gpus.collect().families, "gpu_nvml_up").values())
+            seen |= set(values(gpus.collect(), "gpu_nvml_up").values())
             time.sleep(0.1)
     finally:
         gpus.stop()

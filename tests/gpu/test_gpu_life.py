@@ -15,13 +15,14 @@ import pytest
 from gpu_support import QUICK, described, gpus_up, replay, small, value, values, watching
 from waiting import wait_until
 
-from exporter.collectors.gpu import GpuCollector
-from exporter.collectors.gpu_child import COMMAND
-from exporter.collectors.gpu_families import SPECS
-from exporter.collectors.gpu_kernel_log import KernelLog
-from exporter.collectors.gpu_options import GpuOptions
-from exporter.collectors.nvml.protocol import Decoder, encode
+from exporter.collectors.gpu.child_process import command_of
+from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.gpu.kernel_log import KernelLog
+from exporter.collectors.gpu.nvml.protocol import Decoder, encode
+from exporter.collectors.gpu.options import GpuOptions
+from exporter.collectors.gpu.publishing import SPECS
 from exporter.collectors.scheduler import Scheduler
+from exporter.replay.machines import collector_arguments
 
 HAS_LIBRARY = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
 
@@ -34,7 +35,7 @@ def nvml_up(collector: GpuCollector) -> bool:
 
 
 def reason(collector: GpuCollector) -> str:
-    found = values(collector.collect().families, "gpu_nvml_error_info")
+    found = values(collector.collect(), "gpu_nvml_error_info")
     return next(iter(found), ("",))[0]
 
 
@@ -51,7 +52,9 @@ def nvml_children() -> list[int]:
     tasks = Path("/proc/self/task").glob("*/children")
     pids = [int(pid) for task in tasks for pid in task.read_text().split()]
     return [
-        pid for pid in pids if is_alive(pid) and b"nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid
+        for pid in pids
+        if is_alive(pid) and b"exporter.replay.play" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
@@ -65,11 +68,11 @@ def test_without_the_library_everything_else_goes_on() -> None:
     finally:
         collector.stop()
 
-    assert collected.problems == ()
+    assert collected.problems == []
     (about,) = collected.unsupported
     assert "libnvidia-ml.so.1" in about
     assert "--gpus all" in about
-    assert values(collected.families, "gpu_nvml_up") == {(): 0.0}
+    assert values(collected, "gpu_nvml_up") == {(): 0.0}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_where_gpus_are_expected_their_absence_is_a_failure(
     assert [name for name, _ in collected.problems] == ([] if ready is None else ["nvml_down"])
     assert (collector.not_ready() is None) == (ready is not False)
     expected = {(): 2} if visible else {}
-    assert values(collected.families, "gpu_devices_expected") == expected
+    assert values(collected, "gpu_devices_expected") == expected
 
 
 def test_a_child_that_is_killed_is_replaced_and_counters_go_on(tmp_path: Path) -> None:
@@ -126,8 +129,8 @@ def test_a_child_that_is_killed_is_replaced_and_counters_go_on(tmp_path: Path) -
         wait_until(lambda: nvml_up(collector))
 
         assert "SIGKILL" in down.problems[0][1]
-        assert values(down.families, ENERGY) == {}
-        assert set(values(down.families, "gpu_up").values()) == {0.0}
+        assert values(down, ENERGY) == {}
+        assert values(down, "gpu_up") == {}  # nobody knows, and that is a gap
         assert collector.child_pid != first
         assert (value(collector, ENERGY, "0") or 0) >= before
         assert value(collector, RESTARTS, "crashed") == 1
@@ -141,11 +144,11 @@ def test_a_child_that_is_stopped_hangs_and_gets_one_replacement(tmp_path: Path) 
         os.kill(first, signal.SIGSTOP)
         try:
             wait_until(lambda: reason(collector) == "hung")
-            hung = collector.collect().families
+            hung = collector.collect()
             wait_until(lambda: nvml_up(collector))
 
             assert values(hung, "gpu_power_watts") == {}
-            assert {labels[2] for labels in values(hung, "gpu_error_info")} == {"hung"}
+            assert values(hung, "gpu_up") == {}  # no GPU is known to be at fault
             assert is_alive(first)
             assert value(collector, RESTARTS, "hung") == 1
         finally:
@@ -162,7 +165,7 @@ def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp
         while gpus_up(collector)["1"]:
             others.append(value(collector, "gpu_power_watts", "0"))
             time.sleep(0.02)
-        left_out = collector.collect().families
+        left_out = collector.collect()
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
     assert None not in others
@@ -206,9 +209,7 @@ timeline:
         wait_until(lambda: nvml_up(collector))
         wait_until(lambda: value(collector, RESTARTS, "lib_rm_version_mismatch") == 1)
         wait_until(
-            lambda: any(
-                labels[0] == "590.44.01" for labels in values(collector.collect().families, "gpu_nvml_info")
-            )
+            lambda: any(labels[0] == "590.44.01" for labels in values(collector.collect(), "gpu_nvml_info"))
         )
 
         assert gpus_up(collector) == {"0": 1, "1": 1}
@@ -263,7 +264,7 @@ def test_a_new_driver_is_taken_without_a_gap(tmp_path: Path) -> None:
         def updated() -> bool:
             nonlocal gaps
             gaps += not nvml_up(collector)
-            versions = values(collector.collect().families, "gpu_nvml_info")
+            versions = values(collector.collect(), "gpu_nvml_info")
             return any(labels[0] == "590.44.01" for labels in versions)
 
         wait_until(updated)
@@ -281,7 +282,7 @@ def test_nvml_is_released_on_request_and_taken_again(tmp_path: Path) -> None:
         wait_until(lambda: collector.released and not is_alive(pid))
 
         assert reason(collector) == "released"
-        assert collector.collect().problems == ()
+        assert collector.collect().problems == []
         assert collector.child_pid is None
 
         collector.resume()
@@ -300,7 +301,7 @@ def test_a_lost_card_ends_at_once_and_returns_while_others_go_on(
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         before = len(changes)
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0})
-        during = collector.collect().families
+        during = collector.collect()
         assert len(changes) > before
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
@@ -326,20 +327,21 @@ def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
 def test_the_child_is_small_and_the_sidecar_does_not_load_nvml() -> None:
     with watching("h100", options=GpuOptions()) as collector:
         wait_until(lambda: value(collector, "exporter_nvml_child_resident_memory_bytes"))
-        assert (value(collector, "exporter_nvml_child_resident_memory_bytes") or 0) <= 30 * 2**20
+        assert (value(collector, "exporter_nvml_child_resident_memory_bytes") or 0) <= 48 * 2**20
 
-    program = "import sys, exporter.collectors.gpu; print('pynvml' in sys.modules)"
+    program = "import sys, exporter.collectors.gpu.collector; print('pynvml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
 PARENT = """
 import sys, time
-from exporter.collectors.gpu import GpuCollector
-from exporter.collectors.gpu_options import GpuOptions
-collector = GpuCollector(GpuOptions(replay=sys.argv[1], period=0.1))
+from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.gpu.options import GpuOptions
+from exporter.replay.machines import collector_arguments
+collector = GpuCollector(GpuOptions(period=0.1), **collector_arguments(sys.argv[1]))
 collector.start()
-while not any(family.spec.name == "gpu_power_watts" for family in collector.collect().families):
+while not any(family.name == "gpu_power_watts" for family in collector.collect()):
     time.sleep(0.02)
 print(collector.child_pid, flush=True)
 time.sleep(60)
@@ -368,9 +370,11 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
 
 def test_a_child_that_hangs_ends_when_its_pipe_does() -> None:
     hanging = small('\ntimeline:\n  - {at: 1s, hang: ["*"]}\n').plain()
-    child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        command_of("exporter.replay.play"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
     assert child.stdin is not None
-    first = {"kind": "start", "parent": os.getpid(), "replay": hanging, "period_seconds": 0.1}
+    first = {"kind": "start", "parent": os.getpid(), "replay": hanging, "options": {"period": 0.1}}
     child.stdin.write(encode(first))
     child.stdin.flush()
     time.sleep(2)
@@ -406,19 +410,21 @@ def test_a_child_that_cannot_be_started_is_a_state_and_no_exception(tmp_path: Pa
 )
 def test_a_child_that_says_what_cannot_be_is_replaced(tmp_path: Path, said: str) -> None:
     program = (
-        "import os, time; from exporter.collectors.nvml.protocol import encode; "
+        "import os, time; from exporter.collectors.gpu.nvml.protocol import encode; "
         f"os.write(1, {said}); time.sleep(30)"
     )
     with watching(described(tmp_path), command=[sys.executable, "-c", program]) as collector:
         wait_until(lambda: reason(collector) == "crashed")
 
         assert "says what cannot be" in collector.collect().unsupported[0]
-        assert set(values(collector.collect().families, "gpu_nvml_up").values()) == {0.0}
+        assert set(values(collector.collect(), "gpu_nvml_up").values()) == {0.0}
 
 
 def test_a_command_that_comes_with_the_options_is_obeyed() -> None:
     first = encode({"kind": "start", "parent": os.getpid(), "replay": small().plain()})
-    child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        command_of("exporter.replay.play"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(first + encode({"kind": "release"}))
@@ -433,7 +439,7 @@ def test_a_command_that_comes_with_the_options_is_obeyed() -> None:
 
 def test_a_guess_is_said_to_be_one(tmp_path: Path) -> None:
     program = (
-        "import os, time; from exporter.collectors.nvml.protocol import encode; "
+        "import os, time; from exporter.collectors.gpu.nvml.protocol import encode; "
         "os.write(1, encode({'kind': 'machine', 'guessed': True})); "
         "os.write(1, encode({'kind': 'sample', 'time': 1, 'gpus': []})); time.sleep(30)"
     )
@@ -446,7 +452,7 @@ def test_a_guess_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_half_a_message_is_no_message(tmp_path: Path) -> None:
     program = (
-        "import os; from exporter.collectors.nvml.protocol import encode; "
+        "import os; from exporter.collectors.gpu.nvml.protocol import encode; "
         "os.write(1, encode({'kind': 'progress'}) + encode({'kind': 'sample', 'time': 1, 'gpus': []})[:-3]); "
         "os.kill(os.getpid(), 9)"
     )
@@ -458,7 +464,9 @@ def test_half_a_message_is_no_message(tmp_path: Path) -> None:
 
 def test_a_child_that_grows_asks_to_be_replaced() -> None:
     first = {"kind": "start", "parent": os.getpid(), "replay": small().plain(), "memory_limit_bytes": 1 << 20}
-    child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        command_of("exporter.replay.play"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(encode(first))
@@ -474,16 +482,17 @@ def test_a_child_that_grows_asks_to_be_replaced() -> None:
 def test_totals_can_be_kept_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
     with watching(described(tmp_path)) as collector:
         wait_until(lambda: (value(collector, ENERGY, "0") or 0) > 80)
-    totals = collector.totals()
-    joules = {energy.uuid: energy.joules["nvml_counter"] for energy in collector.energies()}
+        totals = collector.totals()
+        joules = {energy.device: energy.joules for energy in collector.energies()}
+        assert None not in joules.values()
 
-    second = GpuCollector(GpuOptions(replay=described(tmp_path), period=0.1), timings=QUICK)
+    second = GpuCollector(GpuOptions(period=0.1), **collector_arguments(described(tmp_path)), timings=QUICK)
     second.restore(totals)
     second.start()
     try:
         wait_until(lambda: nvml_up(second) and second.energies())
         for energy in second.energies():
-            assert energy.joules["nvml_counter"] >= joules[energy.uuid]
+            assert (energy.joules or 0) >= (joules[energy.device] or 0)
     finally:
         second.stop()
 
@@ -491,13 +500,11 @@ def test_totals_can_be_kept_over_a_restart_of_the_sidecar(tmp_path: Path) -> Non
 def test_the_scheduler_publishes_a_loss_at_once(tmp_path: Path) -> None:
     lost = "\ntimeline:\n  - {at: 2s, gpus: [1], lost: true}\n"
     blocks: list[float] = []
-
-    def publish(_name: str, families: object) -> None:
-        up = values(families, "gpu_up")  # type: ignore[arg-type]  # what the scheduler hands over
-        blocks.append(sum(up.values()))
-
-    scheduler = Scheduler(publish=publish, withdraw=lambda _name: None)
     with watching(described(tmp_path, lost)) as collector:
+        scheduler = Scheduler(
+            publish=lambda _name, _families: blocks.append(sum(gpus_up(collector).values())),
+            withdraw=lambda _name: None,
+        )
         collector.on_change = lambda: scheduler.run_soon("gpu")
         scheduler.add(collector, interval_seconds=3600, deadline_seconds=10)
         scheduler.start()
@@ -520,9 +527,9 @@ def test_xids_of_the_kernel_log_count_where_nvml_cannot_tell(tmp_path: Path) -> 
             file.write("4,3,3,-;NVRM: Xid (PCI:0000:99:00): 79, of no GPU of ours\n")
             file.write("4,4,4,-;\xff\xfe NVRM: Xid (PCI:zz)\n4,5,5,-;half of a li")
 
-        found = values(collector.collect().families, "gpu_xid_errors_total")
+        found = values(collector.collect(), "gpu_xid_errors_total")
         assert {(labels[0], labels[2]): number for labels, number in found.items()} == {("0", "79"): 1}
-        times = values(collector.collect().families, "gpu_xid_last_timestamp_seconds")
+        times = values(collector.collect(), "gpu_xid_last_timestamp_seconds")
         assert set(times.values()) == {1234.0}
 
 
@@ -535,12 +542,12 @@ def test_a_kernel_log_that_may_not_be_read_is_no_failure(tmp_path: Path) -> None
 
 
 def test_the_collector_keeps_the_contract_of_collectors(tmp_path: Path) -> None:
-    collector = GpuCollector(GpuOptions(replay=described(tmp_path)))
+    collector = GpuCollector(**collector_arguments(described(tmp_path)))
 
     assert collector.name == "gpu"
     assert collector.specs == SPECS
     assert len({spec.name for spec in SPECS}) == len(SPECS)
-    assert values(collector.collect().families, "gpu_nvml_error_info") == {("starting",): 1}
+    assert values(collector.collect(), "gpu_nvml_error_info") == {("starting",): 1}
     collector.stop()  # before it was ever started
 
 

@@ -8,14 +8,16 @@ from gpu_support import SMALL, machine, replay, values
 
 def test_processes_are_values_and_no_labels() -> None:
     played = replay("h100", 30)
-    processes = played.fleet.processes()
+    processes = played.registry.processes()
 
     assert [process.pid for process in processes] == [7300 + index for index in range(8)]
     first = processes[0]
     assert (first.gpu, first.memory_bytes) == ("0", 73014444032)
-    assert first.sm_ratio == pytest.approx(0.91, abs=0.05)
+    assert first.ratios["sm"] == pytest.approx(0.91, abs=0.05)
     assert first.sm_seconds == pytest.approx(25 * 0.91, rel=0.1)
-    assert not any("7300" in labels for family in played.families() for labels in [family.spec.labels])
+    shown = [text for family in played.families() for each in family.samples for text in each.labels.values()]
+    assert shown
+    assert "7300" not in shown
 
 
 def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
@@ -27,7 +29,7 @@ def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
     played = replay(machine(idle_now), 1, origin=-40.0)
 
     # It worked until ten seconds ago; what is asked for is the last five.
-    assert played.fleet.processes()[0].sm_ratio == 0.0
+    assert played.registry.processes()[0].ratios["sm"] == 0.0
 
 
 @pytest.mark.parametrize("period", [1.0, 30.0])
@@ -35,9 +37,9 @@ def test_processes_are_as_busy_however_seldom_the_passes_are(period: float) -> N
     busy = SMALL.replace("    values:", "    load: {steps: [{seconds: 60s, level: 1}]}\n    values:").replace(
         "gpus:", "    processes: [{pid: 5, memory: 100, sm: 50}]\ngpus:"
     )
-    played = replay(machine(busy), 1200, period_seconds=period)
+    played = replay(machine(busy), 1200, period=period)
 
-    for process in played.fleet.processes():
+    for process in played.registry.processes():
         assert process.sm_seconds == pytest.approx(600, rel=0.2)
 
 
@@ -60,8 +62,8 @@ def test_no_new_samples_of_processes_are_no_error(answer: str) -> None:
     quiet = f"\ntimeline:\n  - {{errors: {{nvmlDeviceGetProcessUtilization: {answer}}}}}\n"
     played = replay(machine(described + quiet), 12)
 
-    assert played.fleet.processes()[0].memory_bytes == 100
-    assert played.fleet.processes()[0].sm_ratio is None
+    assert played.registry.processes()[0].memory_bytes == 100
+    assert played.registry.processes()[0].ratios == {}
     assert values(played.families(), "exporter_nvml_errors_total") == {}
 
 

@@ -9,7 +9,7 @@ from gpu_support import DIVIDED, SMALL, Replayed, machine, replay, small, values
 
 
 def numbers(played: Replayed) -> dict[int, int]:
-    return {gpu.index: gpu.number for gpu in played.fleet.gpus.values()}
+    return {gpu.index: gpu.number for gpu in played.registry.gpus.values()}
 
 
 U = "GPU-00000000-0000-0000-0000-00000000000"
@@ -85,7 +85,7 @@ def test_numbers_of_different_gpus_are_a_guess(
 ) -> None:
     played = replay(machine(text), 1, visible=visible, **options)
 
-    assert played.fleet.machine["guessed"] is guessed
+    assert played.registry.machine["guessed"] is guessed
 
 
 def test_the_gpus_of_others_do_not_stand_in_for_one_that_is_gone() -> None:
@@ -98,7 +98,7 @@ def test_the_gpus_of_others_do_not_stand_in_for_one_that_is_gone() -> None:
 
 
 def test_an_instance_that_is_visible_brings_its_gpu() -> None:
-    uuid = replay(machine(DIVIDED), 6).fleet.gpus[1].values["mig"][0]["uuid"]
+    uuid = replay(machine(DIVIDED), 6).registry.gpus[1].values["mig"][0]["uuid"]
 
     assert numbers(replay(machine(DIVIDED), 1, visible=uuid)) == {1: 0}
 
@@ -121,7 +121,7 @@ def test_a_lost_gpu_ends_alone_and_returns() -> None:
     lost = small("\ntimeline:\n  - {at: 10s, until: 35s, gpus: [1], lost: true}\n")
     during, after = replay(lost, 20), replay(lost, 45)
 
-    assert during.fleet.gpus[1].down == "gpu_is_lost"
+    assert during.registry.gpus[1].down == "gpu_is_lost"
     assert {labels[0] for labels in values(during.families(), "gpu_power_watts")} == {"0"}
     assert set(values(after.families(), "gpu_up").values()) == {1.0}
     # Tried again every 30 s: lost at 10 s, found at 40 s.
@@ -234,7 +234,7 @@ def test_counters_go_with_their_gpu_when_the_ones_before_it_are_gone() -> None:
 
     # The process that comes next finds three; NVML counts without gaps.
     for message in replay(machine(four), 10, origin=-21.0).samples:
-        played.fleet.take_sample({**message, "time": message["time"] + 21.0}, 2)
+        played.registry.take_sample({**message, "time": message["time"] + 21.0}, 2)
 
     energy = {
         labels[1][-1]: number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.collectors.gpu_restarts import CRASHED, HANGS_AT_ONCE, RESTART_REASONS, Restarts, Timings
+from exporter.collectors.gpu.restarts import CRASHED, HANGS_AT_ONCE, RESTART_REASONS, Restarts, Timings
 
 TIMINGS = Timings()
 

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from energy_support import EPYC, Machine
@@ -20,8 +21,7 @@ from ledger_support import START
 
 from exporter.cli.gpu_wiring import rows_of, totals_of
 from exporter.collectors.family import Distribution
-from exporter.collectors.gpu_seams import gpu_readings
-from exporter.collectors.gpu_state import Fleet
+from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import EnergyReading, MachineUse, RunUse
 from exporter.ledger.energy import EnergyCollector, Sources
 from exporter.ledger.node_lock import NodeLock
@@ -56,6 +56,11 @@ def gpu_joules(seconds: float) -> float:
     return minutes * 36_440.0 + min(rest, 50.0) * 690.0 + max(0.0, rest - 50.0) * 194.0
 
 
+def integral_of(gpu: dict[str, Any]) -> float:
+    """What the child has added up of the power of a GPU."""
+    return float(gpu.get("values", {}).get("power_joules") or 0.0)
+
+
 @dataclass
 class Node:
     """A machine with the sidecar's parts that count energy."""
@@ -73,9 +78,9 @@ class Node:
         self.lock = NodeLock(self.directory, self.machine.boot)
         pages = Pages(self.state)
         self.rapl = self.machine.collector(pages)
-        self.fleet = Fleet(monotonic=lambda: self.machine.now)
+        self.registry = GpuRegistry(monotonic=lambda: self.machine.now)
         self.page = pages.page("gpu")
-        self.fleet.restore(totals_of(self.page.load() or {}, self.wall))
+        self.registry.restore(totals_of(self.page.load() or {}, self.wall))
         self.energy = EnergyCollector(
             Sources(readings=self.readings, use=self.use, gpu_use=lambda: (), alive=lambda: {"r"}),
             pages,
@@ -88,7 +93,7 @@ class Node:
 
     def restart(self) -> None:
         """SIGKILL: nothing is written any more, the kernel drops the locks."""
-        self.gpu_resets.update(self.fleet.resets())
+        self.gpu_resets.update(self.registry.resets())
         self.lock.release()
         self.state.close()
         self.start()
@@ -98,7 +103,7 @@ class Node:
         return START + self.machine.now - BEGIN
 
     def readings(self) -> list[EnergyReading]:
-        return [*self.rapl.readings, *gpu_readings(self.fleet.energies())]
+        return [*self.rapl.readings, *self.registry.energies()]
 
     def use(self) -> MachineUse:
         busy = self.machine.now - BEGIN
@@ -107,7 +112,7 @@ class Node:
     def collect(self) -> dict[str, float]:
         """One pass of everything; gives the joules of the run by component."""
         self.rapl.collect()
-        self.page.save(rows_of(self.fleet.totals(), self.wall, kept={}))
+        self.page.save(rows_of(self.registry.totals(), self.wall, kept={}))
         found: Counter[str] = Counter()
         for family in self.energy.collect().families:
             for sample in family.samples:
@@ -123,7 +128,8 @@ def test_an_hour_of_wraps_gaps_and_restarts_stays_within_a_quarter_of_a_percent(
     node = Node(tmp_path, machine)
     restarts = gaps = 0
     drawn_before: dict[str, float] = {}
-    for number, message in enumerate(replay(described(GPUS), 3600.0, period_seconds=PASS_SECONDS).samples):
+    child_began = dict.fromkeys(range(4), 0.0)
+    for number, message in enumerate(replay(described(GPUS), 3600.0, period=PASS_SECONDS).samples):
         if number:
             machine.draw(PASS_SECONDS, 350.0 + 200.0 * math.sin(machine.now / 60.0))
         if number % 48 in range(25, 30):  # the machine stands still: nobody looks for 50 s
@@ -134,10 +140,16 @@ def test_an_hour_of_wraps_gaps_and_restarts_stays_within_a_quarter_of_a_percent(
         if number % 41 == 23:
             restarts += 1
             node.restart()
+            child_began = {
+                gpu["index"]: integral_of(gpu) or child_began[gpu["index"]] for gpu in message["gpus"]
+            }
+        for gpu in message["gpus"]:
+            if integral_of(gpu):  # what the new child has added up begins with it
+                gpu["values"]["power_joules"] = max(0.0, integral_of(gpu) - child_began[gpu["index"]])
         if number % 31 == 10:  # the registers cannot be read for once
             for key in EPYC:
                 machine.register(key).write_text("N/A\n")
-        node.fleet.take_sample({**message, "time": BEGIN + message["time"]}, child=1 + restarts)
+        node.registry.take_sample({**message, "time": BEGIN + message["time"]}, child=1 + restarts)
         counted = node.collect()
         drawn = {
             "cpu": sum(joules for key, joules in machine.joules.items() if key in EPYC),
@@ -146,7 +158,7 @@ def test_an_hour_of_wraps_gaps_and_restarts_stays_within_a_quarter_of_a_percent(
         }
         if number == 1:
             counted_before, drawn_before = counted, drawn
-    node.gpu_resets.update(node.fleet.resets())
+    node.gpu_resets.update(node.registry.resets())
 
     assert (restarts, gaps) == (8, 7)
     assert sum(reading.resets["wrap"] for reading in node.rapl.readings) > 30

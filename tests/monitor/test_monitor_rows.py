@@ -20,7 +20,7 @@ import exporter
 from exporter import Stat, events, log
 from exporter.cli.push import Gateway, TextFile, target_of
 from exporter.collectors.catalogue import CATALOGUE
-from exporter.collectors.gpu_families import SPECS as GPU_SPECS
+from exporter.collectors.gpu.publishing import SPECS as GPU_SPECS
 from exporter.errors import DefinitionError
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page

@@ -1,0 +1,305 @@
+"""The GPU collector: what the NVML child says, published; the child's life, supervised.
+
+Used in the sidecar. The child pushes its readings on its own schedule; `collect` makes families of what has come and
+waits for nothing. It also reads the kernel's log for Xids.
+
+Threads: the supervisor's takes messages; `collect` and the questions of other parts come from any thread. One lock
+guards what is known. While the child is gone or hangs, the families about GPUs are absent; only the GPU that a call
+hangs on is down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from exporter.collectors.gpu.child_process import CHILD, NvmlChild, command_of
+from exporter.collectors.gpu.counters import CounterTotal
+from exporter.collectors.gpu.kernel_log import KernelLog
+from exporter.collectors.gpu.nvml.visible import expected_devices
+from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions
+from exporter.collectors.gpu.publishing import SPECS, NvmlStatus, XidCount, gpu_families
+from exporter.collectors.gpu.restarts import DEFAULT_TIMINGS, Timings
+from exporter.collectors.gpu.state import GpuRegistry, GpuTotals, PowerSample
+from exporter.collectors.gpu.supervisor import STARTING, Supervisor
+from exporter.collectors.job import EnergyReading, GpuProcessUse
+from exporter.config.options import format_duration
+from exporter.errors import CollectError
+from exporter.families import Collected
+
+LOG = logging.getLogger("exporter.collectors.gpu")
+
+# The configuration's section has more than the options.
+_CHILD_OPTIONS = tuple(each.name for each in dataclasses.fields(GpuOptions))
+_DOWN = "nvml_down"
+_KERNEL_LOG = "kernel log "
+
+_GUESSED = (
+    "these GPUs differ, and CUDA_VISIBLE_DEVICES names them by numbers, which are taken in the order of the PCI bus: "
+    "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the job and the exporter, or name them by UUID"
+)
+
+_REMEDIES = {
+    "library_not_found": "install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
+    "function_not_found": "libnvidia-ml.so.1 is far too old, or not NVIDIA's: see which one is loaded (ldconfig -p)",
+    "gpu_not_found": "the driver finds no GPU that it supports: run nvidia-smi, and see the permissions of /dev/nvidia*",
+    "driver_not_loaded": "the driver is not loaded: run nvidia-smi, or modprobe nvidia",
+    "no_permission": "the driver does not let this user in: see the permissions of /dev/nvidiactl and /dev/nvidia*",
+    "binding_not_found": "the Python package nvidia-ml-py is not installed: pip install nvidia-ml-py",
+    "lib_rm_version_mismatch": "library and driver are of different versions: reboot, or load the new driver",
+    "unknown": "in a container the devices may be gone (systemctl daemon-reload takes them): start it anew; else see the kernel's log",
+    "hung": "a call does not return: see the kernel's log for Xid errors",
+}
+
+
+class GpuCollector:
+    """Watches the GPUs.
+
+    Args:
+        options: What to watch.
+        replay: A described machine to play in place of NVIDIA's library, as plain values; None for the library.
+        child: The module that the child runs.
+        visible: CUDA_VISIBLE_DEVICES of the job; None where it is not set.
+        timings: How patient the supervisor is.
+        kernel_log: Where Xids are read beside NVML.
+        command: The program of the child, in place of the module.
+        on_change: Called when NVML, or a GPU, goes or returns: it is worth publishing at once. On a thread of
+            the collector's; must not wait.
+        log: One line per change of state.
+        monotonic: Seconds.
+    """
+
+    name = "gpu"
+    specs = SPECS
+
+    def __init__(
+        self,
+        options: GpuOptions = DEFAULT_OPTIONS,
+        *,
+        replay: Mapping[str, Any] | None = None,
+        child: str = CHILD,
+        visible: str | None = None,
+        timings: Timings = DEFAULT_TIMINGS,
+        kernel_log: KernelLog | None = None,
+        command: Sequence[str] | None = None,
+        on_change: Callable[[], None] = lambda: None,
+        log: logging.Logger = LOG,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._visible = visible if replay is None else None
+        self._replay = replay
+        self._kernel_log = KernelLog() if kernel_log is None else kernel_log
+        self._command = command_of(child) if command is None else tuple(command)
+        self._timings = timings
+        self.on_change = on_change
+        self._log = log
+        self._monotonic = monotonic
+        self._origin: float | None = None
+        self._lock = threading.Lock()  # guards the next four
+        self._registry = GpuRegistry(monotonic=monotonic)
+        self._reason = STARTING
+        self._message = ""
+        self._was_up = False
+        self._supervisor = Supervisor(
+            start=self._start_child,
+            take=self._take,
+            change=self._change,
+            # Nothing is said between two passes.
+            timings=dataclasses.replace(timings, deadline=timings.deadline + max(0.0, options.period - 1.0)),
+            monotonic=monotonic,
+        )
+        self._started = False
+        # For the log, on the supervisor's thread alone: GPUs that were said to be down, and all there are.
+        self._told: dict[int, tuple[str, str]] = {}
+        self._seen: set[int] = set()
+
+    def start(self) -> None:
+        """Begin to watch; nothing is known before the first pass of the child, a moment later."""
+        self._origin = self._monotonic()
+        if self._replay is None:
+            self._kernel_log.open()
+        self._supervisor.start()
+        self._started = True
+
+    def stop(self, timeout_seconds: float = 2.0) -> None:
+        """End the child and stop watching."""
+        if self._started:
+            self._started = False
+            self._supervisor.stop(timeout_seconds)
+        self._kernel_log.close()
+
+    def collect(self) -> Collected:
+        """Make families of what is known.
+
+        Raises:
+            CollectError: The supervisor has ended by a fault of its own; what is known gets no newer.
+        """
+        if self._started and not self._supervisor.alive:
+            raise CollectError("the thread that listens to the NVML child has ended", reason=_DOWN)
+        with self._lock:
+            reason, message = self._reason, self._message
+            collected = gpu_families(
+                self._registry,
+                NvmlStatus(up=reason == "", reason=reason, restarts=self._supervisor.restarts),
+                expected=expected_devices(self._visible),
+                window=format_duration(self._options.window),
+                per_link=self._options.per_link,
+                kernel_xids=self._kernel_log.read(),
+                per_call=self._options.details,
+            )
+        if reason == "" and self._registry.machine.get("guessed"):
+            collected.unsupported.append(_GUESSED)
+        if reason in {"", STARTING, "released"}:
+            return collected
+        parts = (message, _REMEDIES.get(reason, ""))
+        about = f"GPUs are not watched ({reason}): {'; '.join(filter(None, parts)) or 'NVML does not answer'}"
+        if self._expected():
+            collected.fail(CollectError(about, reason=_DOWN))
+        else:
+            collected.unsupported.append(about)
+        return collected
+
+    def not_ready(self) -> str | None:
+        """Why the exporter is not ready; None when it is, or when GPUs are not required."""
+        with self._lock:
+            if self._options.mode != "required" or self._reason == "":
+                return None
+            return f"NVML does not answer ({self._reason})"
+
+    def release(self) -> None:
+        """Let go of NVML, so that the driver can be unloaded or a GPU be reset; `resume` takes it again."""
+        self._supervisor.release()
+
+    def resume(self) -> None:
+        """Take NVML again after `release`."""
+        self._supervisor.resume()
+
+    @property
+    def apart(self) -> bool:
+        """Whether nobody else sees these GPUs: they are described, and not as shared."""
+        return self._replay is not None and not self._replay["shared"]
+
+    def rest(self, *, rests: bool) -> None:
+        """Count no energy, since another exporter does, or count it again."""
+        with self._lock:
+            self._registry.rests = rests
+
+    @property
+    def released(self) -> bool:
+        """Whether NVML was let go."""
+        with self._lock:
+            return self._reason == "released"
+
+    @property
+    def child_pid(self) -> int | None:
+        """The process id of the NVML child; None while there is none."""
+        return self._supervisor.pid
+
+    def processes(self) -> tuple[GpuProcessUse, ...]:
+        """The processes that hold GPUs, as of the child's last look; pids are the host's."""
+        with self._lock:
+            return self._registry.processes()
+
+    def energies(self) -> tuple[EnergyReading, ...]:
+        """The energy of each GPU so far."""
+        with self._lock:
+            return self._registry.energies()
+
+    def power_samples(self) -> Mapping[str, tuple[PowerSample, ...]]:
+        """What each GPU drew in the last half minute, every 20 ms where the driver keeps samples; by UUID."""
+        with self._lock:
+            return self._registry.power_samples()
+
+    def totals(self) -> GpuTotals:
+        """The counters, as plain values that can be kept over a restart of the sidecar.
+
+        What the kernel's log has said is under the GPU's PCI address in place of its UUID.
+        """
+        with self._lock:
+            logged = {
+                _KERNEL_LOG + address: {
+                    xid: CounterTotal(count.count, count.last, 0.0) for xid, count in xids.items()
+                }
+                for address, xids in self._kernel_log.counts.items()
+            }
+            return {**self._registry.totals(), **logged}
+
+    def restore(self, totals: GpuTotals) -> None:
+        """Go on from counters that were kept; to be called before `start`."""
+        with self._lock:
+            self._registry.restore(
+                {uuid: kept for uuid, kept in totals.items() if not uuid.startswith(_KERNEL_LOG)}
+            )
+            self._kernel_log.restore(
+                {
+                    name.removeprefix(_KERNEL_LOG): {
+                        xid: XidCount(int(each.total), each.raw) for xid, each in kept.items()
+                    }
+                    for name, kept in totals.items()
+                    if name.startswith(_KERNEL_LOG)
+                }
+            )
+
+    def _expected(self) -> bool:
+        """Whether GPUs should be there, so that their absence is a failure."""
+        return self._options.mode == "required" or self._was_up or expected_devices(self._visible) is not None
+
+    def _start_child(self, skip: tuple[int, ...], now: float) -> NvmlChild:
+        first = {
+            "kind": "start",
+            "parent": os.getpid(),
+            "options": {name: getattr(self._options, name) for name in _CHILD_OPTIONS},
+            "visible": self._visible,
+            "pci_order": os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
+            "skip": skip,
+            # In time to know the GPU when the deadline is over.
+            "slow_call_seconds": 0.4 * self._timings.deadline,
+            "replay": self._replay,
+            "origin": now if self._origin is None else self._origin,
+        }
+        return NvmlChild(first, now=now, command=self._command)
+
+    def _take(self, message: Mapping[str, Any], child: int) -> None:
+        with self._lock:
+            if message["kind"] == "machine":
+                self._registry.take_machine(message)
+                return
+            changed = self._registry.take_sample(message, child)
+            gpus = {gpu.index: (gpu.labels, gpu.down or "") for gpu in self._registry.gpus.values()}
+        if changed:
+            self._tell(gpus)
+            self.on_change()
+
+    def _tell(self, gpus: Mapping[int, tuple[tuple[str, str], str]]) -> None:
+        """Log what became of single GPUs; what concerns all of them is told by the collector's verdict."""
+        for index, ((number, uuid), down) in gpus.items():
+            name = f"GPU {number} ({uuid or 'UUID unknown'})"
+            if down and self._told.get(index) != (name, down):
+                self._told[index] = (name, down)
+                self._log.warning("%s does not answer: %s", name, down)
+            elif not down and self._told.pop(index, None) is not None:
+                self._log.info("%s answers again", name)
+        for index in self._seen - gpus.keys():
+            self._told.pop(index, None)
+            self._log.warning("GPU %s of NVML is no longer there", index)
+        self._seen = set(gpus)
+
+    def _change(self, reason: str, message: str, gpu: int | None) -> None:
+        with self._lock:
+            self._reason, self._message = reason, message
+            if reason == "":
+                self._was_up = True
+            else:
+                self._registry.forget_readings(hanging=gpu)
+        self.on_change()
+
+
+def visible_devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES as it was set for this process, which is the job's when it was started beside it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,0 +1,282 @@
+"""The NVML child: the only process that loads NVIDIA's library.
+
+A program of its own, started by the sidecar in a fresh interpreter (`child_process`), never by a fork. Standard input
+brings the options and then commands; standard output takes messages (`protocol`); it has no other descriptor of the
+sidecar's.
+
+Threads: the main thread makes all NVML calls; one waits for events (`events`); one watches: it reads commands,
+tells the sidecar when a call takes long, and ends the process at once when the sidecar is gone, even while a
+call hangs. Should that thread be stopped too, the kernel kills the process together with the sidecar.
+
+What holds when this process dies: the sidecar goes on, and starts another one by its own rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from exporter.collectors.gpu.nvml.device import LibraryDownError
+from exporter.collectors.gpu.nvml.events import Events
+from exporter.collectors.gpu.nvml.library import CallFailedError, Library
+from exporter.collectors.gpu.nvml.protocol import Decoder, ProtocolError, encode
+from exporter.collectors.gpu.nvml.sampler import RestartError, Sampler
+from exporter.collectors.gpu.options import GpuOptions
+
+_PR_SET_PDEATHSIG = 1
+_WATCH_SECONDS = 1.0
+_COST_SECONDS = 10.0
+_MOST_MEMORY_BYTES = 128 << 20
+"""Resident size at which the child asks to be replaced; a guard against leaks."""
+
+
+class Output:
+    """The pipe to the sidecar; two threads write whole messages."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write a message; blocks while the sidecar does not read, ends the process when it is gone."""
+        data = memoryview(encode(message))
+        with self._lock:
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                os._exit(0)
+
+
+class Watch:
+    """The thread that looks at the sidecar, and at what the main thread is doing.
+
+    Args:
+        library: The main thread's.
+        output: Where to tell of calls that take long.
+        decoder: With what has been read of the input so far.
+        commands: Those that came with the options.
+        slow_call_seconds: What is long.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        output: Output,
+        decoder: Decoder,
+        commands: list[dict[str, Any]],
+        *,
+        slow_call_seconds: float,
+    ) -> None:
+        self._library = library
+        self._output = output
+        self._decoder = decoder
+        self._slow_call_seconds = slow_call_seconds
+        self._look_seconds = min(_WATCH_SECONDS, slow_call_seconds / 2)
+        self._commands = deque(commands)
+        self._came = threading.Event()
+        if commands:
+            self._came.set()
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._run, name="nvml-watch", daemon=True).start()
+
+    def wait(self, seconds: float) -> list[dict[str, Any]]:
+        """Wait, at most until the next command; give those that came."""
+        if self._came.wait(max(0.0, seconds)):
+            self._came.clear()
+        return [self._commands.popleft() for _ in range(len(self._commands))]
+
+    def _run(self) -> None:
+        told: tuple[str, int | None, float] | None = None
+        while True:
+            ready, _, _ = select.select([0], [], [], self._look_seconds)
+            if ready:
+                self._read()
+            call = self._library.current
+            if call is None or call is told:
+                continue
+            name, subject, began = call
+            seconds = time.monotonic() - began
+            if seconds >= self._slow_call_seconds:
+                told = call
+                self._output.send({"kind": "slow", "call": name, "gpu": subject, "seconds": seconds})
+
+    def _read(self) -> None:
+        data = os.read(0, 1 << 16)
+        if not data:
+            os._exit(0)  # the sidecar is gone; the main thread may be in a call that never returns
+        try:
+            self._commands.extend(self._decoder.feed(data))
+        except ProtocolError:
+            os._exit(1)
+        self._came.set()
+
+
+Install = Callable[[Any, Mapping[str, Any]], None]
+"""Puts a library in the place of NVIDIA's: takes the binding, and the first message."""
+
+
+def run(install: Install | None = None) -> None:
+    """Be the NVML child; does not return.
+
+    Args:
+        install: Puts another library in the place of NVIDIA's; None for NVIDIA's.
+    """
+    _serve(install)
+    # No orderly end of the interpreter: the threads may be in calls that never return.
+    os._exit(0)
+
+
+def _serve(install: Install | None) -> None:
+    """Sample until told to end; how it went is in the last message."""
+    output = Output(_take_output())
+    decoder = Decoder()
+    messages = _read_first(decoder)
+    if not messages:
+        return
+    start = messages[0]
+    options = GpuOptions(**start.get("options", {}))
+    _die_with(start.get("parent", 0))
+    output.send({"kind": "progress", "what": "import"})
+    try:
+        import pynvml  # noqa: PLC0415 - its absence is an answer to give, not a failure to start
+    except ImportError as error:
+        output.send({"kind": "bye", "reason": "binding_not_found", "message": str(error)[:200]})
+        return
+    _silence()
+    _give_memory_back()
+    if install is not None:
+        install(pynvml, start)
+    library = Library(pynvml, clock=time.monotonic)
+    events = Events(Library(pynvml, clock=time.monotonic), wall=time.time, details=options.details)
+    sampler = Sampler(
+        library,
+        events,
+        options,
+        start,
+        progress=lambda what: output.send({"kind": "progress", "what": what}),
+    )
+    slow = start.get("slow_call_seconds", 2.0)
+    watch = Watch(library, output, decoder, messages[1:], slow_call_seconds=slow)
+    watch.start()
+
+    def sample() -> None:
+        output.send(sampler.start(time.monotonic()))
+        events.start()
+        limit = start.get("memory_limit_bytes", _MOST_MEMORY_BYTES)
+        _sample(sampler, watch, output, options.period, most_memory_bytes=limit)
+
+    output.send(last_message(sampler, sample))
+
+
+def last_message(sampler: Sampler, sample: Callable[[], None]) -> dict[str, Any]:
+    """Sample until something ends it; gives the last message."""
+    try:
+        sample()
+    except CallFailedError as failure:
+        message = _loading_error() if failure.error == "library_not_found" else ""
+        return {"kind": "bye", "reason": failure.error, "message": message or str(failure)}
+    except LibraryDownError as error:
+        return {"kind": "bye", "reason": error.reason, "message": ""}
+    except RestartError as error:
+        sampler.stop()
+        return {"kind": "bye", "reason": error.reason, "message": ""}
+    sampler.stop()
+    return {"kind": "bye", "reason": "released", "message": ""}
+
+
+def _sample(
+    sampler: Sampler, watch: Watch, output: Output, period_seconds: float, *, most_memory_bytes: int
+) -> None:
+    due = own_due = time.monotonic()
+    while True:
+        now = time.monotonic()
+        message = sampler.sample(now, time.time())
+        if now >= own_due:
+            own_due = now + _COST_SECONDS
+            message["own"] = own = _own_cost()
+            if own["resident_bytes"] > most_memory_bytes:
+                output.send(message)
+                raise RestartError("memory")
+        output.send(message)
+        # A pass that took longer than a period is followed by a whole one: no catching up.
+        due = max(due + period_seconds, time.monotonic())
+        while (rest := due - time.monotonic()) > 0:
+            for command in watch.wait(rest):
+                if command["kind"] == "release":
+                    return
+                if command["kind"] == "admit":
+                    sampler.admit(command["gpu"], time.monotonic())
+
+
+def _take_output() -> int:
+    """Take the pipe for us alone: what libraries print must not end up in it."""
+    descriptor = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return descriptor
+
+
+def _silence() -> None:
+    """From here on nobody reads standard error; until now it told why the start failed."""
+    os.dup2(1, 2)
+
+
+def _read_first(decoder: Decoder) -> list[dict[str, Any]]:
+    """Read the options, and what came with them; nothing where the sidecar is gone already."""
+    messages: list[dict[str, Any]] = []
+    while not messages:
+        data = os.read(0, 1 << 16)
+        if not data:
+            break
+        messages = decoder.feed(data)
+    return messages
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the thread that started us ends, which lives as long as the sidecar does."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent and os.getppid() != parent:  # it was gone before we asked
+        os._exit(0)
+
+
+def _give_memory_back() -> None:
+    """Return what compiling pynvml took, 11 MiB where its compiled form could not be kept."""
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _loading_error() -> str:
+    """What the binding does not tell: there is no library, or one of another machine, or half of one."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return str(error)[:200]
+    return ""  # there is one; the machine is a replayed one without
+
+
+def _own_cost() -> dict[str, float]:
+    times = os.times()
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        pages = 0
+    return {
+        "cpu_seconds": times.user + times.system,
+        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+    }

@@ -1,0 +1,272 @@
+"""One GPU, what is known of each thing that can be asked of it, and what it is.
+
+Used in the NVML child, by the thread that samples. A question has a name (`power`, `clock/sm`, `field.186`). What is
+unsupported or forbidden is not asked again for ten minutes, since some calls take a millisecond to say no; what
+failed is asked the next time. A GPU that is lost is no state of a question: `DeviceDownError` ends the whole pass
+over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import isfinite
+from typing import Any
+
+from exporter.collectors.gpu.nvml.library import (
+    DEVICE_DOWN,
+    GARBAGE,
+    LIBRARY_DOWN,
+    UNSUPPORTED,
+    CallFailedError,
+    Library,
+    name_of,
+)
+from exporter.collectors.gpu.nvml.units import BEYOND_COUNTING, GarbageError, count, small
+
+ALL_LINKS = 0xFFFFFFFF
+"""The scope of a field value that asks for the sum over all NVLinks."""
+
+ARCHITECTURES = {
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
+BLACKWELL = 10
+"""From here on NVLink is of the fifth generation, whose counters have fields of their own."""
+
+Field = int | tuple[int, int]
+"""A field id, or one with a scope (a link)."""
+
+_FIELDS_CALL = "nvmlDeviceGetFieldValues"
+_UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_SIGNED_FIELDS = frozenset({193, 194, 195, 196})
+_SIGNED = {1: 5, 2: 4, 3: 4}
+"""Limits of temperature are negative, also where the driver says that they are unsigned."""
+
+_LONGEST_TEXT = 128
+
+
+class DeviceDownError(Exception):
+    """This GPU is gone for now.
+
+    Attributes:
+        reason: NVML's name of the error.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class LibraryDownError(Exception):
+    """No GPU can be read by this process any more.
+
+    Attributes:
+        reason: NVML's name of the error.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Device:
+    """A GPU that was found.
+
+    Args:
+        library: Of the thread that samples.
+        handle: NVML's.
+        index: NVML's.
+        uuid: NVML's.
+        reprobe_seconds: When to ask again for what was not there.
+
+    Attributes:
+        now: Monotonic time of the pass; set by the sampler.
+        answered: Questions with an answer in this pass.
+        last_error: Of this pass; "" while nothing failed.
+    """
+
+    def __init__(
+        self, library: Library, handle: Any, *, index: int, uuid: str, reprobe_seconds: float
+    ) -> None:
+        self.library = library
+        self.handle = handle
+        self.index = index
+        self.uuid = uuid
+        self.now = 0.0
+        self.answered = 0
+        self.last_error = ""
+        self._reprobe_seconds = reprobe_seconds
+        self._again: dict[str, float] = {}
+
+    def ask(self, item: str, call: str, *arguments: Any, convert: Callable[[Any], Any] | None = None) -> Any:
+        """Call a function of the GPU's handle.
+
+        Args:
+            item: The question's name.
+            call: pynvml's function; its first argument is the handle.
+            arguments: Those after it.
+            convert: Makes the value; raises GarbageError.
+
+        Returns:
+            None when there is no value now; `lacks` tells whether that is for good.
+
+        Raises:
+            DeviceDownError: The GPU is gone.
+            LibraryDownError: All of them are.
+        """
+        if self.lacks(item):
+            return None
+        try:
+            value = self.library.call(call, self.handle, *arguments)
+            value = value if convert is None else convert(value)
+        except CallFailedError as failure:
+            self.fail(item, call, failure.error)
+            return None
+        except GarbageError:
+            self.fail(item, call, GARBAGE)
+            return None
+        self.answered += 1
+        return value
+
+    def fields(self, wanted: Iterable[Field]) -> dict[Field, float]:
+        """Read field values in one call, which costs the sum of its members.
+
+        Returns:
+            Those that have a value now, as NVML gives them.
+
+        Raises:
+            DeviceDownError: The GPU is gone.
+            LibraryDownError: All of them are.
+        """
+        asked = [field for field in wanted if not self.lacks(field_item(field))]
+        if not asked:
+            return {}
+        try:
+            values = self.library.call(_FIELDS_CALL, self.handle, asked)
+        except CallFailedError as failure:
+            for field in asked:
+                self.fail(field_item(field), _FIELDS_CALL, failure.error)
+            return {}
+        found: dict[Field, float] = {}
+        for field, value in zip(asked, values, strict=False):
+            if value.nvmlReturn:
+                self.fail(field_item(field), _FIELDS_CALL, member_error(value.nvmlReturn))
+                continue
+            number = _number_of(value)
+            if number is None:
+                self.fail(field_item(field), _FIELDS_CALL, GARBAGE)
+            else:
+                self.answered += 1
+                found[field] = number
+        return found
+
+    def counts(self, wanted: Iterable[Field]) -> dict[Field, int]:
+        """Read field values that are counters or numbers of things."""
+        found: dict[Field, int] = {}
+        for field, number in self.fields(wanted).items():
+            value = self.converted(field, number, lambda raw: count(int(raw)))
+            if value is not None:
+                found[field] = value
+        return found
+
+    def converted(self, field: Field, number: float, convert: Callable[[Any], Any]) -> Any:
+        """Convert a field's value; None where it cannot be."""
+        try:
+            return convert(number)
+        except GarbageError:
+            self.fail(field_item(field), _FIELDS_CALL, GARBAGE)
+            return None
+
+    def lacks(self, item: str) -> bool:
+        """Whether this GPU does not have it, or not for us, as far as was asked lately."""
+        again = self._again.get(item)
+        if again is None:
+            return False
+        if self.now < again:
+            return True
+        del self._again[item]
+        return False
+
+    def fail(self, item: str, call: str, error: str) -> None:
+        """Note a question without an answer.
+
+        Raises:
+            DeviceDownError: The GPU is gone.
+            LibraryDownError: All of them are.
+        """
+        if error in DEVICE_DOWN or error in LIBRARY_DOWN:
+            self.library.count_error(call, error)
+            raise DeviceDownError(error) if error in DEVICE_DOWN else LibraryDownError(error)
+        if error in UNSUPPORTED:
+            self._again[item] = self.now + self._reprobe_seconds
+            return
+        self.last_error = error
+        self.library.count_error(call, error)
+        if error == "no_permission":
+            self._again[item] = self.now + self._reprobe_seconds
+
+    def architecture(self) -> int:
+        """NVML's number of the architecture; 0 where it is not told, or not a generation that is known."""
+        number = self.ask("architecture", "nvmlDeviceGetArchitecture", convert=small)
+        return number if number in ARCHITECTURES else 0
+
+    def identity(self) -> dict[str, str]:
+        """What it is, as texts for labels; what it does not tell is an empty text."""
+        ask = self.ask
+        architecture = ask("architecture", "nvmlDeviceGetArchitecture", convert=small)
+        capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability", convert=_version)
+        found = {
+            "name": ask("name", "nvmlDeviceGetName", convert=_text),
+            "pci_bus_id": ask("pci", "nvmlDeviceGetPciInfo", convert=lambda info: _text(info.busId)),
+            "serial": ask("serial", "nvmlDeviceGetSerial", convert=_text),
+            "vbios": ask("vbios", "nvmlDeviceGetVbiosVersion", convert=_text),
+            "board": ask("board", "nvmlDeviceGetBoardPartNumber", convert=_text),
+            "minor": ask("minor", "nvmlDeviceGetMinorNumber", convert=small),
+            "numa_node": ask("numa_node", "nvmlDeviceGetNumaNodeId", convert=small),
+            "compute_capability": capability,
+            "architecture": None if architecture is None else ARCHITECTURES.get(architecture, "other"),
+        }
+        return {name: "" if value is None else str(value) for name, value in found.items()}
+
+
+def member_error(code: int) -> str:
+    """Name the error of one member of a batch that as a whole went through."""
+    name = name_of(code)
+    # It is the member that was not found.
+    return "not_supported" if name in {"not_found", "gpu_not_found"} else name
+
+
+def field_item(field: Field) -> str:
+    """Name the question for a field value."""
+    return f"field.{field[0]}.{field[1]}" if isinstance(field, tuple) else f"field.{field}"
+
+
+def decode(value_type: int, union: Any) -> float | None:
+    """Take the member of NVML's value union that a type code names; None where that is no number."""
+    if not 0 <= value_type < len(_UNION_MEMBERS):
+        return None
+    number: float = getattr(union, _UNION_MEMBERS[value_type])
+    return number if isfinite(number) and abs(number) < BEYOND_COUNTING else None
+
+
+def _number_of(value: Any) -> float | None:
+    kind = value.valueType
+    return decode(_SIGNED.get(kind, kind) if value.fieldId in _SIGNED_FIELDS else kind, value.value)
+
+
+def _text(text: Any) -> str:
+    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+    return "".join(character for character in text if character.isprintable())[:_LONGEST_TEXT].strip()
+
+
+def _version(pair: Any) -> str:
+    major, minor = pair
+    return f"{small(major)}.{small(minor)}"

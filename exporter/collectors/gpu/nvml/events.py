@@ -1,0 +1,184 @@
+"""Events that the driver pushes: Xids, memory errors, a GPU that goes.
+
+Used in the NVML child. One thread waits for them, the only one besides the sampler's that may call NVML; it has an
+event set of its own and asks for nothing else (field values and performance counters are not
+thread-safe). The sampler's thread registers GPUs and takes the counts. On a virtual clock there is no thread: the
+sampler polls.
+
+A GPU that is lost makes every wait for the set that it is in fail, and no other GPU is heard any more: the others then
+get a new set. The old one is not freed, since a thread may be waiting for it.
+
+Events before the registration are lost; the sidecar reads the kernel's log beside this where it may.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from exporter.collectors.gpu.nvml.device import Device, DeviceDownError
+from exporter.collectors.gpu.nvml.library import DEVICE_DOWN, CallFailedError, Library
+
+XID = 0x8
+MIG_CONFIG = 0x100
+EVENTS = {
+    0x1: "ecc_sbe",
+    0x2: "ecc_dbe",
+    0x400: "dram_retirement",
+    0x800: "dram_retirement_failure",
+    0x1000: "poison_non_fatal",
+    0x2000: "poison_fatal",
+    0x4000: "gpu_unavailable",
+    0x8000: "recovery_action",
+}
+EVENTS_DETAILS = {0x4: "pstate", 0x10: "clock", 0x80: "power_source", 0x200: "ecc_sbe_storm"}
+
+_WAIT_MILLISECONDS = 1000
+_PAUSE_SECONDS = 1.0
+_MOST_XIDS = 200
+"""Different Xids of one GPU that are told apart; there are fewer than that. Garbage must not make labels."""
+
+
+class Events:
+    """Counts the events of all GPUs.
+
+    Args:
+        library: For the waiting thread alone.
+        wall: Unix seconds.
+        details: Whether to count what happens in the course of normal work too.
+    """
+
+    def __init__(self, library: Library, *, wall: Callable[[], float], details: bool) -> None:
+        self.library = library
+        self._wall = wall
+        self._names = {**EVENTS, **EVENTS_DETAILS} if details else EVENTS
+        self._lock = threading.Lock()
+        self._counts: dict[int, dict[str, int]] = {}
+        self._xids: dict[int, dict[str, tuple[int, float]]] = {}
+        self._indices: dict[int, int] = {}
+        self._mig_changed: set[int] = set()
+        self._set: Any = None
+        self._in_set: set[int] = set()
+        self._failed = False  # there are no events on this machine
+        self._broken = False  # the last wait said that a GPU is lost
+
+    def register(self, device: Device) -> None:
+        """Ask for the events of a GPU; one that offers none is a normal state."""
+        if self._set is None and not self._failed:
+            self._set = self._create(device.library)
+        if self._set is not None:
+            self._register(device, self._set)
+
+    def renew(self, library: Library, devices: Iterable[Device]) -> None:
+        """Go on with those GPUs that are there, if one that is not keeps the others from being heard."""
+        present = {device.index: device for device in devices}
+        if not self._broken or self._in_set <= present.keys():
+            return
+        made = self._create(library)
+        if made is None:
+            return
+        self._in_set.clear()
+        for device in present.values():
+            with suppress(DeviceDownError):  # its own calls will tell
+                self._register(device, made)
+        self._set, self._broken = made, False
+
+    def _create(self, library: Library) -> Any:
+        try:
+            return library.call("nvmlEventSetCreate")
+        except CallFailedError:
+            self._failed = True
+            return None
+
+    def _register(self, device: Device, event_set: Any) -> None:
+        supported = device.ask("events", "nvmlDeviceGetSupportedEventTypes")
+        # Any unsupported bit makes the whole registration fail.
+        mask = (supported or 0) & (XID | MIG_CONFIG | _mask(self._names))
+        if not mask:
+            return
+        try:
+            device.library.call("nvmlDeviceRegisterEvents", device.handle, mask, event_set)
+        except CallFailedError as failure:
+            device.fail("events.registration", failure.call, failure.error)
+            return
+        self._in_set.add(device.index)
+        with self._lock:
+            self._indices[_address(device.handle)] = device.index
+            counts = self._counts.setdefault(device.index, {})
+            for bit, name in self._names.items():
+                if mask & bit:
+                    counts.setdefault(name, 0)
+
+    def start(self) -> None:
+        """Begin to wait, if there is anything to wait for."""
+        if self._set is not None:
+            threading.Thread(target=self._run, name="nvml-events", daemon=True).start()
+
+    def poll(self) -> None:
+        """Take what is there, without waiting."""
+        while self._set is not None and self._take(0) == "":
+            pass
+
+    def counts(self, index: int) -> dict[str, Any]:
+        """Give the counts of a GPU, since this process began to count."""
+        with self._lock:
+            return {
+                "events": dict(self._counts.get(index, {})) or None,
+                "xids": {xid: list(pair) for xid, pair in self._xids.get(index, {}).items()} or None,
+            }
+
+    def mig_changed(self, index: int) -> bool:
+        """Whether the instances of a GPU have changed since this was asked."""
+        with self._lock:
+            changed = index in self._mig_changed
+            self._mig_changed.discard(index)
+            return changed
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            error = self._take(_WAIT_MILLISECONDS)
+            if error in {"uninitialized", "driver_not_loaded"}:
+                return
+            if error not in {"", "timeout"}:
+                pause.wait(_PAUSE_SECONDS)  # such a wait fails at once, every time
+
+    def _take(self, milliseconds: int) -> str:
+        try:
+            event = self.library.call("nvmlEventSetWait_v2", self._set, milliseconds)
+        except CallFailedError as failure:
+            if failure.error != "timeout":
+                self.library.count_error(failure.call, failure.error)
+            self._broken |= failure.error in DEVICE_DOWN
+            return failure.error
+        with self._lock:
+            index = self._indices.get(_address(event.device))
+            if index is not None:
+                self._count(index, event.eventType, event.eventData)
+        return ""
+
+    def _count(self, index: int, kind: int, data: int) -> None:
+        if kind == XID:
+            xids = self._xids.setdefault(index, {})
+            if str(data) in xids or len(xids) < _MOST_XIDS:
+                number, _ = xids.get(str(data), (0, 0.0))
+                xids[str(data)] = (number + 1, self._wall())
+        elif kind == MIG_CONFIG:
+            self._mig_changed.add(index)
+        elif kind in self._names:
+            counts = self._counts.setdefault(index, {})
+            counts[self._names[kind]] = counts.get(self._names[kind], 0) + 1
+
+
+def _mask(names: dict[int, str]) -> int:
+    mask = 0
+    for bit in names:
+        mask |= bit
+    return mask
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

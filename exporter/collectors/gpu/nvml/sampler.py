@@ -1,0 +1,420 @@
+"""The passes over all GPUs: what is asked when, which GPUs are there, what is lost and when it is tried again.
+
+Used in the NVML child, on its one sampling thread. Options and a library come in; each pass gives one message with
+what it read: values in base units, or raw counters, `null` for what is absent now. Values of a slower tier
+appear in the messages of its passes only; the sidecar remembers them.
+
+Tiers go by what calls cost, not by what they tell. The slower tiers of different GPUs fall into different seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from exporter.collectors.gpu.nvml import readings
+from exporter.collectors.gpu.nvml.buffers import Buffers
+from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, LibraryDownError
+from exporter.collectors.gpu.nvml.events import Events
+from exporter.collectors.gpu.nvml.gpm import Gpm
+from exporter.collectors.gpu.nvml.library import GARBAGE, LIBRARY_DOWN, CallFailedError, Library
+from exporter.collectors.gpu.nvml.links import Links
+from exporter.collectors.gpu.nvml.mig import Mig
+from exporter.collectors.gpu.nvml.processes import Processes
+from exporter.collectors.gpu.nvml.readings import Out, Reader
+from exporter.collectors.gpu.nvml.visible import MOST_GPUS, is_chosen, is_guessed, job_numbers
+from exporter.collectors.gpu.options import GpuOptions
+
+FAST, CLOSE, ACTIVITY, MEDIUM, SLOW = "fast", "close", "activity", "medium", "slow"
+
+PERIODS = {FAST: 1.0, CLOSE: 2.0, ACTIVITY: 5.0, MEDIUM: 10.0, SLOW: 60.0}
+"""Seconds between two passes of a tier. The driver's ring of power samples is 2.4 s long."""
+
+RETRIES_BEFORE_NEW_PROCESS = 10
+"""A GPU that came back from a reset may need NVML to be loaded anew before it can be seen."""
+
+NOT_OURS = "no_permission"
+_STAGGER = 8
+
+
+def tier_periods(period: float) -> dict[str, float]:
+    """Seconds between two passes of each tier: quicker in step with a period below a second, never below it."""
+    return {tier: max(period, seconds * min(1.0, period)) for tier, seconds in PERIODS.items()}
+
+
+class RestartError(Exception):
+    """This process should be replaced, in an orderly way.
+
+    Attributes:
+        reason: Why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Slot:
+    """A place in NVML's list, with or without a GPU that answers.
+
+    Attributes:
+        index: NVML's.
+        uuid: As far as it is known.
+        number: What the job calls it; the index where that is not known.
+        down: Why it does not answer; "" while it does.
+        tried: How often in vain since it was lost.
+        retry_at: When to try again.
+        attached: What there is while it answers.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.uuid = ""
+        self.number = index
+        self.down = ""
+        self.tried = 0
+        self.retry_at = 0.0
+        self.attached: Attached | None = None
+
+
+class Attached:
+    """A GPU that answers, with what is remembered about it between two passes.
+
+    Args:
+        device: The GPU.
+        options: What to ask for.
+        throttling: The field ids of the driver's throttle counters.
+        now: Monotonic seconds.
+    """
+
+    def __init__(
+        self, device: Device, options: GpuOptions, throttling: dict[int, str], *, now: float
+    ) -> None:
+        self.device = device
+        self.mig = Mig(device, options)
+        self.told = False  # whether the sidecar knows who it is
+        self._options = options
+        self._throttling = throttling
+        self._recent: Out = {}
+        self._periods = tier_periods(options.period)
+        self._buffers = Buffers(device, options.window, self._periods[CLOSE])
+        self._gpm = Gpm(device, options)
+        self._links = Links(device, options)
+        self._processes = Processes(self._periods[ACTIVITY])
+        tiers = {
+            FAST: readings.FAST,
+            CLOSE: readings.CLOSE,
+            MEDIUM: readings.MEDIUM,
+            SLOW: readings.SLOW,
+        }
+        self._readers = {tier: Reader(questions, options) for tier, questions in tiers.items()}
+        self._due = dict.fromkeys(PERIODS, now)
+
+    def read(self, now: float, wall: float, *, mig_changed: bool) -> Out:
+        """Make a pass; gives what it read.
+
+        Raises:
+            DeviceDownError: The GPU is gone.
+            LibraryDownError: All of them are.
+        """
+        device = self.device
+        device.now, device.answered, device.last_error = now, 0, ""
+        out: Out = {}
+        self._readers[FAST].read(device, out)
+        readings.read_power(device, out)
+        self._links.read_fast(out)
+        if device.answered == 0 and device.last_error != GARBAGE:
+            # Not one of these calls has an answer: if it is not lost, the handle is stale.
+            raise DeviceDownError(device.last_error or "invalid_argument")
+        looked = self._is_due(SLOW, now) or mig_changed or self.mig.changed
+        if looked:  # first of all: others go by what is found here
+            self._readers[SLOW].read(device, out)
+            readings.read_sram(device, out)
+            self._links.read_slow(out)
+            self._processes.read_slow(device, self._options, out)
+            self.mig.find(out)
+        medium = self._is_due(MEDIUM, now)
+        # Always with the energy counter, which the integral of power goes on from.
+        if self._is_due(CLOSE, now) or medium:
+            self._readers[CLOSE].read(device, out)
+            self._buffers.read_power(wall=wall, moment=out.get("power"), out=out)
+            if not self._gpm.counts_busy_seconds():
+                self._buffers.read_utilization(wall=wall, moment=out.get("utilization"), out=out)
+        active = self._is_due(ACTIVITY, now)
+        if active:
+            self._processes.read(device, wall=wall, out=out)
+            self._gpm.read(out)
+            if self._options.gpm:
+                self.mig.sample()
+        if active or looked:
+            self.mig.read(out)
+        self._recent.update(out)
+        if medium:
+            self._readers[MEDIUM].read(device, out)
+            readings.read_throttling(device, self._throttling, self._options, out)
+            readings.read_fans(device, out)
+            self._links.read_medium(out, counted=self._recent.get("pcie_transmit_gpm") is not None)
+        return out
+
+    def free(self) -> None:
+        """Give NVML's memory back."""
+        self._gpm.free()
+        self.mig.free()
+
+    def _is_due(self, tier: str, now: float) -> bool:
+        """Whether it is time for a tier; then its next time is set."""
+        due = self._due[tier]
+        if now < due - self._options.period / 4:  # passes are not as regular as the clock
+            return False
+        period = self._periods[tier]
+        if not self.told:
+            if tier == ACTIVITY:
+                period = self._options.period  # the first sample alone tells nothing
+            elif tier in {MEDIUM, SLOW}:
+                period *= (1 + self.device.index % _STAGGER) / _STAGGER
+        self._due[tier] = max(due + period, now + self._options.period / 2)
+        return True
+
+
+class Sampler:
+    """All GPUs of the machine.
+
+    Args:
+        library: Of this thread.
+        events: Takes the GPUs that are found.
+        options: What to ask for.
+        start: The message that this process began with: which GPUs the job sees, which to leave out.
+        progress: Told before each step of the start that may take long.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        events: Events,
+        options: GpuOptions,
+        start: Mapping[str, Any],
+        *,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._library = library
+        self._events = events
+        self._options = options
+        self._visible: str | None = start.get("visible")
+        self._pci_order = bool(start.get("pci_order"))
+        self._skip: set[int] = set(start.get("skip", ()))
+        self._progress = progress
+        self._slots: list[Slot] = []
+        self._count = 0
+        self._throttling: dict[int, str] = {}
+        self._selected: set[int] = set()
+        self._cost_period = tier_periods(options.period)[MEDIUM]
+        self._cost_due = 0.0
+
+    def start(self, now: float) -> dict[str, Any]:
+        """Initialise NVML and find the GPUs.
+
+        Returns:
+            The message `machine`.
+
+        Raises:
+            CallFailedError: NVML does not come up.
+            LibraryDownError: It has gone down again.
+        """
+        self._progress("nvmlInit")
+        self._library.call("nvmlInit")
+        driver = self._text("nvmlSystemGetDriverVersion")
+        versions = {
+            "driver_version": driver,
+            "nvml_version": self._text("nvmlSystemGetNVMLVersion"),
+            "cuda_version": self._cuda_version(),
+        }
+        self._throttling = readings.throttle_fields(driver, details=self._options.details)
+        self._count = min(self._library.call("nvmlDeviceGetCount"), MOST_GPUS)
+        self._slots = [Slot(index) for index in range(self._count)]
+        for slot in self._slots:
+            self._attach(slot, now)
+        guessed = self._select(now)
+        return {"kind": "machine", **versions, "devices": self._count, "guessed": guessed}
+
+    def sample(self, now: float, wall: float) -> dict[str, Any]:
+        """Make one pass.
+
+        Returns:
+            The message `sample`.
+
+        Raises:
+            LibraryDownError: No GPU can be read by this process any more.
+            RestartError: A new process is needed to go on.
+        """
+        selected = [slot for slot in self._slots if slot.index in self._selected]
+        entries = [self._entry(slot, now, wall) for slot in selected]
+        self._library.subject = None
+        self._events.renew(self._library, [attached.device for attached in self._attached(self._slots)])
+        unknown = sum(entry.get("lost") == "unknown" for entry in entries)
+        if unknown and (unknown > 1 or all(slot.down for slot in selected)):
+            raise LibraryDownError("unknown")
+        message: dict[str, Any] = {"kind": "sample", "time": now, "wall": wall, "gpus": entries}
+        if now >= self._cost_due - self._options.period / 4:
+            self._cost_due = now + self._cost_period
+            message["cost"] = self._cost()
+            self._look_for_change()
+        return message
+
+    def admit(self, index: int, now: float) -> None:
+        """Try a GPU that was left out; whatever hung on it has returned."""
+        self._skip.discard(index)
+        for slot in self._slots:
+            if slot.index == index and slot.down == "hung":
+                slot.retry_at = now
+
+    def stop(self) -> None:
+        """Give everything back to NVML."""
+        for attached in self._attached(self._slots):
+            attached.free()
+        with suppress(CallFailedError):  # it never came up, or is gone
+            self._library.call("nvmlShutdown")
+
+    def _entry(self, slot: Slot, now: float, wall: float) -> dict[str, Any]:
+        """What one GPU says in this pass."""
+        self._library.subject = slot.index
+        if slot.down and now >= slot.retry_at:
+            self._attach(slot, now)
+            self._choose(slot, now)
+        entry: dict[str, Any] = {"index": slot.index, "uuid": slot.uuid, "number": slot.number}
+        attached = slot.attached
+        if attached is not None:
+            try:
+                changed = self._events.mig_changed(slot.index)
+                entry["values"] = attached.read(now, wall, mig_changed=changed)
+                if not attached.told:
+                    entry["identity"] = attached.device.identity()
+                    attached.told = True
+            except DeviceDownError as error:
+                self._lose(slot, error.reason, now)
+                entry["lost"] = error.reason
+        entry["counts"] = self._events.counts(slot.index)
+        if slot.down:
+            entry["down"] = slot.down
+        return entry
+
+    def _attach(self, slot: Slot, now: float) -> None:
+        if slot.index in self._skip:
+            slot.down, slot.retry_at = "hung", float("inf")
+            return
+        self._library.subject = slot.index
+        self._progress(f"GPU {slot.index}")
+        try:
+            handle = self._library.call("nvmlDeviceGetHandleByIndex", slot.index)
+            uuid = self._library.call("nvmlDeviceGetUUID", handle)
+        except CallFailedError as failure:
+            if failure.error in LIBRARY_DOWN:
+                raise LibraryDownError(failure.error) from None
+            if failure.error != NOT_OURS:
+                self._library.count_error(failure.call, failure.error)
+            self._lose(slot, failure.error, now)
+            return
+        finally:
+            self._library.subject = None
+        slot.uuid, slot.down, slot.tried = str(uuid), "", 0
+        device = Device(
+            self._library,
+            handle,
+            index=slot.index,
+            uuid=slot.uuid,
+            reprobe_seconds=self._options.reprobe,
+        )
+        device.now = now
+        slot.attached = Attached(device, self._options, self._throttling, now=now)
+        try:
+            self._events.register(device)
+        except DeviceDownError as error:
+            self._lose(slot, error.reason, now)
+
+    def _lose(self, slot: Slot, reason: str, now: float) -> None:
+        if slot.attached is not None:
+            slot.attached.free()
+            slot.attached = None
+        elif slot.down:
+            slot.tried += 1
+        slot.down = reason
+        slot.retry_at = now + self._options.retry
+        if slot.tried >= RETRIES_BEFORE_NEW_PROCESS and reason != NOT_OURS:
+            raise RestartError("gpu_lost")
+
+    def _select(self, now: float) -> bool:
+        """Choose the GPUs to sample, now that all are known; whether it is a guess which ones the job means."""
+        # To a container or job with some of the GPUs NVML may list all; CUDA numbers those that it can use.
+        ours = [slot for slot in self._slots if slot.down != NOT_OURS] or self._slots
+        uuids: dict[int, list[str]] = {}
+        for place, slot in enumerate(ours):
+            uuids[place] = [slot.uuid]
+            if self._visible and "MIG-" in self._visible and slot.attached is not None:
+                try:
+                    slot.attached.mig.find({})
+                    uuids[place] += slot.attached.mig.uuids()
+                except DeviceDownError as error:
+                    self._lose(slot, error.reason, now)
+        numbers = job_numbers(self._visible, uuids)
+        if not numbers and len(ours) < len(self._slots):
+            numbers = None  # those that may be used are the job's, whatever it calls them
+        for place, slot in enumerate(ours):
+            if numbers is None or place in numbers:
+                slot.number = place if numbers is None else numbers[place]
+                self._selected.add(slot.index)
+        for slot in self._slots:
+            self._choose(slot, now)
+        if self._visible is None or self._pci_order:
+            return False
+        devices = [attached.device for attached in self._attached(ours)]
+        return is_guessed(self._visible, [str(each.ask("name", "nvmlDeviceGetName")) for each in devices])
+
+    def _choose(self, slot: Slot, now: float) -> None:
+        """Apply the patterns to a GPU of which only now is known what it is called."""
+        options = self._options
+        if slot.attached is None or not (options.include or options.exclude):
+            return
+        try:
+            identity = slot.attached.device.identity()
+        except DeviceDownError as error:
+            self._lose(slot, error.reason, now)
+            return
+        names = (str(slot.index), slot.uuid, identity["pci_bus_id"], identity["name"])
+        if not is_chosen(names, options.include, options.exclude):
+            self._selected.discard(slot.index)
+
+    def _look_for_change(self) -> None:
+        try:
+            count = self._library.call("nvmlDeviceGetCount")
+        except CallFailedError as failure:
+            if failure.error in LIBRARY_DOWN:
+                raise LibraryDownError(failure.error) from None
+            return
+        if min(count, MOST_GPUS) != self._count:
+            raise RestartError("devices_changed")
+
+    def _cost(self) -> dict[str, Any]:
+        errors: dict[str, int] = {}
+        for library in (self._library, self._events.library):
+            for (call, error), number in list(library.errors.items()):
+                key = f"{call}/{error}"
+                errors[key] = errors.get(key, 0) + number
+        # Without the calls of the events' thread, which only waits.
+        return {"calls": self._library.costs, "errors": errors}
+
+    @staticmethod
+    def _attached(slots: list[Slot]) -> Iterator[Attached]:
+        return (slot.attached for slot in slots if slot.attached is not None)
+
+    def _text(self, call: str) -> str:
+        try:
+            return str(self._library.call(call))[:64]
+        except CallFailedError:
+            return ""
+
+    def _cuda_version(self) -> str:
+        try:
+            number = self._library.call("nvmlSystemGetCudaDriverVersion_v2")
+        except CallFailedError:
+            return ""
+        return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,365 @@
+"""The supervisor of the NVML child: starts it, listens to it, and decides when there is to be another one.
+
+Used in the sidecar by the GPU collector. Messages go to `take`, what NVML's state becomes to `change`; the rest is
+commands from other threads. One daemon thread does everything, and also is the parent that the kernel
+ties the child's life to: it lives as long as the sidecar does.
+
+Its rules (how soon, and without which GPUs, is in `restarts`):
+- A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again, ever more
+  seldom. So is one that crashed.
+- A child that asks to be replaced (memory, another driver, other devices) is, at once.
+- A child that serves and whose call on one GPU takes long is replaced before the others' readings are too old, by one
+  without that GPU: only its series end. The fourth time in a minute there is a wait first, and the others have a gap:
+  a new child costs a second of a core. While a child starts, calls may take long: to attach a GPU can.
+- A child that says nothing for the deadline hangs in a call. It may not even be possible to kill it, and killing it
+  in a driver's hands can do harm: it is left alone, and told to end when its call returns. After some
+  patience there is one replacement, without the GPU that the call was for; while the first one hangs,
+  there is no second. If the replacement hangs as well, everything waits until one of them returns.
+- A GPU that was left out is taken again when the call on it has returned, unless it hung before (was not merely
+  slow): then it stays out until NVML is released and taken again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from exporter.collectors.gpu.child_process import NvmlChild
+from exporter.collectors.gpu.nvml.protocol import ProtocolError
+from exporter.collectors.gpu.restarts import (
+    AT_ONCE,
+    CRASHED,
+    DEFAULT_TIMINGS,
+    HANGS_AT_ONCE,
+    HUNG,
+    Restarts,
+    Timings,
+)
+
+STARTING, RELEASED = "starting", "released"
+
+
+class Supervisor:
+    """Sees to it that there is one NVML child, and not more than is good.
+
+    Args:
+        start: Makes a child that leaves out some GPUs; raises OSError.
+        take: Takes a message `machine` or `sample`, and the number of the child.
+        change: Takes the reason why NVML does not answer ("" when it does), a text for people, and the GPU that a
+            call hangs on, where it is known.
+        timings: How patient.
+        monotonic: Seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: Callable[[tuple[int, ...], float], NvmlChild],
+        take: Callable[[Mapping[str, Any], int], None],
+        change: Callable[[str, str, int | None], None],
+        timings: Timings = DEFAULT_TIMINGS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start = start
+        self._take = take
+        self._change = change
+        self._timings = timings
+        self._monotonic = monotonic
+        self._active: NvmlChild | None = None
+        self._stuck: NvmlChild | None = None
+        self._killed: list[NvmlChild] = []  # until the kernel has let them go
+        self._restarts = Restarts(timings)
+        self._number = 0
+        self._due: float | None = 0.0  # when to start the next; None: not at all
+        self._hung_since: float | None = None
+        self._sampled_at = 0.0  # readings count for the deadline, also those of a child that was replaced
+        self._reason = STARTING
+        self._released = False
+        self._stopping = False
+        self._commands = threading.Lock()  # guards the two above, which other threads set, and the wake pipe
+        self._woken, self._wake = os.pipe()
+        self._closed = False
+        os.set_blocking(self._woken, False)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; to be called once."""
+        self._thread = threading.Thread(target=self._run, name="exporter-nvml", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 2.0) -> None:
+        """End, and the child with it; one that hangs is killed and not waited for."""
+        self._command(stopping=True)
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def release(self) -> None:
+        """Let go of NVML, so that the driver can be unloaded or a GPU be reset."""
+        self._command(released=True)
+
+    def resume(self) -> None:
+        """Take NVML again."""
+        self._command(released=False)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs; it must, between `start` and `stop`."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """By reason, how often there was another child."""
+        return self._restarts.counts
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the child; None while there is none."""
+        active = self._active
+        return None if active is None else active.pid
+
+    def _command(self, *, stopping: bool | None = None, released: bool | None = None) -> None:
+        with self._commands:
+            self._stopping = self._stopping if stopping is None else stopping
+            self._released = self._released if released is None else released
+            if not self._closed:
+                os.write(self._wake, b"!")
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._commands:
+                    stopping, released = self._stopping, self._released
+                if stopping:
+                    return
+                now = self._monotonic()
+                self._keep(now, released=released)
+                self._wait(self._next_moment(now))
+        finally:
+            self._shut_down()
+
+    def _keep(self, now: float, *, released: bool) -> None:
+        """Do what it is time for."""
+        if self._stuck is not None and self._stuck.reap():
+            stuck, self._stuck = self._stuck, None
+            stuck.close()
+            self._admit(stuck, now)
+        self._killed = [child for child in self._killed if not child.reap()]
+        if released:
+            self._let_go()
+        elif self._reason == RELEASED:
+            self._set(STARTING, "NVML is taken again")
+            self._restarts.forget_hangs()
+            if self._active is None:
+                self._due = now
+        if self._active is None and self._due is not None and now >= self._due:
+            self._launch(now)
+        if self._active is not None:
+            self._look_at_deadline(self._active, now)
+        if self._reason == "" and now >= self._sampled_at + self._timings.deadline:
+            self._set(STARTING, "the process that calls NVML is being replaced")
+
+    def _admit(self, stuck: NvmlChild, now: float) -> None:
+        """The call that hung has returned."""
+        slow = now - stuck.heard_at < self._deadline(stuck) + self._timings.patience
+        for gpu in sorted(self._restarts.take_back(_culprit(stuck), slow=slow)):
+            if self._active is not None:
+                self._active.tell("admit", gpu=gpu)
+
+    def _let_go(self) -> None:
+        self._due = None
+        if self._active is None:
+            if self._reason != RELEASED:
+                self._set(RELEASED, "NVML was released on request")
+        elif self._reason != RELEASED:
+            self._active.tell("release")
+            self._set(RELEASED, "NVML was released on request")
+
+    def _launch(self, now: float) -> None:
+        self._due = None
+        try:
+            self._active = self._start(tuple(sorted(self._restarts.left_out)), now)
+        except OSError as error:
+            self._due = now + self._restarts.wait_after_failure()
+            self._set(CRASHED, f"the process that calls NVML cannot be started: {error}")
+            return
+        self._number += 1
+        self._hung_since = None
+
+    def _look_at_deadline(self, child: NvmlChild, now: float) -> None:
+        timings = self._timings
+        deadline = self._deadline(child)
+        if child.serving and self._reason == "" and self._stuck is None and _culprit(child) is not None:
+            self._replace(child, now)
+            return
+        if now - child.heard_at < deadline:
+            return
+        if self._hung_since is None:
+            self._hung_since = now
+            about = "it" if child.slow is None else f"{child.slow[1]} on {_subject(child.slow[0])}"
+            if self._reason != RELEASED:
+                self._set(
+                    HUNG, f"no answer from NVML for {deadline:g} s: {about} does not return", _culprit(child)
+                )
+        if now - self._hung_since >= timings.patience and self._stuck is None and self._reason != RELEASED:
+            self._replace(child, now)
+
+    def _replace(self, child: NvmlChild, now: float) -> None:
+        """Leave a child alone in its call, and start another one without the GPU that the call is for."""
+        child.tell("release")  # for when its call returns
+        self._stuck, self._active = child, None
+        gpu = _culprit(child)
+        if gpu is not None:
+            self._restarts.leave_out(gpu)
+        self._hung_since = None
+        self._restarts.forgive(now - child.started_at)
+        self._restarts.count(HUNG)
+        self._due = now + self._restarts.wait_after_end(at_once=1 if gpu is None else HANGS_AT_ONCE)
+
+    def _listen(self, child: NvmlChild) -> None:
+        now = self._monotonic()
+        try:
+            messages, ended = child.read()
+            if child is self._stuck:
+                if ended:
+                    child.wait(0.5)  # then `_keep` sees it
+                return  # what it has to say is old
+            for message in messages:
+                self._hear(child, message, now)
+        except (ProtocolError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
+            self._end(child)
+            if child is self._active:
+                self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
+            return
+        if ended:
+            self._bury(child, now)
+
+    def _hear(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
+        kind = message["kind"]
+        if kind == "slow":  # not from the thread that samples, and no sign of its life
+            gpu = message.get("gpu")
+            child.slow = (gpu if isinstance(gpu, int) else None, str(message.get("call")))
+            return
+        child.heard_at = now
+        if kind == "bye":
+            child.farewell = message
+        elif kind == "machine":
+            child.serving = True
+            self._take(message, self._number)
+        elif kind == "sample":
+            child.slow = None
+            self._hung_since = None
+            self._sampled_at = now
+            self._take(message, self._number)
+            if self._reason not in {"", RELEASED}:
+                self._set("", "")
+
+    def _bury(self, child: NvmlChild, now: float) -> None:
+        """See what became of a child whose pipe has ended."""
+        child.wait(0.5)
+        farewell = child.farewell
+        if farewell is None:
+            cause = f"the process that calls NVML {child.cause()}"
+            self._end(child)
+            self._lost(child, now, CRASHED, cause)
+            return
+        self._end(child)
+        self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message") or ""))
+
+    def _lost(self, child: NvmlChild, now: float, reason: str, message: str) -> None:
+        self._active = None
+        if self._reason == RELEASED:
+            return
+        self._restarts.forgive(now - child.started_at)
+        if reason == RELEASED:  # and taken again before it had ended
+            self._due = now
+            return
+        if child.serving or reason == CRASHED:
+            self._restarts.count(reason)
+        if reason in AT_ONCE and child.serving:
+            self._due = now + self._restarts.wait_after_end()
+            return
+        self._due = now + self._restarts.wait_after_failure()
+        self._set(reason, message)
+
+    def _end(self, child: NvmlChild) -> None:
+        child.end()
+        if not child.reap():
+            self._killed.append(child)
+
+    def _deadline(self, child: NvmlChild) -> float:
+        return self._timings.deadline if child.serving else self._timings.start_deadline
+
+    def _set(self, reason: str, message: str, gpu: int | None = None) -> None:
+        self._reason = reason
+        self._change(reason, message, gpu)
+
+    def _next_moment(self, now: float) -> float:
+        """How long nothing is to be done unless somebody speaks."""
+        moments = [now + 60.0]
+        child = self._active
+        if child is not None:
+            if self._hung_since is None:
+                moments.append(child.heard_at + self._deadline(child))
+            elif self._stuck is None:
+                moments.append(self._hung_since + self._timings.patience)
+        elif self._due is not None:
+            moments.append(self._due)
+        if self._reason == "":
+            moments.append(self._sampled_at + self._timings.deadline)
+        return max(0.0, min(moments) - now)
+
+    def _wait(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        children = {}
+        for child in (self._active, self._stuck):
+            if child is None:
+                continue
+            poll.register(child.output, select.POLLIN)
+            children[child.output] = child
+            if child.input is not None:
+                poll.register(child.input, select.POLLOUT)
+        # Rounded up: a wait that ends a moment too early would be begun again at once.
+        for descriptor, _ in poll.poll(seconds * 1000 + 1):
+            if descriptor == self._woken:
+                self._clear_wake()
+            elif descriptor in children:
+                self._listen(children[descriptor])
+        for child in (self._active, self._stuck):
+            if child is not None:
+                child.write()
+
+    def _clear_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def _shut_down(self) -> None:
+        children = [child for child in (self._active, self._stuck) if child is not None]
+        for child in children:
+            child.tell("release")
+        end = self._monotonic() + self._timings.farewell
+        if self._active is not None:
+            self._active.wait(max(0.0, end - self._monotonic()))
+        for child in children:
+            child.end()
+        for child in (*children, *self._killed):
+            child.wait(0.2)
+        self._active = self._stuck = None
+        with self._commands:
+            self._closed = True
+            os.close(self._woken)
+            os.close(self._wake)
+
+
+def _culprit(child: NvmlChild) -> int | None:
+    """The GPU that a call of a child takes long on."""
+    return None if child.slow is None else child.slow[0]
+
+
+def _subject(gpu: int | None) -> str:
+    return "no particular GPU" if gpu is None else f"GPU {gpu}"

@@ -1,0 +1,1 @@
+"""Described machines: GPUs that are played in place of NVIDIA's library, below the real binding."""

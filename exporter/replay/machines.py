@@ -1,0 +1,66 @@
+"""The files that describe machines for a replay: those of the package, and the user's.
+
+Used in the sidecar, when its configuration is read and when a replay starts. What a file may say is
+in `description`, which is loaded with the first file only.
+No threads, no state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter.config.loader import load_file
+from exporter.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from exporter.replay.description import MachineDescription
+
+MACHINES = Path(__file__).parent / "described"
+"""Where the machines of the package are."""
+
+
+def machine_names() -> tuple[str, ...]:
+    """Name the machines that come with the package."""
+    return tuple(sorted(path.stem for path in MACHINES.glob("*.yaml")))
+
+
+def load_machine(name_or_file: str) -> MachineDescription:
+    """Read a machine.
+
+    Args:
+        name_or_file: A name of `machine_names`, or a file; whatever has a slash or ends in .yaml is a file.
+
+    Raises:
+        ConfigurationError: There is no such machine, or the description has mistakes.
+    """
+    from exporter.replay.description import MachineDescription  # noqa: PLC0415 - 3 MiB that only a replay needs
+
+    if is_machine_file(name_or_file):
+        return load_file(name_or_file, MachineDescription)
+    problem = unknown_machine(name_or_file)
+    if problem:
+        raise ConfigurationError([Problem("--gpu.replay", None, None, problem)])
+    return load_file(MACHINES / f"{name_or_file}.yaml", MachineDescription)
+
+
+def collector_arguments(name_or_file: str) -> dict[str, Any]:
+    """What a GPU collector is given to replay a machine in place of NVIDIA's library.
+
+    Raises:
+        ConfigurationError: As `load_machine`.
+    """
+    return {"replay": load_machine(name_or_file).plain(), "child": "exporter.replay.play"}
+
+
+def is_machine_file(name_or_file: str) -> bool:
+    """Whether a machine is named by its file."""
+    return "/" in name_or_file or name_or_file.endswith((".yaml", ".yml"))
+
+
+def unknown_machine(name: str) -> str:
+    """What is wrong with a machine's name; "" where it is known."""
+    names = machine_names()
+    return (
+        "" if name in names else f'no machine "{name}" to replay: give a file, or one of {", ".join(names)}'
+    )

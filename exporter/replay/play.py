@@ -1,0 +1,132 @@
+"""Plays a described machine: as the NVML child of a sidecar, by the clock, or within a program, on one of its own.
+
+`run` is the child of a sidecar that replays: the same program as the one of real GPUs, with a `ReplayLibrary` in
+the place of NVIDIA's. `play` gives the same messages without waiting, on a clock that stands still unless it is told
+to go on, so that they are the same at any speed of the machine; for tests and tools.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from exporter.collectors.gpu.nvml import child
+from exporter.collectors.gpu.nvml.events import Events
+from exporter.collectors.gpu.nvml.library import Library
+from exporter.collectors.gpu.nvml.protocol import Decoder, encode
+from exporter.collectors.gpu.nvml.sampler import Sampler
+from exporter.collectors.gpu.options import GpuOptions
+from exporter.replay.library import ReplayLibrary
+
+VIRTUAL_EPOCH = 1_700_000_000.0
+"""Unix time at which a virtual clock starts."""
+
+
+class RealClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def delay(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+    def work(self, seconds: float, since: float) -> None:
+        """Keep the processor busy, as NVIDIA's library does while it waits for the card."""
+        while time.thread_time() - since < seconds:
+            pass
+
+
+class VirtualClock:
+    """A clock that stands still unless it is told to go on; starts at 0."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._now
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return VIRTUAL_EPOCH + self._now
+
+    def delay(self, seconds: float) -> None:
+        """Go on by so much."""
+        self._now += seconds
+
+    def work(self, seconds: float, since: float) -> None:
+        """Take no time."""
+
+
+def install(binding: Any, library: ReplayLibrary) -> None:
+    """Put a library in the place of NVIDIA's."""
+    binding.nvmlLib = library
+    binding._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - else functions of an earlier one would go on answering
+
+
+def run() -> None:
+    """Be the NVML child of a sidecar that replays; does not return."""
+    child.run(_install)
+
+
+def _install(binding: Any, start: Mapping[str, Any]) -> None:
+    clock = RealClock()
+    origin = start.get("origin")
+    install(
+        binding,
+        ReplayLibrary(start["replay"], clock=clock, origin=clock.now() if origin is None else origin),
+    )
+
+
+def play(
+    replay: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
+) -> list[dict[str, Any]]:
+    """Give every message that a child would send about a machine.
+
+    Args:
+        replay: See `MachineDescription.plain`.
+        seconds: How long it is played.
+        options: What to ask for.
+        origin: When its timeline began.
+        start: Further parts of the child's first message.
+    """
+    import pynvml  # noqa: PLC0415 - a sidecar that reads descriptions does without it
+
+    clock = VirtualClock()
+    install(pynvml, ReplayLibrary(replay, clock=clock, origin=origin))
+    library = Library(pynvml, clock=clock.now)
+    events = Events(Library(pynvml, clock=clock.now), wall=clock.wall, details=options.details)
+    said: list[bytes] = []
+    sampler = Sampler(
+        library,
+        events,
+        options,
+        start,
+        progress=lambda what: said.append(encode({"kind": "progress", "what": what})),
+    )
+
+    def sample() -> None:
+        said.append(encode(sampler.start(clock.now())))
+        said.extend(encode(each) for each in _passes(sampler, events, clock, seconds, options.period))
+
+    said.append(encode(child.last_message(sampler, sample)))
+    return Decoder().feed(b"".join(said))
+
+
+def _passes(
+    sampler: Sampler, events: Events, clock: VirtualClock, seconds: float, period: float
+) -> Iterator[dict[str, Any]]:
+    due = clock.now()
+    while due <= seconds:
+        clock.delay(due - clock.now())
+        events.poll()
+        yield sampler.sample(clock.now(), clock.wall())
+        due = max(due + period, clock.now())
