@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from dashboards.scenario.timeline import Timeline
-from exporter.collectors import nvml
+from exporter import replay
 
-MACHINES = Path(nvml.__file__).parent / "machines"
+MACHINES = Path(replay.__file__).parent / "described"
 HOT_GPU, ILL_GPU, LOST_GPU = 1, 5, 6
 """The GPU of the straggler's local rank, one with memory errors, and one that falls off the bus."""
 

@@ -19,7 +19,7 @@ from exporter.cli.energy_settings import Energy
 from exporter.cli.goodput_settings import Goodput
 from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.logs import Form, Level
-from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
+from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
 from exporter.config.options import Duration, Glob, Keys, Notation, Range, Ratio, Size
 from exporter.errors import DefinitionError
 from exporter.feed.overrides import MAX_RULES
@@ -190,14 +190,31 @@ class CollectorSettings:
         }
 
 
+def _parse_class(text: str) -> str:
+    if re.fullmatch(_CLASS, text) is None:
+        raise ValueError(text)
+    return text
+
+
+_CLASS = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
+ClassName = Annotated[
+    str, Notation("a class such as my_package.queue:QueueCollector", _CLASS, _parse_class, str)
+]
+
+_LISTS: Mapping[str, Any] = {
+    "pattern": tuple[Glob, ...],
+    "path": tuple[Path, ...],
+    "class": tuple[ClassName, ...],
+}
+
+
 def _settings(entry: CollectorEntry) -> CollectorSettings:
     """A collector's defaults, of a class of its own where it has options of its own."""
     options: list[tuple[str, Any, Any]] = [
         (name, bool, field(default=False, metadata={"help": text})) for name, text in entry.options
     ]
     for setting in entry.settings:
-        of_list = tuple[Path, ...] if setting.paths else tuple[Glob, ...]
-        hint = Path | None if setting.default is None else of_list
+        hint = Path | None if setting.default is None else _LISTS[setting.kind]
         options.append((setting.name, hint, field(default=setting.default, metadata={"help": setting.help})))
     made: type[CollectorSettings] = CollectorSettings
     if options:
@@ -208,8 +225,10 @@ def _settings(entry: CollectorEntry) -> CollectorSettings:
 
 
 # Made once: a class made twice would have values that are never equal.
-DEFAULT_COLLECTORS: Mapping[str, CollectorSettings] = {entry.name: _settings(entry) for entry in CATALOGUE}
-COLLECTORS_HELP: Mapping[str, str] = {entry.name: entry.help for entry in CATALOGUE}
+DEFAULT_COLLECTORS: Mapping[str, CollectorSettings] = {
+    entry.name: _settings(entry) for entry in (*CATALOGUE, EXTRA)
+}
+COLLECTORS_HELP: Mapping[str, str] = {entry.name: entry.help for entry in (*CATALOGUE, EXTRA)}
 
 
 class _Unchanged(enum.Enum):

@@ -12,7 +12,8 @@ from exporter.cli.configuration import CollectorSettings, Configuration
 from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, Wiring
-from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
+from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
+from exporter.collectors.extra import extra_collectors
 from exporter.collectors.family import AnyCollector
 from exporter.collectors.scheduler import Scheduler
 
@@ -35,6 +36,7 @@ class Schedule:
         self._scheduler = scheduler
         self._wiring = wiring
         self._feed = feed
+        self._extra: list[str] = []
 
     def begin(self, configuration: Configuration) -> None:
         """Schedule all that is enabled."""
@@ -47,6 +49,7 @@ class Schedule:
         for entry in CATALOGUE:
             if configuration.collectors[entry.name].enabled:
                 self._add(entry, configuration.collectors[entry.name])
+        self._add_extra(configuration.collectors[EXTRA.name])
         if configuration.gpu.enabled:
             self._add_gpus(configuration.gpu)
         if configuration.energy.enabled:
@@ -60,6 +63,10 @@ class Schedule:
             )
         for entry in CATALOGUE:
             self._change(entry, old.collectors[entry.name], new.collectors[entry.name])
+        if old.collectors[EXTRA.name] != new.collectors[EXTRA.name]:
+            for name in self._extra:
+                self._scheduler.remove(name)
+            self._add_extra(new.collectors[EXTRA.name])
         self._change_gpus(old.gpu, new.gpu)
         if new.energy != old.energy:
             self._wiring.configure(new.energy)
@@ -100,6 +107,12 @@ class Schedule:
             interval_seconds=settings.interval,
             deadline_seconds=settings.deadline,
         )
+
+    def _add_extra(self, settings: CollectorSettings) -> None:
+        found = extra_collectors(**settings.own_options()) if settings.enabled else []
+        self._extra = [each.name for each in found]
+        for each in found:
+            self._scheduler.add(each, interval_seconds=settings.interval, deadline_seconds=settings.deadline)
 
     def _add_gpus(self, settings: GpuSection) -> None:
         made = self._wiring.make_gpus(settings, on_change=lambda: self._scheduler.run_soon(KeptGpus.name))

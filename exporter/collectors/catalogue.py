@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from exporter.collectors.cgroup import families as cgroup_families
 from exporter.collectors.cgroup.collector import CgroupCollector
 from exporter.collectors.energy import families as energy_families
 from exporter.collectors.energy.rapl import RaplCollector
+from exporter.collectors.extra import extra_collectors
 from exporter.collectors.host import (
     checkpoint_dirs,
     cpu,
@@ -49,15 +50,15 @@ class Setting:
 
     Attributes:
         name: The key in the configuration and the argument of the factory.
-        default: A tuple makes it a list of shell-style patterns; None makes it a path that may be left out.
+        default: A tuple makes it a list; None makes it a path that may be left out.
         help: One sentence for the configuration.
-        paths: Whether the list is one of paths.
+        kind: What a list is one of: shell-style patterns, paths, or names such as `module:Class`.
     """
 
     name: str
     default: tuple[str, ...] | None
     help: str
-    paths: bool = False
+    kind: Literal["pattern", "path", "class"] = "pattern"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         "Room that is left in the directories of checkpoints.",
         MEDIUM_SECONDS,
         MEDIUM_DEADLINE_SECONDS,
-        settings=(Setting("paths", (), "The directories, each as the exporter sees it.", paths=True),),
+        settings=(Setting("paths", (), "The directories, each as the exporter sees it.", kind="path"),),
     ),
     CollectorEntry(
         "processes",
@@ -242,3 +243,22 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         "Energy and power of CPUs and memory; every 10 s or more often, since the registers wrap.",
     ),
 )
+"""What runs by itself; collectors of other people come by `EXTRA`."""
+
+EXTRA = CollectorEntry(
+    "extra",
+    extra_collectors,
+    (),
+    "Collectors of other people: those listed here, and those that installed packages offer.",
+    MEDIUM_SECONDS,
+    MEDIUM_DEADLINE_SECONDS,
+    settings=(
+        Setting(
+            "classes",
+            (),
+            "Classes whose objects have collect() as prometheus_client wants it: module:Class.",
+            kind="class",
+        ),
+    ),
+)
+"""Not one collector but as many as there are, each under its own name, with the interval and deadline set here."""

@@ -117,7 +117,7 @@ def test_two_free_ports_may_be_asked_for() -> None:
 def test_every_collector_of_the_catalogue_can_be_set_with_its_own_defaults() -> None:
     found = load("collectors: {cpu: {interval: 1s}}", "c", Configuration).collectors
 
-    assert list(found) == [entry.name for entry in CATALOGUE]
+    assert list(found) == [*(entry.name for entry in CATALOGUE), "extra"]
     for entry in CATALOGUE:
         assert found[entry.name].interval == (1.0 if entry.name == "cpu" else entry.interval_seconds)
         entry.factory(**found[entry.name].own_options())

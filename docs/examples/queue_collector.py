@@ -1,0 +1,15 @@
+"""A collector as prometheus_client knows it: an object whose collect() gives metric families."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+
+class QueueCollector:
+    def collect(self) -> Iterator[Metric]:
+        jobs = GaugeMetricFamily("queue_jobs", "Files that wait in the queue's directory.", labels=["queue"])
+        directory = Path(os.environ.get("QUEUE_DIR", "/var/spool/jobs"))
+        jobs.add_metric([directory.name], len(list(directory.iterdir())))
+        yield jobs

@@ -1,0 +1,82 @@
+"""Collectors of other people in our sidecar, and ours in a registry of somebody else's: docs/collectors.md, run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from places import PROJECT
+from prometheus_client.parser import text_string_to_metric_families
+from serve_support import sidecar
+from waiting import wait_until
+
+DOCUMENT = (PROJECT / "docs/collectors.md").read_text(encoding="utf-8")
+EXAMPLES = PROJECT / "docs/examples"
+NAME = "queue_collector:QueueCollector"
+VERDICT = 'exporter_collector_success{collector="%s"}'
+
+
+def queue_of(tmp_path: Path, jobs: int) -> Path:
+    queue = tmp_path / "night"
+    queue.mkdir()
+    for number in range(jobs):
+        (queue / str(number)).touch()
+    return queue
+
+
+def test_the_document_shows_what_the_examples_hold() -> None:
+    code = (EXAMPLES / "queue_collector.py").read_text() + (EXAMPLES / "own_registry.py").read_text()
+    shown = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+
+    assert len(shown) == 2
+    assert all(each in code for each in shown)
+
+
+def test_a_collector_that_the_configuration_names_runs_beside_ours(tmp_path: Path) -> None:
+    [text] = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    settings = yaml.safe_load(text)
+    settings["collectors"]["extra"]["classes"] += ["nowhere:Nothing"]
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    queue = queue_of(tmp_path, jobs=3)
+    with sidecar(
+        tmp_path, f"--config.file={file}", PYTHONPATH=f"{EXAMPLES}:{PROJECT}", QUEUE_DIR=str(queue)
+    ) as running:
+        wait_until(lambda: running.sample(VERDICT % "nowhere:Nothing") is not None)
+        wait_until(lambda: running.sample(VERDICT % NAME) is not None)
+        jobs = running.sample('queue_jobs{queue="night"}')
+        verdicts = [running.sample(VERDICT % name) for name in (NAME, "nowhere:Nothing", "cpu")]
+        log = running.log
+
+    assert jobs == 3
+    assert verdicts == [1, 0, 1]
+    assert "No module named 'nowhere'" in log
+
+
+def test_a_package_offers_its_collectors_by_an_entry_point(tmp_path: Path) -> None:
+    installed = tmp_path / "site/queue_collector-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: queue-collector\nVersion: 1.0\n")
+    [entry] = re.findall(r"^queue = \"(.*)\"$", DOCUMENT, re.MULTILINE)
+    (installed / "entry_points.txt").write_text(f"[training_exporter.collectors]\nqueue = {entry}\n")
+    path = f"{installed.parent}:{EXAMPLES}:{PROJECT}"
+    with sidecar(tmp_path, PYTHONPATH=path, QUEUE_DIR=str(queue_of(tmp_path, jobs=2))) as running:
+        wait_until(lambda: running.sample('queue_jobs{queue="night"}') is not None)
+
+        assert running.sample('queue_jobs{queue="night"}') == 2
+
+
+def test_ours_can_be_registered_in_any_registry() -> None:
+    printed = subprocess.run(
+        [sys.executable, EXAMPLES / "own_registry.py"],
+        env={"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    names = {family.name for family in text_string_to_metric_families(printed)}
+
+    assert {"host_memory_total_bytes", "host_swap_in_bytes"} <= names
