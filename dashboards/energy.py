@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
 from dashboards.energy_bill import NO_ENERGY, carbon, sources, waste
-from dashboards.palette import BLUE, COMPONENTS, GREY, PHASES, WARNING, fixed, named
-from dashboards.panels import About, Panel, bars, below, lines, stat, steps
+from dashboards.palette import COMPONENTS, GREY, PHASES, fixed, named
+from dashboards.panels import About, Panel, bars, below, lines, stat
 from dashboards.queries import Query, now
-from dashboards.tables import Column, percent, table
 
 UID = "training-energy"
 NO_STEPS = "Needs energy and steps: the job does not use exporter.training or a bridge."
@@ -268,38 +267,10 @@ def _worth() -> tuple[Panel, ...]:
             color=fixed(GREY),
             w=12,
             about=About(
-                "Energy by phase, found by regression of the counters' steps on the phases' times. What could not be "
-                "told apart is *unattributed*.",
+                "Energy of each interval, divided by the time in each phase. What no phase explains is *unattributed*.",
                 "much energy in phases that make no progress.",
-                "shorten them; look at the quality beside before you trust short phases.",
+                "shorten them; phases of different power that alternate fast are not told apart.",
                 "the job tells no phases, or no device tells its energy.",
-            ),
-            empty="Needs energy and phases.",
-        ),
-        table(
-            "How well is that known?",
-            Column("run", "Run"),
-            Column("phase", "Phase"),
-            Column(
-                "sum by (run, phase) (training_phase_energy_joules_total{@run})",
-                "Energy",
-                unit="joule",
-                width=120,
-            ),
-            percent(
-                "max by (run, phase) (training_phase_energy_quality_ratio{@run})",
-                "Quality",
-                150,
-                steps((None, WARNING), (0.7, BLUE)),
-                bar=(0, 1),
-            ),
-            sort="Energy",
-            w=12,
-            h=8,
-            about=About(
-                "Share of each phase's energy that was not measured together with another phase: 100 % is certain.",
-                "below 70 %: the phase is shorter than the counter's period.",
-                "go by time shares for such a phase.",
             ),
             empty="Needs energy and phases.",
         ),

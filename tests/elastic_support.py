@@ -14,7 +14,7 @@ from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 from exporter.recording.stat import REGISTRY
 from exporter.recording.tally import Tally
 

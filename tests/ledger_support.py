@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from exporter.collectors.family import Distribution, Family
+from prometheus_client.core import Metric
+
+from exporter.families import Distribution
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 from exporter.recording.values import (
     Aggregation,
     Recording,
@@ -186,33 +188,72 @@ class Sidecar:
         self.start()
 
     def collect(self) -> Page:
-        return Page(self.collector.collect().families)
+        return Page(self.collector.collect())
 
     def after(self, seconds: float) -> Page:
         self.clock.advance(seconds)
         return self.collect()
 
 
+@dataclass
+class Shown:
+    """A family as it is published; a histogram or summary as one `Distribution` for each series."""
+
+    name: str
+    type: str
+    help: str
+    samples: list[tuple[dict[str, str], float | Distribution]]
+
+    @classmethod
+    def of(cls, metric: Metric) -> Shown:
+        name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
+        if metric.type not in {"histogram", "summary"}:
+            return cls(
+                name,
+                metric.type,
+                metric.documentation,
+                [(each.labels, each.value) for each in metric.samples],
+            )
+        parts: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+        for each in metric.samples:
+            labels = tuple(sorted((key, value) for key, value in each.labels.items() if key != "le"))
+            part = each.name.rpartition("_")[2]
+            parts.setdefault(labels, {})[part + each.labels.get("le", "")] = each.value
+        samples: list[tuple[dict[str, str], float | Distribution]] = []
+        for labels, found in parts.items():
+            bounds = {
+                key: value for key, value in found.items() if key.startswith("bucket") and "Inf" not in key
+            }
+            buckets = tuple((float(key.removeprefix("bucket")), int(value)) for key, value in bounds.items())
+            samples.append((dict(labels), Distribution(int(found["count"]), found.get("sum"), buckets)))
+        return cls(name, metric.type, metric.documentation, samples)
+
+
 class Page:
     """Published families, asked by name and labels."""
 
-    def __init__(self, families: Sequence[Family]) -> None:
-        self.families = {family.spec.name: family for family in families}
-        assert len(self.families) == len(families)
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        shown = [Shown.of(metric) for metric in metrics]
+        self.families = {family.name: family for family in shown}
+        assert len(self.families) == len(shown)
 
     def get(self, name: str, **labels: str) -> float | Distribution | None:
         """The value of the one series with exactly these labels (others empty); None when it is absent."""
         if name not in self.families:
             return None
-        family = self.families[name]
-        values = [
-            sample.value
-            for sample in family.samples
-            if {label: value for label, value in zip(family.spec.labels, sample.labels, strict=True) if value}
-            == labels
-        ]
+        values = [value for found, value in self.families[name].samples if found == labels]
         assert len(values) <= 1
         return values[0] if values else None
+
+    def all(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """Every series of a family that is one number, by its sorted labels."""
+        family = self.families.get(name)
+        found = [] if family is None else family.samples
+        return {
+            tuple(sorted(labels.items())): value
+            for labels, value in found
+            if not isinstance(value, Distribution)
+        }
 
     def count(self, name: str, **labels: str) -> int | None:
         value = self.get(name, **labels)

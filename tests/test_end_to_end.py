@@ -306,7 +306,7 @@ def test_a_killed_sidecar_is_a_gap_and_no_counter_steps_back(stage: Stage) -> No
     assert up[max(up)] == 1.0
     if down[1] > down[0]:
         assert is_gap(points_of(stage, MEAN, 0), *down)
-    for family in (COUNT, "train_step_seconds_count", "training_feed_messages_total"):
+    for family in (COUNT, "train_step_seconds_count"):
         assert stage.prometheus.query(f"resets({family}[2m]) > 0", at=stage.at["end"]) == []
 
 

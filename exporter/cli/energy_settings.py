@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from exporter.config.options import Duration, Notation, Range
-from exporter.ledger.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
+from exporter.ledger.energy.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
 
 Watts = Annotated[float, Range(0, 1e6)]
 Amount = Annotated[float, Range(0, 1e9)]
@@ -76,7 +76,7 @@ class Energy:
         },
     )
     lock_dir: Path = field(
-        default=Path("/dev/shm"),  # noqa: S108  (see exporter.ledger.node_lock)
+        default=Path("/dev/shm"),  # noqa: S108  (see exporter.ledger.energy.node_lock)
         metadata={
             "help": "Directory in which the exporters of a machine agree on the one that counts its energy; "
             "containers must share it.",

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from exporter.config.options import Duration, Range
-from exporter.ledger.session import GoodputOptions
-from exporter.ledger.training_info import PeakSetting
+from exporter.ledger.families.run_info import PeakSetting
+from exporter.ledger.goodput.session import GoodputOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,17 @@ class Goodput:
             "step 0 and without loading a checkpoint, begins another task; the time between is nobody's."
         },
     )
+    hang_after: Annotated[Duration, Range(1, 86400)] = field(
+        default=60.0,
+        metadata={
+            "help": "When no step has ended for so long, and for hang_steps usual steps, the run hangs: its last values "
+            "(loss, learning rate, ...) are absent until the next step. Phases that take long by nature have five times "
+            "as long."
+        },
+    )
+    hang_steps: Annotated[float, Range(1, 1000)] = field(
+        default=10.0, metadata={"help": "See hang_after.", "example": 20.0}
+    )
     peak_flops: tuple[PeakFlopsSetting, ...] = field(
         default=(),
         metadata={"help": "What devices could do at best, where the table of the exporter lacks them."},
@@ -58,7 +69,10 @@ class Goodput:
     def options(self) -> GoodputOptions:
         """What the ledger is given."""
         return GoodputOptions(
-            validation_is_productive=self.validation == "productive", new_after_seconds=self.new_task_after
+            validation_is_productive=self.validation == "productive",
+            new_after_seconds=self.new_task_after,
+            hang_seconds=self.hang_after,
+            hang_steps=self.hang_steps,
         )
 
     def peaks(self) -> tuple[PeakSetting, ...]:

@@ -30,12 +30,12 @@ from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.processes.tree import Member
 from exporter.feed import runs
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.endings import Witnesses
-from exporter.ledger.energy import EnergyCollector, Sources
-from exporter.ledger.node_lock import NodeLock
+from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.families.run_info import Gpus
+from exporter.ledger.goodput.ends import Witnesses
 from exporter.ledger.pages import Pages
-from exporter.ledger.state import StateStore
-from exporter.ledger.training_info import Gpus
+from exporter.ledger.store import StateStore
 from exporter.replay.machines import collector_arguments
 
 ENERGY = "energy"
@@ -76,7 +76,7 @@ class Wiring:
         self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
         boot = _boot_id()
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
-        jobs.sessions.endings.witnesses = Witnesses(
+        jobs.sessions.ends.witnesses = Witnesses(
             oom_kills=oom_kills,
             ends=lambda: runs.ends(feed_directory),
             machine=(socket.gethostname(), boot),
@@ -89,7 +89,7 @@ class Wiring:
                 use=self._machine_use,
                 gpu_use=self._gpu_use,
                 alive=self._alive,
-                work=lambda: jobs.work.latest,
+                work=lambda: jobs.work,
             ),
             self._pages,
             self._lock,

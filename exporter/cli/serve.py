@@ -44,8 +44,8 @@ from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid, prepare_directory
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.sessions import Sessions
-from exporter.ledger.state import StateStore
+from exporter.ledger.goodput.sessions import Sessions
+from exporter.ledger.store import StateStore
 from exporter.status.attention import concerns
 from exporter.status.document import policy
 from exporter.status.document import render as render_status

@@ -1,24 +1,23 @@
 """JobCollector: from the feed directory to families, by way of the ledger.
 
-Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Feed files come in, a
-block of families goes out; `loaded`, `living` and `generation` may be read from any thread.
+Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Feed files come in, a block of
+families goes out; `loaded` and `living` may be read from any thread.
 
 One pass:
 
-1. Read the feed. Bind every process to a rank and a seat; load the state of ranks that appear.
+1. Read the feed. Bind every process to a rank and a worker slot; load the state of ranks that appear.
 2. Settle which Stats are admitted, and count the new snapshots.
 3. Save the state of every rank that has changed; count goodput from rank 0, and save that.
-4. Make the families. A rank whose state could not be saved has its gauges, but no totals: a gap is honest,
-   a total that a restart would take back is not.
+4. Make the families. A rank whose state could not be saved has its gauges, but no totals: a gap is honest, a total that
+   a restart would take back is not.
 5. Remove the feed files of the dead whose totals are now safe.
 
-What holds when others die: a sidecar killed between any two of these steps counts nothing twice, since the
-state knows the processes it has counted by their ids until their files are gone; a job killed at any instant
-has lost at most one flush interval; a state directory that fails costs totals, never gauges.
+What holds when others die: a sidecar killed between any two of these steps counts nothing twice, since the state knows
+the processes it has counted by their ids until their files are gone; a job killed at any instant has lost at most one
+flush interval; a state directory that fails costs totals, never gauges.
 
-A sidecar that does not own the feed directory looks on: it publishes what it sees, from the owner's state
-files as they were when it first saw a rank, and removes and saves nothing. When the owner ends, it takes over
-from the state files.
+A sidecar that does not own the feed directory looks on: it publishes what it sees, from the owner's state files as they
+were when it first saw a rank, and removes and saves nothing. When the owner ends, it takes over from the state files.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from exporter.collectors.family import Collected, Family, FamilySpec
 from exporter.collectors.job import JobProcess
 from exporter.errors import CollectError, FeedError
+from exporter.families import Collected, FamilySpec
 from exporter.ledger.admission import Admission
-from exporter.ledger.counting import Counting
-from exporter.ledger.event_families import SPECS as EVENT_SPECS
-from exporter.ledger.event_families import EventBlock
-from exporter.ledger.feed_families import SPECS, FeedBlock, SelfCounts, sample_names, self_families
-from exporter.ledger.goodput_families import SPECS as GOODPUT_SPECS
+from exporter.ledger.energy.work import ProcessWork, WorkUse
+from exporter.ledger.families import events, feed, run_info
+from exporter.ledger.families.run_info import Gpus, RankDevices, RunInfo
+from exporter.ledger.families.stats import StatFamilies
+from exporter.ledger.goodput import families as goodput_families
+from exporter.ledger.goodput import run_state
+from exporter.ledger.goodput.run_state import RunStates
+from exporter.ledger.goodput.sessions import Sessions
+from exporter.ledger.rank import Entry, RankKey
 from exporter.ledger.ranks import Ranks
-from exporter.ledger.seats import Moment
-from exporter.ledger.sessions import Sessions
-from exporter.ledger.stat_families import StatBlock
-from exporter.ledger.state import StateStore
-from exporter.ledger.totals import Entry, RankKey
-from exporter.ledger.training_info import SPECS as INFO_SPECS
-from exporter.ledger.training_info import Gpus, RankDevices, TrainingInfoBlock
-from exporter.ledger.views import GapRules, SeatView, view
-from exporter.ledger.work_use import WorkUses
+from exporter.ledger.store import StateStore
+from exporter.ledger.totals import Moment
+from exporter.ledger.visible import GapRules, VisibleSlot, visible
 
 _log = logging.getLogger(__name__)
 
 NO_FEED_SECONDS = 60.0
 """How long no feed is nothing to talk about."""
+CONFLICT_SECONDS = 15.0
+"""Two processes of one rank that live together for so long are no restart."""
 
 
 class Feed(Protocol):
@@ -90,19 +89,26 @@ class JobCollector:
     """Publishes what the processes of the job have recorded.
 
     Attributes:
-        loaded: True once the state has been loaded and one pass over the feed was made (or was not possible:
-            then there is nothing of the job to publish, and the rest of the page need not wait).
+        loaded: True once the state has been loaded and one pass over the feed was made (or was not possible: then there
+            is nothing of the job to publish, and the rest of the page need not wait).
         living: Living processes at the last pass.
         processes: Who records, and who did a short while ago; None while the feed cannot be read.
         sessions: Counts goodput.
         info: Says who trains what.
-        work: Says what the processes do.
+        work: What the processes do, as of the last pass.
         gpus: What is known of GPUs; set by the composition root.
-        generation: Grows whenever published totals have changed, and never otherwise.
     """
 
     name = "feed"
     reasons = ("directory", "state")
+    specs: tuple[FamilySpec, ...] = (
+        *feed.SPECS,
+        *events.SPECS,
+        *goodput_families.SPECS,
+        *run_state.SPECS,
+        *run_info.SPECS,
+    )
+    """Every family with a fixed name; those of Stats are named by the job."""
 
     def __init__(
         self,
@@ -133,33 +139,25 @@ class JobCollector:
         self.loaded = False
         self.living = 0
         self.processes: tuple[JobProcess, ...] | None = None
-        self.generation = 0
-        self.info = TrainingInfoBlock()
+        self.info = RunInfo()
         self.gpus = Gpus()
-        self.work = WorkUses()
+        self.work = WorkUse()
         self.sessions = sessions or Sessions(state, linger_seconds=linger_seconds)
         self._feed = reader
         self._directory = directory
         self._state = state
-        self._rules = GapRules(stale_after_seconds, linger_seconds)
+        self._stale_after_seconds = stale_after_seconds
+        self._linger_seconds = linger_seconds
         self._clock = clock
         self._monotonic = monotonic
-        self._admission = Admission(reserved=sample_names(self.specs) | frozenset(reserved))
-        self._stats = StatBlock(self._admission, stale_after_seconds=stale_after_seconds)
-        self._processes = FeedBlock()
-        self._events = EventBlock()
+        self._admission = Admission(reserved=feed.sample_names(self.specs) | frozenset(reserved))
         self._ranks = Ranks(state, stale_after_seconds=stale_after_seconds, linger_seconds=linger_seconds)
-        self._counting = Counting(self._admission, self._rules)
+        self._states = RunStates(state, self.sessions.ends, linger_seconds=linger_seconds)
         self._refused: frozenset[tuple[str, str]] = frozenset()
         self._refusals: Counter[str] = Counter()
         self._kept_files: set[str] = set()
         self._started: float | None = None
         self._told_of_no_feed = False
-
-    @property
-    def specs(self) -> Sequence[FamilySpec]:
-        """Every family with a fixed name; those of Stats are named by the job."""
-        return (*SPECS, *EVENT_SPECS, *GOODPUT_SPECS, *INFO_SPECS)
 
     def collect(self) -> Collected:
         """Make one pass.
@@ -175,25 +173,42 @@ class JobCollector:
             self.loaded = True
             self.processes = None
             raise CollectError(str(error), reason="directory") from error
+        rules = self._rules()
         entries = _by_id(scan.entries)
         unreadable = {name.partition(".")[0] for name, _ in scan.refused}
         self._note_feed(now, entries)
         problems = self._ranks.observe(owner, entries, unreadable, now)
         self._note_refused([*scan.refused, *self._taken(entries)])
-        self._counting.count(self._ranks, now)
-        changed, failures = self._ranks.save()
-        problems += failures
+        processes = list(self._ranks.processes())
+        lingering = [
+            part
+            for rank in self._ranks
+            for slot in rank.totals.slots.values()
+            for part in slot.parts()
+            if rules.lingers(part, now)
+        ]
+        self._admission.count(processes, lingering)
+        problems += self._ranks.save()
         problems += self.sessions.update(self._ranks, entries, now)
-        views = list(self._views(now))
-        families = self._families(views, entries, len(scan.refused), now)
+        problems += self._states.update(self._ranks, rules, now)
+        slots = list(self._visible(rules, now))
+        collected = self._families(slots, entries, len(scan.refused), now)
         if owner:
             self._remove_dead(entries)
-        self._ranks.forget({view.seat for view in views}, {*entries, *unreadable}, now)
+        self._ranks.forget({each.slot for each in slots}, {*entries, *unreadable})
         self.living = sum(entry.alive for entry in entries.values())
-        self.processes = tuple(self._job_processes(views, entries))
-        self.generation += changed
+        self.processes = tuple(self._job_processes(slots, entries))
         self.loaded = True
-        return Collected(families, _told(problems))
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            collected.problems.append(("state", f"totals are withheld: {problems[0]}{more}"))
+        return collected
+
+    def _rules(self) -> GapRules:
+        options = self.sessions.options
+        return GapRules(
+            self._stale_after_seconds, self._linger_seconds, options.hang_seconds, options.hang_steps
+        )
 
     def _note_feed(self, now: Moment, entries: Mapping[str, Entry]) -> None:
         if self._started is None:
@@ -222,50 +237,87 @@ class JobCollector:
             _log.warning("feed file %r refused: %s", name, reason)
         self._refused = frozenset(refused)
 
-    def _views(self, now: Moment) -> Iterator[SeatView]:
+    def _visible(self, rules: GapRules, now: Moment) -> Iterator[VisibleSlot]:
         for rank in sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role)):
-            for _, seat in sorted(rank.totals.seats.items()):
-                seen = view(rank.key, seat, self._rules, now, counted=rank.safe)
+            for _, slot in sorted(rank.totals.slots.items()):
+                seen = visible(rank.key, slot, rules, now, counted=rank.safe)
                 if seen is not None:
                     yield seen
 
     def _families(
-        self, views: Sequence[SeatView], entries: Mapping[str, Entry], refused: int, now: Moment
-    ) -> list[Family]:
+        self, slots: Sequence[VisibleSlot], entries: Mapping[str, Entry], refused: int, now: Moment
+    ) -> Collected:
         state, devices = self._state, RankDevices(self.gpus)
         pids = {process_id: entry.pid for process_id, entry in entries.items() if entry.alive}
-        self.work.update(views, pids, devices, self.gpus.readings(), self.sessions.flows())
-        counts = SelfCounts(
+        self.work = self._work(slots, pids, devices)
+        counts = feed.SelfCounts(
             files=len(entries) + refused,
             refused=self._refusals,
             owner=self._ranks.owner,
-            writes=state.writes,
             errors=state.errors,
             damaged=state.damaged,
-            withheld=len(self._ranks.withheld),
+            withheld=self._ranks.withheld,
             last_write=state.last_write,
-            state_bytes=state.total_bytes,
         )
-        return [
-            *self._stats.families(views, now),
-            *self._processes.families(views, lambda process_id: devices.of(pids.get(process_id))),
-            *self.info.families(views, pids, devices),
-            *self._events.families(views),
-            *self.sessions.families(),
-            *self_families(counts),
-        ]
+        stats = StatFamilies(self._admission, now, stale_after_seconds=self._stale_after_seconds)
+        collected = Collected()
+        collected += stats.fill(slots)
+        collected += feed.process_families(
+            slots, self._conflicts(now), lambda process_id: devices.of(pids.get(process_id))
+        )
+        collected += self.info.families(slots, pids, devices)
+        collected += events.event_families(slots)
+        collected += self.sessions.families()
+        collected += self._states.families()
+        collected += feed.self_families(counts)
+        return collected
 
-    def _job_processes(self, views: Sequence[SeatView], entries: Mapping[str, Entry]) -> Iterator[JobProcess]:
-        """Every process that lives, and of each seat that is shown the last ones that did."""
-        told = set(entries)
+    def _work(
+        self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
+    ) -> WorkUse:
+        """Tell what the processes do, for whoever divides energy by it."""
+        processes = [
+            ProcessWork(
+                run=identity.run,
+                rank=identity.rank,
+                process=identity.id,
+                phases=training.phases,
+                device=devices.alone(pids.get(identity.id)),
+            )
+            for each in slots
+            for identity, training in [(each.process.identity, each.process.training)]
+            if training is not None and each.process.living and identity.rank is not None
+        ]
+        processes.sort(key=lambda each: (each.run, each.rank))
+        return WorkUse(tuple(processes), self.sessions.flows())
+
+    def _conflicts(self, now: Moment) -> dict[tuple[str, ...], float]:
+        """Count who trains as a rank that another living process of a run with a given name already is."""
+        found: dict[tuple[str, ...], float] = {}
+        for rank in self._ranks:
+            together = [
+                process
+                for _, process in rank.totals.processes()
+                if process.living
+                and process.trains
+                and process.identity.run_given
+                and now.monotonic - process.first_seen >= CONFLICT_SECONDS
+            ]
+            if rank.key.rank is not None and len(together) > 1:
+                found[rank.key.run, str(rank.key.rank)] = len(together) - 1
+        return found
+
+    def _job_processes(
+        self, slots: Sequence[VisibleSlot], entries: Mapping[str, Entry]
+    ) -> Iterator[JobProcess]:
+        """Every process that lives, and of each slot that is shown the last ones that did."""
         for entry in entries.values():
             snapshot = entry.snapshot
             yield JobProcess(snapshot.process, entry.alive, entry.pid, snapshot.recording.final)
-        for seen in views:
-            for record in seen.seat.records:
-                if record.process.id not in told:
-                    final = record.snapshot is not None and record.snapshot.recording.final
-                    yield JobProcess(record.process, alive=False, final=final)
+        for seen in slots:
+            for process in seen.slot.processes:
+                if process.identity.id not in entries:
+                    yield JobProcess(process.identity, alive=False, final=process.final)
 
     def _remove_dead(self, entries: Mapping[str, Entry]) -> None:
         """Remove the files of processes that are dead and counted."""
@@ -290,10 +342,3 @@ def _by_id(entries: Sequence[Entry]) -> dict[str, Entry]:
         if before is None or before.snapshot.sequence <= entry.snapshot.sequence:
             found[entry.snapshot.process.id] = entry
     return found
-
-
-def _told(problems: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    if not problems:
-        return ()
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return (("state", f"totals are withheld: {problems[0]}{more}"),)

@@ -1,9 +1,9 @@
 """Ranks: the ranks in memory, and the state files that stand behind them.
 
-Runs in the sidecar, on the ledger's collecting thread. What the feed shows of all processes comes in; ranks
-whose totals are complete and saved go out. A rank is loaded when the first of its processes appears, or at
-start when the last one ended a short while ago; it is let go when it is over: its state file at once, so that
-another sidecar may keep it, the memory when there is nothing left to show.
+Runs in the sidecar, on the ledger's collecting thread. What the feed shows of all processes comes in; ranks whose
+totals are complete and saved go out. A rank is loaded when the first of its processes appears, or at start when the
+last one ended a short while ago; it is let go when it is over: its state file at once, so that another sidecar may keep
+it, the memory when there is nothing left to show.
 
 A sidecar that does not own the feed directory loads the owner's files and saves nothing.
 """
@@ -14,12 +14,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from exporter.errors import StateError
-from exporter.ledger.encoding import decode, encode
-from exporter.ledger.seats import Moment, Record, Seat
-from exporter.ledger.state import StateKey, StateStore
-from exporter.ledger.totals import Entry, RankKey, RankTotals
+from exporter.ledger.rank import Entry, RankKey, RankTotals
+from exporter.ledger.store import StateKey, StateStore
+from exporter.ledger.totals import Moment, Process, Slot
 
-TIDY_SECONDS = 3600.0
+KIND = "rank"
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +27,7 @@ class Rank:
 
     Attributes:
         key: Which.
-        totals: Its seats.
+        totals: Its slots.
         kept: Whether its state was loaded, so that totals are complete and may be saved.
         safe: Whether the totals, as they are, may be shown.
         released: Whether it is over, and another sidecar may keep it.
@@ -46,7 +45,6 @@ class Ranks:
 
     Attributes:
         owner: Whether this sidecar keeps the totals, or only looks on.
-        withheld: The ranks whose totals may not be shown since the last `save`.
     """
 
     def __init__(self, state: StateStore, *, stale_after_seconds: float, linger_seconds: float) -> None:
@@ -58,13 +56,12 @@ class Ranks:
             linger_seconds: How long the totals of the dead are shown, also over a restart.
         """
         self.owner = False
-        self.withheld: frozenset[RankKey] = frozenset()
         self._state = state
         self._stale_after_seconds = stale_after_seconds
         self._linger_seconds = linger_seconds
         self._ranks: dict[RankKey, Rank] = {}
+        self._rank_of: dict[str, RankKey] = {}
         self._resumed = False
-        self._tidied: float | None = None
 
     def __getitem__(self, key: RankKey) -> Rank:
         return self._ranks[key]
@@ -72,11 +69,16 @@ class Ranks:
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._ranks.values())
 
-    def records(self) -> Iterator[Record]:
+    @property
+    def withheld(self) -> int:
+        """Ranks whose totals may not be shown since the last `save`."""
+        return sum(not rank.safe for rank in self)
+
+    def processes(self) -> Iterator[Process]:
         """Every process that has a record."""
         for rank in self:
-            for _, record in rank.totals.records():
-                yield record
+            for _, process in rank.totals.processes():
+                yield process
 
     def observe(
         self, owner: bool, entries: Mapping[str, Entry], unreadable: Collection[str], now: Moment
@@ -102,11 +104,15 @@ class Ranks:
         by_rank: dict[RankKey, list[Entry]] = {}
         for entry in entries.values():
             by_rank.setdefault(RankKey.of(entry.snapshot.process), []).append(entry)
+        self._follow_claims(entries)
         present = {*entries, *unreadable}
         problems = self._resume_recent(by_rank, present, now) if renewed or not self._resumed else []
         for key in by_rank:
-            if key not in self._ranks or self._ranks[key].released:
+            if key not in self._ranks:
                 self._ranks[key] = Rank(key)
+            elif self._ranks[key].released:
+                # Another sidecar may have kept it meanwhile; where its file is damaged, memory is right.
+                self._ranks[key] = Rank(key, self._ranks[key].totals)
         for key, rank in self._ranks.items():
             if rank.released:
                 continue
@@ -117,112 +123,109 @@ class Ranks:
             )
         return problems
 
+    def _follow_claims(self, entries: Mapping[str, Entry]) -> None:
+        """Take a process that has claimed a rank, or changed its run, from where it was counted until then."""
+        found = {process_id: RankKey.of(entry.snapshot.process) for process_id, entry in entries.items()}
+        for process_id, key in found.items():
+            before = self._rank_of.get(process_id, key)
+            if before != key and before in self._ranks:
+                self._ranks[before].totals.drop(process_id)
+        self._rank_of = found
+
     def _resume_recent(
         self, by_rank: Collection[RankKey], present: Collection[str], now: Moment
     ) -> list[str]:
         """Load the ranks of this sidecar whose processes ended a short while ago, files and all."""
         self._resumed = False
         try:
-            keys = self._state.recent(self._linger_seconds)
+            keys = self._state.recent(KIND, self._linger_seconds)
         except StateError as error:
             return [str(error)]
         self._resumed = True
         for state_key in keys:
-            key = _rank_key(state_key)
-            if key is None or key in by_rank or key in self._ranks:
+            _, run, number, role, _ = state_key
+            key = RankKey(run, int(number) if number.isdecimal() else None, role)
+            if key in by_rank or key in self._ranks:
                 continue
             rank = Rank(key)
-            if not self._load(rank, present, now) and rank.totals.seats:
+            if not self._load(rank, present, now) and rank.totals.slots:
                 self._ranks[key] = rank
             else:
                 self._state.release(state_key)
         return []
 
     def _load(self, rank: Rank, present: Collection[str], now: Moment) -> list[str]:
-        """Make a rank complete; until that succeeds, its seats are provisional and its totals withheld."""
+        """Make a rank complete; until that succeeds, its slots are provisional and its totals withheld."""
         state_key = self._state_key(rank.key)
         try:
             if self.owner and not self._state.claim(state_key):
+                key = rank.key
+                shown = f"rank {key.rank}" if key.rank is not None else f"role {key.role!r}"
                 problem = (
-                    f"another sidecar keeps the totals of {_shown(rank.key)} in {self._state.directory}: end it,"
-                    " or give the runs different names with EXPORTER_RUN"
+                    f"another sidecar keeps the totals of run {key.run!r}, {shown}, in {self._state.directory}: end"
+                    " it, or give the runs different names with EXPORTER_RUN"
                 )
                 return [problem]
-            loaded = self._state.load(state_key, decode)
+            loaded = self._state.load(state_key, RankTotals.decode)
         except StateError as error:
             if self.owner:
                 return [str(error)]
             loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
-        provisional, rank.totals = rank.totals, RankTotals() if loaded is None else loaded
+        rank.kept = True
+        if loaded is None:  # nothing was saved, or it is damaged: memory knows all there is
+            rank.totals.changed = True
+            return []
+        provisional, rank.totals = rank.totals, loaded
         rank.totals.resume(present, now)
         rank.totals.adopt(provisional, present)
-        rank.kept = True
         return []
 
-    def save(self) -> tuple[bool, list[str]]:
+    def save(self) -> list[str]:
         """Write what has changed; what cannot be written is withheld.
 
         Returns:
-            Whether any total that may be shown is another than before, and what went wrong.
+            What went wrong.
         """
-        changed = False
         problems: list[str] = []
         for rank in self:
-            fresh = rank.totals.changed
             if not self.owner:
                 rank.totals.changed, rank.safe = False, True
             elif not rank.kept:
                 rank.safe = False
-            elif fresh or not (rank.safe or rank.released):
+            elif rank.totals.changed or not (rank.safe or rank.released):
+                rank.safe = False
                 try:
-                    self._state.save(self._state_key(rank.key), encode(rank.totals))
+                    self._state.save(self._state_key(rank.key), rank.totals.encode())
                 except StateError as error:
-                    rank.safe = False
                     problems.append(str(error))
                 else:
                     rank.totals.changed, rank.safe = False, True
-            changed = changed or (fresh and rank.safe)
-        withheld = frozenset(rank.key for rank in self if not rank.safe)
-        changed = changed or withheld != self.withheld
-        self.withheld = withheld
-        return changed, problems
+        return problems
 
-    def forget(self, shown: Collection[Seat], present: Collection[str], now: Moment) -> None:
+    def forget(self, shown: Collection[Slot], present: Collection[str]) -> None:
         """Let go of ranks that are over: of their lock at once, of the memory when they no longer linger.
 
         Args:
-            shown: The seats that have something to show in this pass.
+            shown: The slots that have something to show in this pass.
             present: Ids whose files were there.
-            now: The time of the pass.
         """
         for key, rank in list(self._ranks.items()):
             totals = rank.totals
-            ids = {record.process.id for _, record in totals.records()}.union(totals.taken)
-            over = ids.isdisjoint(present) and not any(record.living for _, record in totals.records())
-            lingers = any(seat in shown for seat in totals.seats.values())
+            processes = [process for _, process in totals.processes()]
+            ids = {process.identity.id for process in processes}.union(totals.taken)
+            over = ids.isdisjoint(present) and not any(process.living for process in processes)
+            lingers = any(slot in shown for slot in totals.slots.values())
             # One that could not be loaded yet is not given up before that.
             if over and not rank.released and (rank.safe or not (rank.kept or lingers)):
                 self._state.release(self._state_key(key))
                 rank.released = True
             if rank.released and not lingers:
                 del self._ranks[key]
-        if self.owner and (self._tidied is None or now.monotonic - self._tidied >= TIDY_SECONDS):
-            self._tidied = now.monotonic
+        if self.owner:
             self._state.tidy()
 
     def _state_key(self, key: RankKey) -> StateKey:
         if key.rank is not None:
-            return (key.run, str(key.rank), "", "")
+            return (KIND, key.run, str(key.rank), "", "")
         # Processes without a rank are told apart by node: every node of a run has its own agent.
-        return (key.run, "", key.role, self._state.keeper)
-
-
-def _rank_key(state_key: StateKey) -> RankKey | None:
-    if len(state_key) != 4:
-        return None
-    run, rank, role, _ = state_key
-    return RankKey(run, int(rank) if rank.isdecimal() else None, role)
-
-
-def _shown(key: RankKey) -> str:
-    return f"run {key.run!r}, " + (f"rank {key.rank}" if key.rank is not None else f"role {key.role!r}")
+        return (KIND, key.run, "", key.role, self._state.keeper)

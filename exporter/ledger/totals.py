@@ -1,201 +1,324 @@
-"""Totals of one rank over all processes that ever were it.
+"""What a worker slot of a rank has counted: sums over the processes that were there one after another.
 
-Runs in the sidecar, on the ledger's collecting thread; no I/O, no clock of its own. What the feed shows of a
-rank's processes comes in, pass by pass; what goes out are totals that never fall.
-
-    rank (run, rank, role)
-      └── seat 0, 1, …          a worker slot; has its own totals and its own series
-            ├── base            the sum over processes that are long gone
-            └── records         one for each process since, in the order in which they came
-
-A process is known by its id and bound to a seat: the lowest that no living process of the rank has. As long
-as there is a record, its process can be seen again, alive or dead, in this or a later life of the sidecar,
-and is counted once; a record becomes part of the base only when its feed file is gone. The last few of the
-dead keep their record even without a file, so that a process whose files were deleted under it, and that
-writes them anew, is still the same process. The ids of some more before them are remembered as taken, and
-are counted no more.
+Runs in the sidecar, on the ledger's collecting thread; no I/O, no clock of its own. A slot's total is
+base + first process + … + last process, added in this order, always; nothing in it ever falls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from operator import lt
+from typing import TypeVar
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.seats import Moment, Record, Seat
+from exporter.ledger.admission import Plan, SeriesKey, shape_of
+from exporter.recording.values import NO_EVENTS, EventsReading, StatDefinition, StatReading, TrainingReading
 
-KEPT_RECORDS = 2
-"""Departed processes per seat whose record outlives their feed file."""
-KEPT_IDS = 32
-"""Ids per rank that are remembered after their record has become part of a base."""
+MOST_KEYS = 1024
+"""Keys of one mapping of events over all processes of a slot; what comes later is `other`."""
+OTHER = "other"
 
-
-class Entry(Protocol):
-    """What the feed reader knows of one file; `exporter.feed.reader.FeedEntry`."""
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The last complete one."""
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """Whether the kernel holds the writer's lock."""
-        ...
-
-    @property
-    def age_seconds(self) -> float:
-        """Time since this reader saw the sequence change; at first sight, since the file was written."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """The process as seen from here, None when it is dead or cannot be seen."""
-        ...
+Key = TypeVar("Key", str, tuple[str, str])
 
 
 @dataclass(frozen=True, slots=True)
-class RankKey:
-    """Whose totals: a rank of a run, or the processes of one role that have no rank."""
-
-    run: str
-    rank: int | None
-    role: str
-
-    @classmethod
-    def of(cls, process: ProcessIdentity) -> RankKey:
-        """Tell which rank a process is."""
-        if process.rank is not None:
-            return cls(process.run, process.rank, "")
-        return cls(process.run, None, "" if process.role == "trainer" else process.role)
-
-
-class RankTotals:
-    """All seats of a rank.
+class Moment:
+    """When a pass is made.
 
     Attributes:
-        seats: By slot.
-        taken: Ids of processes that are part of a base, oldest first.
-        changed: Whether there is something that was not yet saved; set here, cleared by whoever saves.
+        wall: Unix time, seconds.
+        monotonic: A clock that is never set, seconds.
     """
 
-    __slots__ = ("changed", "seats", "taken")
+    wall: float
+    monotonic: float
 
-    def __init__(self, seats: Mapping[int, Seat] | None = None, taken: Sequence[str] = ()) -> None:
-        self.seats: dict[int, Seat] = dict(seats or {})
-        self.taken: dict[str, None] = dict.fromkeys(taken)
-        self.changed = False
 
-    def records(self) -> Iterator[tuple[Seat, Record]]:
-        """Every process that has a record."""
-        for seat in self.seats.values():
-            for record in seat.records:
-                yield seat, record
+@dataclass(slots=True, eq=False)
+class Totals:
+    """What one process, or all before it, brought to a slot; all of it only grows.
 
-    def resume(self, present: Collection[str], now: Moment) -> None:
-        """Go on from a state file: whoever lived when it was saved and has no file now has died since."""
-        for seat, record in self.records():
-            record.seen_monotonic = now.monotonic
-            if record.departed is not None:
-                record.depart(record.departed, now)
-            elif record.process.id not in present:
-                record.depart(record.written, now)
-                seat.unsettle()
-                self.changed = True
-        for seat in self.seats.values():
-            if seat.base.departed is not None:
-                seat.base.depart(seat.base.departed, now)
+    Attributes:
+        series: Last reading of each Stat; of a base, the sum.
+        dropped: What writers lost, by reason.
+        events: What has become of the events.
+        refused: Readings of Stats that were kept out since their definition did not fit.
+        departed: Unix time of the end; None while alive.
+        departed_monotonic: The same, for this life of the sidecar.
+        lingering: The plans of its Stats for the time after its end; None when they are to be made anew.
+    """
 
-    def adopt(self, provisional: RankTotals, present: Collection[str]) -> None:
-        """Take over what was seen while the state could not be read, of processes whose files are gone since."""
-        known = {record.process.id: (seat, record) for seat, record in self.records()}
-        for _, record in provisional.records():
-            process_id = record.process.id
-            if process_id in present or process_id in self.taken:
+    series: dict[SeriesKey, StatReading] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    events: EventsReading = NO_EVENTS
+    refused: int = 0
+    departed: float | None = None
+    departed_monotonic: float = 0.0
+    lingering: list[Plan | None] | None = None
+
+    def depart(self, wall: float, now: Moment) -> None:
+        """Note the end, at a wall time that may be long ago but is never in the future."""
+        self.departed = min(wall, now.wall)
+        self.departed_monotonic = now.monotonic - (now.wall - self.departed)
+
+    def absorb(self, later: Totals) -> None:
+        """Add what came after."""
+        self.lingering = None
+        for key, reading in later.series.items():
+            self.series[key] = added(self.series.get(key), reading)
+        self.refused += later.refused
+        self.events = added_events(self.events, later.events)
+        self.dropped = added_counts(self.dropped, later.dropped)
+        self.departed, self.departed_monotonic = later.departed, later.departed_monotonic
+
+
+@dataclass(slots=True, eq=False)
+class Process(Totals):
+    """One process.
+
+    Attributes:
+        identity: Who.
+        written: Unix time of its last snapshot.
+        sequence: Of the last one that was counted.
+        snapshot: The last one seen in this life of the sidecar.
+        counted: The last one that was counted.
+        definitions: Of the Stats in the snapshot; None before one was looked at.
+        plans: The plans of its Stats, in the snapshot's order; None where it may not be published at all.
+        admitted: The same, None also where another process's definition stands.
+        current: What counts of each Stat in the snapshot, in its order; None where it is not admitted.
+        age_seconds: Since its last snapshot changed.
+        unseen: Passes in a row in which its file was not there or could not be read.
+        seen_monotonic: When it was last there and readable.
+        first_seen: When it was first there, by the same clock.
+        progress: Unix time of its latest step, as it says.
+        progress_monotonic: When that was, by the clock that is never set.
+    """
+
+    identity: ProcessIdentity = field(kw_only=True)
+    written: float = 0.0
+    sequence: int = 0
+    snapshot: Snapshot | None = None
+    counted: Snapshot | None = None
+    definitions: list[StatDefinition] | None = None
+    plans: list[Plan | None] = field(default_factory=list)
+    admitted: list[Plan | None] = field(default_factory=list)
+    current: list[StatReading | None] = field(default_factory=list)
+    age_seconds: float = 0.0
+    unseen: int = 0
+    seen_monotonic: float = 0.0
+    first_seen: float = 0.0
+    progress: float | None = None
+    progress_monotonic: float = 0.0
+
+    @property
+    def living(self) -> bool:
+        """Whether it was alive when last looked at."""
+        return self.departed is None
+
+    @property
+    def training(self) -> TrainingReading | None:
+        """What it tells of its training; None where it tells nothing."""
+        return None if self.snapshot is None else self.snapshot.recording.training
+
+    @property
+    def final(self) -> bool:
+        """Whether it has ended in order, as its last snapshot says."""
+        return self.snapshot is not None and self.snapshot.recording.final
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains, and does not merely record."""
+        reading = self.training
+        return self.identity.trains or (reading is not None and (reading.loop > 0 or reading.steps > 0))
+
+    def since_progress(self, now: Moment) -> float | None:
+        """Give the time since its latest step; None before the first, and after its training."""
+        return None if self.progress is None else max(0.0, now.monotonic - self.progress_monotonic)
+
+    def note_progress(self, now: Moment) -> None:
+        """Follow its latest step by a clock that is never set."""
+        progress = None if self.training is None else self.training.last_progress
+        if progress is not None and progress != self.progress:
+            first = self.progress is None
+            self.progress_monotonic = now.monotonic - (max(0.0, now.wall - progress) if first else 0.0)
+        self.progress = progress
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Count a newer snapshot in, for the Stats that were admitted.
+
+        A number that is lower than one that was already counted is not believed: whatever made it, the total does not
+        fall.
+        """
+        self.lingering = None
+        newer = snapshot.sequence > self.sequence
+        self.current = []
+        for plan, reading in zip(self.admitted, snapshot.recording.stats, strict=True):
+            if plan is None:
+                self.refused += newer
+                self.current.append(None)
                 continue
-            if process_id in known:
-                seat, before = known[process_id]
-                before.snapshot, before.departed = record.snapshot, record.departed
-                before.totals_text = None
-            else:
-                seat = self._free_seat()
-                seat.records.append(record)
-            seat.unsettle()
-            self.changed = True
+            old = self.series.get(plan.key)
+            if old is None or _continues(old, reading):
+                old = self.series[plan.key] = reading
+            self.current.append(old)
+        self.counted = snapshot
+        self.events = continued_events(self.events, snapshot.recording.events)
+        self.sequence = max(self.sequence, snapshot.sequence)
+        self.written = snapshot.written
+        self.dropped = _highest(self.dropped, snapshot.dropped)
 
-    def observe(
-        self, entries: Sequence[Entry], unreadable: Collection[str], now: Moment, *, patience_seconds: float
-    ) -> None:
-        """Bind what the feed shows to seats: the known, then the dead, then the new ones.
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A worker slot of a rank.
+
+    Attributes:
+        number: 0 for the rank's only or first process.
+        base: The sum over processes without a record.
+        processes: In the order in which they came.
+    """
+
+    number: int
+    base: Totals = field(default_factory=Totals)
+    processes: list[Process] = field(default_factory=list)
+
+    def parts(self) -> Iterator[Totals]:
+        """Base and processes, in the order in which they are added up."""
+        yield self.base
+        yield from self.processes
+
+    def living(self) -> Process | None:
+        """The latest living process, None when there is none."""
+        return next((each for each in reversed(self.processes) if each.living), None)
+
+    def latest(self) -> Process | None:
+        """The living process, else the last one to come; None when all are in the base."""
+        return self.living() or (self.processes[-1] if self.processes else None)
+
+    def total(self, key: SeriesKey) -> StatReading | None:
+        """The sum over all parts; None when none of them has the Stat."""
+        total: StatReading | None = None
+        for part in self.parts():
+            reading = part.series.get(key)
+            if reading is not None:
+                total = added(total, reading)
+        return total
+
+    def fold(self, keep: int, present: Collection[str]) -> list[str]:
+        """Move the oldest departed processes into the base, but for so many of them.
 
         Args:
-            entries: Every readable file of this rank, one per process.
-            unreadable: Ids of files that are there, but were refused.
-            now: The time of the pass.
-            patience_seconds: How long a file may be unreadable before its process counts as gone.
+            keep: So many stay.
+            present: Ids whose files are still there; their records stay, and all after them.
+
+        Returns:
+            The ids that no longer have a record.
         """
-        known = {record.process.id: (seat, record) for seat, record in self.records()}
-        new: list[Entry] = []
-        seen: set[str] = set()
-        for entry in entries:
-            process_id = entry.snapshot.process.id
-            seen.add(process_id)
-            if process_id in known:
-                self._see(*known[process_id], entry, now)
-            elif process_id not in self.taken:
-                new.append(entry)
-        for process_id, (seat, record) in known.items():
-            if process_id not in seen and record.living:
-                record.unseen += 1
-                # A listing made while a file is being replaced may miss it once.
-                patience = patience_seconds if process_id in unreadable else 0.0
-                if record.unseen > 1 and now.monotonic - record.seen_monotonic > patience:
-                    record.depart(now.wall, now)
-                    seat.unsettle()
-                    self.changed = True
-        # The dead first: their slots are free again for those that took their place.
-        for entry in sorted(new, key=lambda each: (each.alive, each.snapshot.process.started)):
-            self._bind(entry, now)
-        present = {*seen, *unreadable}
-        for seat in self.seats.values():
-            for process_id in seat.fold(KEPT_RECORDS, present):
-                self.taken[process_id] = None
-                self.changed = True
-        while len(self.taken) > KEPT_IDS and next(iter(self.taken)) not in present:
-            del self.taken[next(iter(self.taken))]
+        departed = sum(not each.living for each in self.processes)
+        gone: list[str] = []
+        while (
+            departed > keep and not self.processes[0].living and self.processes[0].identity.id not in present
+        ):
+            first = self.processes.pop(0)
+            self.base.absorb(first)
+            gone.append(first.identity.id)
+            departed -= 1
+        return gone
 
-    def _see(self, seat: Seat, record: Record, entry: Entry, now: Moment) -> None:
-        record.unseen, record.seen_monotonic = 0, now.monotonic
-        record.age_seconds = entry.age_seconds
-        record.process = entry.snapshot.process  # what it says of itself may have changed
-        if record.snapshot is None or entry.snapshot.sequence > record.messages:
-            record.snapshot = entry.snapshot
-            self.changed = True
-            if not record.living:
-                seat.unsettle()
-        if entry.alive and record.departed is not None:
-            record.departed, record.totals_text = None, None  # its lock could not be seen for a while
-            seat.unsettle()
-            self.changed = True
-        elif not entry.alive and record.living:
-            # Known since the state file only: it died while no sidecar looked.
-            record.depart(now.wall - (entry.age_seconds if record.definitions is None else 0.0), now)
-            seat.unsettle()
-            self.changed = True
 
-    def _bind(self, entry: Entry, now: Moment) -> None:
-        seat = self._free_seat()
-        record = Record(process=entry.snapshot.process, snapshot=entry.snapshot)
-        record.seen_monotonic = now.monotonic
-        record.age_seconds = entry.age_seconds
-        if not entry.alive:
-            record.depart(now.wall - entry.age_seconds, now)
-        seat.records.append(record)
-        seat.unsettle()
-        self.changed = True
+def added(before: StatReading | None, after: StatReading) -> StatReading:
+    """Add the readings of a process to the total of those before it.
 
-    def _free_seat(self) -> Seat:
-        occupied = {seat.slot for seat, record in self.records() if record.living}
-        slot = next(slot for slot in range(len(occupied) + 1) if slot not in occupied)
-        return self.seats.setdefault(slot, Seat(slot))
+    Where unit or buckets have changed, the distribution starts anew; what was rejected goes on. A sum that one process
+    could not keep is kept by none after it.
+    """
+    if before is None:
+        return after
+    total: float | None = None
+    count, counts = after.count, after.bucket_counts
+    if before.sum is not None and after.sum is not None:
+        total = after.sum
+    if before.definition is after.definition or shape_of(before.definition) == shape_of(after.definition):
+        count += before.count
+        counts = tuple(map(int.__add__, before.bucket_counts, counts))
+        if total is not None and before.sum is not None:
+            total += before.sum
+            total = total if isfinite(total) else None
+    return StatReading(
+        after.definition,
+        count,
+        total,
+        counts,
+        last_sample=before.last_sample if after.last_sample is None else after.last_sample,
+        rejected=added_counts(before.rejected, after.rejected),
+        overflows=before.overflows + after.overflows,
+        value=after.value,
+    )
+
+
+def added_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping[Key, int]:
+    """Add up by reason; of very many, those that come last are `other`."""
+    if not first or not second:
+        return first or second
+    total = dict(first)
+    for key, number in second.items():
+        kept = key if key in total or len(total) < MOST_KEYS else _other(key)
+        total[kept] = total.get(kept, 0) + number
+    return total
+
+
+def added_events(before: EventsReading, after: EventsReading) -> EventsReading:
+    """Add the reading of a process to the total of those before it."""
+    if not before or not after:
+        return before or after or NO_EVENTS
+    counts = added_counts(before.counts, after.counts)
+    last = {**before.last, **after.last}
+    for pair, when in after.last.items():
+        if pair not in counts:
+            last[OTHER, pair[1]] = max(when, last.get((OTHER, pair[1]), when))
+    return EventsReading(
+        counts,
+        {pair: when for pair, when in last.items() if pair in counts},
+        added_counts(before.suppressed, after.suppressed),
+        added_counts(before.delivered, after.delivered),
+        added_counts(before.dropped, after.dropped),
+    )
+
+
+def continued_events(old: EventsReading, new: EventsReading) -> EventsReading:
+    """Take a newer reading of the same process; a number that is lower than before is not believed."""
+    if new is old or new == old:
+        return old
+    return EventsReading(
+        _highest(old.counts, new.counts),
+        {**old.last, **new.last},
+        _highest(old.suppressed, new.suppressed),
+        _highest(old.delivered, new.delivered),
+        _highest(old.dropped, new.dropped),
+    )
+
+
+def _highest(old: Mapping[Key, int], new: Mapping[Key, int]) -> Mapping[Key, int]:
+    if not old or not new:
+        return old or new
+    return {key: max(old.get(key, 0), new.get(key, 0)) for key in {**old, **new}}
+
+
+def _other(key: Key) -> Key:
+    return OTHER if isinstance(key, str) else (OTHER, key[1])
+
+
+def _continues(old: StatReading, new: StatReading) -> bool:
+    if new.count < old.count or new.overflows < old.overflows:
+        return False
+    if new.sum is not None and (old.sum is None or new.sum < old.sum):
+        return False
+    if any(new.rejected.get(reason, 0) < count for reason, count in old.rejected.items()):
+        return False
+    return (
+        new.bucket_counts == old.bucket_counts
+        or new.definition.buckets != old.definition.buckets
+        or not any(map(lt, new.bucket_counts, old.bucket_counts))
+    )

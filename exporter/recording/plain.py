@@ -1,7 +1,7 @@
 """Plain families: counters, gauges, histograms and summaries without windows, under a name of the exporter's own.
 
 Used in the training process by the exporter's own faces and bridges. What is recorded goes the way of every Stat; the
-family it becomes is declared in the sidecar (`exporter.ledger.own_families`), which admits nothing else to its name.
+family it becomes is declared in the sidecar (`exporter.ledger.admission`), which admits nothing else to its name.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Used by the recording thread of the training process. They are not Stats with buffers: the interpreter already has the
 numbers one by one, so each is added where it belongs. What they are is declared in the sidecar
-(`exporter.ledger.training_families`).
+(`exporter.ledger.families.training`).
 """
 
 from __future__ import annotations

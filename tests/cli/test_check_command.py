@@ -21,7 +21,7 @@ from waiting import wait_until
 from exporter.cli.check import ask
 from exporter.cli.finding import Finding
 from exporter.cli.probes import REFUSED_REMEDIES
-from exporter.ledger.feed_families import REFUSAL_REASONS
+from exporter.ledger.families.feed import REFUSAL_REASONS
 
 RECORD = """
 import sys

@@ -11,7 +11,7 @@ from energy_support import Machine
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.ledger.pages import Pages
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 
 CPU, SOC = "host_cpu_energy_joules_total", "host_soc_energy_joules_total"
 METERS = ("Module Power Socket 0", "Grace Power Socket 0", "CPU Power Socket 0", "SysIO Power Socket 0")

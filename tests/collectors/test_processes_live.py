@@ -24,7 +24,7 @@ from exporter.families import Collected
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.pages import Pages
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 
 TRAINER = ("r", "0", "trainer")
 LOADER = ("r", "0", "dataloader")

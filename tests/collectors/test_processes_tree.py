@@ -17,7 +17,7 @@ from exporter.collectors.job import GpuProcessUse
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.families import Collected
 from exporter.ledger.pages import Pages
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 
 CPU = "training_process_cpu_seconds_total"
 INSTANCES = "training_process_instances"

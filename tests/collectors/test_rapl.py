@@ -17,7 +17,7 @@ from exporter.collectors.energy.counter import EnergyCounter
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.errors import CollectError
 from exporter.ledger.pages import Pages
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 
 CPU = "host_cpu_energy_joules_total"
 DRAM = "host_dram_energy_joules_total"

@@ -11,7 +11,7 @@ import places
 import pytest
 from elastic_support import REPOSITORY
 
-from exporter.ledger.own_families import OWN
+from exporter.ledger.admission import OWN
 
 DOCUMENT = (REPOSITORY / "docs" / "torchelastic.md").read_text(encoding="utf-8")
 TESTS = "".join(path.read_text(encoding="utf-8") for path in places.TESTS.glob("*/test_*.py"))

@@ -16,7 +16,7 @@ from exporter.collectors.gpu.counters import CounterTotal
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.keeping import Rows
 from exporter.ledger.pages import Pages
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 from exporter.replay.machines import collector_arguments
 
 ENERGY = "gpu_energy_joules_total"

@@ -10,7 +10,7 @@ from ledger_support import Clock, Sidecar
 from test_sessions import a_job, reason
 
 from exporter.feed.runs import End
-from exporter.ledger.endings import Witnesses
+from exporter.ledger.goodput.ends import Witnesses
 
 
 def killed(
@@ -23,7 +23,7 @@ def killed(
 ) -> dict[str, float]:
     """Why an attempt ended that was killed in the middle of a step, under these circumstances."""
     sidecar = Sidecar(tmp_path)
-    sidecar.collector.sessions.endings.witnesses = witnesses
+    sidecar.collector.sessions.ends.witnesses = witnesses
     first = Watched(sidecar, job=a_job())
     first.job.hold(0.5)
     peers = [Watched(sidecar, rank=rank) for rank in range(1, 1 + len(others))]
@@ -96,18 +96,23 @@ def test_a_shell_around_the_job_passes_on_its_signal_and_nothing_else(tmp_path: 
     assert killed(tmp_path / "b", Witnesses(ends=lambda: [launcher])) == {"signal": 1}
 
 
-def test_a_process_that_took_its_leave_in_the_middle_of_a_step_has_ended_itself(tmp_path: Path) -> None:
-    assert killed(tmp_path, Witnesses(), final=True) == {"exit": 1}
+def test_a_process_that_took_its_leave_is_believed_unless_its_status_says_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    failed = Witnesses(ends=lambda: [End(tmp_path, 7, 3, Clock().wall + 6.0)])
+
+    assert killed(tmp_path / "a", Witnesses(), final=True) == {}
+    assert killed(tmp_path / "b", failed, final=True) == {"exit": 1}
 
 
 def test_a_machine_that_began_anew_took_the_job_with_it(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
-    sidecar.collector.sessions.endings.witnesses = Witnesses(machine=("node", "boot-1"))
+    sidecar.collector.sessions.ends.witnesses = Witnesses(machine=("node", "boot-1"))
     first = Watched(sidecar, job=a_job())
     first.see()
     sidecar.feed.files.clear()
     sidecar.restart()
-    sidecar.collector.sessions.endings.witnesses = Witnesses(machine=("node", "boot-2"))
+    sidecar.collector.sessions.ends.witnesses = Witnesses(machine=("node", "boot-2"))
     second = Watched(sidecar, job=a_job())
     page = second.see()
 
@@ -119,7 +124,7 @@ def test_what_ended_the_attempt_before_is_no_reason_for_this_one(tmp_path: Path)
     """Attempts that fail within a minute of each other."""
     sidecar = Sidecar(tmp_path)
     ends: list[End] = []
-    sidecar.collector.sessions.endings.witnesses = Witnesses(ends=lambda: ends)
+    sidecar.collector.sessions.ends.witnesses = Witnesses(ends=lambda: ends)
     first = Watched(sidecar, job=a_job())
     first.see()
     first.job.failure = "storage"

@@ -10,21 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from collectors_support import assert_sound
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_support import START, Page
 
-from exporter.collectors.family import Collected, Distribution
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.errors import CollectError
-from exporter.ledger.attribution import shares_of
-from exporter.ledger.carbon_file import CarbonFile
-from exporter.ledger.energy import EnergyCollector, Sources
-from exporter.ledger.node_lock import NodeLock, Standing
+from exporter.ledger.energy.attribution import shares_of
+from exporter.ledger.energy.carbon_file import CarbonFile
+from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.node_lock import LockStatus, NodeLock
+from exporter.ledger.energy.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
 from exporter.ledger.pages import Pages
-from exporter.ledger.state import StateStore
-from exporter.ledger.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
+from exporter.ledger.store import StateStore
 
 ENERGY = "training_energy_joules_total"
 KWH = 3.6e6
@@ -102,11 +100,15 @@ class Node:
             self.joules[device] = self.joules.get(device, 0.0) + watts * seconds
 
     def collect(self) -> Page:
-        collected = self.collector.collect()
-        within = [family for family in collected.families if family.spec.name not in ABOVE_ONE]
-        assert_sound(self.collector, replace(collected, families=within))
-        self.last = collected
-        return Page(collected.families)
+        self.last = self.collector.collect()
+        page = Page(self.last)
+        assert page.families.keys() <= {spec.name for spec in self.collector.specs}
+        for family in page.families.values():
+            for _, value in family.samples:
+                assert isinstance(value, float | int)
+                assert value >= 0
+                assert value <= 1 or not family.name.endswith("_ratio") or family.name in ABOVE_ONE
+        return page
 
     def after(self, seconds: float) -> Page:
         self.work(seconds)
@@ -344,7 +346,7 @@ def test_a_carbon_file_that_breaks_leaves_the_last_value_in_force_and_is_told(tm
     assert broken.get(name, source="file") == pytest.approx(1e-4)
     assert [reason for reason, _ in problems] == ["carbon_file"]
     assert mended.get(name, source="file") == pytest.approx(1e-5)
-    assert node.last.problems == ()
+    assert node.last.problems == []
 
 
 @pytest.mark.parametrize(
@@ -502,8 +504,8 @@ def test_what_is_measured_and_what_is_not_is_told(tmp_path: Path) -> None:
     assert page.get("exporter_energy_coverage_ratio", component="cpu") == pytest.approx(0.5)
     assert page.get("exporter_energy_crosscheck_ratio", device="GPU-a") == pytest.approx(0.8)
     assert page.get("exporter_energy_crosscheck_ratio", device="package0") is None
-    info = [sample.labels for sample in page.families["exporter_energy_source_info"].samples]
-    assert ("gpu", "GPU-a", "nvml_counter", "true", "NVIDIA H100", "") in info
+    info = [set(labels.values()) for labels, _ in page.families["exporter_energy_source_info"].samples]
+    assert {"gpu", "GPU-a", "nvml_counter", "true", "NVIDIA H100"} in info
 
 
 def test_a_total_that_jumps_is_not_believed_and_counted_as_a_correction(tmp_path: Path) -> None:
@@ -523,7 +525,7 @@ def test_a_total_that_jumps_is_not_believed_and_counted_as_a_correction(tmp_path
 HOLD = """
 import sys
 from pathlib import Path
-from exporter.ledger.node_lock import NodeLock
+from exporter.ledger.energy.node_lock import NodeLock
 lock = NodeLock(Path(sys.argv[1]), "boot")
 print(lock.acquire(), flush=True)
 sys.stdin.readline()
@@ -570,18 +572,18 @@ def test_where_no_lock_can_be_had_energy_is_counted_and_that_is_said(tmp_path: P
     trap.path.symlink_to(tmp_path / "elsewhere")
 
     assert lock.acquire()
-    assert lock.standing is Standing.IMPOSSIBLE
+    assert lock.status is LockStatus.IMPOSSIBLE
     assert trap.acquire()
-    assert trap.standing is Standing.IMPOSSIBLE
+    assert trap.status is LockStatus.IMPOSSIBLE
     assert not (tmp_path / "elsewhere").exists()
 
 
-def counters(collected: Collected) -> Mapping[tuple[str, ...], float]:
+def counters(page: Page) -> Mapping[tuple[object, ...], float]:
     return {
-        (family.spec.name, *sample.labels): sample.value
-        for family in collected.families
-        for sample in family.samples
-        if family.spec.type == "counter" and not isinstance(sample.value, Distribution)
+        (name, labels): value
+        for name, family in page.families.items()
+        for labels, value in page.all(name).items()
+        if family.type == "counter"
     }
 
 
@@ -596,7 +598,7 @@ def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, float
     node = Node(
         directory, PRICED, watts={"package0": 90.0, "GPU-a": 300.0}, runs={"r": Run(gpus={"GPU-a": 0.5})}
     )
-    before: dict[tuple[str, ...], float] = {}
+    before: dict[tuple[object, ...], float] = {}
     for what, amount in happenings:
         node.unread.clear()
         node.visible = what != "blind"
@@ -618,8 +620,7 @@ def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, float
             node.unread.add("package0")
         elif what == "step back":
             node.wall -= amount * 100
-        node.after(5.0)
-        after = counters(node.last)
+        after = counters(node.after(5.0))
 
         for name, value in after.items():
             assert value >= before.get(name, 0.0)
@@ -640,12 +641,7 @@ def test_an_hour_with_restarts_gives_every_joule_to_the_run(tmp_path: Path) -> N
         page = node.after(5.0)
 
     used = sum(node.joules.values())
-    counted = sum(
-        value
-        for family in page.families.values()
-        for value in [sample.value for sample in family.samples]
-        if family.spec.name == ENERGY and not isinstance(value, Distribution)
-    )
+    counted = sum(page.all(ENERGY).values())
     assert counted == pytest.approx(used, rel=0.0025)
 
 

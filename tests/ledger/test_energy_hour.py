@@ -17,16 +17,15 @@ import pytest
 from energy_support import EPYC, Machine
 from gpu_support import machine as described
 from gpu_support import replay
-from ledger_support import START
+from ledger_support import START, Page
 
 from exporter.cli.gpu_wiring import rows_of, totals_of
-from exporter.collectors.family import Distribution
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import EnergyReading, MachineUse, RunUse
-from exporter.ledger.energy import EnergyCollector, Sources
-from exporter.ledger.node_lock import NodeLock
+from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.pages import Pages
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 
 PASS_SECONDS = 10.0
 BEGIN = 5000.0
@@ -114,11 +113,8 @@ class Node:
         self.rapl.collect()
         self.page.save(rows_of(self.registry.totals(), self.wall, kept={}))
         found: Counter[str] = Counter()
-        for family in self.energy.collect().families:
-            for sample in family.samples:
-                if family.spec.name == "training_energy_joules_total":
-                    assert not isinstance(sample.value, Distribution)
-                    found[sample.labels[1]] += sample.value  # type: ignore[assignment]  # joules, not a number of things
+        for labels, joules in Page(self.energy.collect()).all("training_energy_joules_total").items():
+            found[dict(labels)["component"]] += joules  # type: ignore[assignment]  # joules, not a number of things
         return dict(found)
 
 

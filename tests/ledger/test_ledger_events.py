@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from ledger_support import Sidecar, a_process, a_snapshot
 
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.ledger.encoding import decode, encode
-from exporter.ledger.event_totals import MOST_KEYS, added_events, continued
-from exporter.ledger.seats import Part, Seat
-from exporter.ledger.totals import RankTotals
+from exporter.ledger.rank import RankTotals
+from exporter.ledger.totals import MOST_KEYS, Slot, Totals, added_events, continued_events
 from exporter.recording.values import NO_EVENTS, EventsReading, Recording
 
 WHO = {"run": "r", "rank": "0"}
@@ -130,7 +128,7 @@ def readings(draw: st.DrawFn) -> EventsReading:
 def test_what_one_process_says_never_falls(several: list[EventsReading]) -> None:
     known = NO_EVENTS
     for reading in several:
-        later = continued(known, reading)
+        later = continued_events(known, reading)
 
         for name in ("counts", "suppressed", "delivered", "dropped"):
             before, after = getattr(known, name), getattr(later, name)
@@ -151,6 +149,6 @@ def test_adding_is_associative_and_adds_up(a: EventsReading, b: EventsReading, c
 
 @given(readings())
 def test_the_state_file_keeps_them_exactly(events: EventsReading) -> None:
-    read = decode(encode(RankTotals({0: Seat(0, Part(events=events))})))
+    read = RankTotals.decode(RankTotals({0: Slot(0, Totals(events=events))}).encode())
 
-    assert read.seats[0].base.events == events
+    assert read.slots[0].base.events == events

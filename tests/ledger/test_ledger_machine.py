@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from ledger_support import MemoryFeed, Page, Sidecar, a_definition, a_process, a_snapshot
 
-from exporter.collectors.family import Distribution
+from exporter.families import Distribution
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.recording.values import StatReading
 
@@ -226,24 +226,24 @@ class Ledger(RuleBasedStateMachine):
 
     def series(self, page: Page, name: str, rank: int) -> list[Distribution]:
         family = page.families.get(name)
-        samples = family.samples if family else ()
+        samples = family.samples if family else []
         return [
-            sample.value
-            for sample in samples
-            if sample.labels[1] == str(rank) and isinstance(sample.value, Distribution)
+            value
+            for labels, value in samples
+            if labels["rank"] == str(rank) and isinstance(value, Distribution)
         ]
 
     def check_that_nothing_fell(self, page: Page) -> None:
         for family in page.families.values():
-            if not family.spec.name.startswith(("loss", "training")) or family.spec.type == "gauge":
+            if not family.name.startswith(("loss", "training")) or family.type in {"gauge", "info"}:
                 continue
-            for sample in family.samples:
-                values = {"": sample.value}
-                if isinstance(sample.value, Distribution):
-                    buckets = {str(bound): count for bound, count in sample.value.buckets}
-                    values = {"count": sample.value.count, "sum": sample.value.sum or 0.0, **buckets}
+            for labels, found in family.samples:
+                values = {"": found}
+                if isinstance(found, Distribution):
+                    buckets = {str(bound): count for bound, count in found.buckets}
+                    values = {"count": found.count, "sum": found.sum or 0.0, **buckets}
                 for part, value in values.items():
-                    series = (family.spec.name, part, *sample.labels)
+                    series = (family.name, part, *sorted(labels.values()))
                     assert isinstance(value, float | int)
                     assert value >= self.highest.get(series, 0), series
                     self.highest[series] = value

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exporter.errors import StateError
-from exporter.ledger.state import StateStore, file_name
+from exporter.ledger.store import StateStore, file_name
 
-KEY = ("run", "0", "", "")
+KEY = ("rank", "run", "0", "", "")
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -52,7 +52,7 @@ def test_loading_what_nobody_saved_gives_nothing_and_leaves_nothing(
 
 
 @quick
-@given(st.lists(st.text(max_size=300), min_size=1, max_size=4))
+@given(st.lists(st.text(max_size=300), min_size=2, max_size=4))
 def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
     name = file_name(tuple(parts))
 
@@ -66,14 +66,14 @@ def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
     "run", ["../../etc/passwd", "", "x" * 5000, "ü/☃", "a\nb", "\x00", "\ud800", ".", "-"]
 )
 def test_a_hostile_run_name_stays_in_the_directory(store: StateStore, tmp_path: Path, run: str) -> None:
-    key = (run, "0", "", "")
+    key = ("rank", run, "0", "", "")
 
     path = saved(store, b"seven", key)
 
     assert path.parent == tmp_path / "ledger"
     assert sorted(path.parent.iterdir()) == sorted([path, path.parent / "locks"])
     assert store.load(key, the_same) == b"seven"
-    assert list(store.recent(60.0)) == [key]
+    assert list(store.recent("rank", 60.0)) == [key]
 
 
 def test_keys_that_join_to_the_same_text_have_files_of_their_own() -> None:
@@ -119,14 +119,14 @@ def test_a_file_of_a_later_version_is_moved_aside_and_told(
     store: StateStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = saved(store)
-    later = path.read_bytes().replace(b"ledger 1", b"ledger 2", 1)
+    later = path.read_bytes().replace(b"ledger 2", b"ledger 3", 1)
     path.write_bytes(later)
 
     assert store.load(KEY, the_same) is None
 
     (aside,) = path.parent.glob("*.damaged-*")
     assert aside.read_bytes() == later
-    assert "format version 2" in caplog.text
+    assert "format version 3" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
@@ -139,7 +139,7 @@ def test_content_that_makes_no_sense_is_damage_too(store: StateStore) -> None:
 
 def test_a_copy_of_another_ranks_file_is_not_believed(store: StateStore) -> None:
     path = saved(store)
-    other = ("run", "1", "", "")
+    other = ("rank", "run", "1", "", "")
     assert store.claim(other)
     (path.parent / file_name(other)).write_bytes(path.read_bytes())
 
@@ -214,7 +214,7 @@ def test_a_state_that_grows_without_bound_is_not_written(tmp_path: Path) -> None
     with pytest.raises(StateError, match="more than 1000"):
         store.save(KEY, b"x" * 1000)
     assert store.load(KEY, the_same) == b"small"
-    assert (store.writes, store.errors) == (1, 1)
+    assert store.errors == 1
 
 
 def test_what_is_not_claimed_is_not_written(store: StateStore) -> None:
@@ -234,22 +234,22 @@ def test_what_a_killed_sidecar_left_half_written_is_written_over(store: StateSto
 
 def test_only_what_this_keeper_saved_lately_is_recent(tmp_path: Path) -> None:
     ours, theirs = StateStore(tmp_path, keeper="here"), StateStore(tmp_path, keeper="there")
-    old = saved(ours, key=("old", "0", "", ""))
+    old = saved(ours, key=("rank", "old", "0", "", ""))
     os.utime(old, (0, 0))
-    saved(ours, key=("ours", "0", "", ""))
-    saved(theirs, key=("theirs", "0", "", ""))
+    saved(ours, key=("rank", "ours", "0", "", ""))
+    saved(theirs, key=("rank", "theirs", "0", "", ""))
 
-    assert list(ours.recent(60.0)) == [("ours", "0", "", "")]
+    assert list(ours.recent("rank", 60.0)) == [("rank", "ours", "0", "", "")]
 
 
 def test_tidying_removes_what_nobody_kept_for_long(store: StateStore) -> None:
-    paths = {run: saved(store, key=(run, "0", "", "")) for run in ("past", "present", "kept")}
+    paths = {run: saved(store, key=("rank", run, "0", "", "")) for run in ("past", "present", "kept")}
     stray = paths["past"].with_name(paths["past"].name + ".tmp")
     stray.write_bytes(b"hal")
     for path in (paths["past"], stray, paths["kept"]):
         os.utime(path, (0, 0))
-    store.release(("past", "0", "", ""))
-    store.release(("present", "0", "", ""))
+    store.release(("rank", "past", "0", "", ""))
+    store.release(("rank", "present", "0", "", ""))
 
     store.tidy()
 
@@ -258,20 +258,20 @@ def test_tidying_removes_what_nobody_kept_for_long(store: StateStore) -> None:
 
 def test_tidying_keeps_a_bounded_number_of_files(store: StateStore) -> None:
     for number in range(6):
-        path = saved(store, key=(str(number), "0", "", ""))
+        path = saved(store, key=("rank", str(number), "0", "", ""))
         os.utime(path, (time.time() - 60 + number, time.time() - 60 + number))
-        store.release((str(number), "0", "", ""))
+        store.release(("rank", str(number), "0", "", ""))
 
-    store.tidy(keep_files=2)
+    store.tidy(keep_runs=2)
 
-    assert sorted(path.name[0] for path in store.directory.glob("*.ledger")) == ["4", "5"]
+    assert sorted(path.name[5] for path in store.directory.glob("*.ledger")) == ["4", "5"]
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from exporter.ledger.state import StateStore
-store, key = StateStore(Path(sys.argv[1]), keeper="child"), ("run", "0", "", "")
+from exporter.ledger.store import StateStore
+store, key = StateStore(Path(sys.argv[1]), keeper="child"), ("rank", "run", "0", "", "")
 assert store.claim(key)
 number = store.load(key, int) or 0
 print(number, flush=True)
@@ -312,7 +312,7 @@ def test_two_sidecars_do_not_keep_one_rank_until_the_first_has_died(
     child.stdout.readline()
     try:
         assert not store.claim(KEY)
-        assert store.claim(("run", "1", "", ""))
+        assert store.claim(("rank", "run", "1", "", ""))
     finally:
         child.kill()
         child.communicate()

@@ -15,9 +15,9 @@ from ledger_support import (
     a_snapshot,
 )
 
-from exporter.collectors.family import Distribution
+from exporter.families import Distribution
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.ledger.totals import KEPT_RECORDS
+from exporter.ledger.rank import KEPT_PROCESSES
 
 LOSS = a_definition("loss")
 RANK_0 = {"run": "r", "rank": "0"}
@@ -67,12 +67,11 @@ def test_a_rank_that_restarts_continues_its_totals(sidecar: Sidecar) -> None:
 
     page = sidecar.after(1)
     assert page.count("loss", **RANK_0) == 6
-    assert page.get("training_feed_messages_total", **RANK_0) == 3
     assert page.count("loss", **RANK_0, worker="1") is None
 
 
 def test_many_restarts_are_all_added_up(sidecar: Sidecar) -> None:
-    for life in range(KEPT_RECORDS + 4):
+    for life in range(KEPT_PROCESSES + 4):
         process = a_process(started=START + life)
         records(sidecar, process, 1)
         sidecar.after(1)
@@ -82,12 +81,11 @@ def test_many_restarts_are_all_added_up(sidecar: Sidecar) -> None:
 
         assert page.count("loss", **RANK_0) == 10 * (life + 1)
         assert page.sum("loss", **RANK_0) == 20.0 * (life + 1)
-        assert page.get("training_feed_messages_total", **RANK_0) == 7 * (life + 1)
 
 
 def test_the_sidecar_restarts_between_all_of_it_and_nothing_is_lost(sidecar: Sidecar) -> None:
     expected = 0
-    for life in range(KEPT_RECORDS + 3):
+    for life in range(KEPT_PROCESSES + 3):
         process = a_process(started=START + life)
         for sequence in (1, 2):
             records(sidecar, process, sequence, sequence=sequence)
@@ -195,14 +193,14 @@ def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_tol
     sidecar.feed.files.clear()
     sidecar.after(1)
     sidecar.after(1)
-    for life in range(KEPT_RECORDS + 2):
+    for life in range(KEPT_PROCESSES + 2):
         records(sidecar, a_process(started=START + life), 1, alive=False)
         sidecar.after(1)
     records(sidecar, ghost, 6, sequence=2)
 
     page = sidecar.after(1)
 
-    assert page.count("loss", **RANK_0) == 5 + KEPT_RECORDS + 2
+    assert page.count("loss", **RANK_0) == 5 + KEPT_PROCESSES + 2
     assert page.get("exporter_feed_refused_total", reason="taken") == 1
     assert ghost.id in sidecar.feed.files
 
@@ -344,7 +342,6 @@ def test_runs_and_ranks_are_kept_apart(sidecar: Sidecar) -> None:
 
     counts = [page.count("loss", run=each[0], rank=each[1]) for each in ("a0", "a1", "b0")]
     assert counts == [0, 1, 2]
-    assert sidecar.state.writes == 3
 
 
 def test_losses_continue_over_restarts_too(sidecar: Sidecar) -> None:
@@ -356,7 +353,7 @@ def test_losses_continue_over_restarts_too(sidecar: Sidecar) -> None:
         page = sidecar.after(1)
 
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="nan") == 4
-    assert page.get("training_stat_overflows_total", **RANK_0, stat="loss") == 6
+    assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="overflow") == 6
     reasons = {"nan": 4, "overflow": 6, "write_failed": 8, "infinite": None, "other": 2}
     found = {each: page.get("training_feed_dropped_total", **RANK_0, reason=each) for each in reasons}
     assert found == reasons
@@ -385,11 +382,11 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
 
     assert [reason for reason, _ in collected.problems] == ["state"]
     assert page.count("loss", **RANK_0) is None
-    assert page.get("training_feed_messages_total", **RANK_0) is None
+    assert page.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
     assert page.get("training_feed_alive", **RANK_0) == 0
     assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
     assert page.get("exporter_ledger_withheld_ranks") == 1
-    assert page.get("exporter_ledger_state_errors_total") == 2
+    assert page.all("exporter_ledger_state_errors_total")[()] > 0
     assert process.id in sidecar.feed.files, "its totals are nowhere else yet"
     mend_state(sidecar)
     assert sidecar.after(1).count("loss", **RANK_0) == 4
@@ -444,7 +441,7 @@ def test_a_damaged_state_goes_on_from_the_feed_and_says_so(sidecar: Sidecar) -> 
     process = a_process()
     records(sidecar, process, 3)
     sidecar.collect()
-    (path,) = (sidecar.directory / "ledger").glob("*.ledger")
+    (path,) = (sidecar.directory / "ledger").glob("rank*.ledger")
     path.write_bytes(b"damaged")
     sidecar.restart()
 
@@ -488,33 +485,16 @@ def test_who_becomes_the_owner_continues_from_the_state(tmp_path: Path, sidecar:
 
     assert page.count("loss", **RANK_0) == 6
     assert page.get("exporter_feed_owner") == 1
-    assert looker.state.writes == 1
-
-
-def test_the_generation_changes_with_published_totals_only(sidecar: Sidecar) -> None:
-    process = a_process()
-    records(sidecar, process, 3)
-    generations = []
-    for _ in range(2):
-        sidecar.after(1)
-        generations.append(sidecar.collector.generation)
-    records(sidecar, process, 4, sequence=2, alive=False)
-    for _ in range(3):
-        sidecar.after(1)
-        generations.append(sidecar.collector.generation)
-
-    assert generations[0] == generations[1] == 1
-    assert generations[2] > generations[1]
-    assert generations[2] == generations[3] == generations[4]
 
 
 def test_what_does_not_change_is_not_written_again(sidecar: Sidecar) -> None:
     records(sidecar, a_process(), 3)
     sidecar.collect()
+    written = sidecar.state.last_write
     sidecar.after(1)
     sidecar.after(1)
 
-    assert sidecar.state.writes == 1
+    assert sidecar.state.last_write == written
 
 
 def test_a_rank_that_is_over_is_let_go_so_that_another_node_may_keep_it(sidecar: Sidecar) -> None:
@@ -523,6 +503,6 @@ def test_a_rank_that_is_over_is_let_go_so_that_another_node_may_keep_it(sidecar:
     sidecar.collect()
     sidecar.after(1)
 
-    assert sidecar.state.total_bytes == 0
+    assert sidecar.state._claimed == {}
     records(sidecar, a_process(started=START + 1), 1)
     assert sidecar.after(1).count("loss", **RANK_0) == 4

@@ -10,7 +10,7 @@ from ledger_support import Sidecar, a_definition, a_process, a_reading, a_snapsh
 
 from exporter.errors import DefinitionError
 from exporter.feed.codec import decode, encode
-from exporter.ledger.own_families import OWN
+from exporter.ledger.admission import OWN
 from exporter.recording.naming import families_of
 from exporter.recording.plain import plain
 from exporter.recording.registry import Registry

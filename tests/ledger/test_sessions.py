@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Clock, MemoryFeed, Page, Sidecar, a_process, a_snapshot
 
-from exporter.collectors.family import Distribution
-from exporter.ledger.attempts import CAUSES
-from exporter.ledger.goodput_families import SPECS
-from exporter.ledger.process_start import started_at
-from exporter.ledger.session import GoodputOptions
-from exporter.ledger.sessions import Sessions
-from exporter.ledger.state import file_name
+from exporter.families import Distribution
+from exporter.ledger.goodput.attempt import CAUSES
+from exporter.ledger.goodput.ends import started_at
+from exporter.ledger.goodput.families import SPECS
+from exporter.ledger.goodput.session import GoodputOptions
+from exporter.ledger.goodput.sessions import Sessions
+from exporter.ledger.store import file_name
 from exporter.recording.values import END_REASONS
 
 
@@ -59,6 +59,16 @@ def check_identity(page: Page, run: str = "r") -> None:
 def reason(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
     counts = {each: of(page, f"{family}_total", run, reason=each) for each in END_REASONS}
     return {each: count for each, count in counts.items() if count}
+
+
+def break_state(directory: Path) -> None:
+    (directory / "ledger").rename(directory / "away")
+    (directory / "ledger").write_text("a file where a directory belongs")
+
+
+def mend_state(directory: Path) -> None:
+    (directory / "ledger").unlink()
+    (directory / "away").rename(directory / "ledger")
 
 
 def goodput_names(page: Page) -> set[str]:
@@ -134,7 +144,7 @@ def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
 
     assert badput(page) == {"init": 4}
     assert [record.message for record in caplog.records] == []
-    assert sidecar.state.claim(("goodput", "run", "r", "1", "here", ""))
+    assert sidecar.state.claim(("goodput", "r", "run", "1", "here"))
     assert len(sidecar.collector.sessions._sessions) == 1
 
 
@@ -207,7 +217,8 @@ def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], t
             sidecar.collect()
             if number in restarts:
                 sidecar.restart()
-            page = sidecar.after(4.0 + amount)
+            sidecar.after(4.0 + amount)
+            page = sidecar.after(1.0)
         if action == "kill":
             watched = Watched(sidecar, job=a_job(saved, load=1.0, session_tag=tag))
     sidecar.state.close()
@@ -225,10 +236,7 @@ def test_whenever_the_sidecar_is_killed_the_end_is_the_same(
 
     check_identity(disturbed)
     for name in goodput_names(undisturbed) - {"training_attempt_start_timestamp_seconds"}:
-        before, after = (
-            {sample.labels: sample.value for sample in page.families[name].samples}
-            for page in (undisturbed, disturbed)
-        )
+        before, after = (page.all(name) for page in (undisturbed, disturbed))
         assert after == pytest.approx(before), name
 
 
@@ -291,13 +299,13 @@ def test_a_session_that_cannot_be_saved_does_not_bring_back_the_one_before(tmp_p
     first.die()
     second = Watched(sidecar, job=a_job(session_tag="tuesday"))
     saved = second.see()
-    (tmp_path / "ledger" / (file_name(("goodput", "session", "tuesday")) + ".tmp") / "x").mkdir(parents=True)
+    break_state(tmp_path)
     steps(second.job, 1)
     failed = second.see()
 
     assert of(saved, "wall_seconds_total") == 4
     assert goodput_names(failed) == set()
-    assert sidecar.collector.work.latest.flows == {}
+    assert sidecar.collector.work.flows == {}
 
 
 def test_of_two_sessions_of_a_run_the_one_that_lives_is_shown_whatever_the_clock_says(tmp_path: Path) -> None:
@@ -333,9 +341,9 @@ def test_a_session_moves_to_another_node_with_its_state(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from exporter.ledger.state import StateStore
+from exporter.ledger.store import StateStore
 store = StateStore(Path(sys.argv[1]), keeper="elsewhere")
-print(store.claim(("goodput", "session", "s")), flush=True)
+print(store.claim(("goodput", "s", "session", "", "")), flush=True)
 sys.stdin.read()
 """
 
@@ -355,7 +363,7 @@ def test_a_session_that_another_sidecar_keeps_is_waited_for(tmp_path: Path) -> N
         page = sidecar.after(1.0)
 
     assert [reason for reason, message in refused.problems if "another sidecar keeps" in message] == ["state"]
-    assert goodput_names(Page(refused.families)) == set()
+    assert goodput_names(Page(refused)) == set()
     assert of(page, "uncommitted_seconds") == 2
 
 
@@ -364,15 +372,13 @@ def test_nothing_is_shown_that_could_not_be_saved(tmp_path: Path) -> None:
     first = Watched(sidecar, job=a_job(session_tag="s"))
     steps(first.job, 10)
     first.see()
-    blocked = tmp_path / "ledger" / (file_name(("goodput", "session", "s")) + ".tmp")
-    (blocked / "x").mkdir(parents=True)
+    break_state(tmp_path)
     steps(first.job, 1)
     failed = first.see()
     first.kill()
     sidecar.after(10.0)
     held = first.process.id in sidecar.feed.files
-    (blocked / "x").rmdir()
-    blocked.rmdir()
+    mend_state(tmp_path)
     again = sidecar.after(4.0)
 
     assert goodput_names(failed) == set()
@@ -413,13 +419,13 @@ def test_a_damaged_state_is_moved_aside_and_counting_begins_anew(tmp_path: Path)
     sidecar = Sidecar(tmp_path)
     watched = Watched(sidecar, job=a_job())
     watched.see()
-    path = tmp_path / "ledger" / file_name(("goodput", "run", "r"))
+    path = tmp_path / "ledger" / file_name(("goodput", "r", "run", "", ""))
     path.write_bytes(b"not a state file")
     sidecar.restart()
     page = watched.see()
 
     assert of(page, "badput_seconds_total", cause="init") == 4
-    assert list((tmp_path / "ledger").glob("goodput-*.damaged-*"))
+    assert list((tmp_path / "ledger").glob("goodput*.damaged-*"))
 
 
 def test_a_tag_may_be_told_a_little_later(tmp_path: Path) -> None:
@@ -432,7 +438,7 @@ def test_a_tag_may_be_told_a_little_later(tmp_path: Path) -> None:
 
     assert goodput_names(silent) == set()
     assert of(told_now, "badput_seconds_total", cause="init") == 2
-    assert (tmp_path / "ledger" / file_name(("goodput", "session", "s"))).exists()
+    assert (tmp_path / "ledger" / file_name(("goodput", "s", "session", "", ""))).exists()
 
 
 def test_one_that_takes_too_long_to_tell_is_the_runs(tmp_path: Path) -> None:

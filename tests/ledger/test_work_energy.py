@@ -4,28 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from goodput_support import PaperJob, Watched
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_support import Clock, Sidecar
+from ledger_support import Clock, Page, Sidecar
 
-from exporter.collectors.family import Collected, Distribution
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
-from exporter.ledger.attempts import CAUSES
-from exporter.ledger.energy import EnergyCollector, Sources
-from exporter.ledger.node_lock import NodeLock
+from exporter.families import Collected
+from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.runs import RunEnergy
+from exporter.ledger.energy.tariffs import Tariffs, TariffsInForce
+from exporter.ledger.energy.work import Flows, ProcessWork
+from exporter.ledger.families.run_info import Gpus
+from exporter.ledger.goodput.attempt import CAUSES
 from exporter.ledger.pages import Pages
-from exporter.ledger.run_energy import RunEnergy
-from exporter.ledger.training_info import Gpus
-from exporter.ledger.work_use import Flows, ProcessWork
 
 GPU = "GPU-a"
 
 
-def a_process(phases: Mapping[str, float], watts: Mapping[str, float] | None = None) -> ProcessWork:
-    return ProcessWork("r", 0, "p", phases, GPU, watts)
+def a_process(phases: Mapping[str, float]) -> ProcessWork:
+    return ProcessWork("r", 0, "p", phases, GPU)
+
+
+def a_device(name: str) -> EnergyReading:
+    component: Literal["gpu", "cpu"] = "gpu" if name == GPU else "cpu"
+    return EnergyReading(component, name, "nvml_counter", measured=True, joules=1.0, watts=None, at=0.0)
+
+
+NO_TARIFFS = TariffsInForce(Tariffs(), clock=lambda: 0.0)
 
 
 def flows(productive: float = 0.0, lost: float = 0.0, hung: float = 0.0, uncommitted: float = 0.0) -> Flows:
@@ -46,13 +56,12 @@ class Run:
         spent: Mapping[str, float],
         *,
         seconds: float = 10.0,
-        watts: Mapping[str, float] | None = None,
         device: str = GPU,
     ) -> None:
         for phase, lasted in spent.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + lasted
-        self.energy.work.begin([a_process(dict(self.phases), watts)])
-        self.energy.work.split("gpu" if device == GPU else "cpu", device, joules, seconds)
+        self.energy.begin([a_process(dict(self.phases))])
+        self.energy.use(a_device(device), "exclusive", joules, seconds, NO_TARIFFS)
         self.given += joules
 
     def restart(self) -> None:
@@ -102,21 +111,6 @@ def test_energy_is_split_by_time_where_powers_are_not_known() -> None:
     run.check()
 
 
-def test_energy_is_split_by_power_where_that_is_known() -> None:
-    run = Run()
-    run.divide(1000.0, {"forward": 5.0, "data_loading": 5.0}, watts={"forward": 180.0, "data_loading": 20.0})
-
-    assert run.phase() == {("forward", "gpu", "regression"): 900, ("data_loading", "gpu", "regression"): 100}
-    run.check()
-
-
-def test_the_powers_of_one_device_are_no_others() -> None:
-    run = Run()
-    run.divide(100.0, {"forward": 5.0, "init": 5.0}, watts={"forward": 1.0, "init": 0.0}, device="package0")
-
-    assert {labels[2] for labels in run.phase()} == {"time_share"}
-
-
 def test_what_no_phase_explains_is_unattributed() -> None:
     run = Run()
     run.divide(100.0, {"init": 2.5})
@@ -129,11 +123,11 @@ def test_what_no_phase_explains_is_unattributed() -> None:
 
 def test_work_waits_until_it_is_known_what_became_of_it() -> None:
     run = Run()
-    run.energy.work.settle(flows())
+    run.energy.settle(flows())
     run.divide(1000.0, {"forward": 10.0})
-    run.energy.work.settle(flows(uncommitted=10.0))
+    run.energy.settle(flows(uncommitted=10.0))
     before = [run.productive(), run.pool()]
-    run.energy.work.settle(flows(productive=6.0, lost=2.0, hung=1.0, uncommitted=1.0))
+    run.energy.settle(flows(productive=6.0, lost=2.0, hung=1.0, uncommitted=1.0))
 
     assert before == [0, 1000]
     assert run.productive() == 600
@@ -144,10 +138,10 @@ def test_work_waits_until_it_is_known_what_became_of_it() -> None:
 
 def test_a_sidecar_that_is_killed_goes_on_with_what_was_saved() -> None:
     run = Run()
-    run.energy.work.settle(flows())
+    run.energy.settle(flows())
     run.divide(1000.0, {"forward": 10.0})
     run.restart()
-    run.energy.work.settle(flows(productive=5.0, uncommitted=5.0))
+    run.energy.settle(flows(productive=5.0, uncommitted=5.0))
 
     assert run.productive() == 500
     assert run.pool() == pytest.approx(500)
@@ -156,11 +150,11 @@ def test_a_sidecar_that_is_killed_goes_on_with_what_was_saved() -> None:
 
 def test_work_that_is_open_when_the_run_begins_another_task_was_lost() -> None:
     run = Run()
-    run.energy.work.settle(flows())
+    run.energy.settle(flows())
     run.divide(1000.0, {"forward": 10.0})
-    run.energy.work.settle(Flows("another", 1e6, 1e6, 0.0, 1.0, validates=False))
+    run.energy.settle(Flows("another", 1e6, 1e6, 0.0, 1.0, validates=False))
     run.divide(100.0, {"forward": 10.0})
-    run.energy.work.settle(Flows("another", 1e6 + 9.0, 1e6, 0.0, 1.0, validates=False))
+    run.energy.settle(Flows("another", 1e6 + 9.0, 1e6, 0.0, 1.0, validates=False))
 
     assert run.wasted() == {"lost_progress": 1000}
     assert [run.productive(), run.pool()] == [90, 10]
@@ -169,7 +163,7 @@ def test_work_that_is_open_when_the_run_begins_another_task_was_lost() -> None:
 
 def test_validation_is_productive_where_the_configuration_says_so() -> None:
     run = Run()
-    run.energy.work.settle(Flows("s", 0.0, 0.0, 0.0, 0.0, validates=True))
+    run.energy.settle(Flows("s", 0.0, 0.0, 0.0, 0.0, validates=True))
     run.divide(100.0, {"validation": 10.0})
 
     assert run.productive() == 100
@@ -178,18 +172,23 @@ def test_validation_is_productive_where_the_configuration_says_so() -> None:
 
 def test_a_run_that_tells_nothing_of_training_has_no_such_counters() -> None:
     run = Run()
-    run.energy.work.begin([])
-    run.energy.work.split("gpu", GPU, 100.0, 10.0)
+    run.energy.begin([])
+    run.energy.use(a_device(GPU), "exclusive", 100.0, 10.0, NO_TARIFFS)
 
-    assert list(run.energy.samples()) == []
+    assert {spec.name for spec, _, _ in run.energy.samples()} == {"training_energy_joules_total"}
 
 
-def test_every_cause_begins_at_zero() -> None:
+def test_without_a_source_of_energy_nothing_is_zero_and_with_one_every_cause_begins() -> None:
     run = Run()
-    run.energy.work.begin([a_process({})])
+    run.energy.begin([a_process({"init": 1.0})])
+    run.energy.settle(flows(productive=1.0))
+    run.energy.settle(flows(productive=2.0, lost=1.0, uncommitted=1.0))
+    without = list(run.energy.samples())
+    run.divide(0.0, {})
     names = {(spec.name, *labels) for spec, labels, _ in run.energy.samples()}
 
-    assert names == {("training_productive_energy_joules_total",)} | {
+    assert without == []
+    assert names >= {("training_productive_energy_joules_total",)} | {
         ("training_wasted_energy_joules_total", cause) for cause in CAUSES
     }
 
@@ -208,9 +207,9 @@ def test_whatever_happens_both_sums_are_the_runs_energy(
     run = Run()
     done = [0.0, 0.0, 0.0]
     for joules, spent, (productive, lost, hung, uncommitted), restarts in story:
-        run.divide(joules, spent, watts={"forward": 700.0} if joules > 5 else None)
+        run.divide(joules, spent)
         done = [done[0] + productive, done[1] + lost, done[2] + hung]
-        run.energy.work.settle(flows(done[0], done[1], done[2], uncommitted))
+        run.energy.settle(flows(done[0], done[1], done[2], uncommitted))
         if restarts:
             run.restart()
         assert sum(run.phase().values()) == pytest.approx(run.given, rel=1e-6, abs=1e-4)
@@ -235,7 +234,7 @@ class Machine:
                 use=self.use,
                 gpu_use=self.uses,
                 alive=lambda: {self.run},
-                work=lambda: jobs.work.latest,
+                work=lambda: jobs.work,
             ),
             Pages(self.sidecar.state),
             NodeLock(directory, "boot"),
@@ -278,12 +277,18 @@ class Machine:
 
 
 def told(collected: Collected) -> dict[tuple[str, ...], float]:
+    page = Page(collected)
     return {
-        (family.spec.name.removeprefix("training_"), *sample.labels): round(sample.value, 3)
-        for family in collected.families
-        for sample in family.samples
-        if not isinstance(sample.value, Distribution) and family.spec.name.startswith("training_")
+        (name.removeprefix("training_"), *in_order(dict(labels))): round(value, 3)
+        for name in page.families
+        for labels, value in page.all(name).items()
+        if name.startswith("training_")
     }
+
+
+def in_order(labels: dict[str, str]) -> list[str]:
+    names = ("run", "phase", "component", "method", "cause", "device")
+    return [labels[name] for name in names if name in labels]
 
 
 def test_a_jobs_joules_become_productive_with_its_work(tmp_path: Path) -> None:
@@ -358,7 +363,7 @@ def test_a_rank_that_was_seen_before_rank_0_says_nothing_of_the_runs_work(tmp_pa
     first.job.train(5.0)
     first.see()
 
-    assert sidecar.collector.work.latest.flows["r"].uncommitted == 5
+    assert sidecar.collector.work.flows["r"].uncommitted == 5
 
 
 def test_work_is_settled_with_the_joules_that_it_took(tmp_path: Path) -> None:

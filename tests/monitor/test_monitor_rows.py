@@ -24,7 +24,7 @@ from exporter.collectors.gpu.publishing import SPECS as GPU_SPECS
 from exporter.errors import DefinitionError
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
-from exporter.ledger.energy_families import SPECS as ENERGY_SPECS
+from exporter.ledger.energy.families import SPECS as ENERGY_SPECS
 from exporter.monitor import rfc
 from exporter.recording.handlers.console import ConsoleHandler
 from exporter.recording.handlers.json_lines import JsonLinesHandler, read_lines

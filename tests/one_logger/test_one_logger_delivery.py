@@ -13,8 +13,8 @@ import pytest
 from one_logger_support import KeepingExporter, reported
 
 from exporter.errors import OneLoggerError
-from exporter.ledger import span_families
-from exporter.ledger.own_families import OWN, fits
+from exporter.ledger.admission import OWN, fits
+from exporter.ledger.families.frameworks import SPAN_EXPORTERS
 from exporter.process import RECORDER
 from exporter.recording.stat import REGISTRY
 from exporter.training import delivery, outlets
@@ -284,7 +284,7 @@ def test_its_families_are_admitted_to_the_page(sinks: list[Sink]) -> None:
         if each.definition.name.startswith("training.span.exporter.")
     }
 
-    assert set(made) == {spec.name for spec in span_families.SPECS}
+    assert set(made) == {spec.name for spec in SPAN_EXPORTERS}
     assert all(fits(definition, OWN[name]) for name, definition in made.items())
 
 

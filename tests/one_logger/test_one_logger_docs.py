@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from one_logger_support import ROOT, run_python
 
-from exporter.ledger import span_families
+from exporter.ledger.families.frameworks import SPAN_EXPORTERS
 from exporter.training import delivery, outlets, spans
 from exporter.training.configuration import (
     LoggerConfig,
@@ -135,7 +135,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (outlets.ATTEMPTS, outlets.FIRST_PAUSE_SECONDS, outlets.LONGEST_PAUSE_SECONDS) == (5, 0.1, 30.0)
     assert "up to five times, with pauses from 0.1 to 30 seconds" in TEXT
     assert delivery.EXIT_SECONDS == 2.0
-    for spec in span_families.SPECS:
+    for spec in SPAN_EXPORTERS:
         assert f"`{spec.name}{{" in TEXT
     for reason in outlets.DROP_REASONS:
         assert f"`{reason}`" in TEXT

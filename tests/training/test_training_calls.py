@@ -20,7 +20,7 @@ from training_support import begun_anew, configured, exported, misuses, of, publ
 import exporter
 from exporter import training
 from exporter.errors import OneLoggerError
-from exporter.ledger.own_families import OWN, fits
+from exporter.ledger.admission import OWN, fits
 from exporter.recording.naming import families_of
 from exporter.training import callbacks
 from exporter.training.facts import Facts

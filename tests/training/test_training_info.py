@@ -9,8 +9,8 @@ from ledger_support import Page, Sidecar, a_definition, a_process, a_reading, a_
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.peak_flops import data_type, peak_flops
-from exporter.ledger.training_info import Gpus, PeakSetting
+from exporter.ledger.families.peak_flops import data_type, peak_flops
+from exporter.ledger.families.run_info import Gpus, PeakSetting
 from exporter.recording.values import StatReading, TrainingReading
 
 
@@ -117,7 +117,9 @@ def page_with(
 
 def peaks_of(page: Page) -> dict[tuple[str, ...], object]:
     family = page.families.get("training_peak_flops")
-    return {} if family is None else {sample.labels: sample.value for sample in family.samples}
+    order = ("run", "rank", "worker", "role", "dtype", "source", "name")
+    found = [] if family is None else family.samples
+    return {tuple(labels.get(name, "") for name in order): value for labels, value in found}
 
 
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
@@ -153,8 +155,8 @@ def test_another_perf_tag_takes_the_place_of_the_one_before(tmp_path: Path) -> N
     sidecar.feed.put(training(second, session_tag="s", perf_tag="b"))
     page = sidecar.after(1)
 
-    assert [sample.labels for sample in page.families["training_run_info"].samples] == [
-        ("r", *[""] * 10, "s", "b", "", "")
+    assert page.families["training_run_info"].samples == [
+        ({"run": "r", "session_tag": "s", "perf_tag": "b"}, 1)
     ]
 
 

@@ -1,0 +1,376 @@
+"""EnergyCollector: from the devices' joules to the energy, carbon, water and cost of every run.
+
+Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Readings of energy, the use
+that runs make of the machine and of its GPUs, and the tariffs come in; families go out.
+
+One pass:
+
+1. Ask for the machine's lock: of all exporters on it one counts.
+2. Add up what every device has used since the last pass.
+3. When the runs' use is known anew, divide what has come together among them, at the tariffs in force now.
+4. Save: first what was divided, then what the runs got. A sidecar that is killed between the two loses a few
+   seconds of energy; the other way round it would count them twice.
+5. Publish what is saved.
+
+Energy that no run can be shown to have used is nobody's, and in no `training_` family: a machine that waits for a
+job, a GPU that a stranger holds. What was used while no sidecar ran goes to the runs that lived before and after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from exporter.collectors.energy.counter import LONGEST_SECONDS
+from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
+from exporter.collectors.keeping import Keeper, Page
+from exporter.errors import CollectError
+from exporter.families import Collected, FamilySpec
+from exporter.ledger.energy.attribution import shares_of
+from exporter.ledger.energy.carbon_file import REASON as CARBON_FILE
+from exporter.ledger.energy.devices import Devices
+from exporter.ledger.energy.families import (
+    COUNTING,
+    COVERAGE,
+    CROSSCHECK,
+    DEVICE_PRICE,
+    GAP,
+    GPU_IDLE,
+    INTENSITY,
+    INTENSITY_TIME,
+    PRICE,
+    PUE,
+    RESETS,
+    RESOLUTION,
+    SHARE,
+    SOURCE_INFO,
+    SPECS,
+)
+from exporter.ledger.energy.node_lock import LockStatus, NodeLock
+from exporter.ledger.energy.runs import RunEnergy
+from exporter.ledger.energy.tariffs import SECONDS_PER_HOUR, Tariffs, TariffsInForce
+from exporter.ledger.energy.work import WorkUse
+
+SAME_PASS_SECONDS = 60.0
+"""A run that lived so shortly before the last pass of a sidecar lived until its end."""
+
+Samples = dict[FamilySpec, dict[tuple[str, ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the energy ledger asks in every pass; each may be called from any thread.
+
+    Attributes:
+        readings: Every device's energy.
+        use: What the runs have used; None while it is not known.
+        gpu_use: Who uses which GPU.
+        alive: The runs that live, as the feed says; None while it is not known.
+        work: What the processes of the runs do, and what has become of their work.
+    """
+
+    readings: Callable[[], Sequence[EnergyReading]]
+    use: Callable[[], MachineUse | None]
+    gpu_use: Callable[[], Sequence[GpuProcessUse]]
+    alive: Callable[[], Collection[str] | None]
+    work: Callable[[], WorkUse] = WorkUse
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A run in memory.
+
+    Attributes:
+        page: Where its counters are kept.
+        seen: Monotonic time at which it last lived.
+        counters: They.
+        kept: Whether what was saved before is part of them.
+        saved: Whether they may be shown as they are.
+        survived: Whether it lived when the last sidecar made its last pass.
+        refused: Whether another sidecar keeps it.
+    """
+
+    page: Page
+    seen: float
+    counters: RunEnergy
+    kept: bool = False
+    saved: bool = False
+    survived: bool = False
+    refused: bool = False
+
+
+class EnergyCollector:
+    """Counts the energy of the runs.
+
+    Args:
+        sources: What is asked.
+        keeper: Where totals are kept.
+        lock: Of the machine.
+        boot: Tells this boot of the machine from others.
+        tariffs: What energy and devices cost.
+        whole_machine: Whether the machine serves one run, so that all of it is that run's while it is alone.
+        linger_seconds: How long the counters of a run are shown after its end.
+        clock: Unix time.
+        monotonic: Seconds.
+    """
+
+    name = "energy"
+    specs = SPECS
+    reasons = ("state", CARBON_FILE)
+
+    def __init__(
+        self,
+        sources: Sources,
+        keeper: Keeper,
+        lock: NodeLock,
+        *,
+        boot: str,
+        tariffs: Tariffs | None = None,
+        whole_machine: bool = False,
+        linger_seconds: float = 900.0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sources = sources
+        self._keeper = keeper
+        self._lock = lock
+        self._boot = boot
+        self._linger_seconds = linger_seconds
+        self._clock = clock
+        self._monotonic = monotonic
+        self._page = keeper.page("energy")
+        self._runs: dict[str, _Run] = {}
+        self._begin()
+        self.configure(tariffs or Tariffs(), whole_machine=whole_machine)
+
+    def configure(self, tariffs: Tariffs, *, whole_machine: bool) -> None:
+        """Use other tariffs from the next pass on; may be called from any thread."""
+        self._settings = TariffsInForce(tariffs, clock=self._clock), whole_machine
+
+    def collect(self) -> Collected:
+        """Make one pass.
+
+        Raises:
+            CollectError: The totals of before cannot be read.
+        """
+        collected = Collected()
+        counting = self._lock.acquire()
+        collected.add(COUNTING, float(counting))
+        if not counting:
+            collected.unsupported.append("another exporter on this machine counts its energy: absent here")
+            self._begin()
+            return collected
+        if self._lock.status is LockStatus.IMPOSSIBLE:
+            collected.unsupported.append(
+                f"no lock at {self._lock.path}: a second exporter here would count energy again"
+            )
+        tariffs, whole_machine = self._settings
+        with collected.part():
+            tariffs.look()
+        if not self._open_devices(collected):
+            return collected
+        now = self._monotonic()
+        gpu_use = self._sources.gpu_use()
+        self._devices.update(self._sources.readings(), now, working=self._working(gpu_use))
+        work = self._sources.work()
+        divided = self._divide(tariffs, gpu_use, work, collected, now=now, whole_machine=whole_machine)
+        self._settle(work, divided=divided)
+        self._save(collected)
+        self._forget(now)
+        self._publish(tariffs, collected, now)
+        return collected
+
+    def _working(self, gpu_use: Sequence[GpuProcessUse]) -> Callable[[str], bool | None]:
+        """Tell of a device whether somebody works on it: for certain only where processes are listed at all."""
+        held = {use.uuid for use in gpu_use}
+        alive = self._sources.alive()
+        idle = False if held or (alive is not None and not alive) else None
+        return lambda device: True if device in held else idle
+
+    # In memory ------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Know nothing: what another exporter has counted meanwhile is not to be counted again."""
+        self._page.close()
+        for run in self._runs.values():
+            run.page.close()
+        self._runs = {}
+        self._devices = Devices(self._boot)
+        self._kept = False  # whether what was saved before is part of the devices
+        self._saved = False
+        self._last_pass: float | None = None  # of the sidecar before this one, in this boot
+        self._divided: MachineUse | None = None
+        self._divided_at: float | None = None
+        self._began_at = 0.0  # the first pass of this sidecar
+        self._shares: dict[tuple[str, ...], float] = {}
+
+    def _open_devices(self, collected: Collected) -> bool:
+        """Learn what was counted before; False where another sidecar keeps it."""
+        if self._kept:
+            return True
+        try:
+            rows = self._page.load()
+        except CollectError as error:
+            collected.fail(error)
+            return True
+        if rows is None:
+            collected.unsupported.append("another sidecar keeps this machine's energy totals: absent here")
+            return False
+        own, self._devices.passed_at = self._devices.passed_at, None
+        self._devices.resume(rows)
+        self._last_pass = self._devices.passed_at
+        if own is not None:
+            self._devices.passed_at = own
+        self._kept = True
+        return True
+
+    def _open_run(self, name: str, collected: Collected, now: float) -> _Run:
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = _Run(self._keeper.page("energy", name), now, RunEnergy(self._boot))
+        if run.kept:
+            return run
+        with collected.part():
+            rows = run.page.load()
+            run.refused = rows is None
+            if rows is None:
+                collected.unsupported.append(
+                    f"another sidecar counts the energy of run {name!r}: no totals here"
+                )
+                return run
+            run.counters.resume(rows)
+            run.kept = True
+            alive_at, last_pass = run.counters.alive_at, self._last_pass
+            if alive_at is not None and last_pass is not None:
+                run.survived = 0 <= last_pass - alive_at <= SAME_PASS_SECONDS
+        return run
+
+    def _forget(self, now: float) -> None:
+        for name, run in list(self._runs.items()):
+            if now - run.seen > self._linger_seconds:
+                run.page.close()
+                del self._runs[name]
+
+    # Counting -------------------------------------------------------------------------------------------
+
+    def _divide(
+        self,
+        tariffs: TariffsInForce,
+        gpu_use: Sequence[GpuProcessUse],
+        work: WorkUse,
+        collected: Collected,
+        *,
+        now: float,
+        whole_machine: bool,
+    ) -> bool:
+        """Give every run its part of what was used since the last time; False where it is not known anew."""
+        if self._divided_at is None:
+            self._divided_at = self._began_at = now
+        alive = self._sources.alive()
+        whole = next(iter(alive)) if whole_machine and alive is not None and len(alive) == 1 else None
+        use = self._sources.use()
+        if use is None and whole is not None:
+            use = MachineUse(now, (), None, 1, None)
+        if use is None or (self._divided is not None and use.at <= self._divided.at):
+            if now - self._divided_at > LONGEST_SECONDS:
+                self._devices.settle()
+                self._divided_at, self._shares = now, {}
+            return False
+        before, self._divided, self._divided_at = self._divided, use, now
+        names = {run.run for run in use.runs} if whole is None else {whole}
+        runs = {name: self._open_run(name, collected, now) for name in sorted(names)}
+        self._shares = {}
+        for run in runs.values():
+            run.seen = run.counters.alive_at = now
+        # The first time it is what was used since the sidecar's first reading.
+        seconds = now - self._began_at if before is None else use.at - before.at
+        for name, run in runs.items():
+            run.counters.begin([each for each in work.processes if each.run == name])
+            run.counters.hold(None, 1 / len(runs), seconds, tariffs)
+        for device in self._devices:
+            for share in shares_of(device.reading, before or use, use, gpu_use, whole):
+                self._shares[share.run, device.reading.component, device.reading.device] = share.ratio
+                run = runs[share.run]
+                # What CPUs have done is known from the second time on; until then their energy waits.
+                waits = before is None and share.method == "cpu_share"
+                joules = 0.0 if waits else device.pending + (device.bridged if run.survived else 0.0)
+                run.counters.use(device.reading, share.method, share.ratio * joules, seconds, tariffs)
+                run.counters.hold(device.reading, share.ratio, seconds, tariffs)
+            if before is not None or whole is not None or device.reading.component in {"gpu", "dram"}:
+                device.settle()
+        return True
+
+    def _settle(self, work: WorkUse, *, divided: bool) -> None:
+        """Tell the runs what has become of their work: of the living when they have been given what it took."""
+        living = {each.run for each in work.processes}
+        for name, run in self._runs.items():
+            if divided or name not in living:
+                run.counters.settle(work.flow(name, run.counters.session))
+
+    def _save(self, collected: Collected) -> None:
+        self._saved = False
+        if self._kept:
+            with collected.part():
+                self._page.save(self._devices.rows())
+                self._saved = True
+        for run in self._runs.values():
+            if not run.kept or not self._saved:
+                run.saved = False
+            elif run.counters.changed or not run.saved:
+                run.saved = False
+                with collected.part():
+                    run.page.save(run.counters.rows())
+                    run.saved, run.counters.changed = True, False
+
+    # What goes out --------------------------------------------------------------------------------------
+
+    def _publish(self, tariffs: TariffsInForce, collected: Collected, now: float) -> None:
+        samples: Samples = {spec: {} for spec in SPECS}
+        self._tell_devices(samples, now)
+        _tell_tariffs(tariffs, samples)
+        for name, run in self._runs.items():
+            if run.saved:
+                for spec, labels, value in run.counters.samples():
+                    everything = (name, *labels)
+                    samples[spec][everything] = value
+        for labels, ratio in self._shares.items():
+            samples[SHARE][labels] = min(1.0, ratio)
+        for spec, found in samples.items():
+            collected.add_family(spec, found)
+
+    def _tell_devices(self, samples: Samples, now: float) -> None:
+        for device in self._devices:
+            reading = device.reading
+            measured = "true" if reading.measured else "false"
+            what = (reading.component, reading.device, reading.source, measured, reading.name, reading.index)
+            samples[SOURCE_INFO][what] = 1.0
+            if reading.resolution_seconds is not None:
+                samples[RESOLUTION][reading.device,] = reading.resolution_seconds
+            if reading.component == "gpu":
+                for method, watts in device.idle.by_method().items():
+                    samples[GPU_IDLE][reading.index, reading.device, method] = watts
+            if (ratio := device.crosscheck()) is not None:
+                samples[CROSSCHECK][reading.device,] = ratio
+        for component, ratio in self._devices.coverage(now).items():
+            samples[COVERAGE][component,] = ratio
+        if self._saved:
+            samples[GAP].update(self._devices.gaps)
+            samples[RESETS].update({of: count for of, count in self._devices.resets.items() if count})
+
+
+def _tell_tariffs(tariffs: TariffsInForce, samples: Samples) -> None:
+    settings = tariffs.tariffs
+    if settings.pue is not None:
+        samples[PUE]["config",] = settings.pue
+    intensity = tariffs.intensity
+    if intensity is not None:
+        zone, source = settings.carbon_zone, intensity.source
+        labels = (zone, source, settings.carbon_factor, settings.carbon_kind)
+        samples[INTENSITY][labels] = intensity.grams_per_joule
+        if intensity.since is not None:
+            samples[INTENSITY_TIME][zone, source] = intensity.since
+    if tariffs.price_per_joule is not None:
+        samples[PRICE][settings.currency, "config"] = tariffs.price_per_joule
+    for price in settings.device_prices:
+        samples[DEVICE_PRICE].setdefault((settings.currency, price.device), price.per_hour / SECONDS_PER_HOUR)

@@ -1,0 +1,254 @@
+"""What one run has used and cost, what its energy went into, and what became of that.
+
+Runs in the sidecar, on the energy ledger's thread; arithmetic and rows, no I/O. All counters begin at 0, only grow and
+are kept in a page of the ledger's state, with the tariffs in force at each moment. Whatever energy a run is given is
+split so that both sums are the run's energy at every moment:
+
+    energy = phases + unattributed
+           = productive + wasted by cause + that of uncommitted work
+
+The energy of an interval is split by the time in each phase. Energy of work waits in a pool until goodput says what has
+become of that work: the share of the uncommitted seconds that has become productive, or was lost, takes the same share
+of the pool with it. What is left of it when the run begins another task was lost.
+
+    ("energy", component, method)         joules     ("water", scope)            litres
+    ("carbon", component)                 grams      ("cost", kind, currency)    money
+    ("embodied", component)               grams      ("alive", boot)             monotonic time of the last pass
+    ("phase", phase, component, method)   joules     ("productive",), ("wasted", cause)   joules
+    ("pool",)                             joules of uncommitted work
+    ("flow", session)                     productive, lost and hung seconds that have been taken out of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from exporter.collectors.job import EnergyReading
+from exporter.collectors.keeping import Rows
+from exporter.families import FamilySpec
+from exporter.ledger.energy.families import (
+    CARBON,
+    COST,
+    EMBODIED,
+    ENERGY,
+    PHASE_ENERGY,
+    PRODUCTIVE_ENERGY,
+    WASTED_ENERGY,
+    WATER,
+)
+from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, TariffsInForce
+from exporter.ledger.energy.work import Flows, ProcessWork
+from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES, WORK_PHASES
+
+FAMILIES: Mapping[str, FamilySpec] = {
+    "energy": ENERGY,
+    "carbon": CARBON,
+    "embodied": EMBODIED,
+    "water": WATER,
+    "cost": COST,
+    "phase": PHASE_ENERGY,
+    "productive": PRODUCTIVE_ENERGY,
+    "wasted": WASTED_ENERGY,
+}
+"""The first word of a row, and the family whose labels are the others, after `run`."""
+
+UNATTRIBUTED = "unattributed"
+TIME_SHARE = "time_share"
+
+
+class RunEnergy:
+    """The counters of one run.
+
+    Args:
+        boot: Of the machine.
+
+    Attributes:
+        alive_at: Monotonic time of the last pass in which the run lived, in this boot; None when it did not.
+        changed: Whether there is something that was not yet saved.
+    """
+
+    def __init__(self, boot: str) -> None:
+        self.alive_at: float | None = None
+        self.changed = False
+        self._boot = boot
+        self._counters: dict[tuple[str, ...], float] = {}
+        self._tells = False
+        self._began = False
+        self._pool = 0.0
+        self._flow: tuple[str, float, float, float] | None = None
+        self._validates = False
+        self._before: dict[str, Mapping[str, float]] = {}
+        self._spent: dict[str, tuple[ProcessWork, dict[str, float], bool]] = {}
+
+    @property
+    def session(self) -> str:
+        """Whose work it was last; "" before that is known."""
+        return "" if self._flow is None else self._flow[0]
+
+    def samples(self) -> Iterator[tuple[FamilySpec, tuple[str, ...], float]]:
+        """Give every counter: its family, its labels without the run, its value."""
+        for (kind, *labels), value in sorted(self._counters.items()):
+            yield FAMILIES[kind], tuple(labels), value
+
+    # What is used ---------------------------------------------------------------------------------------
+
+    def use(
+        self, reading: EnergyReading, method: str, joules: float, seconds: float, tariffs: TariffsInForce
+    ) -> None:
+        """Add energy of a device, and what it emits, drinks and costs now.
+
+        Args:
+            reading: The device.
+            method: How the run's share was found.
+            joules: The run's share.
+            seconds: Since the last division.
+            tariffs: In force.
+        """
+        component, settings = reading.component, tariffs.tariffs
+        self._add(joules, "energy", component, method)
+        at_site = joules * (1.0 if settings.pue is None else settings.pue)
+        intensity = tariffs.intensity
+        if intensity is not None:
+            self._add(at_site * intensity.grams_per_joule, "carbon", component)
+        if settings.site_water is not None:
+            self._add(joules / JOULES_PER_KWH * settings.site_water, "water", "site")
+        if settings.source_water is not None:
+            self._add(at_site / JOULES_PER_KWH * settings.source_water, "water", "source")
+        if tariffs.price_per_joule is not None:
+            self._add(at_site * tariffs.price_per_joule, "cost", "electricity", settings.currency)
+        self._split(component, reading.device, joules, seconds)
+
+    def hold(
+        self, reading: EnergyReading | None, ratio: float, seconds: float, tariffs: TariffsInForce
+    ) -> None:
+        """Add the rent and the making of a device for a time.
+
+        Args:
+            reading: The device; None for the machine as a whole.
+            ratio: The run's share of it.
+            seconds: The time.
+            tariffs: In force.
+        """
+        price = tariffs.device_price(reading)
+        if price is not None:
+            self._add(seconds * ratio * price, "cost", "device_time", tariffs.tariffs.currency)
+        rate = tariffs.embodied_rate(reading)
+        if rate is not None:
+            component = NODE if reading is None else reading.component
+            self._add(seconds * ratio * rate, "embodied", component)
+
+    # What it went into ----------------------------------------------------------------------------------
+
+    def begin(self, processes: Sequence[ProcessWork]) -> None:
+        """Take what the processes of the run have done since the last division."""
+        self._spent = {}
+        for each in processes:
+            before = self._before.get(each.process, {})
+            spent = {
+                phase: seconds - before.get(phase, 0.0)
+                for phase, seconds in each.phases.items()
+                if seconds > before.get(phase, 0.0)
+            }
+            self._spent[each.process] = each, spent, each.process in self._before
+        self._before = {each.process: each.phases for each in processes}
+        self._tells = self._tells or bool(processes)
+
+    def _split(self, component: str, device: str, joules: float, seconds: float) -> None:
+        """Split what the run has used of one device since the last division."""
+        if not self._tells:
+            return
+        if not self._began:  # only now: without any source of energy there is nothing to be zero
+            self._began = True
+            self._add(0.0, "productive")
+            for cause in CAUSES:
+                self._add(0.0, "wasted", cause)
+        spent, known = self._of(device)
+        total = sum(spent.values())
+        covered = 0.0 if total <= 0 else 1.0 if known else min(1.0, total / seconds) if seconds > 0 else 0.0
+        rest = joules
+        for phase, lasted in spent.items() if covered > 0 else ():
+            part = joules * covered * lasted / total
+            rest -= part
+            self._add(part, "phase", phase, component, TIME_SHARE)
+            self._spend(phase, part)
+        rest = max(0.0, rest)
+        self._add(rest, "phase", UNATTRIBUTED, component, TIME_SHARE)
+        self._add(rest, "wasted", "other")
+
+    def settle(self, flows: Flows | None) -> None:
+        """Take out of the pool what is known by now not to be in it."""
+        if flows is None:
+            return
+        self._validates = flows.validates
+        now = (flows.session, flows.productive, flows.lost, flows.hung)
+        before, self._flow = self._flow, now
+        self.changed = self.changed or before != now
+        if before is not None and before[0] != now[0]:
+            # Another task has begun: whatever the one before had not saved, nobody goes on with it here.
+            if self._pool:
+                self._add(self._pool, "wasted", "lost_progress")
+            self._pool = 0.0
+            return
+        if before is None or any(new < old for new, old in zip(now[1:], before[1:], strict=True)):
+            return
+        productive, lost, hung = (new - old for new, old in zip(now[1:], before[1:], strict=True))
+        gone = productive + lost + hung
+        if gone <= 0 or not self._began:
+            return
+        per_second = self._pool / (gone + flows.uncommitted)
+        self._pool = max(0.0, self._pool - gone * per_second)
+        self._add(productive * per_second, "productive")
+        self._add(lost * per_second, "wasted", "lost_progress")
+        self._add(hung * per_second, "wasted", "hang")
+
+    def _of(self, device: str) -> tuple[dict[str, float], bool]:
+        """Find what was done most to a device: by the process that holds it, else by the lowest rank."""
+        holders = [each for each in self._spent.values() if each[0].device == device]
+        for _, spent, known in holders or self._spent.values():
+            return spent, known
+        return {}, False
+
+    def _spend(self, phase: str, joules: float) -> None:
+        if phase in WORK_PHASES:
+            self._pool += joules
+            self.changed = True
+            return
+        cause = CAUSE_OF_PHASE.get(phase, "other")
+        if cause == "validation" and self._validates:
+            self._add(joules, "productive")
+        else:
+            self._add(joules, "wasted", cause)
+
+    # Rows -----------------------------------------------------------------------------------------------
+
+    def _add(self, amount: float, *name: str) -> None:
+        if name not in self._counters or amount > 0:
+            self._counters[name] = self._counters.get(name, 0.0) + max(0.0, amount)
+            self.changed = True
+
+    def rows(self) -> Rows:
+        """Write everything."""
+        rows: Rows = {name: (value,) for name, value in self._counters.items()}
+        if self._began:
+            rows["pool",] = (self._pool,)
+        if self._flow is not None:
+            rows["flow", self._flow[0]] = self._flow[1:]
+        if self.alive_at is not None:
+            rows["alive", self._boot] = (self.alive_at,)
+        return rows
+
+    def resume(self, rows: Rows) -> None:
+        """Go on from what was written; what was counted since is added."""
+        for name, values in rows.items():
+            numbers = [value for value in values if value is not None]
+            if not numbers:
+                continue
+            if name == ("alive", self._boot):
+                self.alive_at = numbers[0] if self.alive_at is None else self.alive_at
+            elif name == ("pool",):
+                self._tells = self._began = True
+                self._pool += numbers[0]
+            elif len(name) == 2 and name[0] == "flow" and len(numbers) == 3:
+                self._flow = self._flow or (name[1], numbers[0], numbers[1], numbers[2])
+            elif name[0] in FAMILIES and len(name) == len(FAMILIES[name[0]].labels):
+                self._counters[name] = self._counters.get(name, 0.0) + numbers[0]

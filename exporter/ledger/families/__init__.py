@@ -1,0 +1,1 @@
+"""The families of the job, each beside the code that fills it."""

@@ -1,0 +1,342 @@
+"""Goodput of a task: what its wall time went into, over all attempts at it.
+
+Runs in the sidecar, on the ledger's collecting thread; arithmetic, no I/O, no clock of its own. What the process of
+rank 0 tells of its training comes in, attempt by attempt; counters that never fall come out.
+
+    wall = productive + uncommitted + badput by cause
+
+holds at every moment. Work is *productive* once a successful save covers it, or once its process has done all that it
+was to do; before that it is *uncommitted*. What a restart must do again was lost: when a process begins its training
+at step s, uncommitted work of steps up to s has been saved after all, and that of later steps moves to
+`lost_progress`. Where a process goes back behind a save, work that was productive cannot become less: the repetition
+of it counts as `lost_progress` instead, until it is where the training was before.
+
+`other` is what is left: wall time that is neither work nor lost to a cause that has a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from exporter.ledger.codec import NOT_KEPT
+from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES, WORK_PHASES, Attempt, Segment, lost_to
+from exporter.recording.values import END_REASONS, TrainingReading
+
+DOWNTIME_LAG_SECONDS = 60.0
+"""Downtime is counted so much later: the process that ends it begins long before it is first heard of."""
+KEPT_IDS = 64
+"""Processes that are remembered so that none counts twice."""
+
+
+@dataclass(slots=True, eq=False)
+class Goodput:
+    """All attempts at one task, and those at tasks of the same name before it.
+
+    Attributes:
+        productive: Work that is safe.
+        validated: What of that is validation.
+        badput: Wall time lost, by cause.
+        wall: All of it.
+        lost_steps: Steps that were executed and have to be again.
+        restarts: Attempts that followed another, by what ended that one.
+        interruptions: Attempts that ended before their time, by what ended them.
+        attempt: The latest; None before the first.
+        pending: Work of dead processes that no save covers, until the next one tells where it goes on.
+        high: Highest step whose work is productive; None where steps cannot be compared.
+        position: Step of the state from which the training would go on, as far as saves tell.
+        gap: Time between attempts of which it is not known yet whether they belong to one task.
+        gap_counted: Downtime counted since the end of the latest attempt.
+        target: Wall time as the clocks have it.
+        taken: Ids of processes before the latest, oldest first.
+        trains: Whether any process has told of training.
+        changed: Whether there is something that was not yet saved; set here, cleared by whoever saves.
+    """
+
+    productive: float = 0.0
+    validated: float = 0.0
+    badput: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    wall: float = 0.0
+    lost_steps: int = 0
+    restarts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
+    interruptions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
+    attempt: Attempt | None = None
+    pending: list[Segment] = field(default_factory=list)
+    high: int | None = None
+    position: int | None = None
+    gap: float = 0.0
+    gap_counted: float = 0.0
+    target: float = 0.0
+    taken: list[str] = field(default_factory=list)
+    trains: bool = False
+    changed: bool = field(default=False, metadata=NOT_KEPT)
+
+    @property
+    def uncommitted(self) -> float:
+        """Work at risk, of the living and of the dead."""
+        waiting = sum(seconds for _, _, seconds in self.pending)
+        attempt = self.attempt
+        return waiting if attempt is None else waiting + attempt.uncommitted + attempt.open
+
+    def knows(self, process_id: str) -> bool:
+        """Whether a process was, or is, an attempt of this task."""
+        return process_id in self.taken or (self.attempt is not None and self.attempt.process == process_id)
+
+    # Attempts -------------------------------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt, *, new_after_seconds: float) -> None:
+        """Take note of a process that is not the one before.
+
+        Args:
+            attempt: It; its `number` is set here.
+            new_after_seconds: A process without a session tag that begins so long after the end of the last one, at
+                step 0 and without loading a checkpoint, begins another task.
+        """
+        before, self.attempt = self.attempt, attempt
+        self.changed = True
+        start = attempt.start
+        if before is not None:
+            self.taken = [*self.taken, before.process][-KEPT_IDS:]
+            end = start if before.ended is None else before.ended
+            gap = max(0.0, start - end, self.gap_counted)
+            # One that has not trained, such as an evaluation in between, completes no task.
+            if before.orderly and before.loop and not attempt.tagged:
+                self._start_over(before)
+            else:
+                attempt.number = before.number + 1
+                self.restarts[before.reason or "unknown"] += 1
+                self.pending += before.left_behind()
+                self.gap += gap - self.gap_counted
+                attempt.resumed = False
+                if attempt.tagged or self.gap <= new_after_seconds:
+                    self._count_gap()
+            start = max(start, end + gap)
+        self.gap_counted = 0.0
+        self._lose("init", max(0.0, attempt.recorded - start))
+        self._balance()
+
+    def update(self, reading: TrainingReading | None, *, written: float, final: bool) -> None:
+        """Count what the process of the latest attempt has brought since the last time.
+
+        Args:
+            reading: What it tells; None where it tells nothing of training.
+            written: When it told that, Unix time.
+            final: Whether it said that it ends.
+        """
+        attempt = self.attempt
+        assert attempt is not None  # noqa: S101  # it has begun
+        self.changed = True
+        attempt.final = attempt.final or final
+        # The latest word, though the clock may have been set back since the one before.
+        attempt.written = written
+        if reading is None:
+            # Nothing is known but that it runs, and has not begun to train.
+            seconds = written - attempt.recorded
+            self._lose("init", seconds - attempt.seconds)
+            attempt.seconds = attempt.spent["init"] = max(attempt.seconds, seconds)
+            self._balance()
+            return
+        self.trains = attempt.told = True
+        self._count_phases(attempt, reading)
+        if not attempt.resumed and reading.loop:
+            self._resume(attempt, reading)
+        self._note_position(attempt, reading)
+        self._commit(attempt, reading)
+        if attempt.first_step_seconds is None and reading.steps and reading.last_progress is not None:
+            # Steps that have ended since are taken to be as long as each other.
+            since = reading.work_seconds * (reading.steps - 1) / reading.steps
+            attempt.first_step_seconds = max(0.0, reading.last_progress - since - attempt.start)
+        self._balance()
+
+    def end(self, at: float, *, status: int | None = None, believed: bool = True) -> None:
+        """Take note of the end of the latest attempt.
+
+        Args:
+            at: Unix time.
+            status: Its exit status; None where nobody saw it. Without one, a process that took its leave and told of no
+                failure is believed to have done all that it was to do.
+            believed: Whether it is.
+        """
+        attempt = self.attempt
+        assert attempt is not None  # noqa: S101  # it has begun
+        self.changed = True
+        attempt.ended = at
+        said = attempt.finished or (believed and attempt.final and not attempt.failure)
+        attempt.orderly = said if status is None else status == 0
+        tail = max(0.0, at - max(attempt.written, attempt.recorded))
+        self.target += tail
+        if attempt.orderly:
+            self.complete()  # what it did after its last step is no work that has to be done again
+        else:
+            works = attempt.phase in WORK_PHASES
+            lost = attempt.open + (tail if works else 0.0)
+            self.badput["hang" if lost > attempt.hangs_after() else "lost_progress"] += lost
+            if not works:
+                self.badput[CAUSE_OF_PHASE.get(attempt.phase, "other")] += tail
+        attempt.open = 0.0
+        self._balance()
+
+    def complete(self) -> None:
+        """Count all work of the latest attempt as done for good, whether a save covers it or not."""
+        attempt = self.attempt
+        assert attempt is not None  # noqa: S101  # it has begun
+        attempt.completed = self.changed = True
+        self._credit_rest(attempt)
+        self._balance()
+
+    def revive(self) -> None:
+        """Take back the end of an attempt: its process lives, and only its lock could not be seen for a while."""
+        if self.attempt is not None:
+            self.attempt.ended, self.attempt.orderly, self.attempt.settled = None, False, False
+            self.changed = True
+
+    def settle(self, reason: str) -> None:
+        """Tell why the latest attempt ended.
+
+        Args:
+            reason: One of `END_REASONS`; not used for one that did all that it was to do.
+        """
+        attempt = self.attempt
+        assert attempt is not None  # noqa: S101  # it has begun
+        self.changed = attempt.settled = True
+        attempt.reason = "exit" if attempt.orderly else reason
+        if not attempt.orderly:
+            self.interruptions[reason] += 1
+
+    def wait(self, since_end: float) -> None:
+        """Count the time since the end of the latest attempt, if another one is to be expected.
+
+        Args:
+            since_end: That time, by a clock that is never set.
+        """
+        attempt = self.attempt
+        if attempt is None or attempt.ended is None or attempt.orderly or not attempt.settled:
+            return
+        waited = since_end - DOWNTIME_LAG_SECONDS
+        if waited > self.gap_counted:
+            self._lose("downtime", waited - self.gap_counted)
+            self.gap_counted = waited
+            self.changed = True
+            self._balance()
+
+    # Arithmetic -----------------------------------------------------------------------------------------
+
+    def _count_phases(self, attempt: Attempt, reading: TrainingReading) -> None:
+        seconds = sum(reading.phases.values())
+        self.target += max(0.0, seconds - attempt.seconds)
+        attempt.seconds = max(attempt.seconds, seconds)
+        for cause, spent in lost_to(reading).items():
+            before = attempt.spent.get(cause, 0.0)
+            if spent > before:
+                attempt.spent[cause] = spent
+                if cause == "validation" and attempt.validates:
+                    self.productive += spent - before
+                    self.validated += spent - before
+                else:
+                    self.badput[cause] += spent - before
+        failed = reading.failed_seconds - attempt.failed
+        if failed > 0:
+            self.badput["hang" if failed > attempt.hangs_after() else "lost_progress"] += failed
+            attempt.failed = reading.failed_seconds
+
+    def _note_position(self, attempt: Attempt, reading: TrainingReading) -> None:
+        another = 0 < attempt.loop < reading.loop
+        if another and attempt.step is not None and reading.step is not None and reading.step < attempt.step:
+            # It counts from somewhere else: its steps are no repetition.
+            self.high = self.position = None
+        attempt.loop = max(attempt.loop, reading.loop)
+        attempt.phase, attempt.failure = reading.phase, reading.failure or attempt.failure
+        attempt.finished = attempt.finished or reading.finished
+        attempt.first_step = reading.first_step if attempt.first_step is None else attempt.first_step
+        attempt.step, attempt.steps = reading.step, max(attempt.steps, reading.steps)
+        attempt.longest = reading.longest_step_seconds or attempt.longest
+
+    def _commit(self, attempt: Attempt, reading: TrainingReading) -> None:
+        attempt.work = max(attempt.work, reading.work_seconds)
+        attempt.open = 0.0 if attempt.ended is not None else reading.open_seconds
+        # There, a step is named by the number of those before it; here by that and itself, as positions are.
+        attempt.segments = tuple(
+            [(first + 1, last + 1, seconds) for _, first, last, seconds in reading.segments]
+        )
+        if attempt.completed:
+            self._credit_rest(attempt)
+            return
+        committed = min(reading.committed_seconds, attempt.work)
+        if committed > attempt.committed:
+            before = attempt.first_step if attempt.committed_step is None else attempt.committed_step
+            self._credit(before, reading.committed_step, committed - attempt.committed)
+            attempt.committed = committed
+        if reading.committed_step is not None:
+            attempt.committed_step = self.position = reading.committed_step
+
+    def _credit_rest(self, attempt: Attempt) -> None:
+        """All of its work is done for good."""
+        if attempt.work > attempt.committed:
+            before = attempt.first_step if attempt.committed_step is None else attempt.committed_step
+            self._credit(before, attempt.step, attempt.work - attempt.committed)
+            attempt.committed = attempt.work
+        if attempt.step is not None:
+            attempt.committed_step = self.position = attempt.step
+
+    def _credit(self, before: int | None, last: int | None, seconds: float) -> None:
+        """Count work of the steps after `before` and up to `last`, which is safe now."""
+        share = 0.0  # of steps whose work is productive already
+        if before is not None and last is not None and last > before and self.high is not None:
+            share = max(0, min(last, self.high) - before) / (last - before)
+        self.badput["lost_progress"] += seconds * share
+        self.productive += seconds * (1 - share)
+        if last is not None:
+            self.high = last if self.high is None else max(self.high, last)
+
+    def _resume(self, attempt: Attempt, reading: TrainingReading) -> None:
+        """Settle what the processes before have left, now that this one tells where it goes on."""
+        attempt.resumed = True
+        if attempt.number == 1 and not self.pending:
+            return
+        first, loads = reading.first_step, attempt.loads
+        if self.gap > 0:
+            if not first and not loads:
+                self._start_over(None)
+                return
+            self._count_gap()
+        # One that loads a checkpoint and counts from 0 all the same goes on from the latest save, whatever it says.
+        said = first is not None and (first != 0 or not loads)
+        going_on = first if said and first is not None else self.position or 0
+        for start, last, seconds in self.pending:
+            steps = last - start + 1
+            kept = min(max(going_on - start + 1, 0), steps)
+            if kept:
+                self._credit(start - 1, start - 1 + kept, seconds * kept / steps)
+            self.badput["lost_progress"] += seconds * (steps - kept) / steps
+            self.lost_steps += steps - kept
+        self.pending = []
+        if self.position is not None:
+            self.lost_steps += max(0, self.position - going_on)
+        self.position = going_on
+        if not said:
+            self.high = self.position = None  # its steps cannot be compared with those before
+
+    def _start_over(self, before: Attempt | None) -> None:
+        """Begin another task: nothing of the one before is done again, and the time between is nobody's."""
+        if before is not None:
+            self.pending += before.left_behind()
+        self.badput["lost_progress"] += sum(seconds for _, _, seconds in self.pending)
+        self.pending = []
+        self.high = self.position = None
+        self.gap = 0.0
+        if self.attempt is not None:
+            self.attempt.number, self.attempt.resumed = 1, True
+
+    def _count_gap(self) -> None:
+        self._lose("downtime", self.gap)
+        self.gap = 0.0
+
+    def _lose(self, cause: str, seconds: float) -> None:
+        seconds = max(0.0, seconds)
+        self.badput[cause] += seconds
+        self.target += seconds
+
+    def _balance(self) -> None:
+        """Let wall time be the sum of its parts: what no clock explains is `other`, and nothing falls."""
+        known = self.productive + self.uncommitted + sum(self.badput.values())
+        self.wall = max(self.wall, self.target, known)
+        self.badput["other"] += self.wall - known

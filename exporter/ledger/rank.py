@@ -1,0 +1,343 @@
+"""Totals of one rank over all processes that ever were it.
+
+Runs in the sidecar, on the ledger's collecting thread; no I/O, no clock of its own. What the feed shows of a rank's
+processes comes in, pass by pass; what goes out are totals that never fall.
+
+    rank (run, rank, role)
+      └── slot 0, 1, …           a worker slot; has its own totals and its own series
+            ├── base             the sum over processes that are long gone
+            └── processes        one record for each since, in the order in which they came
+
+A process is known by its id and bound to a slot: the lowest that no living process of the rank has, but slot 0 belongs
+to a process that trains as soon as there is one. As long as there is a record, its process can be seen again, alive or
+dead, in this or a later life of the sidecar, and is counted once; a record becomes part of the base only when its feed
+file is gone. The last few of the dead keep theirs even without a file, so that a process whose files were deleted under
+it, and that writes them anew, is still the same process; the ids of some more before them are remembered.
+
+A slot's total is base + first process + … + last process, added in this order, always.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from exporter.feed.snapshot import ProcessIdentity, Snapshot
+from exporter.ledger import codec
+from exporter.ledger.totals import Moment, Process, Slot, Totals
+from exporter.recording.aggregations import Aggregation
+from exporter.recording.naming import families_of
+from exporter.recording.values import NOTHING, EventsReading, StatDefinition, StatReading
+
+KEPT_PROCESSES = 2
+"""Departed processes per slot whose record outlives their feed file."""
+KEPT_IDS = 32
+"""Ids per rank that are remembered after their record has become part of a base."""
+
+
+class Entry(Protocol):
+    """What the feed reader knows of one file; `exporter.feed.reader.FeedEntry`."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The last complete one."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether the kernel holds the writer's lock."""
+        ...
+
+    @property
+    def age_seconds(self) -> float:
+        """Time since this reader saw the sequence change; at first sight, since the file was written."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """The process as seen from here, None when it is dead or cannot be seen."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankKey:
+    """Whose totals: a rank of a run, or the processes of one role that have no rank."""
+
+    run: str
+    rank: int | None
+    role: str
+
+    @classmethod
+    def of(cls, process: ProcessIdentity) -> RankKey:
+        """Tell which rank a process is."""
+        if process.rank is not None:
+            return cls(process.run, process.rank, "")
+        return cls(process.run, None, "" if process.role == "trainer" else process.role)
+
+
+class RankTotals:
+    """All slots of a rank.
+
+    Attributes:
+        slots: By number.
+        taken: Ids of processes that are part of a base, oldest first.
+        changed: Whether there is something that was not yet saved; set here, cleared by whoever saves.
+    """
+
+    __slots__ = ("_definitions", "_definitions_text", "changed", "slots", "taken")
+
+    def __init__(self, slots: Mapping[int, Slot] | None = None, taken: Sequence[str] = ()) -> None:
+        self.slots: dict[int, Slot] = dict(slots or {})
+        self.taken: dict[str, None] = dict.fromkeys(taken)
+        self.changed = False
+        self._definitions: list[StatDefinition] = []
+        self._definitions_text = "[]"
+
+    def processes(self) -> Iterator[tuple[Slot, Process]]:
+        """Every process that has a record."""
+        for slot in self.slots.values():
+            for process in slot.processes:
+                yield slot, process
+
+    def leading(self) -> Slot | None:
+        """The slot whose process speaks for the rank: slot 0."""
+        return self.slots.get(0)
+
+    def resume(self, present: Collection[str], now: Moment) -> None:
+        """Go on from a state file: whoever lived when it was saved and has no file now has died since."""
+        for _, process in self.processes():
+            process.seen_monotonic = process.first_seen = now.monotonic
+            if process.departed is not None:
+                process.depart(process.departed, now)
+            elif process.identity.id not in present:
+                process.depart(process.written, now)
+                self.changed = True
+        for slot in self.slots.values():
+            if slot.base.departed is not None:
+                slot.base.depart(slot.base.departed, now)
+
+    def adopt(self, provisional: RankTotals, present: Collection[str]) -> None:
+        """Take over what was seen while the state could not be read, of processes whose files are gone since."""
+        known = {process.identity.id: process for _, process in self.processes()}
+        for _, process in provisional.processes():
+            process_id = process.identity.id
+            if process_id in present or process_id in self.taken:
+                continue
+            if process_id in known:
+                known[process_id].snapshot, known[process_id].departed = process.snapshot, process.departed
+            else:
+                self._free_slot().processes.append(process)
+            self.changed = True
+
+    def drop(self, process_id: str) -> None:
+        """Forget a process that turned out to be another rank's."""
+        for slot in self.slots.values():
+            slot.processes = [each for each in slot.processes if each.identity.id != process_id]
+        self.changed = True
+
+    def observe(
+        self, entries: Sequence[Entry], unreadable: Collection[str], now: Moment, *, patience_seconds: float
+    ) -> None:
+        """Bind what the feed shows to slots: the known, then the dead, then the new ones.
+
+        Args:
+            entries: Every readable file of this rank, one per process.
+            unreadable: Ids of files that are there, but were refused.
+            now: The time of the pass.
+            patience_seconds: How long a file may be unreadable before its process counts as gone.
+        """
+        known = {process.identity.id: process for _, process in self.processes()}
+        new: list[Process] = []
+        seen: set[str] = set()
+        for entry in entries:
+            process_id = entry.snapshot.process.id
+            seen.add(process_id)
+            if process_id in known:
+                self._see(known[process_id], entry, now)
+            elif process_id not in self.taken:
+                new.append(_made(entry, now))
+        for process_id, process in known.items():
+            if process_id not in seen and process.living:
+                process.unseen += 1
+                # A listing made while a file is being replaced may miss it once.
+                patience = patience_seconds if process_id in unreadable else 0.0
+                if process.unseen > 1 and now.monotonic - process.seen_monotonic > patience:
+                    process.depart(now.wall, now)
+                    self.changed = True
+        # The dead first: their slots are free again for those that took their place.
+        for process in sorted(new, key=lambda each: (each.living, not each.trains, each.identity.started)):
+            self._free_slot().processes.append(process)
+            self.changed = True
+        self._prefer_training()
+        present = {*seen, *unreadable}
+        for slot in self.slots.values():
+            for process_id in slot.fold(KEPT_PROCESSES, present):
+                self.taken[process_id] = None
+                self.changed = True
+        while len(self.taken) > KEPT_IDS and next(iter(self.taken)) not in present:
+            del self.taken[next(iter(self.taken))]
+
+    def _prefer_training(self) -> None:
+        """Give slot 0 to a process that trains where one that does not has come first."""
+        first = self.slots.get(0)
+        holder = None if first is None else first.living()
+        if first is None or holder is None or holder.trains:
+            return
+        for slot in self.slots.values():
+            other = slot.living()
+            if other is not None and other.trains:
+                for here, goes, comes in ((first, holder, other), (slot, other, holder)):
+                    here.processes.remove(goes)
+                    here.processes.append(comes)
+                self.changed = True
+                return
+
+    def _see(self, process: Process, entry: Entry, now: Moment) -> None:
+        process.unseen, process.seen_monotonic = 0, now.monotonic
+        process.age_seconds = entry.age_seconds
+        process.identity = entry.snapshot.process  # what it says of itself may have changed
+        known_from_file_only = process.snapshot is None
+        if process.snapshot is None or entry.snapshot.sequence > process.sequence:
+            process.snapshot = entry.snapshot
+            self.changed = True
+        if entry.alive and process.departed is not None:
+            process.departed = None  # its lock could not be seen for a while
+            self.changed = True
+        elif not entry.alive and process.living:
+            # Known since the state file only: it died while no sidecar looked.
+            process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
+            self.changed = True
+        process.note_progress(now)
+
+    def _free_slot(self) -> Slot:
+        occupied = {slot.number for slot, process in self.processes() if process.living}
+        number = next(number for number in range(len(occupied) + 1) if number not in occupied)
+        return self.slots.setdefault(number, Slot(number))
+
+    # The content of its state file --------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """Write everything: the definitions of the Stats, which rarely change, and the numbers."""
+        index: dict[int, int] = {}
+        definitions: list[StatDefinition] = []
+        slots = [
+            {
+                "slot": slot.number,
+                "base": _totals_to_json(slot.base, definitions, index),
+                "processes": [
+                    {
+                        "identity": codec.to_json(each.identity),
+                        "written": each.written,
+                        "sequence": each.sequence,
+                        "totals": _totals_to_json(each, definitions, index),
+                    }
+                    for each in slot.processes
+                ],
+            }
+            for slot in self.slots.values()
+        ]
+        if len(definitions) != len(self._definitions) or any(
+            one is not other for one, other in zip(definitions, self._definitions, strict=True)
+        ):
+            self._definitions = definitions
+            self._definitions_text = _dumps([_definition_to_json(each) for each in definitions])
+        body = _dumps({"taken": list(self.taken), "slots": slots})
+        return f'{{"stats":{self._definitions_text},\n"totals":{body}}}\n'.encode("ascii")
+
+    @classmethod
+    def decode(cls, content: bytes) -> RankTotals:
+        """Read it back.
+
+        Raises:
+            ValueError: It is not what `encode` writes.
+        """
+        try:
+            body = json.loads(content)
+            definitions = [_definition(*each) for each in body["stats"]]
+            slots = {each["slot"]: _slot(each, definitions) for each in body["totals"]["slots"]}
+            return cls(slots, body["totals"]["taken"])
+        except (LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def _made(entry: Entry, now: Moment) -> Process:
+    process = Process(identity=entry.snapshot.process, snapshot=entry.snapshot)
+    process.seen_monotonic = process.first_seen = now.monotonic
+    process.age_seconds = entry.age_seconds
+    if not entry.alive:
+        process.depart(now.wall - entry.age_seconds, now)
+    process.note_progress(now)
+    return process
+
+
+def _totals_to_json(
+    totals: Totals, definitions: list[StatDefinition], index: dict[int, int]
+) -> dict[str, object]:
+    rows = []
+    for reading in totals.series.values():
+        of = id(reading.definition)
+        if of not in index:
+            index[of] = len(definitions)
+            definitions.append(reading.definition)
+        numbers = (reading.count, reading.sum, reading.bucket_counts, reading.last_sample)
+        rows.append((index[of], *numbers, reading.rejected, reading.overflows))
+    return {
+        "departed": totals.departed,
+        "refused": totals.refused,
+        "dropped": totals.dropped,
+        "events": codec.to_json(totals.events) if totals.events else None,
+        "series": rows,
+    }
+
+
+def _definition_to_json(definition: StatDefinition) -> tuple[object, ...]:
+    histogram = Aggregation.HISTOGRAM in definition.aggregations
+    names = definition.name, definition.unit, definition.help, definition.labels
+    return (*names, histogram, definition.buckets, definition.kind)
+
+
+def _definition(
+    name: str, unit: str | None, text: str, labels: Any, histogram: bool, buckets: Any, kind: str
+) -> StatDefinition:
+    return StatDefinition(
+        name,
+        frozenset({Aggregation.HISTOGRAM} if histogram else ()),
+        unit=unit,
+        help=text,
+        labels=tuple([(label, value) for label, value in labels]),
+        buckets=tuple(buckets),
+        kind=kind,
+    )
+
+
+def _slot(body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Slot:
+    slot = Slot(body["slot"])
+    _fill(slot.base, body["base"], definitions)
+    for each in body["processes"]:
+        identity: ProcessIdentity = codec.from_json(ProcessIdentity, each["identity"])
+        process = Process(identity=identity, written=each["written"], sequence=each["sequence"])
+        _fill(process, each["totals"], definitions)
+        slot.processes.append(process)
+    return slot
+
+
+def _fill(totals: Totals, body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> None:
+    totals.departed, totals.refused, totals.dropped = body["departed"], body["refused"], body["dropped"]
+    if body["events"] is not None:
+        totals.events = codec.from_json(EventsReading, body["events"])
+    for of, count, total, buckets, last_sample, rejected, overflows in body["series"]:
+        definition = definitions[of]
+        totals.series[families_of(definition).main, definition.labels] = StatReading(
+            definition,
+            count,
+            total,
+            tuple(buckets),
+            last_sample=last_sample,
+            rejected=rejected or NOTHING,
+            overflows=overflows,
+        )
