@@ -171,9 +171,9 @@ def training_loop(
     return Block(kinds.TRAINING_LOOP, lambda: calls.loop_values("training_loop", *given))
 
 
-def guessed_loop(train_iterations_start: int, train_iterations_target: int | None = None) -> Block:
+def guessed_loop(start: int, samples: int | None = None, target: int | None = None) -> Block:
     """Make a block of a loop that a bridge has concluded; what the job tells itself takes its place."""
-    given = (train_iterations_start, None, train_iterations_target, None)
+    given = (start, samples, target, None)
     return Block(kinds.GUESSED_LOOP, lambda: calls.loop_values("training_loop", *given))
 
 

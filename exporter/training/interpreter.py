@@ -393,7 +393,7 @@ class Interpreter:
         else:
             if call.name == "step" and values["mode"] == "train":
                 self.trains = True
-                if not job.tells:
+                if not job.tells and job.iteration is None:  # else the step is that of the guessed iteration
                     self._take_over()
             job.called(call)
 

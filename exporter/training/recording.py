@@ -187,9 +187,9 @@ class TrainingRecording:
 
     # What others ask -------------------------------------------------------------------------------------
 
+    @property
     def job_tells(self) -> bool:
-        """Tell whether the job has told of a loop or a step itself, so that nobody needs to guess any."""
-        self.drain()
+        """Whether the job has told of a loop or a step itself, so that nobody needs to guess any."""
         return self._job.tells
 
     def deliver_by(self, flush: Callable[[float], bool], close: Callable[[], None]) -> None:
