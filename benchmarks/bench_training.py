@@ -30,8 +30,8 @@ os.environ["EXPORTER_FEED_DIR"] = FEED = tempfile.mkdtemp(prefix="exporter-bench
 import exporter  # noqa: E402  # it reads the environment above
 from exporter import training  # noqa: E402  # likewise
 from exporter.training import (  # noqa: E402  # likewise
-    buffers,  # likewise
     data_loading,
+    hot,  # likewise
     model_backward,
     model_forward,
     optimizer_update,
@@ -157,7 +157,7 @@ def million() -> dict[str, object]:
 
 def interpreting() -> dict[str, object]:
     """Measure what the recording thread spends on what the job has marked, at once and mark by mark."""
-    buffers.limit = 1 << 40
+    hot.limit = 1 << 40
     alike, each = [], []
     for _ in range(ROUNDS):
         microseconds(full_iteration, 1000, time.thread_time)
@@ -172,7 +172,7 @@ def interpreting() -> dict[str, object]:
         began = time.thread_time()
         TRAINING.drain()
         each.append((time.thread_time() - began) / (300 * 7) * 1e6)
-    buffers.raise_misuse(on=False)
+    hot.raise_misuse(on=False)
     return {
         "microseconds per iteration of 13 marks, alike": round(statistics.median(alike), 2),
         "microseconds per mark, no two iterations alike": round(statistics.median(each), 2),

@@ -160,7 +160,6 @@ def _wire_training(training: TrainingRecording) -> None:
     training.record(on=REGISTRY.recording)
     training.since(RECORDER.began)
     training.on_first(RECORDER.start)
-    training.on_saved(RECORDER.flush_soon)
     RECORDER.attach_training(training)
 
 

@@ -7,15 +7,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exporter.one_logger import state
-from exporter.one_logger.exporters import BaseExporter
-from exporter.training import metrics
+from exporter.training import provider, reports
+from exporter.training.exporters.base import BaseExporter
 from exporter.training.recording import TRAINING
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,17 +72,14 @@ def reported() -> Iterator[list[tuple[str, str, str]]]:
     """Collect what is reported inside."""
     found: list[tuple[str, str, str]] = []
 
-    class Kept(deque[tuple[str, str, str]]):
-        def append(self, item: tuple[str, str, str]) -> None:
-            found.append(item)
-            super().append(item)
+    def listen(call: str, rule: str, expected: str) -> None:
+        found.append((call, rule, expected))
 
-    before = metrics.REPORTED
-    metrics.REPORTED = Kept()
+    reports.on_report(listen)
     try:
         yield found
     finally:
-        metrics.REPORTED = before
+        reports._LISTENERS.remove(listen)
 
 
 @contextmanager
@@ -94,14 +89,14 @@ def fresh_provider() -> Iterator[None]:
     try:
         yield
     finally:
-        configured = state.current()
+        configured = provider.current()
         if configured is not None:
-            configured.delivery.close()
+            configured.sink.close()
         _begin_anew()
 
 
 def _begin_anew() -> None:
-    state.forget()
+    provider.forget()
     TRAINING.after_fork()
 
 

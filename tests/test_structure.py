@@ -23,8 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "version", "process", "sidecar", "recording", "training"},
     "monitor": {"errors", "recording"},
     "elastic": {"errors", "recording"},
-    "training": {"errors", "one_logger", "recording"},  # the other package's names, in its __init__ alone
-    "bridges": {"elastic", "errors", "one_logger", "recording", "training"},
+    "training": {"errors", "recording", "version"},
+    "bridges": {"elastic", "errors", "recording", "training"},
     "one_logger": {"errors", "recording", "training", "version"},
     "families": {"errors"},
     "config": {"errors"},

@@ -7,14 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from exporter import training
-from exporter.one_logger import state
+from exporter.recording.marks import Anchor, Track
 from exporter.recording.values import StatReading, TrainingReading
-from exporter.training.buffers import Anchor, SpanBuffer
+from exporter.training import provider
 from exporter.training.interpreter import Interpreter
 from exporter.training.job import Job
-from exporter.training.metrics import Families, Misuse
+from exporter.training.kinds import ENTER, EXIT, FAIL, Kind
+from exporter.training.misuse import Misuse
+from exporter.training.phase_clock import PhaseClock
+from exporter.training.reading import read
 from exporter.training.recording import TRAINING
-from exporter.training.span_kinds import ENTER, EXIT, FAIL, Kind
+from exporter.training.series import Families
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -24,21 +27,26 @@ class ByHand:
 
     def __init__(self, began: float = 0.0) -> None:
         self.families = Families()
-        self.job = Job(self.families, Misuse(self.families), began)
-        self.interpreter = Interpreter(self.job)
+        self.misuse = Misuse(self.families)
+        self.clock = PhaseClock(self.families, began)
+        self.job = Job(self.families, self.misuse)
+        self.interpreter = Interpreter(self.job, self.clock, self.misuse)
         self._anchor = Anchor()
-        self.buffer = SpanBuffer(self._anchor)
+        self.track = Track(1, self._anchor)
 
     def take(self, items: Sequence[Any], pieces: int = 1 << 30) -> None:
         """Interpret, so many marks at once."""
         for start in range(0, len(items), 2 * pieces):
             part = list(items[start : start + 2 * pieces])
             while part:
-                del part[: self.interpreter.take(self.buffer, part)]
+                del part[: self.interpreter.take(self.track, part)]
 
     def values(self, until: float) -> dict[Key, Any]:
         """Everything that is published at a time."""
-        self.job.publish(until)
+        self.clock.advance(until)
+        self.clock.publish(0.0)
+        self.job.progress.publish(0.0)
+        self.job.looping.publish()
         return {key_of(reading): what(reading) for reading in self.families.readings()}
 
     def totals(self, until: float) -> dict[Key, Any]:
@@ -49,7 +57,7 @@ class ByHand:
 
     def reading(self) -> TrainingReading:
         """What goes beside the families."""
-        return self.job.reading()
+        return read(self.interpreter)
 
 
 def entered(kind: Kind, at: float) -> list[Any]:
@@ -143,12 +151,12 @@ class Memory:
 @contextmanager
 def begun_anew() -> Iterator[None]:
     """The recording of this process as after a fork: nothing told, nothing configured."""
-    state.forget()
+    provider.forget()
     TRAINING.after_fork()
     try:
         yield
     finally:
-        state.forget()
+        provider.forget()
         TRAINING.after_fork()
 
 

@@ -107,7 +107,6 @@ class Recorder:
         self._alarm.acquire()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._hurry = False
         self._renewing = False
         self._sink: Sink | None = None
         self._began = self._wall()
@@ -173,12 +172,6 @@ class Recorder:
             return self._publish(final=False)
 
         return self._guarded(step, timeout_seconds)
-
-    def flush_soon(self) -> None:
-        """Have the recording thread publish at once, without waiting for it: a checkpoint was saved."""
-        self._hurry = True
-        with suppress(RuntimeError):  # it is awake
-            self._alarm.release()
 
     def shutdown(self) -> None:
         """Publish the last recording and end the thread; again is harmless. Later samples are not recorded."""
@@ -265,8 +258,7 @@ class Recorder:
         next_flush = self._clock() + seconds
         self._guarded(self._read_rules)
         while self._sleep_until(next_flush):
-            if self._hurry or self._clock() >= next_flush:
-                self._hurry = False
+            if self._clock() >= next_flush:
                 self._guarded(self._flush_cycle)
                 next_flush = max(next_flush + seconds, self._clock())
             else:
@@ -359,7 +351,7 @@ class Recorder:
             self._registry.refused,
         )
         self._delay_seconds = 0.0
-        claim = 2 if self.training.trains() else int(any(tally.count and not tally.own for tally in tallies))
+        claim = 2 if recording.training else int(any(tally.count and not tally.own for tally in tallies))
         if claim > self._claimed:
             self._claimed = claim
             self._claim_rank(claim > 1)

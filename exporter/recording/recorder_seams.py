@@ -81,10 +81,6 @@ if TYPE_CHECKING:
             """Whether anything was told."""
             ...
 
-        def trains(self) -> bool:
-            """Whether the job has told of a phase, a step or a number."""
-            ...
-
         def drain(self, give_way: Callable[[], None]) -> None:
             """Interpret what was told up to now, and give way between two pieces."""
             ...
@@ -132,8 +128,6 @@ class NoTraining:
     def in_use(self) -> bool:
         """It is not."""
         return False
-
-    trains = in_use
 
     def drain(self, give_way: Callable[[], None]) -> None:
         """There is nothing to interpret."""

@@ -12,12 +12,12 @@ import pytest
 from one_logger_support import reported
 
 from exporter.errors import OneLoggerError
-from exporter.one_logger.config import (
+from exporter.training.configuration import (
     LoggerConfig,
     OneLoggerConfig,
     TrainingTelemetryConfig,
 )
-from exporter.one_logger.names import (
+from exporter.training.names import (
     ApplicationType,
     CheckPointStrategy,
     OneLoggerErrorHandlingStrategy,

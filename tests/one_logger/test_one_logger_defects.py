@@ -13,7 +13,6 @@ from one_logger_support import KeepingExporter, fresh_provider
 
 import exporter
 from exporter import training
-from exporter.one_logger.state import current
 from exporter.training import (
     OneLoggerConfig,
     StandardTrainingJobSpanName,
@@ -33,6 +32,7 @@ from exporter.training import (
     validation_iteration,
     validation_loop,
 )
+from exporter.training.provider import current
 from exporter.training.recording import TRAINING
 
 SOON = 10.0
@@ -63,7 +63,7 @@ def settled() -> None:
     assert exporter.flush(SOON)
     found = current()
     assert found is not None
-    assert found.delivery.flush(SOON)
+    assert found.sink.flush(SOON)
 
 
 def totals() -> dict[str, float]:

@@ -6,48 +6,54 @@ in a measured series; of one package only one source counts at a time, so that a
 
 from __future__ import annotations
 
-from exporter.families import family
+from exporter.families import FamilySpec
 
-CPU_ENERGY = family(
+CPU_ENERGY = FamilySpec(
     "host_cpu_energy_joules_total",
+    "counter",
     "Energy of a CPU package since counting began, over restarts of the exporter; corrected for wraps and resets. Absent without registers, and without the right to read them (root only since Linux 5.10).",
-    "/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: power meter CPU of ACPI over time; tdp_model only where configured",
-    "package",
-    "source",
+    ("package", "source"),
+    unit="joules",
+    source="/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: power meter CPU of ACPI over time; tdp_model only where configured",
 )
-DRAM_ENERGY = family(
+DRAM_ENERGY = FamilySpec(
     "host_dram_energy_joules_total",
+    "counter",
     "Energy of the memory behind a CPU package, likewise. Absent also on CPUs that do not measure it (AMD, desktops).",
-    "/sys/class/powercap/intel-rapl:*:*/energy_uj, name dram",
-    "package",
-    "source",
+    ("package", "source"),
+    unit="joules",
+    source="/sys/class/powercap/intel-rapl:*:*/energy_uj, name dram",
 )
-SOC_ENERGY = family(
+SOC_ENERGY = FamilySpec(
     "host_soc_energy_joules_total",
+    "counter",
     "Energy of what is beside the cores on a chip that tells it apart (Grace), likewise. Absent on all others.",
-    "power meter SysIO of ACPI over time",
-    "device",
-    "source",
+    ("device", "source"),
+    unit="joules",
+    source="power meter SysIO of ACPI over time",
 )
-CPU_POWER = family(
+CPU_POWER = FamilySpec(
     "host_cpu_power_watts",
+    "gauge",
     "Mean power of a CPU package between the last two readings. Absent before the second.",
-    "energy / time",
-    "package",
-    "source",
+    ("package", "source"),
+    unit="watts",
+    source="energy / time",
 )
-DRAM_POWER = family(
+DRAM_POWER = FamilySpec(
     "host_dram_power_watts",
+    "gauge",
     "Mean power of the memory behind a CPU package between the last two readings. Absent before the second.",
-    "energy / time",
-    "package",
-    "source",
+    ("package", "source"),
+    unit="watts",
+    source="energy / time",
 )
-IDLE_POWER = family(
+IDLE_POWER = FamilySpec(
     "host_cpu_power_idle_watts",
+    "gauge",
     "Power of a CPU package without work, by the way in which it is known: config, before_start (tenth percentile while no run was alive), min_seen. A method is absent as long as it knows nothing.",
-    "configuration, host_cpu_power_watts",
-    "package",
-    "method",
+    ("package", "method"),
+    unit="watts",
+    source="configuration, host_cpu_power_watts",
 )
 SPECS = (CPU_ENERGY, DRAM_ENERGY, SOC_ENERGY, CPU_POWER, DRAM_POWER, IDLE_POWER)

@@ -24,79 +24,106 @@ from exporter.collectors.kernel_files import (
     read_existing,
     source,
 )
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, FamilySpec
 
-TOTAL = family("host_memory_total_bytes", "Memory that the kernel can use.", "/proc/meminfo MemTotal")
-AVAILABLE = family(
-    "host_memory_available_bytes",
+
+def _memory(word: str, help_text: str, field: str) -> FamilySpec:
+    return FamilySpec(f"host_memory_{word}_bytes", "gauge", help_text, unit="bytes", source=field)
+
+
+TOTAL = _memory("total", "Memory that the kernel can use.", "/proc/meminfo MemTotal")
+AVAILABLE = _memory(
+    "available",
     "Memory that new work could take without swapping, as the kernel (before 3.14: psutil) estimates it.",
     "/proc/meminfo MemAvailable",
 )
-USED = family(
-    "host_memory_used_bytes",
+USED = _memory(
+    "used",
     "Memory that new work could not take: total - available.",
     "/proc/meminfo MemTotal - MemAvailable",
 )
-FREE = family(
-    "host_memory_free_bytes",
-    "Memory that holds nothing at all; small on a healthy machine.",
-    "/proc/meminfo MemFree",
+FREE = _memory(
+    "free", "Memory that holds nothing at all; small on a healthy machine.", "/proc/meminfo MemFree"
 )
-BUFFERS = family("host_memory_buffers_bytes", "Cached blocks of raw devices.", "/proc/meminfo Buffers")
-SHARED = family(
-    "host_memory_shared_bytes",
+BUFFERS = _memory("buffers", "Cached blocks of raw devices.", "/proc/meminfo Buffers")
+SHARED = _memory(
+    "shared",
     "Shared memory and tmpfs, which also holds what DataLoader workers hand over.",
     "/proc/meminfo Shmem",
 )
-SLAB = family("host_memory_slab_bytes", "Memory of the kernel's own objects.", "/proc/meminfo Slab")
-CACHED = family(
-    "host_memory_cached_bytes", "Cached pages of files, shared memory included.", "/proc/meminfo Cached"
+SLAB = _memory("slab", "Memory of the kernel's own objects.", "/proc/meminfo Slab")
+CACHED = _memory("cached", "Cached pages of files, shared memory included.", "/proc/meminfo Cached")
+ANON = _memory("anon", "Memory of processes that no file backs.", "/proc/meminfo AnonPages")
+SWAP_TOTAL = FamilySpec(
+    "host_swap_total_bytes",
+    "gauge",
+    "Swap space; 0 without any.",
+    unit="bytes",
+    source="/proc/meminfo SwapTotal",
 )
-ANON = family("host_memory_anon_bytes", "Memory of processes that no file backs.", "/proc/meminfo AnonPages")
-SWAP_TOTAL = family("host_swap_total_bytes", "Swap space; 0 without any.", "/proc/meminfo SwapTotal")
-SWAP_USED = family("host_swap_used_bytes", "Swap space in use.", "/proc/meminfo SwapTotal - SwapFree")
-SWAP_IN = family(
+SWAP_USED = FamilySpec(
+    "host_swap_used_bytes",
+    "gauge",
+    "Swap space in use.",
+    unit="bytes",
+    source="/proc/meminfo SwapTotal - SwapFree",
+)
+SWAP_IN = FamilySpec(
     "host_swap_in_bytes_total",
+    "counter",
     "Memory read back from swap since boot. Absent on kernels without swap.",
-    "/proc/vmstat pswpin * page size",
+    unit="bytes",
+    source="/proc/vmstat pswpin * page size",
 )
-SWAP_OUT = family(
+SWAP_OUT = FamilySpec(
     "host_swap_out_bytes_total",
+    "counter",
     "Memory written to swap since boot. Absent on kernels without swap.",
-    "/proc/vmstat pswpout * page size",
+    unit="bytes",
+    source="/proc/vmstat pswpout * page size",
 )
-FAULTS = family(
+FAULTS = FamilySpec(
     "host_vm_page_faults_total",
+    "counter",
     "Page faults since boot: major ones had to read from a disk, minor ones had not.",
-    "/proc/vmstat pgmajfault, pgfault - pgmajfault",
-    "kind",
+    ("kind",),
+    source="/proc/vmstat pgmajfault, pgfault - pgmajfault",
 )
-OOM_KILLS = family(
+OOM_KILLS = FamilySpec(
     "host_vm_oom_kills_total",
+    "counter",
     "Processes killed because memory ran out, those at a cgroup's limit included. Absent on kernels before 4.13.",
-    "/proc/vmstat oom_kill",
+    source="/proc/vmstat oom_kill",
 )
-SHM_SIZE = family(
+SHM_SIZE = FamilySpec(
     "host_shm_size_bytes",
+    "gauge",
     "Size of /dev/shm as the exporter sees it. Absent where there is none.",
-    "statvfs /dev/shm f_blocks * f_frsize",
+    unit="bytes",
+    source="statvfs /dev/shm f_blocks * f_frsize",
 )
-SHM_USED = family(
+SHM_USED = FamilySpec(
     "host_shm_used_bytes",
+    "gauge",
     "Used part of /dev/shm as the exporter sees it. Absent where there is none.",
-    "statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
+    unit="bytes",
+    source="statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
 )
-NUMA_TOTAL = family(
+NUMA_TOTAL = FamilySpec(
     "host_numa_memory_total_bytes",
+    "gauge",
     "Memory of the node. Absent without details and on kernels without NUMA.",
-    "/sys/devices/system/node/node*/meminfo MemTotal",
-    "node",
+    ("node",),
+    unit="bytes",
+    source="/sys/devices/system/node/node*/meminfo MemTotal",
 )
-NUMA_FREE = family(
+NUMA_FREE = FamilySpec(
     "host_numa_memory_free_bytes",
+    "gauge",
     "Memory of the node that holds nothing at all. Absent without details and on kernels without NUMA.",
-    "/sys/devices/system/node/node*/meminfo MemFree",
-    "node",
+    ("node",),
+    unit="bytes",
+    source="/sys/devices/system/node/node*/meminfo MemFree",
 )
 
 OF_PSUTIL = {

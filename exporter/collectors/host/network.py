@@ -17,17 +17,17 @@ import psutil
 
 from exporter.collectors.kernel_files import parse_count, procfs, read_existing, source
 from exporter.collectors.selection import EVERYTHING, Selection
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, FamilySpec
 
 BYTES_PER_MEGABIT = 125_000
 
 
-def _counter(name: str, help_text: str) -> FamilySpec:
-    return family(f"host_network_{name}_total", help_text, "/proc/net/dev", "device")
+def _counter(name: str, help_text: str, *, unit: str = "") -> FamilySpec:
+    return FamilySpec(f"host_network_{name}_total", "counter", help_text, ("device",), unit, "/proc/net/dev")
 
 
 COUNTERS = {
-    _counter("receive_bytes", "Bytes received."): "bytes_recv",
+    _counter("receive_bytes", "Bytes received.", unit="bytes"): "bytes_recv",
     _counter(
         "receive_errors",
         "Packets that were not received because something was wrong with them or with the link.",
@@ -35,7 +35,7 @@ COUNTERS = {
     _counter(
         "receive_dropped", "Packets that were not received because somebody had no room for them."
     ): "dropin",
-    _counter("transmit_bytes", "Bytes transmitted."): "bytes_sent",
+    _counter("transmit_bytes", "Bytes transmitted.", unit="bytes"): "bytes_sent",
     _counter(
         "transmit_errors",
         "Packets that were not transmitted because something was wrong with them or with the link.",
@@ -45,32 +45,38 @@ COUNTERS = {
     ): "dropout",
 }
 """Family and psutil's name of it."""
-UP = family(
+UP = FamilySpec(
     "host_network_up",
+    "gauge",
     "Whether the interface is switched on and has a link (1) or not (0).",
-    "SIOCGIFFLAGS IFF_UP, IFF_RUNNING",
-    "device",
+    ("device",),
+    source="SIOCGIFFLAGS IFF_UP, IFF_RUNNING",
 )
-SPEED = family(
+SPEED = FamilySpec(
     "host_network_speed_bytes",
+    "gauge",
     "Bytes per second that the link was negotiated for. Absent where the interface does not know (virtual ones, links that are down).",
-    "SIOCETHTOOL speed * 125000",
-    "device",
+    ("device",),
+    unit="bytes",
+    source="SIOCETHTOOL speed * 125000",
 )
-RETRANSMITS = family(
+RETRANSMITS = FamilySpec(
     "host_tcp_retransmits_total",
+    "counter",
     "TCP segments sent again because nobody confirmed them; a loaded network that loses packets.",
-    "/proc/net/snmp Tcp RetransSegs",
+    source="/proc/net/snmp Tcp RetransSegs",
 )
-TCP_INUSE = family(
+TCP_INUSE = FamilySpec(
     "host_sockstat_tcp_inuse",
+    "gauge",
     "TCP sockets that are bound or connected, IPv4.",
-    "/proc/net/sockstat TCP inuse",
+    source="/proc/net/sockstat TCP inuse",
 )
-TCP_TIME_WAIT = family(
+TCP_TIME_WAIT = FamilySpec(
     "host_sockstat_tcp_tw",
+    "gauge",
     "TCP connections in TIME_WAIT, all address families; many short-lived ones.",
-    "/proc/net/sockstat TCP tw",
+    source="/proc/net/sockstat TCP tw",
 )
 SPECS = (*COUNTERS, UP, SPEED, RETRANSMITS, TCP_INUSE, TCP_TIME_WAIT)
 

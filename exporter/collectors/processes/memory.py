@@ -44,6 +44,11 @@ class _Reading:
         return self.at + max(FRESH_SECONDS, 1.5 * (self.again_at - self.at))
 
 
+def no_members() -> Sequence[Member]:
+    """Stand for a job without processes."""
+    return ()
+
+
 class ProcessMemoryCollector:
     """Reads the memory of the job's processes by mapping.
 
@@ -59,7 +64,7 @@ class ProcessMemoryCollector:
     def __init__(
         self,
         *,
-        members: Callable[[], Sequence[Member]] = tuple,
+        members: Callable[[], Sequence[Member]] = no_members,
         monotonic: Callable[[], float] = time.monotonic,
         budget_seconds: float = BUDGET_SECONDS,
     ) -> None:
