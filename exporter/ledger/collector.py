@@ -268,7 +268,7 @@ class JobCollector:
         collected += self.info.families(slots, pids, devices)
         collected += events.event_families(slots)
         collected += self.sessions.families()
-        collected += self._states.families()
+        collected += self._states.families({each.labels[0] for each in slots})
         collected += feed.self_families(counts)
         return collected
 
