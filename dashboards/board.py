@@ -12,7 +12,6 @@ from typing import Any
 from dashboards.palette import BLUE, PURPLE, VERMILION
 from dashboards.panels import Json, Panel
 from dashboards.queries import DATASOURCE, expand
-from dashboards.texts import texts_of
 
 SCHEMA_VERSION = 39
 TAG = "training-exporter"
@@ -193,18 +192,9 @@ class Board:
     refresh: str = "30s"
 
     def model(self) -> Json:
-        """What Grafana reads.
-
-        Raises:
-            KeyError: A panel has no text.
-        """
+        """What Grafana reads."""
         single = [variable.name for variable in self.variables if not variable.several]
         model: Json = _exact(self._model(), single)
-        texts = texts_of(self.uid)
-        for panel in panels_of(model):
-            text = texts[panel["title"]]
-            panel["description"] = text.description
-            panel["fieldConfig"]["defaults"]["noValue"] = text.empty
         return model
 
     def _model(self) -> Json:

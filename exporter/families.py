@@ -81,6 +81,24 @@ class FamilySpec:
         return metric
 
 
+BASE_UNITS = frozenset(("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"))
+
+
+def family(name: str, help: str, source: str, *labels: str) -> FamilySpec:
+    """Describe a family whose name tells its type and its unit: `…_bytes_total` is a counter of bytes.
+
+    Args:
+        name: As in `FamilySpec`, and so the rest; without `_total` and `_info` it is a gauge.
+        help: What it is, and when it is absent.
+        source: Where the number comes from.
+        labels: Their names.
+    """
+    suffix = name.rpartition("_")[2]
+    kind: FamilyType = "counter" if suffix == "total" else "info" if suffix == "info" else "gauge"
+    unit = name.removesuffix("_total").rpartition("_")[2]
+    return FamilySpec(name, kind, help, labels, unit if unit in BASE_UNITS else "", source)
+
+
 def _add_distribution(metric: Metric, labels: dict[str, str], value: Distribution) -> None:
     name = metric.name
     if metric.type == "histogram":

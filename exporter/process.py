@@ -1,7 +1,11 @@
-"""The recording of this process, put together: Stats, recording thread, feed writer, identity.
+"""The recording of this process, put together: Stats, events, training, recording thread, feed writer, identity.
 
 Used in the training process. This is the composition root of the training side, as `exporter.cli.serve` is the
 sidecar's: the stages do not know each other, and this file hands each its neighbour.
+
+What a training loop calls never raises and never waits for longer than it was told to: `Stat.add`, `add_tensor`, `time`,
+`get`, `exporter.log`, `events.enabled`, `span`, `flush`, `shutdown`. What sets the recording up (`Stat(…)`,
+`Stat.passive`, `configure`, `events.register`, `events.limit`) raises for arguments that cannot be.
 """
 
 from __future__ import annotations
@@ -12,21 +16,18 @@ from math import isfinite
 from time import monotonic
 
 from exporter.errors import DefinitionError, FeedError
+from exporter.feed.directory import feed_directory
+from exporter.feed.overrides import OverridesReader
+from exporter.feed.snapshot import ProcessIdentity
+from exporter.feed.writer import FeedWriter
 from exporter.recording.definition import check_label
+from exporter.recording.events import EVENTS
 from exporter.recording.identity import PROCESS, clean_text
-from exporter.recording.late import WHEN_EVENTS_ARE_LOADED, WHEN_TRAINING_IS_LOADED
 from exporter.recording.notices import tell_once
 from exporter.recording.recorder import Recorder
 from exporter.recording.stat import REGISTRY
+from exporter.training.recording import TRAINING
 from exporter.version import __version__
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from exporter.feed.overrides import OverridesReader
-    from exporter.feed.snapshot import ProcessIdentity
-    from exporter.feed.writer import FeedWriter
-    from exporter.recording.event_log import EventLog
-    from exporter.training.recording import TrainingRecording
 
 DEFAULT_FLUSH_SECONDS = 1.0
 
@@ -46,26 +47,7 @@ def _flush_seconds(environment: Mapping[str, str]) -> float:
     return min(max(seconds, 0.1), 60.0) if isfinite(seconds) else DEFAULT_FLUSH_SECONDS
 
 
-def _load_feed() -> None:
-    """Import what the recording thread will use, on the thread that makes the first Stat.
-
-    Not at the top of this file: the feed is a third of what `import exporter` would cost, and not every process
-    that imports the package records.
-    """
-    import json  # noqa: F401, PLC0415
-
-    import exporter.feed.overrides  # noqa: PLC0415
-    import exporter.feed.writer  # noqa: F401, PLC0415
-
-
-def _prepare() -> None:
-    PROCESS.begin()
-    _load_feed()
-
-
 def _directory() -> str | None:
-    from exporter.feed.directory import feed_directory  # noqa: PLC0415  # see _load_feed
-
     try:
         return feed_directory(os.environ, create=True)
     except FeedError as error:
@@ -75,8 +57,6 @@ def _directory() -> str | None:
 
 def _open_sink(began: float) -> FeedWriter | None:
     """Make this process's feed writer; on the recording thread, at its first flush, until it succeeds."""
-    from exporter.feed.writer import FeedWriter  # noqa: PLC0415  # see _load_feed
-
     directory = _directory()
     if directory is None:
         return None
@@ -86,8 +66,6 @@ def _open_sink(began: float) -> FeedWriter | None:
 
 
 def _written_as(process_id: str, began: float) -> ProcessIdentity:
-    from exporter.feed.snapshot import ProcessIdentity  # noqa: PLC0415  # see _load_feed
-
     found = PROCESS.identity()
     return ProcessIdentity(
         id=process_id,
@@ -108,14 +86,13 @@ def _written_as(process_id: str, began: float) -> ProcessIdentity:
 def _claim_rank(trains: bool) -> None:
     """Take the rank of a process that trains or records, and say so in its file."""
     PROCESS.claim_rank(trains=trains)
+    EVENTS.renew()
     if _Opened.writer is not None:
         before = _Opened.writer.identity
         _Opened.writer.identity = _written_as(before.id, before.started)
 
 
 def _changed_rules() -> Sequence[Mapping[str, object]] | None:
-    from exporter.feed.overrides import OverridesReader  # noqa: PLC0415  # see _load_feed
-
     if _Opened.overrides is None:
         directory = _directory()
         if directory is None:
@@ -133,44 +110,29 @@ def _who() -> tuple[str, int | None]:
     return found.run, found.rank
 
 
-RECORDER = Recorder(
-    REGISTRY,
-    _open_sink,
-    _changed_rules,
-    prepare=_prepare,
-    claim_rank=_claim_rank,
-    flush_seconds=_flush_seconds(os.environ),
-)
-REGISTRY.recording = os.environ.get("EXPORTER_DISABLED") != "1"
-
-
-def _wire_events(events: EventLog) -> None:
-    """Have the event log of this process, which is loaded at its first use, recorded like its Stats."""
-    events.recording = REGISTRY.recording
-    events.identify_by(_who)
-    RECORDER.attach_events(events)
-    events.on_first(RECORDER.start)
-
-
-WHEN_EVENTS_ARE_LOADED.append(_wire_events)
-
-
-def _wire_training(training: TrainingRecording) -> None:
-    """Have the training of this process, which is loaded at its first use, recorded like its Stats."""
-    training.record(on=REGISTRY.recording)
-    training.since(RECORDER.began)
-    training.on_first(RECORDER.start)
-    RECORDER.attach_training(training)
-
-
-WHEN_TRAINING_IS_LOADED.append(_wire_training)
-
-
 def _begin_anew() -> None:
-    RECORDER.events.renew()
+    EVENTS.renew()
     RECORDER.renew()
 
 
+RECORDER = Recorder(
+    REGISTRY,
+    EVENTS,
+    TRAINING,
+    _open_sink,
+    _changed_rules,
+    prepare=PROCESS.begin,
+    claim_rank=_claim_rank,
+    flush_seconds=_flush_seconds(os.environ),
+)
+REGISTRY.recording = EVENTS.recording = os.environ.get("EXPORTER_DISABLED") != "1"
+REGISTRY.on_first(RECORDER.start)
+EVENTS.identify = _who
+EVENTS.on_first(RECORDER.start)
+TRAINING.record(on=REGISTRY.recording)
+TRAINING.since(RECORDER.began)
+TRAINING.on_first(RECORDER.start)
+TRAINING.on_saved(RECORDER.flush_soon)
 PROCESS.on_change(_begin_anew)
 
 
@@ -206,7 +168,7 @@ def configure(
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
-    """Publish everything recorded so far, values of this thread's CUDA tensors included.
+    """Publish everything recorded so far, values of this thread's CUDA tensors included; never raises.
 
     Event handlers and exporters of spans are given the same time to take what was logged before.
 
@@ -215,14 +177,18 @@ def flush(timeout_seconds: float = 5.0) -> bool:
     """
     if not REGISTRY.recording:
         return True
-    deadline = monotonic() + timeout_seconds
-    for tally in REGISTRY.tallies():
-        if tally.collect is not None:
-            tally.collect()
-    RECORDER.training.collect()
-    RECORDER.events.flush(timeout_seconds)
-    arrived = RECORDER.flush(max(deadline - monotonic(), 0.1))
-    RECORDER.training.flush(max(deadline - monotonic(), 0.1))
+    try:
+        deadline = monotonic() + timeout_seconds
+        for tally in REGISTRY.tallies():
+            if tally.tensors is not None:
+                tally.tensors.collect()
+        TRAINING.collect()
+        EVENTS.flush(timeout_seconds)
+        arrived = RECORDER.flush(max(deadline - monotonic(), 0.1))
+        TRAINING.flush(max(deadline - monotonic(), 0.1))
+    except Exception as error:  # noqa: BLE001  # an error of CUDA, or a defect of ours: not the loop's problem
+        tell_once("flush", f"not everything could be flushed: {error!r}")
+        return False
     return arrived
 
 

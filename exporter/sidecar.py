@@ -10,15 +10,24 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exporter.errors import FeedError
+from exporter.feed.directory import feed_directory
 from exporter.recording.notices import tell_once
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 
     from exporter.feed.runs import Registration
+
+_START = (
+    "import runpy, sys; sys.path[0] = {root!r}; sys.argv[0] = 'exporter';"
+    " runpy.run_module('exporter', run_name='__main__', alter_sys=True)"
+)
+"""Not `-m exporter`: a file of that name in the job's working directory would be run in its place."""
 
 
 class Sidecar:
@@ -58,30 +67,32 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
     """
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return None
-    import subprocess  # noqa: PLC0415  # 1 MiB that only those pay who start a sidecar from the job
-    from pathlib import Path  # noqa: PLC0415
+    import subprocess  # noqa: PLC0415  # two megabytes that only those pay who start a sidecar from the job
 
-    from exporter.feed.directory import feed_directory  # noqa: PLC0415
-    from exporter.feed.runs import ATTACHED_FLAG, register  # noqa: PLC0415
+    from exporter.feed.runs import ATTACHED_FLAG, register  # noqa: PLC0415  # likewise
 
+    registration = None
     try:
         directory = feed_directory(os.environ, create=True)
         registration = register(Path(directory))
         process = subprocess.Popen(
             [
-                *(sys.executable or "python3", "-m", "exporter", *flags),
-                *(
-                    f"--feed.dir={directory}",
-                    ATTACHED_FLAG,
-                    f"--run.linger={max(linger_seconds, 0) * 1000:.0f}ms",
-                ),
+                *(sys.executable or "python3", "-c", _START.format(root=str(Path(__file__).parents[1]))),
+                *flags,
+                f"--feed.dir={directory}",
+                ATTACHED_FLAG,
+                f"--run.linger={max(linger_seconds, 0) * 1000:.0f}ms",
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # the terminal's Ctrl-C is for the job
         )
-    except (FeedError, OSError) as error:
+        # One that finds another at work ends at once: somebody has to ask for its status, or it stays a zombie.
+        threading.Thread(target=process.wait, name="exporter-sidecar", daemon=True).start()
+    except (FeedError, OSError, RuntimeError, TypeError, ValueError) as error:
         tell_once("sidecar", f"the sidecar cannot be started: {error}")
+        if registration is not None:
+            registration.release()
         return None
     sidecar = Sidecar(registration, process)
     atexit.register(sidecar.stop)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import exporter
 from exporter import training
-from exporter.training.config import OneLoggerConfig, TrainingTelemetryConfig
-from exporter.training.training_telemetry_provider import TrainingTelemetryProvider
+from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
+from exporter.one_logger.provider import TrainingTelemetryProvider
 
 STEP_SECONDS = 0.01
 

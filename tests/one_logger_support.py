@@ -7,13 +7,15 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exporter.training import provider, reports
-from exporter.training.exporters.base import BaseExporter
+from exporter.one_logger import state
+from exporter.one_logger.exporters import BaseExporter
+from exporter.training import metrics
 from exporter.training.recording import TRAINING
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,14 +74,17 @@ def reported() -> Iterator[list[tuple[str, str, str]]]:
     """Collect what is reported inside."""
     found: list[tuple[str, str, str]] = []
 
-    def listen(call: str, rule: str, expected: str) -> None:
-        found.append((call, rule, expected))
+    class Kept(deque[tuple[str, str, str]]):
+        def append(self, item: tuple[str, str, str]) -> None:
+            found.append(item)
+            super().append(item)
 
-    reports.on_report(listen)
+    before = metrics.REPORTED
+    metrics.REPORTED = Kept()
     try:
         yield found
     finally:
-        reports._LISTENERS.remove(listen)
+        metrics.REPORTED = before
 
 
 @contextmanager
@@ -89,14 +94,14 @@ def fresh_provider() -> Iterator[None]:
     try:
         yield
     finally:
-        configured = provider.current()
+        configured = state.current()
         if configured is not None:
-            configured.sink.close()
+            configured.delivery.close()
         _begin_anew()
 
 
 def _begin_anew() -> None:
-    provider.forget()
+    state.forget()
     TRAINING.after_fork()
 
 

@@ -7,17 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from exporter import training
-from exporter.recording.marks import Anchor, Track
+from exporter.one_logger import state
 from exporter.recording.values import StatReading, TrainingReading
-from exporter.training import provider
+from exporter.training.buffers import Anchor, SpanBuffer
 from exporter.training.interpreter import Interpreter
 from exporter.training.job import Job
-from exporter.training.kinds import ENTER, EXIT, FAIL, Kind
-from exporter.training.misuse import Misuse
-from exporter.training.phase_clock import PhaseClock
-from exporter.training.reading import read
+from exporter.training.metrics import Families, Misuse
 from exporter.training.recording import TRAINING
-from exporter.training.series import Families
+from exporter.training.span_kinds import ENTER, EXIT, FAIL, Kind
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -27,26 +24,21 @@ class ByHand:
 
     def __init__(self, began: float = 0.0) -> None:
         self.families = Families()
-        self.misuse = Misuse(self.families)
-        self.clock = PhaseClock(self.families, began)
-        self.job = Job(self.families, self.misuse)
-        self.interpreter = Interpreter(self.job, self.clock, self.misuse)
+        self.job = Job(self.families, Misuse(self.families), began)
+        self.interpreter = Interpreter(self.job)
         self._anchor = Anchor()
-        self.track = Track(1, self._anchor)
+        self.buffer = SpanBuffer(self._anchor)
 
     def take(self, items: Sequence[Any], pieces: int = 1 << 30) -> None:
         """Interpret, so many marks at once."""
         for start in range(0, len(items), 2 * pieces):
             part = list(items[start : start + 2 * pieces])
             while part:
-                del part[: self.interpreter.take(self.track, part)]
+                del part[: self.interpreter.take(self.buffer, part)]
 
     def values(self, until: float) -> dict[Key, Any]:
         """Everything that is published at a time."""
-        self.clock.advance(until)
-        self.clock.publish(0.0)
-        self.job.progress.publish(0.0)
-        self.job.looping.publish()
+        self.job.publish(until)
         return {key_of(reading): what(reading) for reading in self.families.readings()}
 
     def totals(self, until: float) -> dict[Key, Any]:
@@ -57,7 +49,7 @@ class ByHand:
 
     def reading(self) -> TrainingReading:
         """What goes beside the families."""
-        return read(self.interpreter)
+        return self.job.reading()
 
 
 def entered(kind: Kind, at: float) -> list[Any]:
@@ -151,12 +143,12 @@ class Memory:
 @contextmanager
 def begun_anew() -> Iterator[None]:
     """The recording of this process as after a fork: nothing told, nothing configured."""
-    provider.forget()
+    state.forget()
     TRAINING.after_fork()
     try:
         yield
     finally:
-        provider.forget()
+        state.forget()
         TRAINING.after_fork()
 
 

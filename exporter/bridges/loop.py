@@ -28,7 +28,6 @@ _BLOCKS = {
     "zero_grad": "zero_grad",
 }
 """Phases that have a function of their own, which finds its handle at once."""
-_WORK = frozenset({"iteration", "forward", "backward", "grad_sync", "optimizer", "zero_grad"})
 DEVICE_SECONDS = 0.1
 """How often a number is taken from a device: each takes a copy there."""
 _DEEPEST_BATCH = 4
@@ -41,17 +40,23 @@ class Discarded(GeneratorExit):
 class LoopTracker:
     """Opens and closes spans; none of its methods minds being called out of order.
 
+    Args:
+        guesses: The loop and its iterations are concluded; where the job reports its own, those take their place.
+
     Attributes:
         training: `exporter.training`.
-        loops: Training loops that bridges have begun in this process.
     """
 
-    loops = 0
-
-    def __init__(self) -> None:
-        from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
+    def __init__(self, *, guesses: bool = False) -> None:
+        # Here, since a bridge that is installed may never be used.
+        from exporter import training  # noqa: PLC0415
+        from exporter.training import api  # noqa: PLC0415
+        from exporter.training.recording import TRAINING  # noqa: PLC0415
 
         self.training: ModuleType = training
+        self._recording = TRAINING
+        self._loop: Any = api.guessed_loop if guesses else api.training_loop
+        self._iteration: Any = api.guessed_iteration if guesses else api.training_iteration
         self._blocks: dict[str, Any] = {name: getattr(training, block) for name, block in _BLOCKS.items()}
         self._due = {"loss": 0.0, "grad_norm": 0.0}
         self._open: list[tuple[str, str, AbstractContextManager[Any]]] = []
@@ -94,14 +99,12 @@ class LoopTracker:
         """Begin a training loop; whatever an earlier one left open is discarded."""
         self.end_all(Discarded())
         EXIT.begin_application(self.training)
-        span = self.training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=target)
-        self.begin(LOOP, span)
-        LoopTracker.loops += 1
+        self.begin(LOOP, self._loop(step, None, target))
 
     def begin_iteration(self) -> None:
         """Begin an iteration, unless one is under way."""
         if not self.is_open(ITERATION):
-            self.begin(ITERATION, self.training.training_iteration())
+            self.begin(ITERATION, self._iteration())
 
     def discard_iteration(self) -> None:
         """Close the iteration as none at all: what it took is outside of iterations, neither work nor lost."""
@@ -133,17 +136,15 @@ class LoopTracker:
         self._due[field] = now + DEVICE_SECONDS
         return True
 
-    def job_reports(self) -> bool:
-        """Tell whether the job itself has begun a training loop, or is in an iteration, or has reported steps."""
-        from exporter.training.recording import TRAINING  # noqa: PLC0415  # as above
+    def job_reports(self, *, until_now: bool = False) -> bool:
+        """Tell whether the job itself has begun a training loop or an iteration, or has reported steps.
 
-        TRAINING.drain()
-        told = TRAINING.reading()
-        if told is None:
-            return False
-        return (
-            told.loop > LoopTracker.loops or told.phase in _WORK or (told.steps > 0 and not LoopTracker.loops)
-        )
+        Args:
+            until_now: Whether what it has noted up to now is looked at; else what is known already will do.
+        """
+        if until_now:
+            self._recording.drain()
+        return self._recording.job_tells
 
     def _close(self, error: BaseException | None) -> str:
         kind, _, span = self._open.pop()

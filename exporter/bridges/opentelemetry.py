@@ -22,12 +22,12 @@ from opentelemetry.trace import set_span_in_context
 from opentelemetry.trace.status import Status, StatusCode
 
 from exporter.errors import ExportError
+from exporter.one_logger.exporters import BaseExporter
+from exporter.one_logger.state import current
 from exporter.recording.identity import identity
+from exporter.training.attributes import Attributes, TracingTimestamp
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.exporters.base import BaseExporter
-from exporter.training.provider import current
 from exporter.training.spans import Span
-from exporter.training.types import Attributes, TracingTimestamp
 
 SPAN_ID = "one_logger_span_id"
 MOST_EVENTS = 1024

@@ -88,8 +88,12 @@ class LoopSource(Source):
         if self._silent:
             return None
         if self._tracker is None:
-            self._tracker = LoopTracker()
+            self._tracker = LoopTracker(guesses=self.courteous)
             self._describe(self._tracker)
+        elif self.courteous and self._tracker.job_reports():
+            self._silent = True
+            self._tracker.end_all(Discarded())
+            return None
         return self._tracker
 
     @staticmethod
@@ -305,7 +309,8 @@ class LoopSource(Source):
             if not training:
                 return self.tracker if threading.current_thread() is threading.main_thread() else None
             self._thread = here
-            self._silent = self.courteous and self.tracker is not None and self.tracker.job_reports()
+            known = self.tracker
+            self._silent = self.courteous and known is not None and known.job_reports(until_now=True)
         return self.tracker if self._thread == here else None
 
     def _training_goes_on(self, tracker: LoopTracker) -> None:

@@ -22,9 +22,8 @@ from exporter.bridges.periodic import Periodic
 from exporter.elastic.families import metric_name
 from exporter.errors import DefinitionError
 from exporter.recording.event_kinds import Kind
-from exporter.recording.event_telling import RECENT_EVENTS, RawEvent
 from exporter.recording.event_values import check_data
-from exporter.recording.events import EVENTS
+from exporter.recording.events import EVENTS, RECENT_EVENTS, RawEvent
 from exporter.recording.notices import tell_once
 from exporter.recording.plain import plain
 from exporter.recording.stat import Stat

@@ -2,7 +2,7 @@
 
 Used in the training process, on the exporter's own thread, so that nothing waits for the network; W&B's own process
 does the sending. The run is another than the job's: where the job uses W&B itself, both go on side by side. Closing
-takes at most the time that `exporter.training.delivery` gives at exit.
+takes at most the time that `exporter.one_logger.delivery` gives at exit.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
+from exporter.one_logger.exporters import BaseExporter
+from exporter.one_logger.names import StandardEventName
+from exporter.training.attributes import Attribute
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.exporters.base import BaseExporter
-from exporter.training.names import StandardEventName
 from exporter.training.spans import Span
-from exporter.training.types import Attribute
 
 
 class Config:

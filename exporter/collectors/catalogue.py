@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from exporter.collectors.cgroup import families as cgroup_families
 from exporter.collectors.cgroup.collector import CgroupCollector
-from exporter.collectors.energy import families as energy_families
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.extra import extra_collectors
 from exporter.collectors.host import (
@@ -33,7 +31,6 @@ from exporter.collectors.host import (
     system,
 )
 from exporter.collectors.host.statvfs import StatvfsPool
-from exporter.collectors.processes import families as process_families
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.selection import EVERYTHING
@@ -88,6 +85,28 @@ class CollectorEntry:
     settings: tuple[Setting, ...] = ()
 
 
+def _entry(
+    factory: Callable[..., Any],
+    help_text: str,
+    interval_seconds: float = FAST_SECONDS,
+    deadline_seconds: float = 4.0,
+    *,
+    options: tuple[tuple[str, str], ...] = (),
+    settings: tuple[Setting, ...] = (),
+) -> CollectorEntry:
+    made: Any = factory.func if isinstance(factory, partial) else factory
+    return CollectorEntry(
+        made.name,
+        factory,
+        made.specs,
+        help_text,
+        interval_seconds,
+        deadline_seconds,
+        options=options,
+        settings=settings,
+    )
+
+
 def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
     return (
         Setting("device_include", EVERYTHING, "Patterns of the devices to show."),
@@ -99,50 +118,36 @@ _POOLS = {name: StatvfsPool() for name in ("filesystem", "checkpoint_dirs")}
 """One for all collectors of a name that are made: a reload must not call what hangs once more."""
 
 CATALOGUE: tuple[CollectorEntry, ...] = (
-    CollectorEntry(
-        "cpu",
+    _entry(
         cpu.CpuCollector,
-        cpu.SPECS,
         "CPU time by mode, utilization, load averages, boot time.",
         options=(("per_core", "One series per CPU and mode instead of the sum over the CPUs."),),
     ),
-    CollectorEntry(
-        "pressure",
+    _entry(
         pressure.PressureCollector,
-        pressure.SPECS,
         "Time lost waiting for CPU, memory and I/O (PSI).",
     ),
-    CollectorEntry(
-        "memory",
+    _entry(
         memory.MemoryCollector,
-        memory.SPECS,
         "What memory is used for, swap, page faults, out-of-memory kills, /dev/shm.",
         options=(("details", "Also the memory of each NUMA node."),),
     ),
-    CollectorEntry(
-        "own", system.OwnCollector, system.OWN_SPECS, "The exporter's own CPU time, memory and descriptors."
-    ),
-    CollectorEntry(
-        "hardware",
+    _entry(system.OwnCollector, "The exporter's own CPU time, memory and descriptors."),
+    _entry(
         hardware.HardwareCollector,
-        hardware.SPECS,
         "CPUs and their frequency, temperatures, throttling, memory errors.",
         SLOW_SECONDS,
         SLOW_DEADLINE_SECONDS,
         options=(("per_core", "Also the thermometers of single CPU cores."),),
     ),
-    CollectorEntry(
-        "clock",
+    _entry(
         system.ClockCollector,
-        system.CLOCK_SPECS,
         "Offset and discipline of the kernel's clock.",
         SLOW_SECONDS,
         SLOW_DEADLINE_SECONDS,
     ),
-    CollectorEntry(
-        "cgroup",
+    _entry(
         CgroupCollector,
-        cgroup_families.SPECS,
         "The job's own limits on CPU, memory, I/O and processes, and how near it is to them.",
         settings=(
             Setting(
@@ -152,18 +157,14 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
             ),
         ),
     ),
-    CollectorEntry(
-        "disk",
+    _entry(
         disk.DiskCollector,
-        disk.SPECS,
         "What disks read and write, and how long that takes.",
         options=(("partitions", "Also partitions, whose I/O their disk counts as well."),),
         settings=_devices(disk.DEVICE_EXCLUDE),
     ),
-    CollectorEntry(
-        "filesystem",
+    _entry(
         partial(filesystem.FilesystemCollector, pool=_POOLS["filesystem"]),
-        filesystem.SPECS,
         "Size, free space and state of the mounted filesystems.",
         MEDIUM_SECONDS,
         MEDIUM_DEADLINE_SECONDS,
@@ -182,29 +183,21 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
             ),
         ),
     ),
-    CollectorEntry(
-        "nfs",
+    _entry(
         nfs_lustre.NfsCollector,
-        nfs_lustre.NFS_SPECS,
         "What goes over each NFS mount, and how long the servers take.",
     ),
-    CollectorEntry(
-        "lustre",
+    _entry(
         nfs_lustre.LustreCollector,
-        nfs_lustre.LUSTRE_SPECS,
         "What goes over each Lustre mount.",
     ),
-    CollectorEntry(
-        "network",
+    _entry(
         network.NetworkCollector,
-        network.SPECS,
         "What the network interfaces carry and lose, and TCP's sockets and retransmissions.",
         settings=_devices(network.DEVICE_EXCLUDE),
     ),
-    CollectorEntry(
-        "rdma",
+    _entry(
         rdma.RdmaCollector,
-        rdma.SPECS,
         "What InfiniBand and RoCE ports carry, and what goes wrong on their links.",
         settings=(
             *_devices(()),
@@ -213,33 +206,25 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
             ),
         ),
     ),
-    CollectorEntry(
-        "checkpoint_dirs",
+    _entry(
         partial(checkpoint_dirs.CheckpointDirsCollector, pool=_POOLS["checkpoint_dirs"]),
-        checkpoint_dirs.SPECS,
         "Room that is left in the directories of checkpoints.",
         MEDIUM_SECONDS,
         MEDIUM_DEADLINE_SECONDS,
         settings=(Setting("paths", (), "The directories, each as the exporter sees it.", kind="path"),),
     ),
-    CollectorEntry(
-        "processes",
+    _entry(
         ProcessCollector,
-        process_families.SPECS,
         "What the processes of the job use, by rank and role; also needed to divide energy among runs.",
     ),
-    CollectorEntry(
-        "process_memory",
+    _entry(
         ProcessMemoryCollector,
-        process_families.MEMORY_SPECS,
         "Unique and proportional memory of the job's processes, as far as their page tables are quick to read.",
         MEDIUM_SECONDS,
         MEDIUM_DEADLINE_SECONDS,
     ),
-    CollectorEntry(
-        "rapl",
+    _entry(
         RaplCollector,
-        energy_families.SPECS,
         "Energy and power of CPUs and memory; every 10 s or more often, since the registers wrap.",
     ),
 )

@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping
 from time import monotonic_ns, time
 from typing import Any, Protocol
 
-from exporter.recording.delivery import is_container_method
-from exporter.recording.event_kinds import Kind
-from exporter.recording.event_telling import RawEvent
+from exporter.recording.event_kinds import Kind, is_container_method
 from exporter.recording.event_values import Datum, check_data
 from exporter.recording.event_values import Event as RecordedEvent
-from exporter.recording.events import EVENTS, Handle, register, unregister
+from exporter.recording.events import EVENTS, Handle, RawEvent, register, unregister
 
 data_value_t = str | float | int | bool
 """What the data of an event may be."""

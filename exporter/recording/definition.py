@@ -354,7 +354,7 @@ def _check_number(field: str, value: float, *, at_least: float) -> float:
 
 
 def _near(value: object, allowed: Iterable[str]) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415  # it costs every job 4 ms, and only errors need it
+    from difflib import get_close_matches  # noqa: PLC0415  # only errors need it
 
     near = get_close_matches(str(value).lower(), list(allowed), 1, 0.6)
     return f", did you mean {near[0]!r}?" if near else ""

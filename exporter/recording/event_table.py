@@ -1,25 +1,27 @@
-"""The table of kinds: which events there are, where each is counted, and what the rules say of it.
+"""The kinds of events of a process: where each is counted, and what the rules say of it.
 
-Used in the training process. Changed under the lock of the `EventLog` that owns it; the threads that log only
-look kinds up.
+Used in the training process. Changed under the lock; the threads that log only look kinds up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
 
-from exporter.recording.event_kinds import Kind, Occurrences, Rule, check_rule, combined
-from exporter.recording.event_values import LEVELS, check_severity, check_type
+from exporter.recording.event_kinds import Kind, Occurrences, Rule, check_rule, combined, is_enabled
+from exporter.recording.event_values import LONGEST_TYPE, check_severity, check_type, severity_of
 from exporter.recording.identity import clean_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from datetime import datetime
+from exporter.recording.notices import tell_once
 
 MOST_TYPES = 100
 """Types that are counted apart; the rest is `other`."""
 MOST_KINDS = 1000
 """(type, severity) pairs with a memory of their own; beyond it they share one for each severity."""
+MOST_COUNTED_APART = 1000
 LONGEST_LABEL = 200
 OTHER = "other"
 
@@ -27,93 +29,96 @@ Pair = tuple[str, str]
 
 
 class KindTable:
-    """All kinds of a process.
-
-    Args:
-        prepare: Called with a kind that is new, or that other rules are in force for.
+    """All kinds of a process; what is told to whom is decided by the `EventLog`, which this is a part of.
 
     Attributes:
-        kinds: By type and severity. Faces keep kinds, so none is ever thrown away.
-        open: Whether everything is recorded, whatever it is.
+        latest: What `recent` makes events of; whoever counts an event adds it here.
     """
 
-    def __init__(self, prepare: Callable[[Kind], None]) -> None:
-        self.kinds: dict[Pair, Kind] = {}
-        self.open = True
-        self._prepare = prepare
+    latest: deque[Any]
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may log while its thread makes a kind
+        self._wake: Callable[[], None] = lambda: None
+        self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
         self._crowd: dict[str, Kind] = {}
+        self._verdicts: dict[tuple[object, object], bool] = {}
         self._rules: dict[str, Rule] = {}
         self._outer_rules: tuple[Rule, ...] = ()
         self._recording = True
         self._allowed: frozenset[str] | None = None
         self._most_types = MOST_TYPES
-        self.begin()
+        self._begin_counts()
 
-    def begin(self) -> None:
+    def _begin_counts(self) -> None:
         """Count from zero."""
         self._occurrences: dict[Pair, Occurrences] = {}
         self._labels: set[str] = set()
         self._suppressed: dict[Pair, int] = {}
-        for kind in self.every():
+        for kind in self._every():
             kind.restart(self._counted_as(kind))
 
-    @property
-    def recording(self) -> bool:
-        """Whether anything is recorded at all."""
-        return self._recording
+    def _route(self, kinds: Iterable[Kind] | None = None) -> None:
+        """Decide for kinds whom they are told to."""
+        raise NotImplementedError
 
-    @recording.setter
-    def recording(self, recording: bool) -> None:
-        self._recording = recording
-        self._obey()
-
-    def every(self) -> list[Kind]:
-        """List all kinds."""
-        return [*self.kinds.values(), *self._crowd.values()]
-
-    def obtain(self, type: str, severity: str) -> Kind:
-        """Find a kind, or make it.
+    def kind(self, type: str, severity: str) -> Kind:
+        """Find or make what is decided about a type and a severity; one that is known is found without a lock.
 
         Raises:
             TypeError: The type is no text.
             ValueError: The type is empty, or there is no such severity.
         """
-        own = check_type(type), check_severity(severity)
-        kind = self.kinds.get(own)
-        if kind is None and len(self.kinds) < MOST_KINDS:
-            kind = self.kinds[own] = Kind(*own, self._occurrences_of(*own))
-            self._settle(kind)
-        elif kind is None:
-            kind = self._crowd.get(own[1])
-            if kind is None:
-                kind = self._crowd[own[1]] = Kind(None, own[1], self._occurrences_of(OTHER, own[1]))
-                self._settle(kind)
+        try:
+            return self._kinds[type, severity]
+        except (KeyError, TypeError):
+            pair = check_type(type), check_severity(severity)
+        with self._lock:
+            kind, known = self._kinds.get(pair), len(self._kinds)
+            if kind is None and known < MOST_KINDS:
+                kind = self._kinds[pair] = self._made(*pair)
+            elif kind is None:
+                kind = self._crowd.get(pair[1]) or self._made(None, pair[1])
+                self._crowd[pair[1]] = kind
+        if self._recording and len(self._kinds) != known:
+            self._wake()
         return kind
 
-    def allows(self, type: str, severity: str) -> bool:
-        """Whether events of this type and severity would be recorded, whether or not there is a kind for them."""
-        kind = self.kinds.get((type, severity))
-        if kind is not None or not self._recording:
-            return kind is not None and kind.enabled
-        found = combined(type, self._in_force())
-        least = LEVELS[str(found.get("severity", "debug"))]
-        return bool(found.get("enabled", True)) and LEVELS[check_severity(severity)] >= least
+    def enabled(self, type: str, severity: str = "info") -> bool:
+        """Whether such an event would be recorded; cheap enough to ask before making its data."""
+        try:
+            return self._verdicts[type, severity]
+        except (KeyError, TypeError):
+            return self._verdict(type, severity)
 
-    def limit(self, match: str, rule: Mapping[str, object]) -> None:
-        """Take a rule of the code in the place of the one for the same pattern; an empty one forgets it.
+    def limit(self, match: str = "*", **rule: object) -> None:
+        """Say what becomes of the events whose types match a shell pattern; the later call wins.
+
+        What is given replaces what was said of the same pattern before; nothing given forgets it.
+
+        Args:
+            match: The pattern.
+            rule: Any of `enabled` (bool), `severity` (the least that is recorded), `sample` (the share that
+                handlers are told, 0 to 1) and `per_second` (how many of a kind they are told each second; None for
+                any number). Sampled and limited events still count.
 
         Raises:
             TypeError: A value is of the wrong type.
             ValueError: A value is out of range, or there is no such rule.
         """
         checked = check_rule({"match": match, **rule})
-        self._rules.pop(match, None)
-        if rule:
-            self._rules[match] = checked
-        self._obey()
+        with self._lock:
+            self._rules.pop(match, None)
+            if rule:
+                self._rules[match] = checked
+            self._obey()
 
     def override(self, rules: Iterable[Rule]) -> list[str]:
-        """Take the configuration's rules in the place of those before; says what is wrong with those left out."""
+        """Put the configuration's rules in force; the code's own come after them.
+
+        Returns:
+            What is wrong with the rules that were left out.
+        """
         good: list[Rule] = []
         wrong: list[str] = []
         for number, rule in enumerate(rules, 1):
@@ -121,62 +126,98 @@ class KindTable:
                 good.append(check_rule(rule))
             except (TypeError, ValueError) as error:  # noqa: PERF203  # each rule stands for itself
                 wrong.append(f"events rule {number}: {error}")
-        self._outer_rules = tuple(good)
-        self._obey()
+        with self._lock:
+            self._outer_rules = tuple(good)
+            self._obey()
         return wrong
 
-    def count_types(self, allowed: frozenset[str] | None, most: int) -> None:
-        """Count these types apart from now on, or so many of those that come first."""
-        self._allowed, self._most_types = allowed, most
-        self._labels.clear()
-        for kind in self.every():
-            _add_suppressed(kind, self._suppressed)
-            kind.restart(self._counted_as(kind))
+    def count_types(self, allowed: Iterable[str] | None = None, *, most: int = MOST_TYPES) -> None:
+        """Say which types are counted apart; the rest is `other`. Counts so far stay where they are.
 
-    def counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
+        Args:
+            allowed: These types only; None for the first that come.
+            most: So many of them.
+
+        Raises:
+            TypeError: A type is no text.
+            ValueError: `most` is not from 0 to 1000.
+        """
+        types = None if allowed is None else frozenset(map(check_type, allowed))
+        if not 0 <= most <= MOST_COUNTED_APART:
+            raise ValueError(f"most must be 0 to {MOST_COUNTED_APART}, not {most}")
+        with self._lock:
+            self._allowed, self._most_types = types, most
+            self._labels.clear()
+            for kind in self._every():
+                _add_suppressed(kind, self._suppressed)
+                kind.restart(self._counted_as(kind))
+
+    def _counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
         """Tell how many there were, when the latest happened, and how many were kept from the handlers."""
-        counts = {
-            each.labels: number for each in self._occurrences.values() if (number := each.counter.read())
-        }
+        counts = {pair: number for pair, each in self._occurrences.items() if (number := each.counter.read())}
         last = {
-            pair: when
-            for pair, each in self._occurrences.items()
-            if pair in counts and (when := _when(each.last)) is not None
+            pair: when for pair in counts if (when := _unix_time(self._occurrences[pair].last)) is not None
         }
         suppressed = dict(self._suppressed)
-        for kind in self.every():
+        for kind in self._every():
             _add_suppressed(kind, suppressed)
         return counts, last, suppressed
 
-    def _in_force(self) -> list[Rule]:
-        return [*self._outer_rules, *self._rules.values()]
+    def _every(self) -> list[Kind]:
+        return [*self._kinds.values(), *self._crowd.values()]
+
+    def _made(self, type: str | None, severity: str) -> Kind:
+        occurrences = self._occurrences_of(OTHER if type is None else type, severity)
+        kind = Kind(type, severity, occurrences, self.latest.append)
+        self._settle(kind)
+        return kind
 
     def _obey(self) -> None:
-        rules = self._in_force()
-        self.open = self._recording and not any("enabled" in rule or "severity" in rule for rule in rules)
-        for kind in self.every():
+        self._verdicts = {}
+        for kind in self._every():
             self._settle(kind)
 
     def _settle(self, kind: Kind) -> None:
-        kind.obey(self._in_force())
+        kind.obey([*self._outer_rules, *self._rules.values()])
         kind.enabled = kind.enabled and self._recording
-        self._prepare(kind)
+        self._route([kind])
+
+    def _verdict(self, type: str, severity: str) -> bool:
+        with suppress(Exception):  # whatever the job's own object is
+            rule = combined(str(type), [*self._outer_rules, *self._rules.values()])
+            verdict = self._recording and is_enabled(rule, severity_of(severity))
+            if len(self._verdicts) < MOST_KINDS:
+                self._verdicts[type, severity] = verdict
+            return verdict
+        return self._recording
+
+    def _refuse(self, type: str, what: str) -> None:
+        """Count something that an event goes without, and say so once for each type."""
+        with self._lock:
+            pair = self._label_of(type), "payload"
+            self._suppressed[pair] = self._suppressed.get(pair, 0) + 1
+        tell_once(
+            f"event {type[:LONGEST_TYPE]}",
+            f"an event {type[:100]!r} is recorded without what cannot be: {what}",
+        )
 
     def _counted_as(self, kind: Kind) -> Occurrences:
         return self._occurrences_of(OTHER if kind.type is None else kind.type, kind.severity)
 
     def _occurrences_of(self, type: str, severity: str) -> Occurrences:
-        label = clean_text(type)[:LONGEST_LABEL]
-        if label not in self._labels:
-            room = len(self._labels) < self._most_types
-            if room and (self._allowed is None or type in self._allowed):
-                self._labels.add(label)
-            else:
-                label = OTHER
-        pair = label, severity
+        pair = self._label_of(type), severity
         if pair not in self._occurrences:
             self._occurrences[pair] = Occurrences(*pair)
         return self._occurrences[pair]
+
+    def _label_of(self, type: str) -> str:
+        label = clean_text(type)[:LONGEST_LABEL]
+        if label not in self._labels:
+            room = len(self._labels) < self._most_types
+            if not room or (self._allowed is not None and type not in self._allowed):
+                return OTHER
+            self._labels.add(label)
+        return label
 
 
 def _add_suppressed(kind: Kind, into: dict[Pair, int]) -> None:
@@ -187,7 +228,7 @@ def _add_suppressed(kind: Kind, into: dict[Pair, int]) -> None:
             into[pair] = into.get(pair, 0) + number
 
 
-def _when(last: float | datetime | None) -> float | None:
+def _unix_time(last: float | datetime | None) -> float | None:
     if last is None or isinstance(last, float):
         return last
     try:

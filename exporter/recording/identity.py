@@ -12,7 +12,6 @@ or records a sample in a Stat of the job's; then it is rank 0. torchrun's agent 
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 import time
@@ -84,7 +83,7 @@ class Process:
         """Put together what is known now."""
         own = self._pid == os.getpid()
         run, given = (self._run, True) if self._run is not None else _run_of(os.environ, self.run_id)
-        node = clean_text(platform.node())
+        node = clean_text(_node())
         if self.is_agent:
             return Identity(run, self._rank, None, "agent", node, self._labels, given)
         works = own and (self._records or self._trains)
@@ -263,6 +262,10 @@ def _is_rank_owner() -> bool:
 def _rank_variable(environment: Mapping[str, str]) -> str:
     name = next((name for name in _RANKS if _first_number(environment, (name,)) is not None), "")
     return f"{name}={environment[name].strip()}" if name else ""
+
+
+def _node() -> str:
+    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 
 
 def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -6,6 +6,7 @@ is logged by a thread of its own, made for it; the recording thread goes on at o
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from contextlib import suppress
@@ -42,11 +43,11 @@ def end_notices() -> None:
 
 
 def _tell(message: str) -> None:
-    logging = sys.modules.get("logging")  # a job that logs has it; for the others it would cost 1 MiB
     try:
-        if logging is not None:
-            logging.getLogger("exporter").warning(message)
+        logger = logging.getLogger("exporter")
+        if logger.hasHandlers():
+            logger.warning(message)
         elif sys.stderr is not None:  # else `print` would take standard output, which is the job's
-            print(f"exporter: {message}", file=sys.stderr)  # noqa: T201  # no logging to go through
+            print(f"exporter: {message}", file=sys.stderr)  # noqa: T201  # logging's last resort says not who speaks
     except Exception:  # noqa: BLE001, S110  # the job's own log handlers: what they raise is not the job's problem
         pass

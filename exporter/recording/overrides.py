@@ -7,6 +7,7 @@ directory; a rule that makes no sense is left out and told, never raised.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from exporter.errors import DefinitionError
 from exporter.recording.definition import (
@@ -59,7 +60,7 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
     changes: dict[str, object] = {}
     enabled = True
     for rule in rules:
-        if matches(definition.name, str(rule["match"])):
+        if fnmatchcase(definition.name, str(rule["match"])):
             changes.update({key: value for key, value in rule.items() if key in _CHECKS})
             enabled = bool(rule.get("enabled", enabled))
     if not changes or definition.kind != "stat":
@@ -76,33 +77,3 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
     elif not changed.buckets:
         changed = changed.replace(buckets=DEFAULT_BUCKETS.get(changed.unit, OTHER_BUCKETS))
     return changed, enabled
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Match a Stat's name against a pattern in which `*` stands for any characters and `?` for one.
-
-    Not fnmatch: it imports `re`, which a training process is spared, and would do so on the recording thread.
-    """
-    head, *parts = pattern.split("*")
-    if not parts:
-        return len(name) == len(pattern) and _found(name, pattern, 0, len(pattern)) == 0
-    if len(name) < len(head) or _found(name, head, 0, len(head)) != 0:
-        return False
-    position, tail = len(head), parts.pop()
-    last = len(name) - len(tail)
-    for part in parts:
-        position = _found(name, part, position, last)
-        if position < 0:
-            return False
-        position += len(part)
-    return position <= last and _found(name, tail, last, len(name)) == last
-
-
-def _found(name: str, part: str, start: int, end: int) -> int:
-    """Where a part without `*` first lies within `name[start:end]`, -1 if nowhere."""
-    if "?" not in part:
-        return name.find(part, start, end)
-    for position in range(start, end - len(part) + 1):
-        if all(wanted in {"?", name[position + index]} for index, wanted in enumerate(part)):
-            return position
-    return -1

@@ -18,20 +18,83 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, perf_counter, sleep, time
+from typing import Protocol
 
-from exporter.recording.late import LATE_IMPORTS
+from exporter.recording.events import EventLog
 from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.overrides import Rule
-from exporter.recording.passive import PassiveMeasurer
-from exporter.recording.recorder_seams import NoEvents, NoTraining
 from exporter.recording.registry import Registry
 from exporter.recording.tally import BUFFER_SAMPLES, Tally
-from exporter.recording.values import Ending, Recording, StatReading
+from exporter.recording.values import Ending, Recording, StatReading, TrainingReading
 from exporter.recording.windows import WindowClock
+from exporter.recording.worker import Worker
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from exporter.recording.recorder_seams import Events, Sink, Training
+
+class Sink(Protocol):
+    """Where recordings go; a new one for each process. Nothing of it raises."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last recording did not arrive, None when it did."""
+        ...
+
+    @property
+    def notice(self) -> str | None:
+        """What the job's operator should know."""
+        ...
+
+    def publish(self, recording: Recording) -> bool:
+        """Take one recording; says whether it arrived."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class Training(Protocol):
+    """What the recorder asks of the recording of training."""
+
+    def in_use(self) -> bool:
+        """Whether anything was told."""
+        ...
+
+    def trains(self) -> bool:
+        """Whether the job has told of a phase, a step or a number."""
+        ...
+
+    def drain(self, give_way: Callable[[], None]) -> None:
+        """Interpret what was told up to now, and give way between two pieces."""
+        ...
+
+    def tick(self, give_way: Callable[[], None]) -> None:
+        """Do the same where much is waiting."""
+        ...
+
+    def series(self) -> Sequence[StatReading]:
+        """Read its families."""
+        ...
+
+    def reading(self) -> TrainingReading | None:
+        """Tell what the families do not; None while nothing was told."""
+        ...
+
+    def settle(self) -> None:
+        """Count what may still be corrected."""
+        ...
+
+    def close(self) -> None:
+        """Give exporters a bounded time to end."""
+        ...
+
+    def reset(self) -> None:
+        """Count from zero."""
+        ...
+
+    def after_fork(self) -> None:
+        """In a forked child: forget what the parent recorded."""
+        ...
+
 
 TICK_SECONDS = 0.25
 """How often buffers are looked at between flushes: a million adds a second fill a buffer in 0.52 s. Each look costs
@@ -47,6 +110,8 @@ RENEW_SECONDS = 0.1
 CHILD_FLUSH_SECONDS = 0.25
 """How often forked children and those of multiprocessing flush at least: they are often ended by SIGTERM, as the
 persistent workers of a DataLoader are, and then lose what they have not flushed."""
+STUCK_SECONDS = 5.0
+"""A callback of a passive Stat that runs for longer is shown as stuck."""
 EXIT_SECONDS = 2.0
 """The longest that an exiting process waits for the recording thread to finish what it is at."""
 
@@ -56,11 +121,11 @@ class Recorder:
 
     Args:
         registry: Whose Stats.
+        events: The events of the process.
+        training: The training of the process.
         open_sink: Makes the sink of this process from the Unix time at which its recording began; None when there
             is none yet, then it is asked again at the next flush.
-        prepare: Called once by the first `start`, on the caller's thread: whatever must be imported is imported
-            there. A fork during an import on the recording thread would leave the child's thread waiting for ever
-            for that module's lock.
+        prepare: Called by the first `start`, on the caller's thread.
         claim_rank: Called when the process first records a sample of the job's (False), and when it first tells of its
             training (True).
         changed_rules: Gives the configuration's `recording:` rules when they have changed since its last call.
@@ -72,6 +137,8 @@ class Recorder:
     def __init__(
         self,
         registry: Registry,
+        events: EventLog,
+        training: Training,
         open_sink: Callable[[float], Sink | None],
         changed_rules: Callable[[], Sequence[Rule] | None] = lambda: None,
         *,
@@ -84,14 +151,16 @@ class Recorder:
         self._registry = registry
         self._open_sink = open_sink
         self._changed_rules = changed_rules
-        self.events: Events = NoEvents()
-        self.training: Training = NoTraining()
+        self.events = events
+        self.training = training
         self._prepare = prepare
         self._claim_rank = claim_rank
         self._flush_seconds = flush_seconds
         self._wall = wall
         self._clock = clock
-        self._passive = PassiveMeasurer(registry, clock=wall)
+        self._passive = Worker(_measure, name="passive", bound=1, what="measurements")
+        self._graves = Worker(list.clear, name="graves", bound=1 << 20)
+        registry.discard = self._graves.put
         self._forked = False
         self._begin()
         # Registered before the job's own exit handlers, which therefore run first: what they add is recorded.
@@ -107,6 +176,7 @@ class Recorder:
         self._alarm.acquire()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._hurry = False
         self._renewing = False
         self._sink: Sink | None = None
         self._began = self._wall()
@@ -117,20 +187,6 @@ class Recorder:
         self._first = 0  # the Stat whose buffer is to be emptied first
         self._slice_began = 0.0
         self._tick_seconds = TICK_SECONDS
-
-    def attach_events(self, events: Events) -> None:
-        """Record the events of this process too, from now on."""
-        if isinstance(self.events, NoEvents):
-            for problem in events.override(self.events.rules):
-                tell_once(
-                    f"rule {problem}",
-                    f"a recording rule of the sidecar's configuration is left out: {problem}",
-                )
-        self.events = events
-
-    def attach_training(self, training: Training) -> None:
-        """Record the training of this process too, from now on."""
-        self.training = training
 
     @property
     def began(self) -> float:
@@ -151,8 +207,7 @@ class Recorder:
             return
         try:
             thread = threading.Thread(target=self._run, name="exporter-recording", daemon=True)
-            with LATE_IMPORTS:
-                self._prepare()
+            self._prepare()
             self._hook_multiprocessing()
             thread.start()
         except Exception as error:  # noqa: BLE001  # no (daemon) threads here, a broken installation: not the job's problem
@@ -173,6 +228,12 @@ class Recorder:
 
         return self._guarded(step, timeout_seconds)
 
+    def flush_soon(self) -> None:
+        """Have the recording thread publish at once, without waiting for it: a checkpoint was saved."""
+        self._hurry = True
+        with suppress(RuntimeError):  # it is awake
+            self._alarm.release()
+
     def shutdown(self) -> None:
         """Publish the last recording and end the thread; again is harmless. Later samples are not recorded."""
         if self._stopping:
@@ -181,7 +242,7 @@ class Recorder:
         with suppress(RuntimeError):  # it is awake
             self._alarm.release()
         self.events.close()
-        self._passive.end()
+        self._passive.finish()(0.2, "exit")
         # A thread that wants the interpreter lock while it is being torn down is ended by the C library, which may
         # abort the process: so none of ours is left running, if it can be helped.
         until = self._clock() + EXIT_SECONDS
@@ -244,12 +305,13 @@ class Recorder:
 
     def _after_fork(self) -> None:
         self._begin()
-        self._stopping = not LATE_IMPORTS.safe
+        self._stopping = False
         self._forked = True
         self._registry.after_fork()
         self.events.after_fork()
         self.training.after_fork()
         self._passive.after_fork()
+        self._graves.after_fork()
         if self._registry.tallies() or self.events.in_use() or self.training.in_use():
             self.start()
 
@@ -258,7 +320,8 @@ class Recorder:
         next_flush = self._clock() + seconds
         self._guarded(self._read_rules)
         while self._sleep_until(next_flush):
-            if self._clock() >= next_flush:
+            if self._hurry or self._clock() >= next_flush:
+                self._hurry = False
                 self._guarded(self._flush_cycle)
                 next_flush = max(next_flush + seconds, self._clock())
             else:
@@ -289,7 +352,9 @@ class Recorder:
 
     def _flush_cycle(self) -> bool:
         self._renew()
-        self._passive.measure_soon()
+        passive = [tally for tally in self._registry.tallies() if tally.measure is not None]
+        if passive and self._passive.busy_since is None:
+            self._passive.put(passive)
         self._read_rules()
         self._clocked = ()  # an override may have changed a window's length
         self.events.tick()
@@ -340,18 +405,20 @@ class Recorder:
         wall = self._wall()
         for tally in tallies:
             tally.expire(wall=wall)
+            if tally.tensors is not None:
+                tally.tensors.count_lost(everything=final and self._stopping)
         recording = Recording(
             (*[self._reading(tally) for tally in tallies if tally.enabled], *self.training.series()),
             final,
             self._delay_seconds,
-            self._passive.stuck_since,
+            self._stuck_since(wall),
             self.events.reading(),
             self.training.reading(),
             _ending(wall) if final and self._stopping else None,
             self._registry.refused,
         )
         self._delay_seconds = 0.0
-        claim = 2 if recording.training else int(any(tally.count and not tally.own for tally in tallies))
+        claim = 2 if self.training.trains() else int(any(tally.count and not tally.own for tally in tallies))
         if claim > self._claimed:
             self._claimed = claim
             self._claim_rank(claim > 1)
@@ -372,8 +439,12 @@ class Recorder:
                 f"sink {self._sink.problem}", f"the last snapshot was not written: {self._sink.problem}"
             )
         if self._sink.notice is not None:
-            tell_once("rank", self._sink.notice)
+            tell_once(self._sink.notice, self._sink.notice)
         return arrived
+
+    def _stuck_since(self, wall: float) -> float | None:
+        since = self._passive.busy_since
+        return since if since is not None and wall - since > STUCK_SECONDS else None
 
     def _drain_all(self, within_seconds: float | None, *, above: int = 0) -> None:
         """Empty the buffers; where threads add faster than this one may run, what is left comes with the next recording.
@@ -427,6 +498,18 @@ class Recorder:
                     f"a recording rule of the sidecar's configuration is left out: {problem}",
                 )
         return rules is not None
+
+
+def _measure(passive: list[Tally]) -> None:
+    """Call the callback of every passive Stat, on the worker's thread."""
+    for tally in passive:
+        if tally.measure is not None and tally.enabled:
+            try:
+                tally.buffer.append(tally.measure())
+            except BaseException as error:  # noqa: BLE001  # the user's code, SystemExit too
+                tally.refusals.append("error")
+                name = tally.definition.name
+                tell_once(f"passive {name}", f"the passive Stat {name!r} could not be measured: {error!r}")
 
 
 def _ending(wall: float) -> Ending | None:

@@ -13,6 +13,7 @@ from time import time
 
 from exporter.errors import DefinitionError
 from exporter.recording.naming import families_of
+from exporter.recording.notices import tell_once
 from exporter.recording.overrides import Rule, apply_rules, check_rules
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.tally import BUFFER_SAMPLES, Tally
@@ -30,13 +31,15 @@ class Registry:
     Attributes:
         refused: Stats that were made beyond `MOST_STATS` and are not recorded.
         origins: Where each Stat was first made, `file:line`.
+        recording: Whether anything is recorded; False with `EXPORTER_DISABLED=1`.
+        discard: Lets go of objects whose end may run the job's code.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time) -> None:
         self._clock = clock
         self._lock = threading.RLock()
         self._tallies: dict[Identity, Tally] = {}
-        self._order: tuple[Tally, ...] | None = ()
+        self._order: tuple[Tally, ...] = ()
         self._owners: dict[str, str] = {}
         self._firsts: dict[str, StatDefinition] = {}
         self._rules: list[Rule] = []
@@ -45,6 +48,7 @@ class Registry:
         self.origins: dict[Identity, str] = {}
         self.refused = 0
         self.recording = True
+        self.discard: Callable[[list[object]], object] = list.clear
 
     def on_first(self, start: Callable[[], None]) -> None:
         """Say what is to be called whenever a Stat was made; it must be cheap and never raise."""
@@ -66,7 +70,12 @@ class Registry:
         known = self._tallies.get(identity)
         if known is None:
             if len(self._tallies) >= MOST_STATS or not self.recording:
-                self.refused += self.recording
+                if self.recording:
+                    self.refused += 1
+                    tell_once(
+                        "stats",
+                        f"only {MOST_STATS} Stats are recorded in a process: {definition.name!r} and those made after it are not",
+                    )
                 return Tally(definition, wall=self._clock(), samples=0)
             known = self._make(identity, definition, own=own)
             self._wake()
@@ -77,21 +86,21 @@ class Registry:
     def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> Tally:
         with self._lock:
             self._claim_names(definition, own=own)
-            tally = Tally(definition, wall=self._clock(), samples=BUFFER_SAMPLES, own=own)
+            tally = Tally(
+                definition, wall=self._clock(), samples=BUFFER_SAMPLES, own=own, discard=self._discard
+            )
             self._apply(tally)
             # Another thread, or a handler that interrupted this one, may have been first.
             kept = self._tallies.setdefault(identity, tally)
             if kept is tally:
                 self.origins[identity] = _origin()
-                self._order = None
+            while len(self._order) != len(self._tallies):  # a handler may make another between two steps
+                self._order = tuple(self._tallies.values())
             return kept
 
     def tallies(self) -> tuple[Tally, ...]:
         """Every tally, in order of construction; a snapshot that later Stats do not change."""
-        order = self._order
-        if order is None:
-            order = self._order = tuple(self._tallies.values())
-        return order
+        return self._order
 
     def switch(self, pattern: str, *, enabled: bool) -> None:
         """Switch the Stats whose names match a shell pattern on or off, those still to be made included.
@@ -124,6 +133,9 @@ class Registry:
         now = self._clock()
         for tally in self.tallies():
             tally.reset(wall=now)
+
+    def _discard(self, objects: list[object]) -> None:
+        self.discard(objects)
 
     def _apply(self, tally: Tally) -> None:
         definition, enabled = apply_rules(tally.definition, [*self._rules, *self._switched])

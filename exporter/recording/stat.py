@@ -8,17 +8,17 @@ done by the recording thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from exporter.errors import DefinitionError
 from exporter.recording.definition import check_definition
-from exporter.recording.overrides import matches
 from exporter.recording.registry import Registry
 from exporter.recording.tally import Tally
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import Timer
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -142,6 +142,14 @@ class Stat:
             )
         wanted = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
         stat = cls(name, wanted, window_seconds=window_seconds, unit=unit, help=help, labels=labels)
+        known = stat._tally.measure
+        if known is not None and known != measure:
+            raise DefinitionError(
+                f"the passive Stat {name!r} is measured by {known!r} already, and now {measure!r} is to measure it",
+                field="measure",
+                found=measure,
+                allowed="one callable for each name and labels",
+            )
         stat._tally.measure = measure
         return stat
 
@@ -154,7 +162,7 @@ class Stat:
         """
         if self._tensors is None:
             self._tensors = TensorReader(self.add, self._tally.refusals.append)
-            self._tally.collect = self._tensors.collect
+            self._tally.tensors = self._tensors
         self._tensors.add(tensor)
 
     def time(self) -> Timer:
@@ -206,6 +214,16 @@ class Stat:
         """Their exact sum."""
         return self._tally.sum
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copy and pickle it as its definition: a copy in this process is the same Stat."""
+        return _remade, (type(self), self._tally.definition)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
     def __repr__(self) -> str:
         definition = self._tally.effective
         labels = "".join(f", {name}={value!r}" for name, value in definition.labels)
@@ -214,6 +232,18 @@ class Stat:
 
 _FACES: dict[tuple[type[Stat], Tally], Stat] = {}
 """So that the same definition is the same object; as many as the registry keeps."""
+
+
+def _remade(cls: type[Stat], definition: StatDefinition) -> Stat:
+    known = next(
+        (
+            each
+            for each in REGISTRY.tallies()
+            if each.definition.name == definition.name and each.definition.labels == definition.labels
+        ),
+        None,
+    )
+    return cls._of(REGISTRY.obtain(definition) if known is None else known)  # its own file
 
 
 class Stats:
@@ -238,7 +268,7 @@ class Stats:
         return [
             Stat._of(tally)  # noqa: SLF001  # its own file
             for tally in self._registry.tallies()
-            if matches(tally.definition.name, pattern)
+            if fnmatchcase(tally.definition.name, pattern)
         ]
 
     def names(self, pattern: str = "*") -> list[str]:

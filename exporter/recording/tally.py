@@ -10,7 +10,9 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from math import isfinite
+from typing import Any
 
+from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import ExactSum, Window
 
@@ -36,7 +38,7 @@ class Tally:
         effective: As the overrides have changed it; what is computed and published.
         enabled: Whether it is drained into anything.
         buffer: Where `Stat.add` puts samples.
-        collect: Takes the values of the calling thread's CUDA tensors that have arrived.
+        tensors: Reads the tensors of `Stat.add_tensor`.
         measure: The callback of a passive Stat.
         own: Whether it is one of the exporter's own families, not one of the job's.
         refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
@@ -46,6 +48,7 @@ class Tally:
         "_bucket_counts",
         "_closed",
         "_count",
+        "_discard",
         "_last_sample",
         "_next",
         "_overflows",
@@ -57,24 +60,31 @@ class Tally:
         "_window",
         "_window_started",
         "buffer",
-        "collect",
         "definition",
         "effective",
         "enabled",
         "measure",
         "own",
         "refusals",
+        "tensors",
     )
 
     def __init__(
-        self, definition: StatDefinition, *, wall: float, samples: int = BUFFER_SAMPLES, own: bool = False
+        self,
+        definition: StatDefinition,
+        *,
+        wall: float,
+        samples: int = BUFFER_SAMPLES,
+        own: bool = False,
+        discard: Callable[[list[object]], object] = list.clear,
     ) -> None:
         self.definition = definition
         self.own = own
+        self._discard = discard
         self.buffer: deque[object] = deque(maxlen=samples)
         self.refusals: deque[str] = deque(maxlen=samples)
         self.enabled = True
-        self.collect: Callable[[], None] | None = None
+        self.tensors: TensorReader | None = None
         self.measure: Callable[[], float] | None = None
         self.effective = definition
         self._next: StatDefinition | None = None
@@ -188,21 +198,29 @@ class Tally:
 
     def _accept(self, batch: list[object]) -> list[float]:
         """Turn a batch into finite floats, counting what is none. Runs no code of the user's."""
-        kinds = set(map(type, batch))
-        if kinds <= _PLAIN:
-            try:
+        try:
+            kinds = set(map(type, batch))
+            if kinds <= _PLAIN:
                 samples = batch if kinds == {float} else list(map(float, batch))  # type: ignore[arg-type]  # all plain numbers
-            except OverflowError:
-                samples = []
-            if samples and all(map(isfinite, samples)):  # type: ignore[arg-type]  # all plain numbers
-                return samples  # type: ignore[return-value]  # all floats
+                if all(map(isfinite, samples)):  # type: ignore[arg-type]  # all plain numbers
+                    return samples  # type: ignore[return-value]  # all floats
+        except Exception:  # noqa: BLE001, S110  # an int beyond floats, or a class with a metaclass of the job's own
+            pass
         accepted: list[float] = []
-        for value in batch:
+        foreign: list[object] = []
+        while batch:
+            value = batch.pop()
             number = _number(value)
             if isinstance(number, str):
                 self._reject(number)
+                if number == "not_a_number":
+                    foreign.append(value)
             else:
                 accepted.append(number)
+        del value
+        accepted.reverse()
+        if foreign:
+            self._discard(foreign)
         return accepted
 
     def _reject(self, reason: str) -> None:
@@ -264,25 +282,25 @@ def _zeros(definition: StatDefinition) -> tuple[int, ...]:
     return (0,) * len(definition.buckets)
 
 
-def _number(value: object) -> float | str:
+def _number(value: Any) -> float | str:
     """Turn a value into a finite float, or into the reason why it is none.
 
     Only subclasses of float and int and the numbers of a few known libraries are asked for their value: anything
     else could run the user's code on our thread, and a tensor or an array may have changed since it was added.
     """
-    kind = type(value)
+    kind = type(value)  # not isinstance: it asks a foreign object for its `__class__`
     try:
-        if isinstance(value, float):
+        if issubclass(kind, float):
             number = float.__add__(value, 0.0)  # not float(value): that asks a subclass's own __float__
-        elif isinstance(value, int):
+        elif issubclass(kind, int):
             number = float(int.__add__(value, 0))
         elif kind.__name__.rstrip("_0123456789") in _FOREIGN_NUMBERS.get(kind.__module__, ()):
-            number = float(value)  # type: ignore[arg-type]  # each of these kinds has __float__
+            number = float(value)
         else:
             return "not_a_number"
     except OverflowError:
         return "out_of_range"
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001  # a class of the job's own, however odd
         return "not_a_number"
     if isfinite(number):
         return number

@@ -5,7 +5,8 @@ imported here; whoever hands over a tensor has imported it.
 
 A CPU tensor is read at once. Of a CUDA tensor a non-blocking copy goes into a slot of pinned memory, with an
 event behind it; a later call on the same thread finds the event done and takes the value. The last few values
-of a thread are therefore recorded one call late, or by `flush()` from that thread.
+of a thread are therefore recorded one call late, or by `flush()` from that thread. Those of a thread that has ended
+are refused and counted.
 """
 
 from __future__ import annotations
@@ -14,50 +15,79 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 SLOTS = 16
 """Copies that may be under way per Stat and thread; with all of them busy a value is refused, not waited for."""
 
 
-class TensorReader(threading.local):
+class _Copies:
+    """The copies of one thread."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.pending: deque[tuple[Any, Any]] = deque()
+        self.free: list[tuple[Any, Any]] = []
+
+
+class TensorReader:
     """One Stat's copies under way, a set of its own for each thread.
 
     Args:
         add: Takes a value.
         refuse: Takes the reason for which a value was kept out: `not_a_number`, `shape`, `device`,
-            `placement`, `capture`, `backlog`, `error`.
+            `placement`, `capture`, `backlog`, `thread_ended`, `error`.
     """
 
     def __init__(self, add: Callable[[float], object], refuse: Callable[[str], object]) -> None:
         self._add = add
         self._refuse = refuse
-        self._pending: deque[tuple[Any, Any]] = deque()
-        self._free: list[tuple[Any, Any]] | None = None
+        self._local = threading.local()
+        self._threads: list[_Copies] = []
+        self._left: list[_Copies] = []  # of ended threads: kept, since letting go of them would call CUDA
 
     def add(self, tensor: object) -> None:
         """Record the value of a tensor of one element; never raises, never waits for a device."""
         torch = sys.modules.get("torch")
-        if torch is None or not isinstance(tensor, torch.Tensor):
-            self._refuse("not_a_number")
-            return
         try:
-            reason = self._take(torch, tensor)
+            if torch is None or not isinstance(tensor, torch.Tensor):
+                reason: str | None = "not_a_number"
+            else:
+                reason = self._take(torch, tensor)
         except Exception:  # noqa: BLE001  # foreign code: whatever torch raises must not reach the training loop
             reason = "error"
         if reason is not None:
             self._refuse(reason)
 
     def collect(self) -> None:
-        """Take the values whose copies have arrived; called on the thread that added them."""
-        while self._pending and self._pending[0][1].query():
-            slot, event = self._pending.popleft()
-            self._add(float(slot[0]))
-            if self._free is not None:
-                self._free.append((slot, event))
+        """Take the values whose copies have arrived; called on the thread that added them. Never raises."""
+        copies: _Copies | None = getattr(self._local, "copies", None)
+        if copies is None:
+            return
+        pending = copies.pending
+        try:
+            while pending and pending[0][1].query():
+                slot, event = pending[0]
+                self._add(float(slot[0]))
+                pending.popleft()
+                copies.free.append((slot, event))
+        except Exception:  # noqa: BLE001  # after an error of CUDA every call of it raises
+            for _ in range(len(pending)):
+                pending.popleft()
+                self._refuse("error")
+
+    def count_lost(self, *, everything: bool = False) -> None:
+        """Refuse what threads that have ended did not collect; calls no CUDA.
+
+        Args:
+            everything: The process ends: nothing that is under way will be collected.
+        """
+        for copies in list(self._threads):
+            if everything or not copies.thread.is_alive():
+                self._threads.remove(copies)
+                self._left.append(copies)
+                for _ in range(len(copies.pending)):
+                    self._refuse("thread_ended")
 
     def _take(self, torch: Any, tensor: Any) -> str | None:
         placements = getattr(tensor, "placements", None)
@@ -77,14 +107,17 @@ class TensorReader(threading.local):
             return "device"
         if torch.cuda.is_current_stream_capturing():
             return "capture"
-        self.collect()
-        if self._free is None:
+        copies = getattr(self._local, "copies", None)
+        if copies is None:
+            copies = self._local.copies = _Copies()
             pinned = torch.empty((SLOTS, 1), dtype=torch.float64, pin_memory=True)
-            self._free = [(pinned[index], torch.cuda.Event()) for index in range(SLOTS)]
-        if not self._free:
+            copies.free += [(pinned[index], torch.cuda.Event()) for index in range(SLOTS)]
+            self._threads.append(copies)
+        self.collect()
+        if not copies.free:
             return "backlog"
-        slot, event = self._free.pop()
+        slot, event = copies.free.pop()
         slot.copy_(tensor.detach().reshape(1).to(torch.float64), non_blocking=True)
         event.record(torch.cuda.current_stream(tensor.device))
-        self._pending.append((slot, event))
+        copies.pending.append((slot, event))
         return None

@@ -1,378 +1,368 @@
-"""The attributes that the standard spans and events carry, one class for each.
+"""Values that a job passes: numbers and texts of any library, names, moments, and the attributes of spans and events.
 
-Used in the training process. Each class says the names, the types and the units; `create` takes them by the same names
-and leaves out what is None. They are one-logger's; how the values come about is in docs/one-logger.md.
+Used in the training process, by any thread; a change of a collection is one step in C, so a reader on another thread
+sees it whole or not at all. `Attribute`, `Attributes` and `TracingTimestamp` are one-logger's, name for name. Nothing here
+raises for a value that cannot be told (it becomes its text, or `Unusable`), runs more of the job's code than a
+conversion, or waits for a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar, overload
+import enum
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from operator import index
+from typing import TYPE_CHECKING, Any
 
 from exporter.errors import OneLoggerError
-from exporter.training.names import ApplicationType, CheckPointStrategy
-from exporter.training.types import Attribute, Attributes, plain_value
+from exporter.training.metrics import report
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T")
+AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
+SpanName = enum.Enum | str
+EventName = enum.Enum | str
+
+LONGEST_SHOWN = 500
+DEEPEST = 4
+"""Collections inside of each other that are told; one may contain itself."""
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+_PRINTED = _PLAIN | {bytes}
 
 
-class _Optional(Generic[T]):
-    """A field that may be absent; read as an attribute of the collection.
+class Name(str, enum.Enum):
+    """A member that is its value: equal to it, hashed and printed like it (StrEnum came with Python 3.11)."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]  # the same, with its argument by position
+    __hash__ = str.__hash__
+
+
+def name_of(name: object) -> str:
+    """Give the text of a name: an enum's value, a string itself, of anything else its type; never raises."""
+    if type(name) is str:
+        return name
+    found = name.value if isinstance(name, enum.Enum) else name
+    return str.__str__(found) if isinstance(found, str) else f"<{type(found).__name__}>"
+
+
+class Unusable:
+    """What a job has passed where a number or a text belongs, and is neither.
 
     Attributes:
-        convert: Makes the field's own class of what is kept; None where that is the same.
+        text: How it is shown.
     """
 
-    def __init__(self, convert: Callable[[Any], T] | None = None) -> None:
-        self.convert = convert
-        self.name = ""
+    __slots__ = ("text",)
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Attributes, owner: type) -> T | None: ...
-    def __get__(self, instance: Attributes | None, owner: type) -> Self | T | None:
-        if instance is None:
-            return self
-        found = instance.get(self.name)
-        if found is None:
-            return None
-        value: T = found.value if self.convert is None else self.convert(found.value)
+
+def shown(value: object) -> str:
+    """Print a value for a message, without running the job's code; never raises, never waits for a device.
+
+    Returns:
+        What Python prints of texts, numbers, and short collections of them; of an exception its type and text; of
+        anything else its type.
+    """
+    if type(value) is Unusable:
+        return value.text
+    try:
+        if isinstance(value, BaseException):
+            return f"{type(value).__name__}: {value}"[:LONGEST_SHOWN]
+        items: Iterable[object] = (value,)
+        if type(value) in {list, tuple, set, frozenset}:
+            items = list(value)  # type: ignore[call-overload]  # one of these
+        elif type(value) is dict:
+            items = [*value, *value.values()]
+        if all(type(item) in _PRINTED or isinstance(item, enum.Enum) for item in items):
+            return repr(value)[:LONGEST_SHOWN]
+    except Exception:  # noqa: BLE001  # the job's own `__str__`; or a whole number of too many digits
+        return type(value).__name__ if isinstance(value, BaseException) else f"<{type(value).__name__}>"
+    return f"<{type(value).__name__}>"
+
+
+def taken(value: object) -> object:
+    """Take a number or a text of any library, where it is passed.
+
+    Returns:
+        A str, int, float or bool of the same value, or None; `Unusable` for anything else, so that whoever checks it
+        refuses it.
+    """
+    if type(value) in _PLAIN:
         return value
+    try:
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, int):
+            return int.__int__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        if not is_tensor(value) or getattr(value.device, "type", "") == "cpu":  # type: ignore[attr-defined]
+            try:
+                return int(index(value))  # type: ignore[arg-type]  # anything may come
+            except TypeError:  # it is no whole number
+                return float(value)  # type: ignore[arg-type]  # likewise
+    except Exception:  # noqa: BLE001  # the code of whoever made it
+        return Unusable(shown(value))
+    return Unusable(shown(value))  # its value would have to be waited for
 
 
-class _Required(_Optional[T]):
-    """A field that `create` insists on."""
+def is_tensor(value: object) -> bool:
+    """Tell whether it lives on a device as torch's tensors do, so that its value may have to be waited for.
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Attributes, owner: type) -> T: ...
-    def __get__(self, instance: Attributes | None, owner: type) -> Self | T:
-        found = super().__get__(instance, owner)
-        if found is None:
-            raise OneLoggerError(f"{self.name} is required.")
-        return found
+    What numpy makes says that it is on the `"cpu"`, in a text, and is a number like any other.
+    """
+    try:
+        return type(getattr(value, "device", "")) is not str
+    except Exception:  # noqa: BLE001  # the code of whoever made it
+        return True
 
 
-class StandardAttributes(Attributes):
-    """Attributes of known names."""
+def plain_value(value: object) -> Any:
+    """Make what an attribute may hold of any value; never raises, never waits for a device.
 
-    __slots__ = ()
-
-    @classmethod
-    def filled(cls, given: Mapping[str, Any]) -> Self:
-        """Make one of the arguments of `create`, as `locals()` gives them.
-
-        Raises:
-            OneLoggerError: A field that is required is None.
-        """
-        made = cls()
-        for name, value in given.items():
-            if name == "cls":
-                continue
-            if value is not None:
-                kept = value.items() if isinstance(value, Mapping) else None
-                flat = value if kept is None else [f"{key}:{plain_value(item)}" for key, item in kept]
-                made[name] = Attribute(name, flat)
-            elif isinstance(cls.__dict__.get(name), _Required):
-                raise OneLoggerError(f"{name} is required.")
-        return made
+    Returns:
+        A str, bool, int or float, a homogeneous list of one of them, or None. Numbers of numpy become Python's; a
+        mixed list becomes one of texts, a dictionary a list of `key:value`; of an object that lives on a device,
+        such as a tensor, only its type is told.
+    """
+    return _plain(value, 0)
 
 
-class TrainingLoopAttributes(StandardAttributes):
-    """Of the span `training_loop`."""
-
-    __slots__ = ()
-    train_iterations_start = _Required[int]()
-    train_samples_start = _Required[int]()
-    train_tokens_target = _Optional[int]()
-    completed_floating_point_operations_overall = _Optional[int]()
-    train_iterations_target = _Optional[int]()
-    train_samples_target = _Optional[int]()
-
-    @classmethod
-    def create(
-        cls,
-        train_iterations_start: int,
-        train_samples_start: int,
-        train_tokens_target: int | None = None,
-        completed_floating_point_operations_overall: int | None = None,
-        train_iterations_target: int | None = None,
-        train_samples_target: int | None = None,
-    ) -> Self:
-        """Make one; the starts are those of the whole training, so a resumed job's are not 0."""
-        return cls.filled(locals())
-
-
-class CheckpointSaveSpanAttributes(StandardAttributes):
-    """Of the spans `checkpoint_save_sync` and `checkpoint_save_async`."""
-
-    __slots__ = ()
-    checkpoint_strategy = _Required[CheckPointStrategy](CheckPointStrategy)
-    current_iteration = _Required[int]()
-    save_checkpoint_attempt_count = _Required[int]()
-
-    @classmethod
-    def create(
-        cls,
-        checkpoint_strategy: CheckPointStrategy,
-        current_iteration: int,
-        save_checkpoint_attempt_count: int,
-    ) -> Self:
-        """Make one; the attempts include this one and those that failed."""
-        return cls.filled(locals())
+def _plain(value: object, depth: int) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    try:
+        if isinstance(value, enum.Enum):
+            return _plain(value.value, depth)
+        if depth > DEEPEST and isinstance(value, (list, tuple, set, frozenset, Mapping)):
+            return f"<{kind.__name__}>"
+        if isinstance(value, (list, tuple, set, frozenset)):
+            items = [_plain(item, depth + 1) for item in value]
+            kinds = {type(item) for item in items}
+            if len(kinds) <= 1 and not kinds & {list, type(None)}:
+                return items
+            return [float(item) if kinds == {int, float} else str(item) for item in items]
+        if isinstance(value, Mapping):
+            pairs = dict(value).items()
+            return [f"{_plain(key, depth + 1)}:{_plain(item, depth + 1)}" for key, item in pairs]
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, Integral):
+            return int(value)
+        if isinstance(value, Real):
+            return float(value)
+        if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():  # its truth values and dates
+            return plain_value(value.item())  # type: ignore[attr-defined]  # every scalar of numpy has it
+        return f"<{kind.__name__}>" if hasattr(kind, "device") else str(value)
+    except Exception:  # noqa: BLE001  # the user's own `__str__`, `__int__`, `__float__`
+        return f"<{kind.__name__}>"
 
 
-class OneLoggerInitializationAttributes(StandardAttributes):
-    """Of the event `one_logger_initialization`."""
+def assert_that(condition: object, message: str) -> None:
+    """Raise `OneLoggerError` unless the condition holds.
 
-    __slots__ = ()
-    world_size = _Required[int]()
-    one_logger_training_telemetry_version = _Required[str]()
-    enable_for_current_rank = _Required[bool]()
-    session_tag = _Required[str]()
-    is_baseline_run = _Required[bool]()
-    summary_data_schema_version = _Required[str]()
-    node_name = _Required[str]()
-    rank = _Required[int]()
-    custom_metadata = _Optional["list[str]"]()
-
-    @classmethod
-    def create(
-        cls,
-        world_size: int,
-        one_logger_training_telemetry_version: str,
-        enable_for_current_rank: bool,
-        session_tag: str,
-        is_baseline_run: bool,
-        summary_data_schema_version: str,
-        node_name: str,
-        rank: int,
-        custom_metadata: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Make one; the metadata becomes a list of `key:value`."""
-        return cls.filled(locals())
+    Raises:
+        OneLoggerError: It does not.
+    """
+    if not condition:
+        raise OneLoggerError(message)
 
 
-class TrainingTelemetryAttributes(StandardAttributes):
-    """Of the event `update_training_telemetry_config`."""
+@dataclass(frozen=True, slots=True)
+class TracingTimestamp:
+    """A moment on two clocks: the wall's for people, the performance counter's for durations.
 
-    __slots__ = ()
-    perf_tag = _Required["str | list[str]"]()
-    global_batch_size = _Required[int]()
-    log_every_n_train_iterations = _Required[int]()
-    micro_batch_size = _Optional[int]()
-    seq_length = _Optional[int]()
-    flops_per_sample = _Optional[int]()
-    train_iterations_target = _Optional[int]()
-    train_samples_target = _Optional[int]()
-    checkpoint_strategy = _Optional[CheckPointStrategy](CheckPointStrategy)
-    is_train_iterations_enabled = _Optional[bool]()
-    is_validation_iterations_enabled = _Optional[bool]()
-    is_test_iterations_enabled = _Optional[bool]()
-    is_save_checkpoint_enabled = _Optional[bool]()
-    is_log_throughput_enabled = _Optional[bool]()
-    custom_metadata = _Optional["list[str]"]()
+    Attributes:
+        seconds_since_epoch: Unix seconds.
+        perf_counter_seconds: Seconds of `time.perf_counter`, from an unknown origin.
+    """
+
+    seconds_since_epoch: float
+    perf_counter_seconds: float
 
     @property
-    def app_type(self) -> str:
-        """What the application does; a training job's is not exported."""
-        return self.get_str_value("app_type") or ApplicationType.TRAINING.value
+    def milliseconds_since_epoch(self) -> int:
+        """Unix time in whole milliseconds, rounded down; 0 of what is not finite."""
+        seconds = self.seconds_since_epoch
+        return int(seconds * 1000) if math.isfinite(seconds) else 0
 
     @classmethod
-    def create(
+    def now(
         cls,
-        perf_tag: str | list[str],
-        global_batch_size: int,
-        log_every_n_train_iterations: int,
-        micro_batch_size: int | None = None,
-        seq_length: int | None = None,
-        flops_per_sample: int | None = None,
-        train_iterations_target: int | None = None,
-        train_samples_target: int | None = None,
-        checkpoint_strategy: CheckPointStrategy | None = None,
-        is_train_iterations_enabled: bool | None = None,
-        is_validation_iterations_enabled: bool | None = None,
-        is_test_iterations_enabled: bool | None = None,
-        is_save_checkpoint_enabled: bool | None = None,
-        is_log_throughput_enabled: bool | None = None,
-        custom_metadata: Mapping[str, Any] | None = None,
+        wall_clock: Callable[[], float] = time.time,
+        perf_clock: Callable[[], float] = time.perf_counter,
     ) -> Self:
-        """Make one; the metadata becomes a list of `key:value`."""
-        return cls.filled(locals())
+        """Take both clocks."""
+        return cls(wall_clock(), perf_clock())
+
+    @classmethod
+    def for_timestamp(
+        cls,
+        timestamp_sec: float,
+        perf_counter: float | None = None,
+        validate_timestamp: bool = True,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        perf_clock: Callable[[], float] = time.perf_counter,
+    ) -> Self:
+        """Make one of a time that was noted elsewhere.
+
+        Args:
+            timestamp_sec: Unix seconds; of any age. What lies ahead of now, or is not finite, becomes now.
+            perf_counter: Of the same moment, if it was noted too; else it is inferred from the wall clock.
+            validate_timestamp: False takes a time that lies ahead as it is.
+            wall_clock: Unix seconds.
+            perf_clock: Seconds from an unknown origin.
+        """
+        wall = wall_clock()
+        if not math.isfinite(timestamp_sec) or (validate_timestamp and timestamp_sec > wall):
+            timestamp_sec, perf_counter = wall, None
+        if perf_counter is None:
+            perf_counter = perf_clock() - (wall - timestamp_sec)
+        return cls(timestamp_sec, perf_counter)
+
+    def to_json(self) -> dict[str, float]:
+        """Give both as a dictionary."""
+        return {
+            "seconds_since_epoch": self.seconds_since_epoch,
+            "perf_counter_seconds": self.perf_counter_seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` gave.
+
+        Raises:
+            OneLoggerError: One of the two is missing.
+        """
+        assert_that(
+            data and "seconds_since_epoch" in data and "perf_counter_seconds" in data,
+            f"TracingTimestamp must have seconds_since_epoch and perf_counter_seconds: {data}",
+        )
+        return cls(data["seconds_since_epoch"], data["perf_counter_seconds"])
 
 
-class TrainingMetricsUpdateAttributes(StandardAttributes):
-    """Of the event `training_metrics_update`: figures of the training loop so far.
+def moment(given: object) -> TracingTimestamp:
+    """Take what a job passes as a time; None, and anything that is none, is now."""
+    if isinstance(given, TracingTimestamp):
+        return given
+    if given is not None:
+        report("TracingTimestamp", "no_timestamp", f"a TracingTimestamp, not {shown(given)}")
+    return TracingTimestamp.now()
 
-    Times are in seconds, throughput in TFLOP/s per GPU. The first seven optional fields are one-logger's too, which
-    never fills them; nor does this package: what they would tell is in the families (`training_loss` …).
-    """
+
+@dataclass(slots=True)
+class Attribute:
+    """A name and one value."""
+
+    name: str
+    value: Any
+
+    def __post_init__(self) -> None:
+        self.name = name_of(self.name)
+        self.value = plain_value(self.value)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class Attributes(dict[str, Attribute]):
+    """The attributes of one span or event, by name."""
 
     __slots__ = ()
-    train_iterations_start = _Required[int]()
-    current_iteration = _Required[int]()
-    num_iterations = _Required[int]()
-    train_samples_start = _Required[int]()
-    num_train_samples = _Required[int]()
-    interval = _Required[int]()
-    avg_iteration_time_sec = _Required[float]()
-    min_iteration_time_sec = _Required[float]()
-    max_iteration_time_sec = _Required[float]()
-    total_iteration_time_sec = _Required[float]()
-    avg_forward_time_sec = _Optional[float]()
-    avg_backward_time_sec = _Optional[float]()
-    avg_dataloader_time_sec = _Optional[float]()
-    avg_tflops = _Optional[float]()
-    train_tokens = _Optional[int]()
-    avg_tokens_per_second = _Optional[float]()
-    latest_loss = _Optional[float]()
-    avg_batch_size = _Optional[int]()
-    completed_floating_point_operations_overall = _Optional[int]()
-    total_flops = _Optional[int]()
-    train_throughput_per_gpu = _Optional[float]()
-    train_throughput_per_gpu_max = _Optional[float]()
-    train_throughput_per_gpu_min = _Optional[float]()
-    first_logged_train_iterations_finish_timestamp_sec = _Optional[float]()
-    last_logged_train_iterations_finish_timestamp_sec = _Optional[float]()
+
+    def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        for name, value in ({} if dictionary is None else dictionary).items():
+            if isinstance(value, Attribute):  # of another collection
+                self.add_attribute(value)
+            else:
+                self.add(name, value)
+
+    def add(self, name: str, value: AttributeValue) -> Self:
+        """Set one, and give the whole."""
+        self.add_attribute(Attribute(name, value))
+        return self
+
+    def add_attribute(self, attribute: Attribute) -> Attribute:
+        """Set one."""
+        self[attribute.name] = attribute
+        return attribute
+
+    def add_attributes(self, other_attributes: Attributes) -> None:
+        """Set all of another's."""
+        self.update(Attributes.of(other_attributes))
 
     @classmethod
-    def create(
-        cls,
-        train_iterations_start: int,
-        current_iteration: int,
-        num_iterations: int,
-        train_samples_start: int,
-        num_train_samples: int,
-        interval: int,
-        avg_iteration_time_sec: float,
-        min_iteration_time_sec: float,
-        max_iteration_time_sec: float,
-        total_iteration_time_sec: float,
-        avg_forward_time_sec: float | None = None,
-        avg_backward_time_sec: float | None = None,
-        avg_dataloader_time_sec: float | None = None,
-        avg_tflops: float | None = None,
-        train_tokens: int | None = None,
-        avg_tokens_per_second: float | None = None,
-        latest_loss: float | None = None,
-        avg_batch_size: int | None = None,
-        completed_floating_point_operations_overall: int | None = None,
-        total_flops: int | None = None,
-        train_throughput_per_gpu: float | None = None,
-        train_throughput_per_gpu_max: float | None = None,
-        train_throughput_per_gpu_min: float | None = None,
-        first_logged_train_iterations_finish_timestamp_sec: float | None = None,
-        last_logged_train_iterations_finish_timestamp_sec: float | None = None,
-    ) -> Self:
-        """Make one."""
-        return cls.filled(locals())
+    def of(cls, given: object) -> Attributes:
+        """Take what a job passes as attributes: a collection as it is, a mapping of values, None for no attributes.
 
+        Anything else is a misuse, and taken for none.
+        """
+        if isinstance(given, Attributes):
+            return given
+        try:
+            if given is None or isinstance(given, Mapping):
+                return cls(given)
+        except Exception:  # noqa: BLE001  # a mapping of the job's own
+            return cls()
+        report("Attributes", "no_attributes", f"Attributes, not {shown(given)}")
+        return cls()
 
-class ValidationMetricsUpdateAttributes(StandardAttributes):
-    """Of the event `validation_metrics_update`; the times, in seconds, are absent where no iteration was completed."""
+    def copied(self) -> Self:
+        """Copy it, of the same class; safe while another thread adds to it."""
+        copy = type(self)()
+        copy.update(self)  # one step in C
+        return copy
 
-    __slots__ = ()
-    current_iteration = _Required[int]()
-    interval = _Required[int]()
-    avg_iteration_time_sec = _Optional[float]()
-    min_iteration_time_sec = _Optional[float]()
-    max_iteration_time_sec = _Optional[float]()
-    total_iteration_time_sec = _Optional[float]()
+    def to_json(self) -> dict[str, Any]:
+        """Give name → value."""
+        return {attribute.name: attribute.value for attribute in self.values()}
 
     @classmethod
-    def create(
-        cls,
-        current_iteration: int,
-        interval: int,
-        avg_iteration_time_sec: float | None = None,
-        min_iteration_time_sec: float | None = None,
-        max_iteration_time_sec: float | None = None,
-        total_iteration_time_sec: float | None = None,
-    ) -> Self:
-        """Make one."""
-        return cls.filled(locals())
-
-
-class TestingMetricsUpdateAttributes(StandardAttributes):
-    """Of the event `testing_metrics_update`."""
-
-    __slots__ = ()
-    __test__ = False  # pytest collects every class of such a name
-    current_iteration = _Required[int]()
-    interval = _Required[int]()
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` gave."""
+        return cls(data)
 
     @classmethod
-    def create(cls, current_iteration: int, interval: int) -> Self:
-        """Make one."""
-        return cls.filled(locals())
+    def merge(cls, attributes: Attributes | None = None, other: Attributes | None = None) -> Self:
+        """Join two into a new one of this class; where both have a name, the second's counts."""
+        merged = cls()
+        merged.update(attributes or {})
+        merged.update(other or {})
+        return merged
 
+    def get_bool_value(self, attribute_name: str) -> bool | None:
+        """Give a truth value; None where it is absent; `OneLoggerError` where it is something else."""
+        found: bool | None = self._value(attribute_name, (bool,), "a boolean")
+        return found
 
-class SaveCheckpointSuccessEventAttributes(StandardAttributes):
-    """Of the event `save_checkpoint_success`: what is safe now.
+    def get_int_value(self, attribute_name: str) -> int | None:
+        """Give an integer; None where it is absent; `OneLoggerError` where it is something else."""
+        found: int | None = self._value(attribute_name, (int,), "an integer")
+        return found
 
-    Timestamps are Unix seconds; `productive_train_tflops` is an amount in 10¹² operations, not a rate; the size is in
-    bytes.
-    """
+    def get_float_value(self, attribute_name: str) -> float | None:
+        """Give a number; None where it is absent; `OneLoggerError` where it is something else."""
+        found: float | None = self._value(attribute_name, (int, float), "a float")
+        return found
 
-    __slots__ = ()
-    checkpoint_strategy = _Required[CheckPointStrategy](CheckPointStrategy)
-    current_iteration = _Required[int]()
-    first_successful_save_checkpoint_timestamp_sec = _Required[float]()
-    latest_successful_save_checkpoint_timestamp_sec = _Required[float]()
-    save_checkpoint_success_count = _Required[int]()
-    productive_train_iterations = _Required[int]()
-    productive_train_samples = _Required[int]()
-    productive_train_iterations_sec = _Required[float]()
-    productive_validation_iterations_sec = _Required[float]()
-    productive_train_tflops = _Optional[float]()
-    checkpoint_size = _Optional[int]()
-    checkpoint_directory = _Optional[str]()
-    training_start_timestamp_sec = _Optional[float]()
+    def get_str_value(self, attribute_name: str) -> str | None:
+        """Give a text; None where it is absent; `OneLoggerError` where it is something else."""
+        found: str | None = self._value(attribute_name, (str,), "a string")
+        return found
 
-    @classmethod
-    def create(
-        cls,
-        checkpoint_strategy: CheckPointStrategy,
-        current_iteration: int,
-        first_successful_save_checkpoint_timestamp_sec: float,
-        latest_successful_save_checkpoint_timestamp_sec: float,
-        save_checkpoint_success_count: int,
-        productive_train_iterations: int,
-        productive_train_samples: int,
-        productive_train_iterations_sec: float,
-        productive_validation_iterations_sec: float,
-        productive_train_tflops: float | None = None,
-        checkpoint_size: int | None = None,
-        checkpoint_directory: str | None = None,
-        training_start_timestamp_sec: float | None = None,
-    ) -> Self:
-        """Make one."""
-        return cls.filled(locals())
-
-
-class SyncCheckpointMetricsUpdateAttributes(StandardAttributes):
-    """Of the event `sync_checkpoint_metrics_update`: the saves' seconds on the main thread, of either strategy."""
-
-    __slots__ = ()
-    save_checkpoint_sync_time_total_sec = _Required[float]()
-    save_checkpoint_sync_time_min_sec = _Required[float]()
-    save_checkpoint_sync_time_max_sec = _Required[float]()
-
-    @classmethod
-    def create(
-        cls,
-        save_checkpoint_sync_time_total_sec: float,
-        save_checkpoint_sync_time_min_sec: float,
-        save_checkpoint_sync_time_max_sec: float,
-    ) -> Self:
-        """Make one."""
-        return cls.filled(locals())
+    def _value(self, name: str, kinds: tuple[type, ...], what: str) -> Any:
+        found = self.get(name)
+        if found is None:
+            return None
+        assert_that(isinstance(found.value, kinds), f"Attribute {name} must be {what}. Got {found.value}.")
+        return found.value

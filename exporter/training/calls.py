@@ -1,134 +1,87 @@
 """Calls: the marks that carry more than a time, and the spans that begin and end with them.
 
 Used in the training process, on the job's threads. A span that is rare (the application, a loop, a save, one with a name
-of the job's own) is made here, at once, so that the job can change it; what becomes of it is up to the interpreter.
+of the job's own) is made here, at once, so that the job can change it; what becomes of it is up to the interpreter. What
+the job passes is made plain here, so that the recording thread never runs the job's code.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import isfinite
 from time import monotonic, time
+from typing import Any
 
-from exporter.training import hot
-from exporter.training.arguments import taken
+from exporter.training import buffers
+from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, shown, taken
+from exporter.training.buffers import MOST_OPEN, Hooks
 from exporter.training.events import Event
-from exporter.training.failures import Failure
-from exporter.training.kinds import BEGAN, CALL, ENDED, Kind
-from exporter.training.names import CheckPointStrategy, SpanName
-from exporter.training.provider import current
-from exporter.training.reports import report
+from exporter.training.facts import reason_of
+from exporter.training.metrics import report
+from exporter.training.span_kinds import BEGAN, CALL, CHECKPOINT_SAVE, ENDED, Kind
 from exporter.training.spans import Span
-from exporter.training.types import Attributes, TracingTimestamp, shown
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-MOST_OPEN = 64
-"""Rare spans of one thread that are known to be open: a job that never ends them does not fill the memory."""
 LOOP_FIELDS = ("global_batch_size", "seq_length", "flops_per_sample", "is_log_throughput_enabled")
-"""What every iteration of a loop needs."""
-TRAINING_FIELDS = (
-    *LOOP_FIELDS,
-    "perf_tag",
-    "log_every_n_train_iterations",
-    "micro_batch_size",
-    "train_iterations_target",
-    "train_samples_target",
-    "is_train_iterations_enabled",
-    "is_validation_iterations_enabled",
-    "is_test_iterations_enabled",
-    "is_save_checkpoint_enabled",
-    "custom_metadata",
-)
+"""What every iteration of a loop needs of a configuration."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Call:
-    """A mark of something else than the begin or end of a span.
+    """A mark of something else than a block's begin or end.
 
     Attributes:
-        time: Monotonic, seconds.
-        wall: Unix seconds of the same moment.
         name: The function that was called.
         values: What it was given.
+        time: Monotonic, seconds.
     """
 
-    __slots__ = ("time", "wall", "name", "values")
-
-    def __init__(self, name: str, values: dict[str, Any]) -> None:
-        self.time = monotonic()
-        self.wall = time()
-        self.name = name
-        self.values = values
+    name: str
+    values: dict[str, Any]
+    time: float = field(default_factory=monotonic)
 
 
+@dataclass(slots=True, kw_only=True)
 class Began(Call):
     """The begin of a rare span.
 
     Attributes:
-        at: When it began, which may be before the call.
         span: What the job was given.
-        entered: Whether it is a block; else it was begun by a callback.
+        entered: It is a block; else it was begun by a callback.
     """
 
-    __slots__ = ("at", "span", "entered")
-
-    def __init__(
-        self,
-        name: str,
-        values: dict[str, Any],
-        span: Span,
-        *,
-        entered: bool,
-    ) -> None:
-        super().__init__(name, values)
-        self.at = span.start_event.timestamp
-        self.span = span
-        self.entered = entered
+    span: Span
+    entered: bool
 
 
+@dataclass(slots=True, kw_only=True)
 class Ended(Call):
     """The end of a rare span, or of any by a callback that says when.
 
     Attributes:
         at: When it ended, which may be before the call.
         span: Which; None for the one of its kind that is open.
-        entered: Whether it was a block.
-        failure: What ended it, where an exception did.
+        entered: It was a block.
+        failed: An exception ended it.
+        reason: Why that ends the job, one of `END_REASONS`; "" where it does not.
         attributes: Of the stop event.
     """
 
-    __slots__ = ("at", "span", "entered", "failure", "attributes")
-
-    def __init__(
-        self,
-        name: str,
-        values: dict[str, Any],
-        at: TracingTimestamp,
-        *,
-        span: Span | None = None,
-        entered: bool = False,
-        failure: Failure | None = None,
-        attributes: Attributes | None = None,
-    ) -> None:
-        super().__init__(name, values)
-        self.at = at
-        self.span = span
-        self.entered = entered
-        self.failure = failure
-        self.attributes = attributes
+    at: TracingTimestamp
+    span: Span | None = None
+    entered: bool = False
+    failed: bool = False
+    reason: str = ""
+    attributes: Attributes | None = None
 
 
-def moment(milliseconds: object, call: str) -> TracingTimestamp:
+def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
     """Turn an explicit time, in milliseconds since the epoch, into a moment; now where there is none.
 
     A time ahead of now becomes now; what is no time is a misuse, and becomes now too.
     """
     wall, now = time(), monotonic()
-    if milliseconds is None:
-        return TracingTimestamp(wall, now)
     number = taken(milliseconds)
-    if number == 0:
+    if number is None or number == 0:
         return TracingTimestamp(wall, now)
     try:
         at = float(number) / 1000  # type: ignore[arg-type]  # anything may come
@@ -167,13 +120,12 @@ def begin(
         values: What else the call was given, callables asked.
     """
     start = at or TracingTimestamp(time(), monotonic())
-    span = Span.create(
-        kind.name if name is None else name, parent, span_attributes, start_event_attributes, start
-    )
-    place = hot.here()
-    if hot.is_on():
+    name = kind.name if name is None else name
+    span = Span.create(name, parent, span_attributes, start_event_attributes, start)
+    place = buffers.here()
+    if buffers.is_on():
         span.listener = _tell_event
-        place.say(kind.code + BEGAN, Began(call, values or {}, span, entered=entered))
+        _note(place, kind.code + BEGAN, Began(name=call, values=values or {}, span=span, entered=entered))
         place.opened.append(span)
         del place.opened[:-MOST_OPEN]
         settle(failing=False)
@@ -192,123 +144,103 @@ def end(
     values: dict[str, Any] | None = None,
 ) -> None:
     """End a rare span; the arguments are those of `Ended`."""
-    place = hot.here()
-    if not hot.is_on():
+    place = buffers.here()
+    if not buffers.is_on():
         if span is not None:
             span.stop(attributes, at)
         return
-    _close(place.opened, kind, span)
-    moment_ = at or TracingTimestamp(time(), monotonic())
-    failure = None if exception is None else Failure.of(exception)
-    place.say(
-        kind.code + ENDED,
-        Ended(
-            call,
-            values or {},
-            moment_,
-            span=span,
-            entered=entered,
-            failure=failure,
-            attributes=attributes,
-        ),
-    )
-    settle(failing=exception is not None)
-
-
-def _close(opened: list[Span], kind: Kind, span: Span | None) -> None:
-    """Forget a span that ends: this one, or the innermost of its kind."""
+    opened = place.opened
     for index in range(len(opened) - 1, -1, -1):
         if opened[index] is span or (span is None and opened[index].name == kind.name):
             del opened[index]
-            return
+            break
+    ended = Ended(
+        name=call,
+        values=values or {},
+        at=at or TracingTimestamp(time(), monotonic()),
+        span=span,
+        entered=entered,
+        failed=exception is not None,
+        reason="" if exception is None else reason_of(exception),
+        attributes=attributes,
+    )
+    _note(place, kind.code + ENDED, ended)
+    settle(failing=exception is not None)
+    if kind is CHECKPOINT_SAVE and exception is None:
+        Hooks.flush_soon()
 
 
 def say(name: str, **values: Any) -> None:
     """Put the mark of any other call."""
-    place = hot.here()
-    if hot.is_on():
-        place.say(CALL, Call(name, values))
+    place = buffers.here()
+    if buffers.is_on():
+        _note(place, CALL, Call(name=name, values=values))
         settle(failing=False)
 
 
 def settle(*, failing: bool) -> None:
     """Have rare calls looked at soon: at once where nothing is in the way, for certain where misuse raises."""
-    hot.Hooks.settle(hot.here().track, failing)
+    Hooks.settle(buffers.here().buffer, failing)
 
 
-def asked(*fields: str) -> dict[str, Any]:
-    """Give what the configuration of the training says of some fields now, callables asked."""
-    configured = current()
-    if configured is None or configured.training is None or not configured.enabled:
-        return {}
-    training = configured.training
-    return {name: training.value(name) for name in fields}
+def note_time(kind: Kind, what: int) -> None:
+    """Put the mark of a callback that says no time."""
+    place = buffers.here()
+    _note(place, kind.code + what, monotonic())
+    if buffers.limit < 0:
+        Hooks.full(place.buffer, False)  # nothing is failing
 
 
-def _target(given: object, call: str, field: str) -> int | None:
-    """Take a whole number, or ask the callable that gives it; None, and a misuse, where there is none."""
-    if callable(given):
-        try:
-            given = given()
-        except Exception as error:  # noqa: BLE001  # the user's callable
-            report(call, "callable_raised", f"{field} to give a number, but it raised {shown(error)}")
-            return None
-    found = taken(given)
-    if isinstance(found, float) and found.is_integer():
-        found = int(found)  # 1e5, as a file of settings may say it
-    if found is None or (isinstance(found, int) and not isinstance(found, bool)):
-        return found
-    report(call, field, f"{field} to be a whole number, not {shown(found)}"[:200])
-    return None
+def _note(place: Any, code: int, value: object) -> None:
+    place.extend((code, value))
+    if len(place.buffer.items) > buffers.limit >= 0:
+        Hooks.full(place.buffer, False)  # nothing is failing
 
 
-def application_values() -> dict[str, Any]:
-    """Give what the begin of an application tells, callables asked."""
-    configured = current()
-    if configured is None or not configured.enabled:
-        return {}
-    settings = configured.settings
-    fields = ("world_size", "session_tag", "is_baseline_run")
-    return {"settings": {name: settings.value(name) for name in fields}, "training": training_values()}
+def _tell_event(span: Span, event: Event) -> None:
+    say("add_event", span=span, event=event)
 
 
-def training_values() -> dict[str, Any]:
-    """Give all that the configuration of the training says now, callables asked."""
-    return asked(*TRAINING_FIELDS)
+# What a configuration adds to a call ---------------------------------------------------------------------------
 
 
 def loop_values(
     call: str, start: object, samples: object, iterations_target: object, samples_target: object
 ) -> dict[str, Any]:
     """Give what the begin of a training loop tells, callables asked."""
-    values = asked(*LOOP_FIELDS)
+    values = Hooks.telemetry.ask(*LOOP_FIELDS)
     for name, given in (
         ("train_iterations_target", iterations_target),
         ("train_samples_target", samples_target),
     ):
-        if given is not None:
-            values[name] = _target(given, call, name)
-        else:
-            values |= asked(name)
+        values |= Hooks.telemetry.ask(name) if given is None else {name: _target(given, call, name)}
     return values | {"train_iterations_start": taken(start), "train_samples_start": taken(samples)}
+
+
+def _target(given: object, call: str, field_name: str) -> int | None:
+    """Take a whole number, or ask the callable that gives it; None, and a misuse, where there is none."""
+    if callable(given):
+        try:
+            given = given()
+        except Exception as error:  # noqa: BLE001  # the user's callable
+            report(call, "callable_raised", f"{field_name} to give a number, but it raised {shown(error)}")
+            return None
+    found = taken(given)
+    if isinstance(found, float) and found.is_integer():
+        found = int(found)  # 1e5, as a file of settings may say it
+    if found is None or (isinstance(found, int) and not isinstance(found, bool)):
+        return found
+    report(call, field_name, f"{field_name} to be a whole number, not {shown(found)}"[:200])
+    return None
 
 
 def save_values(global_step: object) -> dict[str, Any]:
     """Give what the begin and the success of a save tell, callables asked."""
-    return {
-        "global_step": taken(global_step),
-        "strategy": save_strategy(),
-        **asked("is_save_checkpoint_enabled"),
-    }
+    asked = Hooks.telemetry.ask("is_save_checkpoint_enabled", "save_checkpoint_strategy")
+    strategy = str(asked.pop("save_checkpoint_strategy", None) or "sync")
+    return {"global_step": taken(global_step), "strategy": strategy, **asked}
 
 
-def save_strategy() -> CheckPointStrategy:
-    """Tell whether a save is done when its span ends; so it is where nothing is configured."""
-    configured = current()
-    if configured is None or configured.training is None:
-        return CheckPointStrategy.SYNC
-    return configured.training.save_checkpoint_strategy
-
-
-def _tell_event(span: Span, event: Event) -> None:
-    say("add_event", span=span, event=event)
+def save_name(values: dict[str, Any]) -> str:
+    """Name the span of a save."""
+    return f"checkpoint_save_{values['strategy']}"

@@ -7,34 +7,30 @@ collection that it passed does not change what the exporters are about to send.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
+from typing import Any
 
-from exporter.training.names import (
+from exporter.training.attributes import (
+    Attributes,
     EventName,
     Name,
-    StandardEventAttributeName,
-    StandardEventName,
-    StandardTrainingJobEventName,
+    TracingTimestamp,
+    assert_that,
+    moment,
     name_of,
+    shown,
 )
-from exporter.training.types import Attributes, TracingTimestamp, assert_that, moment, shown
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
+SPAN_START, SPAN_STOP, ERROR, TELEMETRY_DATA_ERROR = (
+    "span_start",
+    "span_stop",
+    "error",
+    "telemetry_data_error",
+)
+"""Names of the events that any span may have."""
 LONGEST_TRACEBACK = 16_384
 """Characters of a traceback; the end of it says most."""
-
-__all__ = [
-    "ErrorEvent",
-    "Event",
-    "EventName",
-    "StandardEventAttributeName",
-    "StandardEventName",
-    "StandardTrainingJobEventName",
-    "TelemetryDataError",
-]
 
 
 class Event:
@@ -49,7 +45,7 @@ class Event:
         self._timestamp = timestamp = moment(timestamp)
         # A copy: the caller may go on using what it passed, while the exporters still read this.
         own = Attributes.of(attributes).copied()
-        own.add(StandardEventAttributeName.TIMESTAMP_MSEC.value, timestamp.milliseconds_since_epoch)
+        own.add("timestamp_msec", timestamp.milliseconds_since_epoch)
         self._attributes = own
 
     @property
@@ -95,9 +91,9 @@ class Event:
             OneLoggerError: It is not an event.
         """
         assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
-        if cls is Event and data["name"] == StandardEventName.ERROR and "error_message" in data:
+        if cls is Event and data["name"] == ERROR and "error_message" in data:
             return ErrorEvent.from_json(data)
-        if cls is Event and data["name"] == StandardEventName.TELEMETRY_DATA_ERROR and "error_type" in data:
+        if cls is Event and data["name"] == TELEMETRY_DATA_ERROR and "error_type" in data:
             return TelemetryDataError.from_json(data)
         timestamp = TracingTimestamp.from_json(data["timestamp"])
         return Event(data["name"], timestamp, Attributes.from_json(data.get("attributes") or {}))
@@ -144,16 +140,16 @@ class ErrorEvent(Event):
         self.exception_message = exception_message
         self.exception_traceback = exception_traceback
         told = Attributes()
-        told.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
+        told.add("error_message", error_message)
         if exception_type:
-            told.add(StandardEventAttributeName.EXCEPTION_TYPE.value, exception_type)
+            told.add("exception_type", exception_type)
         if exception_message:
-            told.add(StandardEventAttributeName.EXCEPTION_MESSAGE.value, exception_message)
+            told.add("exception_message", exception_message)
         if exception_traceback:
-            told.add(StandardEventAttributeName.EXCEPTION_TRACEBACK.value, exception_traceback)
+            told.add("exception_traceback", exception_traceback)
         if attributes:
             told.add_attributes(attributes)
-        super().__init__(StandardEventName.ERROR, timestamp, told)
+        super().__init__(ERROR, timestamp, told)
 
     @classmethod
     def create(  # type: ignore[override]  # as in one-logger
@@ -215,11 +211,11 @@ class TelemetryDataError(Event):
         self.error_type = error_type
         self.error_message = error_message = _message(error_message)
         told = Attributes()
-        told.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
-        told.add(StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE.value, error_type.value)
+        told.add("error_message", error_message)
+        told.add("telemetry_data_error_type", error_type.value)
         if attributes:
             told.add_attributes(attributes)
-        super().__init__(StandardEventName.TELEMETRY_DATA_ERROR, timestamp, told)
+        super().__init__(TELEMETRY_DATA_ERROR, timestamp, told)
 
     @classmethod
     def create(  # type: ignore[override]  # as in one-logger
@@ -261,8 +257,6 @@ def _traceback_of(exception: BaseException) -> str | None:
     if exception.__traceback__ is None:
         return None
     try:
-        import traceback  # noqa: PLC0415  # 1 MiB that only a job that fails has to pay
-
         return "".join(traceback.format_exception(exception))[-LONGEST_TRACEBACK:]
     except Exception:  # noqa: BLE001  # it prints the exception, by the user's own `__str__`
         return None

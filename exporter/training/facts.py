@@ -1,23 +1,19 @@
-"""Facts: what describes the run, and is told once or rarely.
+"""Facts: what describes the run, told once or rarely, and what an exception says of why it ends.
 
-Used by the recording thread of the training process.
+Facts are kept by the recording thread of the training process; exceptions are looked at on the thread on which they were
+raised: their class, their text and their operating-system error only.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from math import isfinite
+from typing import Any
 
 from exporter.recording.identity import clean_text
-from exporter.training.progress import Progress
-from exporter.training.series import Families
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from exporter.training.configuration import OneLoggerConfig
+from exporter.training.metrics import Families
 
 _TEXTS = ("job_name", "framework", "framework_version", "model", "precision", "flops_method")
 _ENVIRONMENT = {
@@ -31,43 +27,68 @@ _ENVIRONMENT = {
 _RATES = ("flops_per_token", "hardware_flops_per_token", "flops_per_sample", "peak_flops")
 
 
+_BY_CLASS = {
+    "KeyboardInterrupt": "user",
+    "OutOfMemoryError": "gpu_memory",
+    "AcceleratorError": "gpu",
+    "DistNetworkError": "network",
+    "DistStoreError": "network",
+    "DistBackendError": "nccl_timeout",
+    "MemoryError": "host",
+    "ConnectionError": "network",
+    "TimeoutError": "network",
+    "EOFError": "storage",
+}
+_BY_TEXT = (
+    ("out of memory", "gpu_memory"),
+    ("NCCL", "nccl_timeout"),
+    ("CUDA error", "gpu"),
+    ("CUDNN", "gpu"),
+    ("cuBLAS", "gpu"),
+    ("CUBLAS", "gpu"),
+    ("No space left", "storage"),
+    ("Connection reset", "network"),
+    ("Connection refused", "network"),
+    ("Connection closed", "network"),
+    ("DataLoader worker", "host"),
+)
+_STORAGE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE})
+
+
 class Facts:
     """What is known of the run.
 
     Args:
         families: Where the target is told.
-        progress: What multiplies by the FLOP.
         environment: Of the process.
 
     Attributes:
         world_size: Ranks as the job said; None while it is not known.
         peak_flops: FLOP/s of this rank's device; None while nobody said.
+        flops_per_token: Model FLOP of a token; None while nobody said.
+        hardware_flops_per_token: The same with what is computed again.
+        flops_per_sample: Model FLOP of a sample.
     """
 
-    def __init__(
-        self, families: Families, progress: Progress, environment: Mapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, families: Families, environment: Mapping[str, str] = os.environ) -> None:
         self._families = families
-        self._progress = progress
         self._texts: dict[str, str] = {}
         for fact, variables in _ENVIRONMENT.items():
             for variable in reversed(variables):
                 self._say(fact, environment.get(variable))
         self.world_size: int | None = None
         self.peak_flops: float | None = None
+        self.flops_per_token: float | None = None
+        self.hardware_flops_per_token: float | None = None
+        self.flops_per_sample: float | None = None
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Give all texts, sorted by name."""
         return tuple(sorted(self._texts.items()))
 
-    def application(self, settings: OneLoggerConfig, values: Mapping[str, Any]) -> None:
-        """Take what the configuration says of the application.
-
-        Args:
-            settings: The configuration.
-            values: Its fields that may be callables, asked.
-        """
-        self._say("application", settings.application_name)
+    def application(self, name: str, values: Mapping[str, Any]) -> None:
+        """Take what the configuration says of the application, callables asked."""
+        self._say("application", name)
         self._say("session_tag", values.get("session_tag"))
         if values.get("is_baseline_run") is not None:
             self._say("is_baseline", str(bool(values["is_baseline_run"])).lower())
@@ -84,7 +105,7 @@ class Facts:
         """Take what the job's callables say."""
         flops = values.get("flops_per_sample")
         if flops:
-            self._progress.flops_per_sample = float(flops)
+            self.flops_per_sample = float(flops)
 
     def target(self, step: object) -> None:
         """Take the step at which the training is to end."""
@@ -116,10 +137,8 @@ class Facts:
                 number = _positive(value)
                 if number is None:
                     wrong.append((name, "to be a number above 0"))
-                elif name == "peak_flops":
-                    self.peak_flops = number
                 else:
-                    setattr(self._progress, name, number)
+                    setattr(self, name, number)
         return wrong
 
     def _say(self, name: str, value: object) -> None:
@@ -142,3 +161,30 @@ def _positive(value: object) -> float | None:
     except OverflowError:
         return None
     return number if isfinite(number) and number > 0 else None
+
+
+def reason_of(exception: BaseException) -> str:
+    """Tell why an exception ends the job; never raises."""
+    if isinstance(exception, SystemExit):
+        code = exception.code
+        return "" if code is None or (isinstance(code, int) and code == 0) else "exit"
+    if isinstance(exception, GeneratorExit):
+        return ""
+    for each in type(exception).__mro__:
+        if each.__name__ in _BY_CLASS:
+            return _BY_CLASS[each.__name__]
+    if isinstance(exception, OSError) and exception.errno in _STORAGE:
+        return "storage"
+    if isinstance(exception, RuntimeError):
+        text = _text(exception)
+        for part, reason in _BY_TEXT:
+            if part in text:
+                return reason
+    return "exit"
+
+
+def _text(exception: BaseException) -> str:
+    try:
+        return str(exception)
+    except Exception:  # noqa: BLE001  # the job's own class
+        return ""

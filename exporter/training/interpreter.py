@@ -1,23 +1,25 @@
-"""The interpreter: from marks to spans, phases, figures and families.
+"""The interpreter: from marks to open spans, and from their begins and ends to what they mean.
 
 Used by whoever holds the lock of `exporter.training.recording`: the recording thread, mostly. It runs no code of the job's.
-Each thread and task has a stack of blocks and a list of open spans; an application, its loop and its saves are the
-process's. A call that cannot be meant so is counted, told once and changes nothing; what follows it is right again.
+Each thread and task has a stack of open spans; an application and its loop are the process's. A call that cannot be meant
+so is counted, told once and changes nothing; what follows it is right again.
 """
 
 from __future__ import annotations
 
 from math import inf
 from time import perf_counter
+from typing import Any
 
-from exporter.recording.marks import Track
 from exporter.recording.notices import tell_once
-from exporter.training import kinds
+from exporter.training import span_kinds as kinds
+from exporter.training.attributes import Attribute, Attributes, name_of, shown
+from exporter.training.buffers import SpanBuffer, SpanUpdate
 from exporter.training.calls import Began, Call, Ended
-from exporter.training.events import Event
-from exporter.training.hot import Told
-from exporter.training.job import Job
-from exporter.training.kinds import (
+from exporter.training.events import ErrorEvent
+from exporter.training.job import Job, is_untold_save
+from exporter.training.open_spans import OpenSpan, OpenSpans, SpanStack
+from exporter.training.span_kinds import (
     BEGAN,
     BEGIN,
     CALL,
@@ -25,36 +27,24 @@ from exporter.training.kinds import (
     ENTER,
     FAIL,
     FIELDS,
+    FIRST_CODE,
     FIRST_KIND,
     KINDS,
     MODES,
     NUMBERS,
-    TOLD,
+    UPDATE,
     VALUES,
     Kind,
 )
-from exporter.training.names import StandardTrainingJobEventName
-from exporter.training.opened import Open, Stack
-from exporter.training.phase_clock import PhaseClock
-from exporter.training.phases import PHASES
-from exporter.training.records import Records
-from exporter.training.runs import BEGIN_CODE, Plan, Runs
-from exporter.training.saving import is_untold_save
-from exporter.training.tree import Tree
-from exporter.training.types import Attributes, shown
+from exporter.training.spans import Span
+from exporter.training.telemetry import Telemetry
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from exporter.training.misuse import Misuse
-    from exporter.training.provider import Configured
-
-FIRST_CODE = FIRST_KIND * 8
-AT_ONCE = 32
-"""Marks interpreted between two looks at the clock."""
+AT_ONCE = 64
+"""Items interpreted between two looks at the clock."""
 MOST_REFUSED = 1000
 """Begins that are refused inside one open span of their kind, which nobody will end then."""
+_ONE_OF_A_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
+_TOLD = frozenset({kinds.TRAINING_LOOP, kinds.TRAINING_ITERATION})
 
 
 def time_of(code: int, value: Any) -> float | None:
@@ -69,322 +59,358 @@ class Interpreter:
 
     Args:
         job: What the marks are about.
-        clock: The phases of the main thread.
-        misuse: Takes what cannot be meant so.
 
     Attributes:
-        tree: What is open.
-        records: The way to the exporters.
+        open: What is open.
         now: Time of the latest mark.
+        trains: The job has told of a phase, a step or a number.
     """
 
-    def __init__(self, job: Job, clock: PhaseClock, misuse: Misuse) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
-        self.clock = clock
-        self.misuse = misuse
-        self.tree = Tree()
-        self.records = Records()
-        self._runs = Runs(self)
-        self.now = clock.last
-        self._numbers_of: dict[int, tuple[str, str]] = {
-            NUMBERS + 8 * row + place: (field, mode)
-            for row, mode in enumerate(MODES)
-            for place, field in enumerate(FIELDS)
-        }
-
-    def configure(self, configured: Configured | None) -> None:
-        """Take what the job has configured."""
-        self.records.send_to(None if configured is None else configured.sink)
-        self.job.configured = configured
-
-    def reset(self, now: float) -> None:
-        """Count from zero from now on; what is open stays open."""
-        self.job.reset()
-        self.clock.restart(now)
+        self.open = OpenSpans()
+        self.clock = job.clock
+        self.now = job.clock.last
+        self.trains = False
+        self._wanted: dict[Kind, bool] = {}
 
     # Marks -----------------------------------------------------------------------------------------------
 
-    def take(self, track: Track, items: list[Any], seconds: float = inf) -> int:
-        """Interpret the marks of one track.
+    def take(self, buffer: SpanBuffer, items: list[Any], seconds: float = inf) -> int:
+        """Interpret the marks of one buffer.
 
         Args:
-            track: Whose.
+            buffer: Whose.
             items: Codes and values in turn.
             seconds: After so long the rest is left.
 
         Returns:
             How many items were interpreted.
         """
-        stack = self.tree.stack_of(track)
-        try:
-            codes = bytes(items[::2])
-        except ValueError:  # kinds beyond the first few of the job's own
-            codes = b""
-        position, total, until = 0, len(items) // 2, perf_counter() + seconds
+        stack = self.open.stack_of(buffer)
+        position, total, until = 0, len(items), perf_counter() + seconds
         while position < total:
-            if codes and codes[position] == BEGIN_CODE and kinds.TRAINING_ITERATION not in stack.single:
-                taken = self._runs.take(stack, items, codes, position)
-                if taken:
-                    position += taken
-                    if perf_counter() > until:
-                        break
-                    continue
-            end = codes.find(BEGIN_CODE, position + 1)
-            end = min(position + AT_ONCE if end < 0 else end, position + AT_ONCE, total)
-            for place in range(2 * position, 2 * end, 2):
-                self._safely(stack, items[place], items[place + 1])
+            end = min(position + AT_ONCE, total)
+            for place in range(position, end, 2):
+                self.take_one(stack, items[place], items[place + 1])
             position = end
             if perf_counter() > until:
                 break
-        return 2 * position
+        return position
 
-    def take_one(self, track: Track, code: int, value: Any) -> None:
-        """Interpret one mark of a track."""
-        self._safely(self.tree.stack_of(track), code, value)
-
-    def _safely(self, stack: Stack, code: int, value: Any) -> None:
+    def take_one(self, stack: SpanStack | SpanBuffer, code: int, value: Any) -> None:
         """Interpret one mark; a defect of ours costs this one, not those after it."""
+        if isinstance(stack, SpanBuffer):
+            stack = self.open.stack_of(stack)
         try:
-            self.mark(stack, code, value)
+            if code >= FIRST_CODE:
+                self._about_span(stack, KINDS[(code >> 3) - FIRST_KIND], code & 7, value)
+            elif code >= NUMBERS:
+                field, mode = FIELDS[(code - NUMBERS) & 7], MODES[(code - NUMBERS) >> 3]
+                wrong = self.job.progress.number(field, mode, value)
+                if wrong is not None:
+                    self.job.wrong("record", field, f"{field} {wrong}, not {shown(value)}")
+                self.trains = True
+            elif code == VALUES:
+                self.job.ask(value)
+            elif code == CALL:
+                self.now = value.time
+                self._called(value)
         except Exception as error:  # noqa: BLE001  # see above
             tell_once(f"mark {error!r}", f"a defect in the recording of training: {error!r}")
 
-    def fold(
-        self,
-        plan: Plan,
-        durations: list[list[float]],
-        began: float,
-        ended: float,
-        finished: list[float],
-    ) -> None:
-        """Take iterations that look alike.
-
-        Args:
-            plan: What their marks mean.
-            durations: Of each block of the plan, in each of them.
-            began: When the first began.
-            ended: When what belongs to the last ended.
-            finished: When each ended.
-        """
-        self.now = ended
-        # Blocks outside the iteration may be longer than it.
-        longest = max(map(max, durations)) if plan.last > plan.end else max(durations[0])
-        work = self.clock.fold(plan, durations, began, ended, longest)
-        waits = [
-            times
-            for block, times in zip(plan.blocks, durations, strict=True)
-            if PHASES[block.phase].waiting and block.enter < plan.end
-        ]
-        self.job.looping.fold(durations[0], waits, work, finished, self)
-
-    def mark(self, stack: Stack, code: int, value: Any) -> None:
-        """Interpret one mark."""
-        if code >= FIRST_CODE:
-            kind = KINDS[(code >> 3) - FIRST_KIND]
-            what = code & 7
-            if what < BEGAN:
-                self.now = value
-                if what == ENTER:
-                    self._begin(stack, kind, value, kind.call, entered=True)
-                elif what == BEGIN:
-                    self._begin(stack, kind, value, kind.begin, entered=False)
-                elif what > ENTER:
-                    self._leave(stack, kind, value, None, failed=what == FAIL)
-                else:
-                    self._end_named(stack, kind, value, None)
-            elif what == BEGAN:
-                self._began(stack, kind, value)
-            elif what == ENDED:
-                self._ended(stack, kind, value)
-            elif what == TOLD:
-                self._told(stack, kind, value)
-        elif code >= NUMBERS:
-            field, mode = self._numbers_of[code]
-            wrong = self.job.progress.number(field, mode, value)
-            if wrong is not None:
-                self.misuse.count("record", field, f"{field} {wrong}, not {shown(value)}"[:200])
-        elif code == VALUES:
-            self.job.ask(value)
-        elif code == CALL:
-            self.now = value.time
-            self._called(value)
-
-    def _began(self, stack: Stack, kind: Kind, mark: Began) -> None:
-        self.now = mark.time
-        self._begin(stack, kind, mark.at.perf_counter_seconds, mark.name, mark, entered=mark.entered)
-
-    def _ended(self, stack: Stack, kind: Kind, mark: Ended) -> None:
-        self.now = mark.time
-        at = mark.at.perf_counter_seconds
-        if mark.span is not None and not mark.entered:
-            found = self.tree.open_of(mark.span)
-            if found is None:
-                self.job.rule(mark.name, "S5", f"a span that is open, not {mark.span.name_str}")
+    def _about_span(self, stack: SpanStack, kind: Kind, what: int, value: Any) -> None:
+        if what < BEGAN:
+            self.now = value
+            if what == ENTER:
+                self._begin(stack, kind, value, kind.call, entered=True)
+            elif what > ENTER:
+                self._leave(stack, kind, value, None, failed=what == FAIL)
+            elif what == BEGIN:
+                self._begin(stack, kind, value, kind.begin, entered=False)
             else:
-                self._end(found, at, mark)
-        elif mark.entered:
-            self._leave(stack, kind, at, mark, failed=mark.failure is not None)
-        else:
-            self._end_named(stack, kind, at, mark)
-
-    def _leave(self, stack: Stack, kind: Kind, at: float, mark: Ended | None, *, failed: bool) -> None:
-        """End what a block has begun, which is the innermost of its kind that was entered."""
-        blocks = stack.blocks
-        for position in range(len(blocks) - 1, -1, -1):
-            if blocks[position][0] is kind:
-                opened = blocks.pop(position)[1]
-                break
-        else:
-            return  # its begin was lost, or belongs to the time before a fork
-        if opened is None:
-            return  # it was refused when it began
-        if opened.closed:
-            if opened.known:
-                self.job.rule(kind.call, kind.end_rule, "to be ended once")
+                self._end_latest(stack, kind, value, None)
             return
-        self._end(opened, at, mark, failed=failed)
+        self.now = value.time
+        if what == BEGAN:
+            at = value.span.start_event.timestamp.perf_counter_seconds
+            self._begin(stack, kind, at, value.name, value, entered=value.entered)
+        elif what == ENDED:
+            self._ended(stack, kind, value)
+        elif what == UPDATE:
+            self._update(stack, kind, value)
 
-    def _end_named(self, stack: Stack, kind: Kind, at: float, mark: Ended | None) -> None:
-        """End the span of a kind that is open, in this thread or else in another."""
-        opened = stack.latest(kind) or self.tree.find(kind)
-        if opened is None:
-            if is_untold_save(mark):
-                return
-            call = kind.end if mark is None else mark.name
-            self.job.rule(call, kind.end_rule, f"{kind.begin} before it")
-            return
-        self._end(opened, at, mark)
+    # Threads that end or lose marks ---------------------------------------------------------------------
+
+    def forget(self, buffer: SpanBuffer) -> None:
+        """Let go of a thread or task that has ended: nobody can tell any more when the blocks entered there end."""
+        stack: SpanStack | None = buffer.state
+        if stack is not None:
+            for opened in reversed(stack.spans):
+                kept = opened.over or opened.recorded or opened.kind in _ONE_OF_A_PROCESS
+                if opened.entered and not kept:
+                    self._discard(opened)
+            self.open.forget(stack)
+
+    def dropped(self, buffer: SpanBuffer, number: int) -> None:
+        """Begin anew after marks were dropped: what was open in that thread may have ended."""
+        self.job.wrong("marks", "dropped", f"fewer of them: {number} were dropped")
+        stack = self.open.stack_of(buffer)
+        for opened in reversed(stack.spans):
+            if opened.kind.single and not opened.over and opened.kind not in _ONE_OF_A_PROCESS:
+                self._discard(opened)
+            opened.entered = False
+        stack.spans = [opened for opened in stack.spans if not opened.over]
+
+    def _discard(self, opened: OpenSpan) -> None:
+        """Forget a span that nobody will end."""
+        opened.refused = True
+        opened.stack.close(opened)
+        self.job.discarded(opened)
+        self.clock.end(opened, self.now)
+
+    # Begins ----------------------------------------------------------------------------------------------
 
     def _begin(
-        self, stack: Stack, kind: Kind, at: float, call: str, mark: Began | None = None, *, entered: bool
+        self, stack: SpanStack, kind: Kind, at: float, call: str, mark: Began | None = None, *, entered: bool
     ) -> None:
         """Begin a span, unless that cannot be meant so."""
-        allowed = self._allow(stack, kind, call, mark)
-        opened = Open(kind, at, stack, known=self.job.tells) if allowed else None
-        if entered:
-            stack.blocks.append((kind, opened))
-        if opened is None:
+        job = self.job
+        if kind in _TOLD and not job.tells:
+            self._take_over()
+        opened = OpenSpan(kind, at, stack, known=job.telemetry.configured)
+        opened.entered = entered
+        if not self._allows(stack, kind, call, mark):
+            if entered:
+                opened.over = opened.refused = True
+                stack.spans.append(opened)
             return
-        self.tree.begins_in(stack)
+        self.open.begins_in(stack)
         opened.parent = stack.innermost()
         if mark is not None:
             opened.span = mark.span
             if mark.span.parent_span is None and opened.known:
-                mark.span.set_parent(self.records.parent_span(opened))
-        elif opened.known and self.records.wants(kind):
-            self.records.span(opened)
-        stack.add(opened)
-        self._begin_phase(stack, opened, mark)
-        self.job.begins(opened, mark, self)
+                mark.span.set_parent(self._parent_span(opened))
+        elif opened.known and self._wants(kind):
+            self.span_of(opened)
+        stack.spans.append(opened)
+        if stack.main:
+            self._begin_phase(opened, mark)
+        job.span_began(opened, mark)
+        if opened.span is not None and opened.known and not (opened.save is None and is_untold_save(mark)):
+            if self._wants(kind, opened.span):
+                opened.recorded = True
+                job.telemetry.span_began(opened)
+            if mark is not None and kind is kinds.APPLICATION:
+                job.application_began(opened, mark.values)
 
-    def _allow(self, stack: Stack, kind: Kind, call: str, mark: Began | None) -> bool:
-        """Whether a span can begin; if not, the misuse is counted."""
-        job = self.job
-        earlier = stack.single.get(kind) if kind.single else None
-        if earlier is None and kind in _ONE_OF_A_PROCESS:
-            earlier = self.tree.find(kind)
+    def _begin_phase(self, opened: OpenSpan, mark: Began | None) -> None:
+        kind = opened.kind
+        if kind in kinds.ITERATIONS or kind in kinds.LOOPS:
+            self.clock.training_begins(self.now)
+        phase = kind.phase
+        if phase is not None:
+            if kind is kinds.CHECKPOINT_SAVE and mark is not None:
+                phase = f"checkpoint_save_{mark.values.get('strategy', 'sync')}"
+            self.clock.begin(phase, opened, self.now)
+            self.trains = True
+
+    def _allows(self, stack: SpanStack, kind: Kind, call: str, mark: Began | None) -> bool:
+        """Tell whether a span can begin; if not, the misuse is counted."""
+        job, earlier = self.job, None
+        if kind.guessed and (job.tells or (kind is kinds.GUESSED_LOOP and job.open_loop is not None)):
+            return False
+        if kind.single:
+            earlier = stack.latest(kind)
+            if earlier is None and kind in _ONE_OF_A_PROCESS:
+                earlier = self.open.find(kind)
         if kind is kinds.CHECKPOINT_SAVE and is_untold_save(mark):
             return earlier is None and not job.closed
         if earlier is not None:
-            if not job.tells or earlier.known:
+            if not job.telemetry.configured or earlier.known:
                 job.rule(call, kind.rule, f"the {kind.call} that is open to end before")
-                earlier.refused += 1
-                if kind in _ONE_OF_A_PROCESS or earlier.refused < MOST_REFUSED:
+                earlier.inside += 1
+                if kind in _ONE_OF_A_PROCESS or earlier.inside < MOST_REFUSED:
                     return False
             self._discard(earlier)
-        if job.closed and kind is not kinds.APPLICATION and job.tells:
+        if job.closed and kind is not kinds.APPLICATION and job.telemetry.configured:
             job.rule(call, "S12", "on_app_start before it, since the application has ended")
             return False
-        refusal = None if mark is None else job.refusal(mark, kind)
+        refusal = None if mark is None else job.refusal(kind, mark.values)
         if refusal is not None:
             job.wrong(call, *refusal)
         return refusal is None
 
-    def _begin_phase(self, stack: Stack, opened: Open, mark: Began | None) -> None:
-        if not stack.main:
-            return
-        if opened.kind is kinds.TRAINING_ITERATION or opened.kind is kinds.TRAINING_LOOP:
-            self.clock.training_begins(self.now)
-        phase = self.job.phase_of(opened, mark)
-        if phase is not None:
-            opened.entry = self.clock.begin(phase, self.now)
-        if opened.kind is kinds.TRAINING_ITERATION and self.job.looping.iteration is None:
-            opened.work = self.clock.work
-            opened.waits = self.clock.waits
+    def _take_over(self) -> None:
+        """Have what the job tells itself take the place of what a bridge has guessed."""
+        self.job.tells = True
+        for opened in reversed(self.open.all()):
+            if opened.kind.guessed:
+                self._discard(opened)
 
-    def _end(self, opened: Open, at: float, mark: Ended | None, *, failed: bool = False) -> None:
-        """End a span."""
-        opened.stack.remove(opened)
-        if opened.entry is not None:
-            self.clock.end(opened.entry, self.now)
-        elif opened.work is not None:
-            self.clock.advance(self.now)
-        self.job.ends(opened, at, mark, self, failed=failed)
-        self.records.stop(opened, at, mark)
+    # Ends ------------------------------------------------------------------------------------------------
 
-    # What else happens -----------------------------------------------------------------------------------
-
-    def _called(self, call: Call) -> None:
-        if call.name in {"add_event", "span_event", "span_error"}:
-            opened = self.tree.open_of(call.values["span"])
-            if opened is None:
-                self.job.rule(call.name, "stopped_span", "a span that is open")
-            else:
-                self.records.pass_on(opened, call)
-        elif call.name == "configured":
-            self.configure(call.values["configured"])
+    def _leave(self, stack: SpanStack, kind: Kind, at: float, mark: Ended | None, *, failed: bool) -> None:
+        """End what a block has begun, which is the innermost of its kind that was entered."""
+        for opened in reversed(stack.spans):
+            if opened.kind is kind and opened.entered:
+                break
         else:
-            self.job.called(call, self)
+            return  # its begin was lost, or belongs to the time before a fork
+        over = opened.over
+        stack.close(opened, left=True)
+        if not over:
+            self._end(opened, at, mark, failed=failed)
+        elif opened.known and not opened.refused:
+            self.job.rule(kind.call, kind.end_rule, "to be ended once")
 
-    def _told(self, stack: Stack, kind: Kind, told: Told) -> None:
+    def _ended(self, stack: SpanStack, kind: Kind, mark: Ended) -> None:
+        at = mark.at.perf_counter_seconds
+        if mark.entered:
+            self._leave(stack, kind, at, mark, failed=mark.failed)
+        elif mark.span is None:
+            self._end_latest(stack, kind, at, mark)
+        else:
+            found = self.open.open_of(mark.span)
+            if found is None:
+                self.job.rule(mark.name, "S5", f"a span that is open, not {mark.span.name_str}")
+            else:
+                found.stack.close(found)
+                self._end(found, at, mark)
+
+    def _end_latest(self, stack: SpanStack, kind: Kind, at: float, mark: Ended | None) -> None:
+        """End the span of a kind that is open, in this thread or else in another."""
+        opened = stack.latest(kind) or self.open.find(kind)
+        if opened is None and kind is kinds.TRAINING_LOOP:
+            opened = self.open.find(kinds.GUESSED_LOOP)
+        if opened is not None:
+            opened.stack.close(opened)
+            self._end(opened, at, mark)
+        elif not is_untold_save(mark):
+            self.job.rule(kind.end if mark is None else mark.name, kind.end_rule, f"{kind.begin} before it")
+
+    def _end(self, opened: OpenSpan, at: float, mark: Ended | None, *, failed: bool = False) -> None:
+        """Take the end of a span that was closed."""
+        if opened.phase is not None:
+            self.clock.end(opened, self.now)
+        elif opened.kind in kinds.ITERATIONS:
+            self.clock.advance(self.now)
+        if opened.kind is kinds.APPLICATION:
+            self._end_application(at, mark)
+        else:
+            self.job.span_ended(opened, at, mark, failed=failed)
+        self._stop(opened, at, mark)
+
+    def _stop(self, opened: OpenSpan, at: float, mark: Ended | None = None) -> None:
+        """Stop the span of what has ended, and tell it."""
+        if opened.span is not None:
+            attributes = None if mark is None else mark.attributes
+            opened.span.stop(attributes, self.job.moment(at) if mark is None else mark.at)
+            if opened.recorded:
+                self.job.telemetry.span_ended(opened)
+
+    def _end_application(self, at: float, mark: Ended | None) -> None:
+        """End what is open when the application ends, the innermost first."""
+        job = self.job
+        job.progress.count_expected()
+        in_order = job.open_loop is None
+        for opened in reversed(self.open.all()):
+            if opened.kind is kinds.APPLICATION or not opened.known:
+                continue
+            opened.stack.close(opened)
+            self.clock.end(opened, self.now)
+            job.cut_short(opened)
+            if opened.span is not None:
+                text = f"{opened.span.name_str} was open when the application ended"
+                error = ErrorEvent.create(text, timestamp=job.moment(at))
+                opened.span.keep(error)
+                if opened.recorded:
+                    job.telemetry.span_error(opened, error)
+                self._stop(opened, at)
+        job.application_ended(mark, in_order=in_order)
+
+    # Spans -----------------------------------------------------------------------------------------------
+
+    def _wants(self, kind: Kind, span: Span | None = None) -> bool:
+        """Tell whether spans of a kind, or one span, are exported."""
+        if span is not None and span.name_str != kind.name:
+            return self.job.telemetry.wants(span.name_str)
+        wanted = self._wanted.get(kind)
+        if wanted is None:
+            wanted = self._wanted[kind] = self.job.telemetry.wants(name_of(kind.name))
+        return wanted
+
+    def span_of(self, opened: OpenSpan) -> Span:
+        """Give the span of what is open, made when somebody asks for it."""
+        if opened.span is None:
+            start = self.job.moment(opened.began)
+            opened.span = Span.create(opened.kind.name, self._parent_span(opened), None, None, start)
+        return opened.span
+
+    def _parent_span(self, opened: OpenSpan) -> Span | None:
+        """Give the span around; what began before the configuration is none."""
+        parent = opened.parent
+        while parent is not None and parent.kind is kinds.CHECKPOINT_SAVE and parent.save is None:
+            parent = parent.parent  # saves are switched off: nothing is told of it
+        return None if parent is None or not parent.known else self.span_of(parent)
+
+    def _update(self, stack: SpanStack, kind: Kind, update: SpanUpdate) -> None:
         """Take what the job says of a short block."""
         opened = stack.latest(kind)
         if opened is None:
             self.job.rule(kind.call, "stopped_span", "attributes and events while it is open")
+            return
+        span, item = self.span_of(opened), update.item
+        if isinstance(item, Attribute):
+            span.add_attribute(item.name, item.value)
+        elif isinstance(item, Attributes):
+            span.add_attributes(item)
         else:
-            self.records.tell(opened, told)
+            span.keep(item)
+            if opened.recorded:
+                self.job.telemetry.span_event(opened, item)
 
-    def dropped(self, track: Track, number: int) -> None:
-        """Begin anew after marks were dropped: what was open in that thread may have ended."""
-        self.misuse.count("marks", "dropped", f"fewer of them: {number} were dropped")
-        stack = self.tree.stack_of(track)
-        for opened in reversed([each for each in stack.opens if each.kind.single]):
-            if opened.kind not in _ONE_OF_A_PROCESS:
-                self._discard(opened)
-        stack.blocks.clear()
+    # What else happens -----------------------------------------------------------------------------------
 
-    def forget(self, track: Track) -> None:
-        """Let go of a thread or task that has ended: nobody can tell any more when the blocks entered there end."""
-        if track.state is not None:
-            for kind, opened in track.state.blocks:
-                if opened is not None and not (opened.closed or opened.recorded or kind in _ONE_OF_A_PROCESS):
-                    self._discard(opened)
-        self.tree.forget(track)
+    def _called(self, call: Call) -> None:
+        values, job = call.values, self.job
+        if call.name in {"add_event", "span_error"}:
+            opened = self.open.open_of(values["span"])
+            if opened is None:
+                job.rule(call.name, "stopped_span", "a span that is open")
+            elif opened.recorded and call.name == "add_event":
+                job.telemetry.span_event(opened, values["event"])
+            elif opened.recorded:
+                job.telemetry.span_error(opened, values["event"])
+        elif call.name == "configured":
+            self.configure(values["telemetry"])
+        elif call.name == "set_training_telemetry_config":
+            application = self.open.find(kinds.APPLICATION)
+            if application is not None and application.known:
+                job.training_configured(application, values["training"])
+        elif call.name == "on_save_checkpoint_success":
+            self._save_succeeded(call)
+        else:
+            if call.name == "step" and values["mode"] == "train":
+                self.trains = True
+                if not job.tells and job.iteration is None:  # else the step is that of the guessed iteration
+                    self._take_over()
+            job.called(call)
 
-    def _discard(self, opened: Open) -> None:
-        """Forget a span that nobody will end."""
-        opened.stack.remove(opened)
-        if self.job.looping.iteration is opened:
-            self.job.looping.iteration = None
-        if opened.entry is not None:
-            self.clock.end(opened.entry, self.now)
+    def configure(self, telemetry: Telemetry) -> None:
+        """Take what the job has configured."""
+        self.job.telemetry = telemetry
+        telemetry.now = lambda: self.job.moment(self.now)
+        self._wanted.clear()
 
-    # What the job asks -----------------------------------------------------------------------------------
-
-    def event(self, opened: Open, name: StandardTrainingJobEventName, attributes: Attributes) -> None:
-        """Tell an event of what is open, now."""
-        self.records.event(opened, Event.create(name, attributes, self.records.moment(self.now)))
-
-    def close_all(self, at: float) -> None:
-        """End what is open when the application ends, the innermost first; of an iteration, nothing is counted."""
-        for opened in reversed(self.tree.all()):
-            if opened.kind is kinds.APPLICATION or not opened.known:
-                continue
-            opened.stack.remove(opened)
-            if opened.entry is not None:
-                self.clock.end(opened.entry, self.now)
-            self.job.cut_short(opened, self)
-            self.records.cut_short(opened, at)
-
-
-_ONE_OF_A_PROCESS = frozenset({kinds.APPLICATION, kinds.TRAINING_LOOP})
+    def _save_succeeded(self, call: Call) -> None:
+        """Take the job's word that a save is safe."""
+        if is_untold_save(call):
+            return
+        asynchronous = call.values["strategy"] == "async"
+        holder = self.open.find(kinds.APPLICATION if asynchronous else kinds.CHECKPOINT_SAVE)
+        if self.job.telemetry.configured and (holder is None or not holder.known):
+            what = "the application to run" if asynchronous else "on_save_checkpoint_start before it"
+            self.job.rule(call.name, "S5", what)
+        else:
+            self.job.save_succeeded(call.values["global_step"], holder, call.values["at"], call.name)

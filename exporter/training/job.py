@@ -1,47 +1,29 @@
-"""The job: what its application, loops, iterations and saves mean for the figures, the families and the exporters.
+"""The job: what the begins and ends of its spans, and its other calls, mean for the families and the feed.
 
-Used by the interpreter, which says what begins and ends. Families count whatever is told; one-logger's records and rules
-begin with the configuration of the provider.
+Used by the interpreter. Families count whatever the job tells; a telemetry that is configured adds its rules and records.
+With one, an iteration outside a training loop belongs to none (one-logger's rule); without one, most jobs have no loop, and
+their iterations count all the same.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from exporter.recording.identity import clean_text, identity
-from exporter.training import kinds
-from exporter.training.attributes import (
-    OneLoggerInitializationAttributes,
-    TrainingTelemetryAttributes,
-)
+from exporter.recording.identity import clean_text
+from exporter.recording.values import TrainingReading
+from exporter.training import span_kinds as kinds
+from exporter.training.attributes import TracingTimestamp, shown
 from exporter.training.calls import Began, Call, Ended
-from exporter.training.events import Event
+from exporter.training.checkpoints import Checkpoints, Work
 from exporter.training.facts import Facts
-from exporter.training.looping import Looping
-from exporter.training.misuse import Misuse
-from exporter.training.names import StandardTrainingJobEventName
-from exporter.training.opened import Open
-from exporter.training.progress import Progress
-from exporter.training.saving import Saving
-from exporter.training.series import Families
-from exporter.training.types import Attributes, shown
-from exporter.training.work import MOST_STEPS, Work
-from exporter.version import __version__
+from exporter.training.metrics import Families, Misuse
+from exporter.training.phase_clock import PhaseClock
+from exporter.training.progress import SKIPPED, Loop, Progress, is_count
+from exporter.training.telemetry import NO_TELEMETRY, Telemetry
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
-    from exporter.training.interpreter import Interpreter
-    from exporter.training.provider import Configured
-
-    Refusal: TypeAlias = tuple[str, str]
-
-_EVENTS = StandardTrainingJobEventName
-_NAMED = frozenset({"perf_tag", "global_batch_size", "log_every_n_train_iterations", "custom_metadata"})
-_OFTEN = 50
-"""Iterations between two updates where nothing is configured."""
+    from exporter.training.open_spans import OpenSpan
 
 
 class Job:
@@ -50,257 +32,377 @@ class Job:
     Args:
         families: Where all is counted.
         misuse: Takes what cannot be meant so.
+        began: Monotonic time at which the process's recording began.
 
     Attributes:
-        configured: What the job has configured and has not switched off; None before.
-        closed: Whether the application has ended, and no other has begun.
-        finished: Whether it ended in order.
-        failure: Why it ended or is about to.
+        telemetry: What the job has configured.
+        offset: Of the wall clock from the monotonic one, at present.
+        tells: The job has told of a loop or a step itself, so that a bridge need not guess.
+        closed: The application has ended, and no other has begun.
+        loop: The latest training loop; None before the first.
+        open_loop: Its span; None outside it.
+        iteration: The iteration of the main thread that is open.
     """
 
-    def __init__(self, families: Families, misuse: Misuse) -> None:
-        self._families = families
-        self._misuse = misuse
-        self.configured: Configured | None = None
-        self.progress = Progress(families)
+    def __init__(self, families: Families, misuse: Misuse, began: float) -> None:
+        self.families = families
+        self.misuse = misuse
+        self.clock = PhaseClock(families, began)
+        self.facts = Facts(families)
+        self.progress = Progress(families, self.facts)
         self.work = Work()
-        self.facts = Facts(families, self.progress)
-        self.looping = Looping(self, families, self.progress, self.work)
-        self.saving = Saving(self, families, self.work)
-        self.closed = False
-        self.finished = False
-        self.failure = ""
+        self.checkpoints = Checkpoints(families, self.work)
+        self.telemetry: Telemetry = NO_TELEMETRY
+        self.offset = 0.0
+        self.tells = self.closed = False
+        self.loop: Loop | None = None
+        self.open_loop: OpenSpan | None = None
+        self.iteration: OpenSpan | None = None
+        self._before_loops = Loop(0, 0, {}, 0)
+        self._loops = 0
+        self._first_step: int | None = None
+        self._last_step: float | None = None
+        self._last_work = 0.0
+        self._finished = False
+        self._failure = ""
 
-    def reset(self) -> None:
+    def reset(self, now: float) -> None:
         """Count from zero; what is open stays open."""
-        self._families.reset()
+        self.families.reset()
         self.work.reset()
         self.progress.reset()
-        iteration = self.looping.iteration
-        if iteration is not None:
-            iteration.work, iteration.waits = 0.0, 0.0
+        self.clock.reset(now)
+        if self.iteration is not None:
+            self.iteration.work, self.iteration.waits = 0.0, 0.0
 
-    # Rules -----------------------------------------------------------------------------------------------
-
-    @property
-    def tells(self) -> bool:
-        """Whether telemetry is configured, so that one-logger's rules and records are in force."""
-        return self.configured is not None
-
-    @property
-    def trains(self) -> bool:
-        """Whether the configuration of the training is known."""
-        return self.configured is not None and self.configured.training is not None
-
-    @property
-    def every(self) -> int:
-        """Iterations between two updates."""
-        if self.configured is None or self.configured.training is None:
-            return _OFTEN
-        return self.configured.training.log_every_n_train_iterations
+    def moment(self, at: float) -> TracingTimestamp:
+        """Give a monotonic time on both clocks."""
+        return TracingTimestamp(at + self.offset, at)
 
     def rule(self, call: str, rule: str, expected: str) -> None:
         """Count a call that breaks a rule of one-logger's; before configuration there is none."""
-        if self.tells:
-            self._misuse.count(call, rule, expected)
+        if self.telemetry.configured:
+            self.misuse.count(call, rule, expected)
 
     def wrong(self, call: str, rule: str, expected: str) -> None:
         """Count a call that cannot be meant so, configured or not."""
-        self._misuse.count(call, rule, expected[:300])
+        self.misuse.count(call, rule, expected[:300])
 
-    def refusal(self, mark: Began, kind: kinds.Kind) -> Refusal | None:
-        """Say why a span cannot begin; None when it can."""
-        loop = kind is kinds.TRAINING_LOOP
-        if self.tells and not self.trains and (loop or kind is kinds.CHECKPOINT_SAVE):
+    def refusal(self, kind: kinds.Kind, values: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Say why a span cannot begin, as a rule and what was expected; None when it can."""
+        telemetry, loop = self.telemetry, kind is kinds.TRAINING_LOOP
+        if telemetry.configured and not telemetry.trains and (loop or kind is kinds.CHECKPOINT_SAVE):
             return "S6", "set_training_telemetry_config before it"
         if loop:
-            start = mark.values.get("train_iterations_start")
-            samples = mark.values.get("train_samples_start")
-            if not _is_count(start):
-                return "S9", f"train_iterations_start of 0 or more, not {shown(start)}"[:200]
-            if samples is not None and not _is_count(samples):
-                return "S9", f"train_samples_start of 0 or more, not {shown(samples)}"[:200]
+            start, samples = values.get("train_iterations_start"), values.get("train_samples_start")
+            if not is_count(start):
+                return "S9", f"train_iterations_start of 0 or more, not {shown(start)}"
+            if samples is not None and not is_count(samples):
+                return "S9", f"train_samples_start of 0 or more, not {shown(samples)}"
         return None
 
     def ask(self, values: Mapping[str, Any]) -> None:
         """Take what the job's callables say."""
-        self.looping.figures.ask(values)
+        (self.loop or self._before_loops).ask(values)
         self.facts.ask(values)
         if "world_size" in values:
             self.facts.describe({"world_size": values["world_size"]})
 
     # Begins ----------------------------------------------------------------------------------------------
 
-    def phase_of(self, opened: Open, mark: Began | None) -> str | None:
-        """Name the phase of a span."""
-        if opened.kind is kinds.CHECKPOINT_SAVE and mark is not None:
-            return f"checkpoint_save_{self.saving.strategy_of(mark).value}"
-        return opened.kind.phase
-
-    def begins(self, opened: Open, mark: Began | None, by: Interpreter) -> None:
+    def span_began(self, opened: OpenSpan, mark: Began | None) -> None:
         """Note that a span has begun."""
         kind = opened.kind
-        if kind is kinds.TRAINING_ITERATION:
-            self.looping.begin_iteration(opened)
+        if kind in kinds.ITERATIONS:
+            self.progress.count_expected()
+            if opened.stack.main and self.iteration is None:
+                self.iteration = opened
+                opened.work, opened.waits = self.clock.work, self.clock.waits
         if mark is None:
-            if opened.span is not None:
-                by.records.start(opened)
             return
-        if kind is kinds.APPLICATION:
-            self._begin_application(opened, mark, by)
-            return
-        attributes: Attributes | None = None
-        if kind is kinds.TRAINING_LOOP:
-            self.failure = ""  # whatever ended an earlier loop, the job has gone on
-            loop = self.looping.begin(opened, mark)
-            self.saving.loop_begins()
-            self.facts.target(loop.target)
+        if kind in kinds.LOOPS:
+            self._failure = ""  # whatever ended an earlier loop, the job has gone on
+            self._last_step = mark.time
+            self.open_loop = opened
+            loop = self._enter(mark.values["train_iterations_start"], mark.values)
+            self.checkpoints.loop_begins()
+            self.facts.target(loop.values.get("train_iterations_target"))
             self.facts.ask(mark.values)
-            attributes = loop.attributes()
+            if opened.known:
+                self.telemetry.loop_began(opened, loop, mark.span.start_event.timestamp.seconds_since_epoch)
         elif kind is kinds.CHECKPOINT_SAVE:
-            attributes = self.saving.begin(opened, mark)
-            if attributes is None:
-                return  # saves are switched off
-        if attributes is not None and opened.span is not None:
-            opened.span.set_initial_attributes(attributes)
-        by.records.start(opened)
+            self._save_began(opened, mark)
+        elif kind is kinds.APPLICATION:
+            if self.closed:
+                self.closed = False
+                self.loop, self._before_loops = None, Loop(0, 0, {}, 0)
+                self.checkpoints.forget_pending()
+            self._finished, self._failure = False, ""
 
-    def _begin_application(self, opened: Open, mark: Began, by: Interpreter) -> None:
-        if self.closed:
-            self.closed = False
-            self.looping.renew()
-            self.saving.renew()
-        self.finished = False
-        self.failure = ""
-        by.records.start(opened)
-        if self.configured is None:
-            return
-        settings = self.configured.settings
-        said = mark.values.get("settings") or {}
-        self.facts.application(settings, said)
-        attributes = OneLoggerInitializationAttributes.create(
-            world_size=said.get("world_size") or 1,
-            one_logger_training_telemetry_version=__version__,
-            enable_for_current_rank=settings.enable_for_current_rank,
-            session_tag=said.get("session_tag") or "",
-            is_baseline_run=bool(said.get("is_baseline_run")),
-            summary_data_schema_version=settings.summary_data_schema_version,
-            node_name=os.uname().nodename,
-            rank=identity().rank or 0,
-            custom_metadata=settings.custom_metadata,
-        )
-        by.records.event(opened, Event.create(_EVENTS.ONE_LOGGER_INITIALIZATION, attributes, mark.at))
-        self._announce(opened, mark.values.get("training"), by)
+    def application_began(self, opened: OpenSpan, values: Mapping[str, Any]) -> None:
+        """Take what is configured when an application begins; after the start of its span was told."""
+        if self.telemetry.configured:
+            self.facts.application(values.get("application_name", ""), values.get("settings") or {})
+            self.telemetry.application_began(opened, values)
+            self.training_configured(opened, values.get("training"))
 
-    def _announce(self, opened: Open, values: Mapping[str, Any] | None, by: Interpreter) -> None:
-        """Tell the configuration of the training."""
-        if self.configured is None or self.configured.training is None or not values:
+    def training_configured(self, opened: OpenSpan, values: Mapping[str, Any] | None) -> None:
+        """Take the configuration of the training within an application."""
+        if self.telemetry.trains and values:
+            self.facts.training(values)
+            (self.loop or self._before_loops).ask(values)
+            self.telemetry.training_configured(opened, values)
+
+    def _enter(self, start: int, values: Mapping[str, Any]) -> Loop:
+        self._loops += 1
+        self.loop = Loop(self._loops, start, dict(values), start)
+        if self._first_step is None:
+            self._first_step = start
+        return self.loop
+
+    def _save_began(self, opened: OpenSpan, mark: Began) -> None:
+        if is_untold_save(mark):
             return
-        training = self.configured.training
-        self.facts.training(values)
-        self.looping.figures.ask(values)
-        attributes = TrainingTelemetryAttributes.create(
-            perf_tag="" if values.get("perf_tag") is None else values["perf_tag"],
-            global_batch_size=values.get("global_batch_size") or 0,
-            log_every_n_train_iterations=training.log_every_n_train_iterations,
-            checkpoint_strategy=training.save_checkpoint_strategy,
-            custom_metadata=training.custom_metadata,
-            **{name: value for name, value in values.items() if name not in _NAMED},
-        )
-        by.event(opened, _EVENTS.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+        step = mark.values.get("global_step")
+        if not is_count(-step if isinstance(step, int) and step < 0 else step):
+            self.wrong(mark.name, "global_step", f"global_step to be a number, not {shown(step)}")
+            step = 0 if self.loop is None else self.loop.completed
+        completed = step if self.loop is None else self.loop.completed
+        strategy = mark.values.get("strategy", "sync")
+        opened.save = self.checkpoints.begin(step, strategy, opened.began, completed)  # type: ignore[arg-type]
+        if opened.known:
+            self.telemetry.save_began(opened, opened.save)
 
     # Ends ------------------------------------------------------------------------------------------------
 
-    def ends(self, opened: Open, at: float, mark: Ended | None, by: Interpreter, *, failed: bool) -> None:
+    def span_ended(self, opened: OpenSpan, at: float, mark: Ended | None, *, failed: bool) -> None:
         """Note that a span has ended."""
-        kind, looping = opened.kind, self.looping
-        if kind is kinds.TRAINING_ITERATION:
-            looping.end_iteration(opened, at, by, failed=failed)
+        kind = opened.kind
+        if kind in kinds.ITERATIONS:
+            self._iteration_ended(opened, at, failed=failed)
         elif kind is kinds.VALIDATION_ITERATION or kind is kinds.TESTING_ITERATION:
-            self._end_batch(opened, at, failed=failed)
-        elif kind is kinds.VALIDATION_LOOP:
-            attributes: Attributes = looping.figures.validation_update()
-            by.event(opened, _EVENTS.VALIDATION_METRICS_UPDATE, attributes)
-        elif kind is kinds.TESTING_LOOP:
-            attributes = looping.figures.testing_update()
-            by.event(opened, _EVENTS.TESTING_METRICS_UPDATE, attributes)
+            if not failed:  # else it is not completed
+                seconds = max(at - opened.began, 0.0)
+                validates = kind is kinds.VALIDATION_ITERATION
+                self.progress.step("validation" if validates else "test", seconds, at)
+                if validates:
+                    self.telemetry.validation_step_ended(seconds)
+        elif kind is kinds.VALIDATION_LOOP or kind is kinds.TESTING_LOOP:
+            if opened.known:
+                completed = 0 if self.loop is None else self.loop.completed
+                self.telemetry.evaluation_ended(opened, completed)
         elif kind is kinds.CHECKPOINT_SAVE:
-            entered = mark is not None and mark.entered
-            self.saving.end(opened, at, by, entered=entered, failed=failed)
-        elif kind is kinds.TRAINING_LOOP:
-            looping.end(by)
+            self._save_ended(opened, at, entered=mark is not None and mark.entered, failed=failed)
+        elif kind in kinds.LOOPS:
+            self._loop_ended()
             self._note_failure(mark)
-        elif kind is kinds.APPLICATION:
-            self._end_application(at, mark, by)
 
-    def _end_batch(self, opened: Open, at: float, *, failed: bool) -> None:
-        """End an iteration of a validation or a test; one whose body raised is not completed."""
-        if failed:
-            return
-        seconds = max(at - opened.began, 0.0)
-        validates = opened.kind is kinds.VALIDATION_ITERATION
-        self.progress.step("validation" if validates else "test", seconds, at)
-        if validates:
-            self.looping.figures.validations.add(seconds)
-
-    def _end_application(self, at: float, mark: Ended | None, by: Interpreter) -> None:
-        self.progress.settle()
-        in_order = self.looping.open is None
-        by.close_all(at)
+    def application_ended(self, mark: Ended | None, *, in_order: bool) -> None:
+        """Note that the application has ended, after all in it was closed."""
         self.closed = True
         self._note_failure(mark)
-        self.finished = in_order and not self.failure
+        self._finished = in_order and not self._failure
+
+    def cut_short(self, opened: OpenSpan) -> None:
+        """Note that a span is open although the application ends; of an iteration, nothing is counted."""
+        if opened.kind in kinds.LOOPS:
+            self._loop_ended()
+        elif opened.save is not None:
+            self.checkpoints.fail(opened.save)
+        self.discarded(opened)
+
+    def discarded(self, opened: OpenSpan) -> None:
+        """Note that a span is forgotten, since nobody will end it."""
+        if opened is self.iteration:
+            self.iteration = None
+        elif opened is self.open_loop:
+            self.open_loop = None
+
+    def _loop_ended(self) -> None:
+        self.progress.count_expected()
+        self.progress.over = True
+        opened, self.open_loop = self.open_loop, None
+        if opened is not None and opened.known:
+            self.telemetry.loop_ended(opened)
 
     def _note_failure(self, mark: Ended | None) -> None:
-        if mark is not None and mark.failure is not None and mark.failure.reason and not self.failure:
-            self.failure = mark.failure.reason
+        if mark is not None and mark.reason and not self._failure:
+            self._failure = mark.reason
 
-    def cut_short(self, opened: Open, by: Interpreter) -> None:
-        """Note that a span is open although the application ends."""
-        if opened.kind is kinds.TRAINING_LOOP:
-            self.looping.end(by)
-        elif opened.kind is kinds.CHECKPOINT_SAVE:
-            self.saving.fail(opened)
-        elif opened is self.looping.iteration:
-            self.looping.iteration = None
+    def _iteration_ended(self, opened: OpenSpan, at: float, *, failed: bool) -> None:
+        """End an iteration; one whose body raised is not completed."""
+        work = waits = 0.0
+        if self.iteration is opened:
+            self.iteration = None
+            work, waits = self.clock.work - opened.work, self.clock.waits - opened.waits
+        if failed:
+            self.work.failed_seconds += work
+            return
+        seconds = max(at - opened.began, 0.0)
+        self._step_ended(seconds, at, work, max(seconds - waits, 0.0) if opened.stack.main else None)
+
+    def _step_ended(
+        self, seconds: float | None, at: float, work: float, compute: float | None, number: int | None = None
+    ) -> None:
+        """Count a completed step.
+
+        Args:
+            seconds: What it took; None where that is not known.
+            at: When it ended.
+            work: Of it, what was work.
+            compute: Of it, without waiting; None where that is not known.
+            number: Steps completed, as the job says; None for one more.
+        """
+        telemetry = self.telemetry
+        self.progress.step("train", seconds, at, compute)
+        self._last_step, self._last_work = at, self._maybe_work()
+        if telemetry.configured:
+            end = kinds.TRAINING_ITERATION.end
+            if not telemetry.trains:
+                return self.rule(end, "S6", "set_training_telemetry_config before it")
+            if self.open_loop is None:
+                return self.rule(end, "S11", "to be inside a training loop")
+        loop = self.loop or self._enter(0 if number is None else max(number - 1, 0), {})
+        loop.completed = loop.completed + 1 if number is None else number
+        ranks, tokens = self.facts.world_size or 1, loop.tokens
+        self.progress.expect(loop.samples / ranks, None if tokens is None else tokens / ranks)
+        self.work.done(loop.number, loop.completed - 1, work)
+        if telemetry.configured:
+            telemetry.step_ended(self.open_loop, loop, seconds or 0.0, at + self.offset, ranks)
+        return None
+
+    def _maybe_work(self) -> float:
+        """Time that may have been work, of a job that tells no iterations: all that is not another phase."""
+        return self.clock.work + self.clock.seconds_of_other()
+
+    def _save_ended(self, opened: OpenSpan, at: float, *, entered: bool, failed: bool) -> None:
+        """End a save as far as it held up the training."""
+        save = opened.save
+        if save is None:
+            return
+        synchronous = save.strategy == "sync"
+        if synchronous and entered and not failed:
+            if save.confirmed:
+                self.rule("checkpoint_save", "unknown_step", "no success of its own inside the block")
+            else:
+                self.save_succeeded(save.step, opened, self.moment(at), "checkpoint_save")
+        seconds = max(at - opened.began, 0.0)
+        self.checkpoints.blocked(save.strategy, seconds)
+        if failed or synchronous:
+            self.checkpoints.fail(save)
+        if opened.known:
+            self.telemetry.save_ended(opened, save, seconds)
+
+    def save_succeeded(self, step: object, holder: OpenSpan | None, at: TracingTimestamp, call: str) -> None:
+        """Note that a save is safe.
+
+        Args:
+            step: Its step, as the job has said it.
+            holder: The span that its success is an event of.
+            at: When.
+            call: The function that said so.
+        """
+        save = self.checkpoints.pending(step)
+        if save is None:
+            what = f"the step of a save that was begun and is not safe yet, not {shown(step)}"
+            self.wrong(call, "unknown_step", what)
+            return
+        self.checkpoints.succeed(save, at.perf_counter_seconds, at.seconds_since_epoch)
+        if holder is not None and holder.known:
+            self.telemetry.save_succeeded(holder, save, at)
 
     # Other calls -----------------------------------------------------------------------------------------
 
-    def called(self, call: Call, by: Interpreter) -> None:
-        """Take any other call."""
+    def called(self, call: Call) -> None:
+        """Take any other call that says a fact."""
         values, wrong = call.values, None
-        if call.name == "on_save_checkpoint_success":
-            self.saving.succeed(call, by)
-        elif call.name == "step":
-            wrong = self.looping.told(values, call.time, by)
+        if call.name == "step":
+            wrong = self._step_told(values, call.time)
         elif call.name == "checkpoint_saved":
-            wrong = self.saving.told(values, call.time, by)
+            wrong = self.checkpoints.told(values, call.time, call.time + self.offset)
         elif call.name == "describe":
             for field, expected in self.facts.describe(values):
                 self.wrong("describe", field, f"{field} {expected}, not {shown(values[field])}")
         elif call.name == "skipped_step":
-            wrong = self._skip(values["reason"])
+            reason = values["reason"]
+            if reason in SKIPPED:
+                self.families.counter("training.skipped_steps", reason=reason).add()
+            else:
+                wrong = f"overflow or nonfinite, not {shown(reason)}"
         elif call.name == "interruption":
-            self.failure = values["reason"]
+            self._failure = values["reason"]
         elif call.name == "background":
-            task = (
-                clean_text(values["task"]) if isinstance(values["task"], str) and values["task"] else "other"
-            )
-            seconds = max(values["seconds"], 0.0)
-            self._families.counter("training.background", "seconds", task=task[:100]).add(seconds)
-        elif call.name == "set_training_telemetry_config":
-            application = by.tree.find(kinds.APPLICATION)
-            if application is not None and application.known:
-                self._announce(application, values["training"], by)
+            task = clean_text(values["task"])[:100] if isinstance(values["task"], str) else ""
+            seconds = self.families.counter("training.background", "seconds", task=task or "other")
+            seconds.add(values["seconds"])
         if wrong is not None:
             self.wrong(call.name, "value", wrong)
 
-    def _skip(self, reason: object) -> str | None:
-        if not isinstance(reason, str) or reason not in {"overflow", "nonfinite"}:
-            return f"overflow or nonfinite, not {shown(reason)}"
-        self._families.counter("training.skipped_steps", reason=str(reason)).add()
+    def _step_told(self, values: Mapping[str, Any], at: float) -> str | None:
+        """Take the job's word that a step has just ended; gives what is wrong with it."""
+        number, seconds, mode = values["step"], values["seconds"], values["mode"]
+        if number is not None and not is_count(number):
+            return f"step of 0 or more, not {shown(number)}"
+        if seconds is not None:
+            usable = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if not usable or not 0 <= seconds < 1e9:
+                return f"seconds of 0 or more, not {shown(seconds)}"
+        if mode != "train":
+            self.progress.step(mode, seconds, at)
+            return None
+        if self.iteration is not None:
+            return None  # it is counted when it ends
+        if values["asked"]:
+            self.ask(values["asked"])
+        self.clock.training_begins(at)
+        self.clock.advance(at)
+        last = self._last_step
+        work = seconds or 0.0
+        if last is not None:
+            seconds = max(at - last, 0.0) if seconds is None else seconds
+            work = max(min(self._maybe_work() - self._last_work, seconds), 0.0)
+        self._step_ended(seconds, at, work, None, number)
         return None
 
+    # What is published -----------------------------------------------------------------------------------
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS
+    def publish(self, now: float) -> None:
+        """Bring the families up to date."""
+        self.clock.advance(now)
+        self.clock.publish(self.offset)
+        self.progress.publish(self.offset)
+        if self.loop is not None:
+            self.families.gauge("training.step").set(float(self.loop.completed))
+
+    def reading(self) -> TrainingReading:
+        """Tell what the feed carries besides the families, up to the time to which the phases were counted."""
+        clock, progress, work, iteration = self.clock, self.progress, self.work, self.iteration
+        return TrainingReading(
+            facts=self.facts.pairs(),
+            phase=clock.active,
+            phase_since=clock.since + self.offset,
+            phases=clock.seconds(),
+            last_progress=None if progress.last is None else progress.last + self.offset,
+            first_step=self._first_step,
+            loop=self._loops,
+            step=None if self.loop is None else self.loop.completed,
+            steps=progress.steps,
+            work_seconds=work.seconds,
+            open_seconds=0.0 if iteration is None else clock.work - iteration.work,
+            failed_seconds=work.failed_seconds,
+            committed_step=work.committed_step,
+            committed_seconds=work.committed_seconds,
+            segments=work.segments(),
+            finished=self._finished,
+            failure=self._failure,
+            longest_step_seconds=progress.longest,
+            timeline=clock.timeline(),
+            flops_per_token=self.facts.flops_per_token,
+            hardware_flops_per_token=self.facts.hardware_flops_per_token,
+            peak_flops=self.facts.peak_flops,
+        )
+
+
+def is_untold_save(call: Call | None) -> bool:
+    """Tell whether a call is about a save while saves are switched off: no rule is about it, and nothing is told."""
+    return call is not None and call.values.get("is_save_checkpoint_enabled") is False

@@ -1,4 +1,4 @@
-"""The recording of training in this process: marks in, families, records and a reading out.
+"""The recording of training in this process: span buffers in, families and a reading out.
 
 Used in the training process, by the recording thread, and by a job's thread in three cases: its buffer is full, it has
 made a rare call and nothing is in the way, or it wants misuse raised. Whoever interprets holds the lock, and between two
@@ -10,32 +10,24 @@ After a fork the child knows nothing of what its parent did, and is not configur
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from math import inf
+from operator import itemgetter
 from time import monotonic, time
+from typing import Any
 
 from exporter.errors import OneLoggerError
 from exporter.recording.late import CURRENT_SPAN, WHEN_TRAINING_IS_LOADED
-from exporter.recording.marks import FULL_ITEMS, MOST_ITEMS, Track, in_order
 from exporter.recording.values import StatReading, TrainingReading
-from exporter.training import calls, hot, kinds, provider, reports, telling
-from exporter.training.delivery import close_all, flush_all
-from exporter.training.events import ErrorEvent, Event
+from exporter.training import buffers, calls
+from exporter.training.buffers import FULL_ITEMS, MOST_ITEMS, Hooks, SpanBuffer
 from exporter.training.interpreter import Interpreter, time_of
 from exporter.training.job import Job
-from exporter.training.kinds import Kind
-from exporter.training.misuse import Misuse
-from exporter.training.names import SpanName, name_of
-from exporter.training.phase_clock import PhaseClock
-from exporter.training.provider import Configured
-from exporter.training.reading import read
-from exporter.training.series import Families
+from exporter.training.metrics import REPORTED, Families, Misuse
+from exporter.training.span_kinds import Kind
 from exporter.training.spans import Span
-from exporter.training.types import Attributes, TracingTimestamp
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from exporter.training.telemetry import NO_TELEMETRY, Telemetry
 
 SLICE_SECONDS = 0.0002
 """Interpreting between two chances for the job's threads."""
@@ -50,10 +42,8 @@ HELP_ITEMS = 1024
 PATIENCE_SECONDS = 1.0
 """The longest that the recording thread waits for a job's thread which interprets, and a call whose misuse is to be
 raised for the recording thread."""
-EXIT_SECONDS = 2.0
-_STANDARD = {str(kind.name): kind for kind in kinds.KINDS} | {
-    str(kinds.SAVE_NAMES["async"]): kinds.CHECKPOINT_SAVE
-}
+
+Mark = tuple[float, int, SpanBuffer, int, Any]
 
 
 class TrainingRecording:
@@ -63,45 +53,48 @@ class TrainingRecording:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._recording = True
+        self._exporters: list[tuple[Callable[[float], bool], Callable[[], None]]] = []
         self._begin(monotonic())
-        self._announced: Configured | None = None
-        self._known_training: object = None
-        hot.Hooks.full = self._full
-        hot.Hooks.settle = self._settle
-        hot.Hooks.span = self._span_of
-        reports.on_report(self._report)
-        provider.record_by(self)
-        provider.on_change(self._configured)
+        Hooks.full = self._full
+        Hooks.settle = self._settle
+        Hooks.span = self._span_of
 
     def _begin(self, began: float) -> None:
         self._families = Families()
         self._misuse = Misuse(self._families)
-        job = Job(self._families, self._misuse)
-        self._interpreter = Interpreter(job, PhaseClock(self._families, began), self._misuse)
-        self._known_drops: dict[Track, int] = {}
-        self._read: Sequence[StatReading] = ()
-        self._told: TrainingReading | None = None
+        self._job = Job(self._families, self._misuse, began)
+        self._interpreter = Interpreter(self._job)
+        self._series: Sequence[StatReading] = ()
+        self._reading: TrainingReading | None = None
 
     # What the recorder asks ------------------------------------------------------------------------------
 
     def on_first(self, start: Callable[[], None]) -> None:
         """Say what is to be called when there is something to record; it must be cheap and never raise."""
-        hot.TRACKS.on_new(start)
+        Hooks.adopt = start
+
+    def on_saved(self, flush_soon: Callable[[], None]) -> None:
+        """Say what is to be called on the job's thread when a checkpoint was saved; it must be cheap."""
+        Hooks.flush_soon = flush_soon
 
     def record(self, *, on: bool) -> None:
         """Say whether anything is recorded in this process."""
         self._recording = on
         if not on:
-            hot.switch(on=False)
+            buffers.switch(on=False)
 
     def since(self, began: float) -> None:
         """Say at which Unix time the recording of the process began; its first phase begins then."""
-        if not self._interpreter.tree.started:
+        if not self._interpreter.open.started:
             self._begin(monotonic() - max(time() - began, 0.0))
 
     def in_use(self) -> bool:
-        """Whether anything was told."""
-        return bool(hot.TRACKS.all()) or self._misuse.waiting
+        """Tell whether anything was told."""
+        return bool(buffers.all_buffers() or REPORTED)
+
+    def trains(self) -> bool:
+        """Tell whether the job has told of a phase, a step or a number: whether this process trains."""
+        return self._interpreter.trains
 
     def drain(self, give_way: Callable[[], None] = lambda: None) -> None:
         """Interpret all marks up to now.
@@ -114,67 +107,60 @@ class TrainingRecording:
         while more and self._acquire(PATIENCE_SECONDS):
             try:
                 more = self._piece(SLICE_SECONDS, until)
+                if not more:
+                    for buffer in buffers.forget_ended():
+                        self._interpreter.forget(buffer)
             finally:
                 self._release()
             give_way()
-        if self._acquire(PATIENCE_SECONDS):
-            try:
-                self._forget_ended()
-            finally:
-                self._release()
 
     def tick(self, give_way: Callable[[], None] = lambda: None) -> None:
         """Interpret where much is waiting, so that what is drained once a second stays little."""
-        hot.look_for_asyncio()
-        waiting = max([len(track.buffer) for track in hot.TRACKS.all()], default=0)
-        if waiting > FULL_ITEMS // 4:
+        buffers.look_for_tasks()
+        if any(len(buffer.items) > FULL_ITEMS // 4 for buffer in buffers.all_buffers()):
             self.drain(give_way)
 
     def series(self) -> Sequence[StatReading]:
         """Read all families, with the time up to now."""
-        if not self._acquire(PATIENCE_SECONDS):
-            return self._read
-        try:
-            interpreter = self._interpreter
-            if interpreter.tree.started:
-                interpreter.clock.advance(monotonic())
-                interpreter.clock.publish(interpreter.records.offset)
-                interpreter.job.progress.publish(interpreter.records.offset)
-                interpreter.job.looping.publish()
-            if interpreter.tree.started or self._misuse.latest:
-                self._read = tuple(self._families.readings())
-            return self._read
-        finally:
-            self._release()
+        if self._acquire(PATIENCE_SECONDS):
+            try:
+                if self._interpreter.open.started:
+                    self._job.publish(monotonic())
+                if self._interpreter.open.started or self._misuse.latest:
+                    self._series = tuple(self._families.readings())
+            finally:
+                self._release()
+        return self._series
 
     def reading(self) -> TrainingReading | None:
         """Tell what the families do not; None while nothing was told."""
-        if not self._interpreter.tree.started:
-            return None
-        if self._acquire(PATIENCE_SECONDS):
+        if self._interpreter.open.started and self._acquire(PATIENCE_SECONDS):
             try:
-                self._told = read(self._interpreter)
+                self._reading = self._job.reading()
             finally:
                 self._release()
-        return self._told
+        return self._reading
 
     def collect(self) -> None:
-        """Take the values of the calling thread's tensors that have arrived."""
-        telling.collect()
+        """Take the values of the calling thread's tensors that have arrived; never raises."""
+        Hooks.collect()
 
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until the exporters of spans have taken what there is."""
-        return flush_all(timeout_seconds)
+        deadline = monotonic() + timeout_seconds
+        arrived = [flush(max(deadline - monotonic(), 0.0)) for flush, _ in self._exporters]
+        return all(arrived)
 
     def close(self) -> None:
         """Give the exporters of spans a bounded time to end."""
-        close_all(EXIT_SECONDS)
+        for _, close in self._exporters:
+            close()
 
     def settle(self) -> None:
         """Count what may still be corrected; before the last reading."""
         if self._acquire(PATIENCE_SECONDS):
             try:
-                self._interpreter.job.progress.settle()
+                self._job.progress.count_expected()
             finally:
                 self._release()
 
@@ -182,7 +168,7 @@ class TrainingRecording:
         """Count from zero; what is open stays open."""
         if self._acquire(PATIENCE_SECONDS):
             try:
-                self._interpreter.reset(monotonic())
+                self._job.reset(monotonic())
             finally:
                 self._release()
 
@@ -190,14 +176,40 @@ class TrainingRecording:
         """In a forked child: forget what the parent recorded."""
         self._lock = threading.Lock()
         self._owner = None
-        hot.TRACKS.clear()
-        hot.forget_open()
-        hot.Hooks.values = None
-        hot.raise_misuse(on=False)
-        if not self._recording or not hot.is_on():
-            hot.switch(on=self._recording)
-        self._announced = self._known_training = None
+        REPORTED.clear()
+        buffers.forget_parent()
+        Hooks.values = None
+        Hooks.telemetry = NO_TELEMETRY
+        buffers.raise_misuse(on=False)
+        if not self._recording or not buffers.is_on():
+            buffers.switch(on=self._recording)
         self._begin(monotonic())
+
+    # What others ask -------------------------------------------------------------------------------------
+
+    @property
+    def job_tells(self) -> bool:
+        """Whether the job has told of a loop or a step itself, so that nobody needs to guess any."""
+        return self._job.tells
+
+    def deliver_by(self, flush: Callable[[float], bool], close: Callable[[], None]) -> None:
+        """Say how the exporters of spans are flushed and closed with the recording."""
+        self._exporters.append((flush, close))
+
+    def configure(self, telemetry: Telemetry) -> None:
+        """Take what the job configures, or that it has changed, on the thread that does so."""
+        if not telemetry.enabled:
+            buffers.switch(on=False)
+            return
+        if Hooks.telemetry is not telemetry:
+            Hooks.telemetry = telemetry
+            calls.say("configured", telemetry=telemetry)
+        buffers.raise_misuse(on=telemetry.propagates)
+
+    def open_spans(self) -> list[Span]:
+        """Give the spans that have not ended, in the order of their begins."""
+        self._try()
+        return [opened.span for opened in self._interpreter.open.all() if opened.span is not None]
 
     # What the job's threads do ---------------------------------------------------------------------------
 
@@ -223,39 +235,27 @@ class TrainingRecording:
             Whether there are more.
         """
         interpreter = self._interpreter
-        interpreter.records.offset = time() - monotonic()
-        self._misuse.settle()
-        busy = [track for track in hot.TRACKS.all() if track.buffer or track.waiting]
-        for track in busy:
-            if len(track.buffer) > 2 * FULL_ITEMS and track.looks:
-                track.watch()
-            if len(track.buffer) > MOST_ITEMS:
-                track.drop()
-            if track.dropped != self._known_drops.get(track, 0):
-                interpreter.dropped(track, track.dropped - self._known_drops.get(track, 0))
-                self._known_drops[track] = track.dropped
+        self._job.offset = time() - monotonic()
+        self._misuse.count_reported()
+        busy = [buffer for buffer in buffers.all_buffers() if buffer.items or buffer.waiting]
+        for buffer in busy:
+            if len(buffer.items) > MOST_ITEMS:
+                buffer.drop()
+            if buffer.dropped != buffer.counted:
+                interpreter.dropped(buffer, buffer.dropped - buffer.counted)
+                buffer.counted = buffer.dropped
         if len(busy) == 1:
-            track = busy[0]
-            most = CHUNK_ITEMS if seconds == inf else SLICE_ITEMS
-            items = track.waiting
-            if len(items) < most:
-                items = items + track.take(most - len(items))
-            taken = interpreter.take(track, items, seconds)
-            track.waiting = items[taken:]
+            (buffer,) = busy
+            items = buffer.take(CHUNK_ITEMS if seconds == inf else SLICE_ITEMS)
+            buffer.waiting = items[interpreter.take(buffer, items, seconds) :]
             # A thread that marks all the time would never let it come to an end otherwise.
-            return bool(track.waiting or track.buffer) and interpreter.now < until
-        if busy:
-            marks = in_order(busy, until, CHUNK_ITEMS if seconds == inf else MIXED_ITEMS, time_of)
-            for _, _, track, code, value in marks:
-                interpreter.take_one(track, code, value)
-            return bool(marks) and interpreter.now < until
-        return False
-
-    def _forget_ended(self) -> None:
-        """Let go of the threads and tasks that have ended."""
-        for track in hot.TRACKS.forget_ended():
-            self._known_drops.pop(track, None)
-            self._interpreter.forget(track)
+            return bool(buffer.waiting or buffer.items) and interpreter.now < until
+        if not busy:
+            return False
+        marks = in_order(busy, until, CHUNK_ITEMS if seconds == inf else MIXED_ITEMS)
+        for _, _, buffer, code, value in marks:
+            interpreter.take_one(buffer, code, value)
+        return bool(marks) and interpreter.now < until
 
     def _try(self) -> bool:
         """Interpret all there is on this thread, if nobody else does."""
@@ -269,16 +269,16 @@ class TrainingRecording:
             self._release()
         return True
 
-    def _full(self, track: Track, failing: bool) -> None:  # as the hot path calls it
-        if hot.limit < 0:
+    def _full(self, buffer: SpanBuffer, failing: bool) -> None:  # as the buffers call it
+        if buffers.limit < 0:
             self._strict(failing=failing)
-        elif not self._try() and len(track.buffer) > MOST_ITEMS:
-            track.drop()
+        elif not self._try() and len(buffer.items) > MOST_ITEMS:
+            buffer.drop()
 
-    def _settle(self, track: Track, failing: bool) -> None:  # as the hot path calls it
-        if hot.limit < 0:
+    def _settle(self, buffer: SpanBuffer, failing: bool) -> None:  # as the buffers call it
+        if buffers.limit < 0:
             self._strict(failing=failing)
-        elif len(track.buffer) <= HELP_ITEMS:
+        elif len(buffer.items) <= HELP_ITEMS:
             self._try()
 
     def _strict(self, *, failing: bool) -> None:
@@ -299,111 +299,49 @@ class TrainingRecording:
         if problems and not failing:
             raise OneLoggerError(problems[0])
 
-    def _span_of(self, track: Track, kind: Kind) -> Span | None:
+    def _span_of(self, buffer: SpanBuffer, kind: Kind) -> Span | None:
         """Give the span of an open block, as far as it is known by now."""
         self._try()
-        opened = None if track.state is None else track.state.latest(kind)
-        return None if opened is None else self._interpreter.records.span(opened)
+        opened = None if buffer.state is None else buffer.state.latest(kind)
+        return None if opened is None else self._interpreter.span_of(opened)
 
-    def _report(self, call: str, rule: str, expected: str) -> None:
-        self._misuse.report(call, rule, expected)
 
-    def _configured(self, configured: Configured) -> None:
-        """Take a change of the configuration, on the thread that makes it."""
-        if not configured.enabled:
-            hot.switch(on=False)
-            return
-        training, settings = configured.training, configured.settings
-        first = self._announced is None
-        if first:
-            self._announced = configured
-            calls.say("configured", configured=configured)
-        if training is not None and training is not self._known_training:
-            self._known_training = training
-            varying = tuple(sorted(training.varying() & set(calls.LOOP_FIELDS)))
-            world = "world_size" in settings.varying()
+def in_order(busy: list[SpanBuffer], until: float, most: int) -> list[Mark]:
+    """Drain several buffers and give their marks in order of time: (time, number, buffer, code, value).
 
-            def values() -> dict[str, Any]:
-                found = {name: training.value(name) for name in varying}
-                return found | {"world_size": settings.value("world_size")} if world else found
-
-            hot.Hooks.values = values if varying or world else None
-            if not first:
-                calls.say("set_training_telemetry_config", training=calls.training_values())
-        hot.raise_misuse(on=settings.propagates)
-
-    # Spans that the job makes by itself -------------------------------------------------------------------
-
-    def start_span(
-        self,
-        name: SpanName,
-        span_attributes: Attributes | None = None,
-        start_event_attributes: Attributes | None = None,
-        start_time: TracingTimestamp | None = None,
-        parent_span: Span | None = None,
-    ) -> Span:
-        """Begin one, in the parent that is given or else in what this thread or task is in."""
-        kind = _STANDARD.get(name_of(name)) or kinds.kind_named(name, phase=False)
-        values: dict[str, Any] | None = None
-        if kind is kinds.APPLICATION:
-            values = calls.application_values()
-        elif kind is kinds.TRAINING_LOOP:
-            values = calls.loop_values("start", 0, None, None, None)
-        elif kind is kinds.CHECKPOINT_SAVE:
-            values = calls.save_values(0)
-        return calls.begin(
-            kind,
-            "start",
-            at=start_time,
-            name=name,
-            span_attributes=span_attributes,
-            start_event_attributes=start_event_attributes,
-            parent=parent_span,
-            values=values,
-        )
-
-    def stop_span(
-        self,
-        span: Span,
-        stop_event_attributes: Attributes | None = None,
-        stop_time: TracingTimestamp | None = None,
-    ) -> None:
-        """End one."""
-        given: object = span
-        if not isinstance(given, Span):
-            reports.report("recorder.stop", "no_such_span", f"a span, not {type(given).__name__}")
-            return
-        kind = _STANDARD.get(span.name_str) or kinds.kind_named(span.name, phase=False)
-        calls.end(kind, "stop", at=stop_time, span=span, attributes=stop_event_attributes)
-
-    def span_event(self, span: Span, event: Event) -> None:
-        """Record an event of one, of a standard one too."""
-        if isinstance(event, Event) and hasattr(span, "add_event"):
-            span.add_event(event)
-        else:
-            reports.report("recorder.event", "no_such_span", "a span and an event")
-
-    def span_error(self, span: Span, event: ErrorEvent) -> None:
-        """Record an error of the application in one, of a standard one too."""
-        given: object = span
-        if isinstance(given, Span):
-            given.keep(event)
-            calls.say("span_error", span=given, event=event)
-        else:
-            reports.report("recorder.error", "no_such_span", "a span that is active")
-
-    def active_spans(self, name: SpanName) -> list[Span]:
-        """Give those of a name that have not ended."""
-        self._try()
-        text = name_of(name)
-        found = [opened.span for opened in self._interpreter.tree.all()]
-        return [span for span in found if span is not None and span.name_str == text]
+    Args:
+        busy: Which.
+        until: Marks after this time stay for later: another buffer, drained before, may have an earlier one by now.
+        most: Items of each buffer that are looked at.
+    """
+    drained: list[tuple[SpanBuffer, list[Any], list[Mark]]] = []
+    number = 0
+    for buffer in busy:
+        items = buffer.take(most)
+        marks = []
+        at = 0.0
+        for position in range(0, len(items), 2):
+            code, value = items[position], items[position + 1]
+            found = time_of(code, value)
+            at = at if found is None else max(at, found)
+            marks.append((at, number, buffer, code, value))
+            number += 1
+        if buffer.items:
+            until = min(until, at)  # it has more, which may come before the others'
+        drained.append((buffer, items, marks))
+    ready: list[Mark] = []
+    for buffer, items, marks in drained:
+        now = bisect_right(marks, until, key=itemgetter(0))
+        ready += marks[:now]
+        buffer.waiting = items[2 * now :]
+    ready.sort(key=itemgetter(0, 1))
+    return ready
 
 
 TRAINING = TrainingRecording()
 """That of this process."""
 
-CURRENT_SPAN.find = hot.current_span_id
+CURRENT_SPAN.find = buffers.current_span_id
 
 for _tell in WHEN_TRAINING_IS_LOADED:
     _tell(TRAINING)

@@ -10,46 +10,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any
 from uuid import UUID, uuid4
 
 from exporter.errors import OneLoggerError
-from exporter.training.events import Event
-from exporter.training.names import (
-    NVTXColor,
-    SpanName,
-    StandardEventName,
-    StandardSpanAttributeName,
-    StandardSpanName,
-    StandardTrainingJobSpanName,
-    name_of,
-)
-from exporter.training.reports import report
-from exporter.training.types import (
+from exporter.training.attributes import (
     Attribute,
     Attributes,
     AttributeValue,
+    SpanName,
     TracingTimestamp,
-    all_are,
     assert_that,
     moment,
+    name_of,
     shown,
 )
+from exporter.training.events import SPAN_START, SPAN_STOP, Event
+from exporter.training.metrics import report
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
+DURATION = "duration_msec"
 MOST_EVENTS = 64
 """Events that a span keeps beside its start and its stop: the latest."""
-
-__all__ = [
-    "NVTXColor",
-    "Span",
-    "SpanName",
-    "StandardSpanAttributeName",
-    "StandardSpanName",
-    "StandardTrainingJobSpanName",
-]
 
 
 class Span:
@@ -83,7 +64,7 @@ class Span:
     ) -> None:
         self._id = id
         self._name = name
-        self._parent_span = parent_span if parent_span is None or all_are(((parent_span, Span),)) else None
+        self._parent_span = parent_span if isinstance(parent_span, Span) else None
         self._told_parent = self._parent_span
         self._start_event = start_event
         self._stop_event: Event | None = None
@@ -102,7 +83,7 @@ class Span:
         start_time: TracingTimestamp | None = None,
     ) -> Span:
         """Begin one now, or at the time that is given; nothing is exported by this alone."""
-        start = Event(StandardEventName.SPAN_START, moment(start_time), start_event_attributes)
+        start = Event(SPAN_START, moment(start_time), start_event_attributes)
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
     @property
@@ -183,14 +164,15 @@ class Span:
         """End it now, or at the time that is given; of one that has ended, nothing changes."""
         if self._stop_event is not None:
             return
-        stop = Event(StandardEventName.SPAN_STOP, moment(stop_time), stop_event_attributes)
+        stop = Event(SPAN_STOP, moment(stop_time), stop_event_attributes)
         self._stop_event = stop
         seconds = stop.timestamp.perf_counter_seconds - self._start_event.timestamp.perf_counter_seconds
-        self.add_attribute(StandardSpanAttributeName.DURATION_MSEC.value, max(round(seconds * 1000), 0))
+        self.add_attribute(DURATION, max(round(seconds * 1000), 0))
 
     def add_event(self, event: Event) -> Event:
         """Add an event; one to a span that has ended is a misuse, and not kept."""
-        if not all_are(((event, Event),)):
+        given: object = event
+        if not isinstance(given, Event):
             report("Span.add_event", "no_event", f"an Event, not {shown(event)}")
             return event
         if self._stop_event is not None:
@@ -221,7 +203,7 @@ class Span:
         Raises:
             OneLoggerError: It has not ended.
         """
-        found = self._updated_attributes.get_int_value(StandardSpanAttributeName.DURATION_MSEC.value)
+        found = self._updated_attributes.get_int_value(DURATION)
         if found is None:
             raise OneLoggerError(f"{self} has not ended")
         return found
@@ -265,7 +247,7 @@ class Span:
         attributes = Attributes.from_json(data.get("attributes") or {})
         span = cls(found if isinstance(found, UUID) else UUID(found), data["name"], start, None, attributes)
         for event in others:
-            if event.name == StandardEventName.SPAN_STOP:
+            if event.name == SPAN_STOP:
                 span.stop(event.attributes, event.timestamp)
             else:
                 span.keep(event)

@@ -12,12 +12,12 @@ import pytest
 from one_logger_support import reported
 
 from exporter.errors import OneLoggerError
-from exporter.training.configuration import (
+from exporter.one_logger.config import (
     LoggerConfig,
     OneLoggerConfig,
     TrainingTelemetryConfig,
 )
-from exporter.training.names import (
+from exporter.one_logger.names import (
     ApplicationType,
     CheckPointStrategy,
     OneLoggerErrorHandlingStrategy,

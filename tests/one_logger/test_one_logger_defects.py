@@ -13,6 +13,7 @@ from one_logger_support import KeepingExporter, fresh_provider
 
 import exporter
 from exporter import training
+from exporter.one_logger.state import current
 from exporter.training import (
     OneLoggerConfig,
     StandardTrainingJobSpanName,
@@ -32,7 +33,6 @@ from exporter.training import (
     validation_iteration,
     validation_loop,
 )
-from exporter.training.provider import current
 from exporter.training.recording import TRAINING
 
 SOON = 10.0
@@ -63,7 +63,7 @@ def settled() -> None:
     assert exporter.flush(SOON)
     found = current()
     assert found is not None
-    assert found.sink.flush(SOON)
+    assert found.delivery.flush(SOON)
 
 
 def totals() -> dict[str, float]:

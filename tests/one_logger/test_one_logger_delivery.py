@@ -15,34 +15,35 @@ from one_logger_support import KeepingExporter, reported
 from exporter.errors import OneLoggerError
 from exporter.ledger.admission import OWN, fits
 from exporter.ledger.families.frameworks import SPAN_EXPORTERS
-from exporter.process import RECORDER
-from exporter.recording.stat import REGISTRY
-from exporter.training import delivery, outlets
-from exporter.training.delivery import Filter, Sink
-from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.names import (
+from exporter.one_logger import delivery
+from exporter.one_logger.delivery import Delivery, Filter
+from exporter.one_logger.exporters import METHODS, missing_methods
+from exporter.one_logger.names import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
     StandardTrainingJobSpanName,
 )
-from exporter.training.recorder import DefaultRecorder
+from exporter.one_logger.recorder import DefaultRecorder
+from exporter.process import RECORDER
+from exporter.recording.stat import REGISTRY
+from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.spans import Span
 
 SOON = 10.0
 
 
 @pytest.fixture
-def sinks() -> Iterator[list[Sink]]:
-    made: list[Sink] = []
+def sinks() -> Iterator[list[Delivery]]:
+    made: list[Delivery] = []
     yield made
     for sink in made:
-        for outlet in sink._outlets:
+        for outlet in sink.threads:
             getattr(outlet.exporter, "gate", threading.Event()).set()
         sink.close()
 
 
-def begun(sinks: list[Sink], *exporters: Any, **options: Any) -> Sink:
-    sink = Sink(exporters, **options)
+def begun(sinks: list[Delivery], *exporters: Any, **options: Any) -> Delivery:
+    sink = Delivery(exporters, **options)
     sinks.append(sink)
     sink.begin()
     return sink
@@ -62,7 +63,7 @@ def dropped(reason: str, exporter: str = "KeepingExporter") -> float:
     return total("training.span.exporter.dropped", exporter=exporter, reason=reason)
 
 
-def test_every_record_arrives_in_order_on_a_thread_of_the_exporters_own(sinks: list[Sink]) -> None:
+def test_every_record_arrives_in_order_on_a_thread_of_the_exporters_own(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     sink = begun(sinks, exporter)
     span = Span.create("work")
@@ -88,7 +89,7 @@ def test_every_record_arrives_in_order_on_a_thread_of_the_exporters_own(sinks: l
     assert exporter.threads == {"exporter-spans-KeepingExporter"}
 
 
-def test_what_an_exporter_is_given_does_not_change_any_more(sinks: list[Sink]) -> None:
+def test_what_an_exporter_is_given_does_not_change_any_more(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
     sink = begun(sinks, exporter)
@@ -106,7 +107,7 @@ def test_what_an_exporter_is_given_does_not_change_any_more(sinks: list[Sink]) -
     assert seen.id == span.id
 
 
-def test_d29_a_flaky_backend_loses_nothing(sinks: list[Sink]) -> None:
+def test_d29_a_flaky_backend_loses_nothing(sinks: list[Delivery]) -> None:
     calls = iter(range(10_000))
     exporter = KeepingExporter(lambda _: next(calls) % 3 == 1)
     sink = begun(sinks, exporter, first_pause_seconds=0.001)
@@ -120,7 +121,7 @@ def test_d29_a_flaky_backend_loses_nothing(sinks: list[Sink]) -> None:
 
 
 def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on(
-    sinks: list[Sink],
+    sinks: list[Delivery],
 ) -> None:
     class Poisoned(KeepingExporter):
         def export_start(self, span: Any) -> None:
@@ -139,11 +140,11 @@ def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_
     assert [error.error_message for error in exporter.errors] == ["1 records before this one were dropped"]
     assert exporter.errors[0].error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
     assert dropped("failed", name) == 1
-    assert total("training.span.exporter.errors", exporter=name) == outlets.ATTEMPTS
+    assert total("training.span.exporter.errors", exporter=name) == delivery.ATTEMPTS
     assert total("training.span.exporter.records", exporter=name) == 2
 
 
-def test_d24_an_exporter_that_cannot_connect_is_asked_again_and_misses_nothing(sinks: list[Sink]) -> None:
+def test_d24_an_exporter_that_cannot_connect_is_asked_again_and_misses_nothing(sinks: list[Delivery]) -> None:
     down = threading.Event()
     down.set()
     exporter = KeepingExporter(lambda method: method == "initialize" and down.is_set())
@@ -157,18 +158,18 @@ def test_d24_an_exporter_that_cannot_connect_is_asked_again_and_misses_nothing(s
 
 
 def test_the_pause_between_attempts_grows_up_to_a_bound_and_success_ends_it() -> None:
-    outlet = outlets.Outlet(KeepingExporter(), "pauses")
+    outlet = delivery.ExporterThread(KeepingExporter(), "pauses")
     pauses = []
     for failures in (1, 2, 3, 9, 1000):
         outlet._failures = failures
         pauses.append(outlet._pause())
 
-    assert pauses == [0.1, 0.2, 0.4, 25.6, outlets.LONGEST_PAUSE_SECONDS]
+    assert pauses == [0.1, 0.2, 0.4, 25.6, delivery.LONGEST_PAUSE_SECONDS]
     assert outlet._attempt("initialize")
     assert outlet._failures == 0
 
 
-def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: list[Sink]) -> None:
+def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: list[Delivery]) -> None:
     hanging, working = KeepingExporter(), KeepingExporter()
     hanging.gate.clear()
     sink = begun(sinks, hanging, working, bound=10)
@@ -176,7 +177,7 @@ def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: l
     began = time.monotonic()
     for number in range(100):
         sink.start(Span.create(f"span-{number}"))
-        assert sink._outlets[1].drain(SOON)
+        assert sink.threads[1].drain(SOON)
 
     assert time.monotonic() - began < SOON
     assert len(working.kept) == 101
@@ -193,7 +194,7 @@ def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: l
 def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
-    sink = Sink([exporter])
+    sink = Delivery([exporter])
     sink.begin()
     for number in range(5):
         sink.start(Span.create(f"span-{number}"))
@@ -210,7 +211,7 @@ def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
 
 def test_at_the_end_what_waits_goes_out_and_the_exporter_is_closed() -> None:
     exporter = KeepingExporter()
-    sink = Sink([exporter])
+    sink = Delivery([exporter])
     sink.begin()
     for number in range(1000):
         sink.start(Span.create(f"span-{number}"))
@@ -223,7 +224,7 @@ def test_at_the_end_what_waits_goes_out_and_the_exporter_is_closed() -> None:
 
 def test_at_the_end_nobody_waits_for_the_pauses_of_a_backend_that_is_down() -> None:
     exporter = KeepingExporter(lambda method: method.startswith("start"))
-    sink = Sink([exporter], first_pause_seconds=1000.0)
+    sink = Delivery([exporter], first_pause_seconds=1000.0)
     sink.begin()
     sink.start(Span.create("work"))
     while "start" not in exporter.calls:
@@ -235,7 +236,7 @@ def test_at_the_end_nobody_waits_for_the_pauses_of_a_backend_that_is_down() -> N
     assert exporter.kept[-1] == ("close", "")
 
 
-def test_an_exporter_that_wants_to_end_the_process_does_not(sinks: list[Sink]) -> None:
+def test_an_exporter_that_wants_to_end_the_process_does_not(sinks: list[Delivery]) -> None:
     class Leaving(KeepingExporter):
         def export_start(self, span: Any) -> None:
             raise SystemExit(1)
@@ -246,7 +247,7 @@ def test_an_exporter_that_wants_to_end_the_process_does_not(sinks: list[Sink]) -
     assert sink.flush(SOON)
 
 
-def test_an_exporter_whose_errors_cannot_be_printed_goes_on(sinks: list[Sink]) -> None:
+def test_an_exporter_whose_errors_cannot_be_printed_goes_on(sinks: list[Delivery]) -> None:
     class MuteError(Exception):
         def __repr__(self) -> str:
             raise RuntimeError("no text")
@@ -276,7 +277,7 @@ def test_what_waits_goes_out_at_the_end_where_the_job_has_let_go_of_its_recorder
     assert exporter.kept == [("initialize", ""), ("start", "work"), ("close", "")]
 
 
-def test_its_families_are_admitted_to_the_page(sinks: list[Sink]) -> None:
+def test_its_families_are_admitted_to_the_page(sinks: list[Delivery]) -> None:
     begun(sinks, KeepingExporter())
     made = {
         f"{each.definition.name.replace('.', '_')}_total": each.definition
@@ -288,7 +289,7 @@ def test_its_families_are_admitted_to_the_page(sinks: list[Sink]) -> None:
     assert all(fits(definition, OWN[name]) for name, definition in made.items())
 
 
-def test_records_of_many_threads_all_arrive(sinks: list[Sink]) -> None:
+def test_records_of_many_threads_all_arrive(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     sink = begun(sinks, exporter)
 
@@ -307,7 +308,7 @@ def test_records_of_many_threads_all_arrive(sinks: list[Sink]) -> None:
 
 
 def test_an_exporter_that_holds_records_back_is_asked_to_write_them_when_none_waits(
-    sinks: list[Sink],
+    sinks: list[Delivery],
 ) -> None:
     class Holding(KeepingExporter):
         written: tuple[int, ...] = ()
@@ -317,15 +318,15 @@ def test_an_exporter_that_holds_records_back_is_asked_to_write_them_when_none_wa
 
     exporter = Holding()
     sink = begun(sinks, exporter)
-    for number in range(outlets.WRITTEN_TOGETHER * 2 + 3):
+    for number in range(delivery.WRITTEN_TOGETHER * 2 + 3):
         sink.start(Span.create(f"span-{number}"))
 
     assert sink.flush(SOON)
-    assert exporter.written[-1] == outlets.WRITTEN_TOGETHER * 2 + 3
+    assert exporter.written[-1] == delivery.WRITTEN_TOGETHER * 2 + 3
     assert max(b - a for a, b in zip((0, *exporter.written), exporter.written, strict=False)) <= 256
 
 
-def test_the_parent_that_is_told_is_the_nearest_that_is_exported(sinks: list[Sink]) -> None:
+def test_the_parent_that_is_told_is_the_nearest_that_is_exported(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     sink = begun(sinks, exporter, filter=Filter.default())
     loop = Span.create(StandardTrainingJobSpanName.TRAINING_LOOP)
@@ -375,7 +376,7 @@ def test_the_default_leaves_out_the_short_and_frequent_spans() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_d49_a_forked_child_tells_nothing_and_ends_at_once(sinks: list[Sink]) -> None:
+def test_d49_a_forked_child_tells_nothing_and_ends_at_once(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     sink = begun(sinks, exporter)
     sink.start(Span.create("parent"))
@@ -383,7 +384,7 @@ def test_d49_a_forked_child_tells_nothing_and_ends_at_once(sinks: list[Sink]) ->
     child = os.fork()
     if child == 0:
         sink.start(Span.create("child"))
-        quiet = sink.flush(0.1) and sink._outlets[0]._queue.empty()
+        quiet = sink.flush(0.1) and sink.threads[0]._queue.empty()
         sink.close()
         os._exit(0 if quiet and len(exporter.kept) == 2 else 1)
 
@@ -397,5 +398,5 @@ def test_an_object_without_the_methods_is_told_what_it_lacks() -> None:
     class Half:
         def export_start(self, span: object) -> None: ...
 
-    assert Sink.missing_methods(Half()) == [name for name in delivery.METHODS if name != "export_start"]
-    assert Sink.missing_methods(KeepingExporter()) == []
+    assert missing_methods(Half()) == [name for name in METHODS if name != "export_start"]
+    assert missing_methods(KeepingExporter()) == []

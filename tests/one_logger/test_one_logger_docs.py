@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -11,14 +12,14 @@ import pytest
 from one_logger_support import ROOT, run_python
 
 from exporter.ledger.families.frameworks import SPAN_EXPORTERS
-from exporter.training import delivery, outlets, spans
-from exporter.training.configuration import (
+from exporter.one_logger import delivery
+from exporter.one_logger.config import (
     LoggerConfig,
     OneLoggerConfig,
+    Settings,
     TrainingTelemetryConfig,
 )
-from exporter.training.inventory import HOMES, PATHS
-from exporter.training.settings import Settings
+from exporter.training import spans
 
 TEXT = (ROOT / "docs" / "one-logger.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -42,19 +43,11 @@ VECTORS = {
 
 
 def test_every_name_is_in_the_table_of_its_module() -> None:
-    rows = dict(re.findall(r"^\| `(exporter\.training[\w.]*)` \| (.*) \|$", TEXT, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(exporter\.[\w.]*)` \| (`.*) \|$", TEXT, flags=re.MULTILINE))
 
-    assert {name: module for module, names in rows.items() for name in re.findall(r"`(\w+)`", names)} == dict(
-        HOMES
-    )
-
-
-def test_every_module_of_one_logger_is_in_the_table_with_ours() -> None:
-    rows = dict(
-        re.findall(r"^\| `(nv_one_logger[\w.]*)` \| `(exporter[\w.]*)` \|$", TEXT, flags=re.MULTILINE)
-    )
-
-    assert rows == {**PATHS, "nv_one_logger.wandb.exporter.wandb_exporter": "exporter.bridges.wandb"}
+    assert set(rows) == {"exporter.training.api", "exporter.one_logger"}
+    for module, names in rows.items():
+        assert sorted(re.findall(r"`(\w+)`", names)) == sorted(importlib.import_module(module).__all__)
 
 
 @pytest.mark.parametrize("kind", [OneLoggerConfig, TrainingTelemetryConfig, LoggerConfig])
@@ -131,11 +124,11 @@ def test_the_command_changes_the_imports_and_nothing_else(tmp_path: Path) -> Non
 
 def test_the_numbers_are_those_of_the_code() -> None:
     assert f"the latest {spans.MOST_EVENTS}" in TEXT
-    assert f"{outlets.QUEUED_RECORDS:,} records" in TEXT
-    assert (outlets.ATTEMPTS, outlets.FIRST_PAUSE_SECONDS, outlets.LONGEST_PAUSE_SECONDS) == (5, 0.1, 30.0)
+    assert f"{delivery.QUEUED_RECORDS:,} records" in TEXT
+    assert (delivery.ATTEMPTS, delivery.FIRST_PAUSE_SECONDS, delivery.LONGEST_PAUSE_SECONDS) == (5, 0.1, 30.0)
     assert "up to five times, with pauses from 0.1 to 30 seconds" in TEXT
     assert delivery.EXIT_SECONDS == 2.0
     for spec in SPAN_EXPORTERS:
         assert f"`{spec.name}{{" in TEXT
-    for reason in outlets.DROP_REASONS:
+    for reason in delivery.DROP_REASONS:
         assert f"`{reason}`" in TEXT

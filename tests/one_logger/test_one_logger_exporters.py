@@ -19,17 +19,15 @@ from hypothesis import strategies as st
 from one_logger_support import KeepingExporter, fresh_provider, reported, run_python
 
 from exporter.errors import ExportError
-from exporter.training.configuration import OneLoggerConfig
-from exporter.training.delivery import Sink
+from exporter.one_logger.config import OneLoggerConfig
+from exporter.one_logger.delivery import Delivery
+from exporter.one_logger.exporter_config import ExporterConfig, ExporterConfigManager
+from exporter.one_logger.exporters import BaseExporter, FileExporter, LoggerExporter
+from exporter.one_logger.provider import OneLoggerProvider
+from exporter.one_logger.recorder import DefaultRecorder
+from exporter.training.attributes import Attributes
 from exporter.training.events import Event
-from exporter.training.exporters.base import BaseExporter
-from exporter.training.exporters.configuration import ExporterConfig, ExporterConfigManager
-from exporter.training.exporters.file import FileExporter
-from exporter.training.exporters.logger import LoggerExporter
-from exporter.training.provider import OneLoggerProvider
-from exporter.training.recorder import DefaultRecorder
 from exporter.training.spans import Span
-from exporter.training.types import Attributes
 
 SOON = 10.0
 
@@ -46,7 +44,7 @@ def told(exporter: BaseExporter) -> None:
         recorder.error(outer, "it failed", error)
     recorder.stop(outer)
     recorder.telemetry_data_error("a gap")
-    assert recorder.sink.flush(SOON)
+    assert recorder.delivery.flush(SOON)
     recorder.close()
 
 
@@ -109,7 +107,7 @@ def test_d35_records_say_whose_they_are(tmp_path: Path, monkeypatch: pytest.Monk
             OneLoggerConfig(application_name="app", world_size_or_fn=4, session_tag_or_fn="s"), recorder
         )
         recorder.stop(recorder.start("work"))
-        assert recorder.sink.flush(SOON)
+        assert recorder.delivery.flush(SOON)
 
     (record,) = lines_of(tmp_path / "t.json")
     assert (record["application_name"], record["rank"], record["pid"]) == ("app", 3, os.getpid())
@@ -142,7 +140,7 @@ def test_a_file_that_becomes_too_large_is_rotated_and_loses_nothing(tmp_path: Pa
     recorder = DefaultRecorder([FileExporter(path, max_bytes=2000, backups=100)])
     for _ in range(50):
         recorder.stop(recorder.start("work"))
-    assert recorder.sink.flush(SOON)
+    assert recorder.delivery.flush(SOON)
     recorder.close()
 
     files = list(tmp_path.iterdir())
@@ -199,7 +197,7 @@ def test_processes_that_share_a_file_write_whole_lines(tmp_path: Path) -> None:
         recorder = DefaultRecorder([FileExporter({str(tmp_path / "shared.json")!r})])
         for number in range(300):
             recorder.stop(recorder.start("work"))
-        assert recorder.sink.flush(30)
+        assert recorder.delivery.flush(30)
         recorder.close()
     """
     directories = [tmp_path / str(number) for number in range(3)]
@@ -269,7 +267,7 @@ def test_a_text_without_a_record_is_refused(text: str) -> None:
 
 
 def test_an_exporter_of_ones_own_needs_no_decorator_and_may_override_what_it_wants() -> None:
-    from exporter.training.exporters.json_records import BaseJsonExporter
+    from exporter.one_logger.exporters import BaseJsonExporter
 
     class Mine(BaseJsonExporter):
         def __init__(self) -> None:
@@ -351,9 +349,7 @@ def test_a_package_and_a_class_that_cannot_be_loaded_are_reported_and_left_out(t
             ExporterConfig("no.such.Class"),
             ExporterConfig("NoModule"),
             ExporterConfig("FileExporter", {"no_such_argument": 1}),
-            ExporterConfig(
-                "exporter.training.exporters.file.FileExporter", {"file_path": str(tmp_path / "t")}
-            ),
+            ExporterConfig("exporter.one_logger.exporters.FileExporter", {"file_path": str(tmp_path / "t")}),
         ]
         made = manager.create_exporters_from_config(asked)
 
@@ -389,7 +385,7 @@ def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_
         recorder.error(inner, "it failed", ValueError("why"))
         recorder.stop(inner)
         recorder.stop(outer)
-        assert recorder.sink.flush(SOON)
+        assert recorder.delivery.flush(SOON)
         assert not trace.get_current_span().get_span_context().is_valid
 
     first, second = memory.get_finished_spans()
@@ -418,7 +414,7 @@ def test_d33_spans_that_opentelemetrys_backend_refuses_are_kept_and_offered_agai
             return super().export(spans) if self.refused % 3 == 0 else SpanExportResult.FAILURE
 
     memory = Flaky()
-    sink = Sink([OTelExporter(memory)], first_pause_seconds=0.001)
+    sink = Delivery([OTelExporter(memory)], first_pause_seconds=0.001)
     sink.begin()
     for number in range(20):
         span = Span.create(f"span-{number}")

@@ -12,9 +12,30 @@ from typing import Any
 import pytest
 from one_logger_support import fresh_provider, run_python
 
-from exporter.training.inventory import HOMES, PATHS
+from exporter import one_logger, training
 
 pytest.importorskip("nv_one_logger")
+
+PATHS = {
+    f"nv_one_logger{module and '.'}{module}": ours
+    for ours, modules in {
+        "exporter.one_logger": (
+            "api api.config api.one_logger_provider api.recorder api.telemetry_config api.timed_span"
+            " core.attributes core.event core.exceptions core.internal.metric_summarizer"
+            " core.internal.multi_window_timer core.span core.time exporter exporter.base_json_exporter"
+            " exporter.export_config_manager exporter.exporter exporter.exporter_config exporter.file_exporter"
+            " exporter.internal.record_type exporter.logger_exporter recorder.default_recorder"
+            " training_telemetry.api.attributes training_telemetry.api.callbacks training_telemetry.api.checkpoint"
+            " training_telemetry.api.config training_telemetry.api.events training_telemetry.api.spans"
+            " training_telemetry.api.training_recorder"
+            " training_telemetry.api.training_telemetry_provider"
+        ),
+        "exporter.training": "training_telemetry.api training_telemetry.api.context",
+        "exporter.bridges.opentelemetry": "otel.exporter.otel_exporter",
+    }.items()
+    for module in modules.split()
+}
+"""One-logger's modules → where their names are."""
 
 THEIRS = """
 from nv_one_logger.api.config import OneLoggerConfig
@@ -145,7 +166,7 @@ def test_their_reader_reads_our_log_lines() -> None:
         LoggerExporter as Theirs,
     )
 
-    from exporter.training.exporters.logger import LoggerExporter as Ours
+    from exporter.one_logger.exporters import LoggerExporter as Ours
 
     record = {"type": "event", "event": {"name": "e", "attributes": {"a": 1, "b": [1, 2]}}, "count": 3}
     line = Ours._format_log(record)
@@ -164,7 +185,7 @@ def test_every_public_name_of_each_of_their_modules_is_in_ours(theirs: str, ours
         there = importlib.import_module(theirs)
     except ImportError:
         pytest.skip("not installed")
-    here, training = importlib.import_module(ours), importlib.import_module("exporter.training")
+    here = importlib.import_module(ours)
     own = [
         name
         for name, value in vars(there).items()
@@ -175,10 +196,9 @@ def test_every_public_name_of_each_of_their_modules_is_in_ours(theirs: str, ours
     ]
 
     assert [name for name in own if not hasattr(here, name)] == []
-    assert [name for name in own if name not in HOMES and "otel" not in theirs] == []
-    for name in own:
-        if name in HOMES:
-            assert getattr(training, name) is getattr(here, name)
+    assert [name for name in own if name not in training.__all__ and "otel" not in theirs] == []
+    for name in set(own) & set(training.__all__):
+        assert getattr(training, name) is getattr(here, name)
 
 
 CALLABLES = [
@@ -239,7 +259,7 @@ def test_methods_of_their_classes_are_in_ours() -> None:
         except ImportError:
             continue
         for name, kind in vars(there).items():
-            if not inspect.isclass(kind) or kind.__module__ != theirs or name not in HOMES:
+            if not inspect.isclass(kind) or kind.__module__ != theirs or name not in one_logger.__all__:
                 continue
             here = getattr(importlib.import_module("exporter.training"), name)
             missing += [

@@ -18,6 +18,7 @@ from one_logger_support import KeepingExporter, fresh_provider, reported
 import exporter
 from exporter import training
 from exporter.errors import OneLoggerError
+from exporter.one_logger.state import current
 from exporter.training import (
     Attributes,
     DefaultRecorder,
@@ -42,7 +43,6 @@ from exporter.training import (
     training_loop,
     validation_loop,
 )
-from exporter.training.provider import current
 
 SOON = 10.0
 APPLICATION: dict[str, Any] = {
@@ -76,7 +76,7 @@ def names(exporter_: KeepingExporter) -> list[tuple[str, str]]:
     assert exporter.flush(SOON)
     found = current()
     assert found is not None
-    assert found.sink.flush(SOON)
+    assert found.delivery.flush(SOON)
     return exporter_.kept[1:]
 
 
@@ -523,7 +523,7 @@ def test_a_recorder_of_the_jobs_own_keeps_a_tree_per_thread_and_task() -> None:
         thread.start()
         thread.join()
 
-    assert recorder.sink.flush(SOON)
+    assert recorder.delivery.flush(SOON)
     parents = {span.name_str: span.parent_span and span.parent_span.name_str for span in keeping.spans}
     assert parents == {
         "root": None,
@@ -657,4 +657,4 @@ def test_of_many_threads_that_configure_at_once_one_does() -> None:
 
     found = current()
     assert found is not None
-    assert found.sink.flush(SOON)
+    assert found.delivery.flush(SOON)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from one_logger_support import reported
 
 from exporter.errors import OneLoggerError
-from exporter.training import attributes as standard
-from exporter.training import names
+from exporter.one_logger import attributes as standard
+from exporter.one_logger import names
+from exporter.one_logger.timers import MetricSummarizer, MultiWindowTimer, Timer
+from exporter.training.attributes import Attribute, Attributes, TracingTimestamp, plain_value
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.spans import MOST_EVENTS, Span
-from exporter.training.timers import MetricSummarizer, MultiWindowTimer, Timer
-from exporter.training.types import Attribute, Attributes, TracingTimestamp, plain_value
 
 
 class Device:
@@ -104,7 +104,7 @@ def test_merged_attributes_are_of_the_class_that_merges() -> None:
 
 def test_what_a_standard_event_needs_is_insisted_on() -> None:
     with pytest.raises(OneLoggerError, match="train_iterations_start is required"):
-        standard.TrainingLoopAttributes.create(None, 1)  # type: ignore[arg-type]
+        standard.TrainingLoopAttributes.create(None, 1)
     with pytest.raises(OneLoggerError, match="rank is required"):
         _ = standard.OneLoggerInitializationAttributes().rank
 

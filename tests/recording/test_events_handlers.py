@@ -85,7 +85,7 @@ def test_the_console_writes_what_its_encoding_cannot_as_escapes_and_a_closed_str
 
 def test_every_event_is_a_line_of_json_with_all_its_fields(events: EventLog, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "events-{run}-{rank}.jsonl"
-    events.identify_by(lambda: ("a/b", 7))
+    events.identify = lambda: ("a/b", 7)
     events.register(JsonLinesHandler(path))
     events.log("a", "m", step=1, ok=True, loss=math.nan)
     events.log("b", severity="error", span_id="s", parent_ids=["p"])

@@ -1,18 +1,8 @@
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
-from hypothesis import given
-from hypothesis import strategies as st
-
 from exporter.recording.definition import check_definition
-from exporter.recording.overrides import apply_rules, check_rules, matches
+from exporter.recording.overrides import apply_rules, check_rules
 from exporter.recording.values import Aggregation
-
-
-@given(st.text("ab.", max_size=8), st.text("ab.*?", max_size=7))
-def test_patterns_match_as_the_shells_do(name: str, pattern: str) -> None:
-    assert matches(name, pattern) == fnmatchcase(name, pattern)
 
 
 def test_the_later_rule_wins_field_by_field() -> None:

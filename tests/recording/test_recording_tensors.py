@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,11 +120,11 @@ def test_a_cuda_tensor_is_collected_by_a_later_call_and_nothing_waits(cuda: Any)
 
     tensors.add(CudaTensor(1.0))
     assert values == []
-    tensors._pending[0][1].done = True
+    tensors._local.copies.pending[0][1].done = True
     tensors.add(CudaTensor(2.0))
 
     assert values == [1.0]
-    tensors._pending[0][1].done = True
+    tensors._local.copies.pending[0][1].done = True
     tensors.collect()
     assert values == [1.0, 2.0]
     assert reasons == []
@@ -146,7 +147,6 @@ def test_nothing_is_copied_during_graph_capture(cuda: Any) -> None:
     tensors.add(CudaTensor(1.0))
 
     assert reasons == ["capture"]
-    assert not tensors._pending
 
 
 def test_a_tensor_that_is_not_replicated_over_ranks_is_refused(cuda: Any) -> None:
@@ -157,3 +157,32 @@ def test_a_tensor_that_is_not_replicated_over_ranks_is_refused(cuda: Any) -> Non
     tensors.add(sharded)
 
     assert reasons == ["placement"]
+
+
+def test_flush_says_that_it_failed_and_raises_nothing_when_cuda_is_in_error(cuda: Any) -> None:
+    tensors, values, reasons = reader()
+    tensors.add(CudaTensor(1.0))
+
+    def broken() -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    tensors._local.copies.pending[0][1].query = broken
+    tensors.collect()
+
+    assert (values, reasons) == ([], ["error"])
+
+
+def test_values_under_way_in_a_thread_that_ends_are_refused_and_counted(cuda: Any) -> None:
+    tensors, values, reasons = reader()
+
+    def record() -> None:
+        for _ in range(3):
+            tensors.add(CudaTensor(1.0))
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    thread.join()
+    tensors.count_lost()
+    tensors.count_lost()
+
+    assert (values, reasons) == ([], ["thread_ended"] * 3)

@@ -17,9 +17,8 @@ from training_support import Memory, begun_anew, configured, exported, misuses, 
 from exporter import training
 from exporter.feed.codec import decode
 from exporter.recording.values import StatReading
-from exporter.training.arguments import taken
+from exporter.training.attributes import Unusable, plain_value, shown, taken
 from exporter.training.recording import TRAINING
-from exporter.training.types import Unusable, plain_value, shown
 
 np: Any = pytest.importorskip("numpy")
 torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None

@@ -21,12 +21,11 @@ import exporter
 from exporter import training
 from exporter.errors import OneLoggerError
 from exporter.ledger.admission import OWN, fits
+from exporter.one_logger import callbacks
 from exporter.recording.naming import families_of
-from exporter.training import callbacks
 from exporter.training.facts import Facts
-from exporter.training.progress import Progress
+from exporter.training.metrics import Families
 from exporter.training.recording import TRAINING
-from exporter.training.series import Families
 from exporter.training.spans import Span
 
 
@@ -278,7 +277,7 @@ def test_what_describes_the_run_is_in_the_reading() -> None:
 def test_what_the_launcher_says_describes_the_run_until_the_job_says_otherwise() -> None:
     environment = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "llama", "USER": "me", "SLURM_JOB_USER": "ada"}
     families = Families()
-    facts = Facts(families, Progress(families), environment | {"WORLD_SIZE": "8"})
+    facts = Facts(families, environment | {"WORLD_SIZE": "8"})
     before = dict(facts.pairs())
     facts.describe({"job_name": "mine", "world_size": 4})
 

@@ -11,7 +11,7 @@ import pytest
 
 import exporter
 from exporter import training
-from exporter.training import hot
+from exporter.training import buffers
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def told() -> Iterator[list[exporter.Event]]:
 
 
 def test_an_event_carries_the_innermost_open_span(told: list[exporter.Event]) -> None:
-    before = hot.current_span_id()
+    before = buffers.current_span_id()
     with exporter.span("doc.outer") as outer:
         exporter.log("doc.first")
         with exporter.span("doc.inner") as inner:
@@ -73,7 +73,7 @@ def test_a_forked_child_has_nothing_open() -> None:
     with exporter.span("doc.outer"):
         child = os.fork()
         if child == 0:
-            os.write(writing, str(hot.current_span_id()).encode())
+            os.write(writing, str(buffers.current_span_id()).encode())
             os._exit(0)
         os.waitpid(child, 0)
 
@@ -83,11 +83,11 @@ def test_a_forked_child_has_nothing_open() -> None:
 
 
 def test_spans_that_are_never_ended_do_not_pile_up() -> None:
-    before = len(hot.here().opened)
+    before = len(buffers.here().opened)
     for _ in range(200):
         training.on_validation_start()
 
-    assert len(hot.here().opened) <= 64
+    assert len(buffers.here().opened) <= 64
     for _ in range(200):
         training.on_validation_end()
-    assert len(hot.here().opened) <= before
+    assert len(buffers.here().opened) <= before

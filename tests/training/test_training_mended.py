@@ -25,8 +25,9 @@ from training_support import (
 )
 
 from exporter import training
-from exporter.training import kinds
-from exporter.training.loops import Loop
+from exporter.one_logger.records import LoopFigures
+from exporter.training import span_kinds as kinds
+from exporter.training.progress import Loop
 
 
 @pytest.fixture(autouse=True)
@@ -84,11 +85,11 @@ def test_d17_a_time_that_lies_ahead_is_now_and_one_that_is_none_is_misuse() -> N
 
 def test_d20_an_iteration_of_no_length_is_counted_without_throughput() -> None:
     values = {"global_batch_size": 4, "flops_per_sample": 10**12, "is_log_throughput_enabled": True}
-    loop = Loop(1, 0, None, 0.0, values)
+    loop = LoopFigures(Loop(1, 0, values, 0), 0.0)
 
-    loop.complete(0.0, 1.0, 1)
+    loop.step_ended(0.0, 1.0, 1)
     first = loop.update().to_json()
-    loop.complete(2.0, 3.0, 1)
+    loop.step_ended(2.0, 3.0, 1)
     second = loop.update().to_json()
 
     assert first["total_flops"] == 4 * 10**12
@@ -176,7 +177,7 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
             training.on_save_checkpoint_end()
         told()
 
-        from exporter.training.saves import Save
+        from exporter.training.checkpoints import Save
 
         gc.collect()
         kept = sum(type(each) is Save for each in gc.get_objects())
@@ -212,7 +213,7 @@ def test_an_iteration_that_is_never_left_keeps_others_from_counting_for_a_while_
 def test_work_is_counted_after_marks_were_dropped_in_an_iteration() -> None:
     by_hand, kind = ByHand(0.0), kinds.TRAINING_ITERATION
     by_hand.take(entered(kind, 1.0))
-    by_hand.interpreter.dropped(by_hand.track, 100)
+    by_hand.interpreter.dropped(by_hand.buffer, 100)
     by_hand.take(entered(kind, 2.0) + left(kind, 2.5) + entered(kind, 3.0) + left(kind, 3.25))
 
     reading = by_hand.reading()
@@ -273,11 +274,8 @@ def test_figures_of_a_loop_follow_a_simple_model() -> None:
         durations.append(length)
         now += length + 0.125
     reading = by_hand.reading()
-    figures = by_hand.job.looping.figures
 
     assert (reading.steps, reading.step, reading.loop, reading.first_step) == (200, 200, 1, 0)
-    assert figures.iterations.total == pytest.approx(sum(durations))
-    assert (figures.iterations.shortest, figures.iterations.longest) == (min(durations), max(durations))
     assert reading.work_seconds == pytest.approx(sum(durations))
     assert reading.longest_step_seconds == max(durations[-100:])
 

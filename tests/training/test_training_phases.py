@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_support import ByHand, entered, left
 
-from exporter.training import kinds
-from exporter.training.kinds import Kind
-from exporter.training.medians import median
+from exporter.training import span_kinds as kinds
 from exporter.training.phases import PHASES
+from exporter.training.span_kinds import Kind
 
 SHORT = [
     kinds.TRAINING_ITERATION,
@@ -147,8 +145,3 @@ def test_the_timeline_tells_the_last_two_and_a_half_seconds_in_tenths() -> None:
     assert bins[10.4] == pytest.approx({"iteration": 0.08, "forward": 0.02})
     assert bins[9.9] == pytest.approx({"init": 0.1})
     assert sum(sum(seconds.values()) for seconds in bins.values()) == pytest.approx(2.5)
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
-def test_the_median_is_that_of_the_standard_library(values: list[float]) -> None:
-    assert median(values) == statistics.median(values)

@@ -6,21 +6,20 @@ Used in the sidecar by the readers of both versions. Values only.
 from __future__ import annotations
 
 from exporter.collectors.host.pressure import WANTED, pressure_spec
-from exporter.families import FamilySpec
+from exporter.families import FamilySpec, family
 
-INFO = FamilySpec(
+INFO = family(
     "cgroup_info",
-    "info",
     "Which cgroup the families of a resource (scope: cpu, memory, io, pids) are of: the one with the tightest limit on the way up from the exporter's own, or without limits the exporter's own.",
-    ("version", "path", "scope"),
-    source="/proc/self/cgroup, mountinfo",
+    "/proc/self/cgroup, mountinfo",
+    "version",
+    "path",
+    "scope",
 )
 
 
-def _spec(name: str, help_text: str, v2: str, v1: str, *labels: str, unit: str = "") -> FamilySpec:
-    source = f"v2 {v2}; v1 {v1}" if v1 else f"v2 {v2}"
-    counter = name.endswith("_total")
-    return FamilySpec(f"cgroup_{name}", "counter" if counter else "gauge", help_text, labels, unit, source)
+def _spec(name: str, help_text: str, v2: str, v1: str, *labels: str) -> FamilySpec:
+    return family(f"cgroup_{name}", help_text, f"v2 {v2}; v1 {v1}" if v1 else f"v2 {v2}", *labels)
 
 
 CPU_LIMIT = _spec(
@@ -35,7 +34,6 @@ CPU_USAGE = _spec(
     "cpu.stat user_usec, system_usec",
     "cpuacct.usage, in the proportion of cpuacct.stat",
     "mode",
-    unit="seconds",
 )
 CPU_PERIODS = _spec(
     "cpu_periods_total",
@@ -54,42 +52,36 @@ CPU_THROTTLED = _spec(
     "Time that CPUs stood still because of the limit. Absent where the CPU controller is off.",
     "cpu.stat throttled_usec / 1e6",
     "cpu.stat throttled_time / 1e9",
-    unit="seconds",
 )
 MEMORY_CURRENT = _spec(
     "memory_current_bytes",
     "Memory that counts against the limit, page cache included.",
     "memory.current",
     "memory.usage_in_bytes",
-    unit="bytes",
 )
 MEMORY_LIMIT = _spec(
     "memory_limit_bytes",
     "Memory at which the kernel kills. Absent without a limit.",
     "memory.max",
     "memory.stat hierarchical_memory_limit",
-    unit="bytes",
 )
 MEMORY_HIGH = _spec(
     "memory_high_bytes",
     "Memory at which the kernel slows the job down to get some back. Absent without such a limit, and in v1.",
     "memory.high",
     "",
-    unit="bytes",
 )
 MEMORY_PEAK = _spec(
     "memory_peak_bytes",
     "The largest memory_current since the cgroup was made. Absent in v2 before Linux 5.19.",
     "memory.peak",
     "memory.max_usage_in_bytes",
-    unit="bytes",
 )
 MEMORY_WORKING_SET = _spec(
     "memory_working_set_bytes",
     "Memory that cannot be had back by dropping files nobody has used lately; what Kubernetes goes by.",
     "memory.current - memory.stat inactive_file",
     "memory.usage_in_bytes - memory.stat total_inactive_file",
-    unit="bytes",
 )
 MEMORY_STAT = _spec(
     "memory_stat_bytes",
@@ -97,7 +89,6 @@ MEMORY_STAT = _spec(
     "memory.stat",
     "memory.stat total_rss, total_cache, total_shmem; memory.kmem.usage_in_bytes",
     "kind",
-    unit="bytes",
 )
 MEMORY_EVENTS = _spec(
     "memory_events_total",
@@ -112,7 +103,6 @@ IO_READ = _spec(
     "io.stat rbytes",
     "blkio.throttle.io_service_bytes_recursive Read",
     "device",
-    unit="bytes",
 )
 IO_WRITTEN = _spec(
     "io_written_bytes_total",
@@ -120,7 +110,6 @@ IO_WRITTEN = _spec(
     "io.stat wbytes",
     "blkio.throttle.io_service_bytes_recursive Write",
     "device",
-    unit="bytes",
 )
 PIDS = _spec(
     "pids", "Processes and threads. Absent where the pids controller is off.", "pids.current", "pids.current"

@@ -56,16 +56,6 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def always() -> bool:
-    """Stand for a machine with one exporter."""
-    return True
-
-
-def unknown() -> bool | None:
-    """Stand for a job of which nothing is known."""
-    return None
-
-
 @dataclass(slots=True, eq=False)
 class _Register:
     """A zone with what has been counted.
@@ -117,8 +107,8 @@ class RaplCollector:
         *,
         sys: Path = Path("/sys"),
         keeper: Keeper | None = None,
-        counts: Callable[[], bool] = always,
-        working: Callable[[], bool | None] = unknown,
+        counts: Callable[[], bool] = lambda: True,
+        working: Callable[[], bool | None] = lambda: None,
         idle_watts: float | None = None,
         tdp_watts: float | None = None,
         monotonic: Callable[[], float] = time.monotonic,

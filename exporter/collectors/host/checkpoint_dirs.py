@@ -13,25 +13,23 @@ from exporter.collectors.host import filesystem
 from exporter.collectors.host.mounts import Mount
 from exporter.collectors.host.statvfs import Silence, StatvfsPool
 from exporter.errors import CollectError
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, family
 
 _ABSENT = "absent where no path is configured or no run lives, and where its filesystem does not say or does not answer."
 
-AVAILABLE = FamilySpec(
+AVAILABLE = family(
     "training_checkpoint_dir_available_bytes",
-    "gauge",
     f"Room that is left for the job in a directory of checkpoints; {_ABSENT}",
-    ("run", "path"),
-    "bytes",
     "statvfs: f_bavail * f_frsize",
+    "run",
+    "path",
 )
-SIZE = FamilySpec(
+SIZE = family(
     "training_checkpoint_dir_size_bytes",
-    "gauge",
     f"Size of the filesystem of a directory of checkpoints; {_ABSENT}",
-    ("run", "path"),
-    "bytes",
     "statvfs: f_blocks * f_frsize",
+    "run",
+    "path",
 )
 
 SPECS = (AVAILABLE, SIZE)

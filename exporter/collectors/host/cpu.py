@@ -11,42 +11,30 @@ from collections.abc import Iterable, Iterator, Mapping
 import psutil
 
 from exporter.collectors.kernel_files import HighWater, procfs, read_existing, source
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, family
 
-SECONDS = FamilySpec(
+SECONDS = family(
     "host_cpu_seconds_total",
-    "counter",
     "CPU time since boot by mode, which adds up to all of it: user and nice are without the guests' time. Of all CPUs together, or by cpu with per_core.",
-    ("cpu", "mode"),
-    unit="seconds",
-    source="/proc/stat cpu; held where the kernel steps back",
+    "/proc/stat cpu; held where the kernel steps back",
+    "cpu",
+    "mode",
 )
-UTILIZATION = FamilySpec(
+UTILIZATION = family(
     "host_cpu_utilization_ratio",
-    "gauge",
     "Share of all CPUs' time that was not idle or waiting for I/O, over the collector's last interval; time stolen by a hypervisor counts as used. Absent in the first pass.",
-    unit="ratio",
-    source="/proc/stat cpu, difference of two passes",
+    "/proc/stat cpu, difference of two passes",
 )
 LOADS = tuple(
-    FamilySpec(
+    family(
         f"host_load{minutes}",
-        "gauge",
         f"Threads that ran, could run or waited for a device, averaged over {minutes} min.",
-        source="getloadavg(3)",
+        "getloadavg(3)",
     )
     for minutes in (1, 5, 15)
 )
-CONTEXT_SWITCHES = FamilySpec(
-    "host_context_switches_total", "counter", "Context switches since boot.", source="/proc/stat ctxt"
-)
-BOOT_TIME = FamilySpec(
-    "host_boot_time_seconds",
-    "gauge",
-    "When the machine booted, Unix time.",
-    unit="seconds",
-    source="/proc/stat btime",
-)
+CONTEXT_SWITCHES = family("host_context_switches_total", "Context switches since boot.", "/proc/stat ctxt")
+BOOT_TIME = family("host_boot_time_seconds", "When the machine booted, Unix time.", "/proc/stat btime")
 SPECS = (SECONDS, UTILIZATION, *LOADS, CONTEXT_SWITCHES, BOOT_TIME)
 
 REPLUGGED_SECONDS = 3.0

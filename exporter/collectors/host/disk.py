@@ -19,39 +19,34 @@ import psutil
 
 from exporter.collectors.kernel_files import procfs, source
 from exporter.collectors.selection import EVERYTHING, Selection
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, family
 
 MILLISECONDS_PER_SECOND = 1000
 
 
-def _spec(name: str, help_text: str, field: str, *, unit: str = "") -> FamilySpec:
-    return FamilySpec(
-        f"host_disk_{name}_total", "counter", help_text, ("device",), unit, f"/proc/diskstats {field}"
-    )
+def _spec(name: str, help_text: str, field: str) -> FamilySpec:
+    return family(f"host_disk_{name}_total", help_text, f"/proc/diskstats {field}", "device")
 
 
 FIELDS: dict[FamilySpec, tuple[str, int]] = {
-    _spec("read_bytes", "Bytes read.", "sectors read * 512", unit="bytes"): ("read_bytes", 1),
-    _spec("written_bytes", "Bytes written.", "sectors written * 512", unit="bytes"): ("write_bytes", 1),
+    _spec("read_bytes", "Bytes read.", "sectors read * 512"): ("read_bytes", 1),
+    _spec("written_bytes", "Bytes written.", "sectors written * 512"): ("write_bytes", 1),
     _spec("reads_completed", "Reads that have ended.", "reads completed"): ("read_count", 1),
     _spec("writes_completed", "Writes that have ended.", "writes completed"): ("write_count", 1),
     _spec(
         "read_time_seconds",
         "Time that all reads took together, also those that ran side by side.",
         "milliseconds reading",
-        unit="seconds",
     ): ("read_time", MILLISECONDS_PER_SECOND),
     _spec(
         "write_time_seconds",
         "Time that all writes took together, also those that ran side by side.",
         "milliseconds writing",
-        unit="seconds",
     ): ("write_time", MILLISECONDS_PER_SECOND),
     _spec(
         "io_time_seconds",
         "Time in which at least one I/O was under way; its rate is the share of time the device was busy.",
         "milliseconds doing I/Os",
-        unit="seconds",
     ): ("busy_time", MILLISECONDS_PER_SECOND),
 }
 """Family, psutil's name of it, and by what to divide."""

@@ -18,47 +18,47 @@ from exporter.collectors.host.statvfs import Answer, Silence, StatvfsPool
 from exporter.collectors.kernel_files import failure, procfs, read_bytes, source
 from exporter.collectors.selection import EVERYTHING, Selection
 from exporter.errors import CollectError
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, family
 
 _LABELS = ("mountpoint", "fstype", "device")
 _ABSENT = "Absent where the filesystem does not say or does not answer"
 
 
-def _bytes(word: str, help_text: str, source: str) -> FamilySpec:
-    return FamilySpec(
-        f"host_filesystem_{word}_bytes", "gauge", f"{help_text} {_ABSENT}.", _LABELS, "bytes", source
-    )
-
-
-SIZE = _bytes("size", "Size of the filesystem.", "statvfs f_blocks * f_frsize")
-AVAIL = _bytes("avail", "What users other than root can still write.", "statvfs f_bavail * f_frsize")
-FILES = FamilySpec(
+SIZE = family(
+    "host_filesystem_size_bytes",
+    f"Size of the filesystem. {_ABSENT}.",
+    "statvfs f_blocks * f_frsize",
+    *_LABELS,
+)
+AVAIL = family(
+    "host_filesystem_avail_bytes",
+    f"What users other than root can still write. {_ABSENT}.",
+    "statvfs f_bavail * f_frsize",
+    *_LABELS,
+)
+FILES = family(
     "host_filesystem_files",
-    "gauge",
     f"Files that the filesystem can hold (inodes). {_ABSENT}, and where nothing limits them (btrfs).",
-    _LABELS,
-    source="statvfs f_files",
+    "statvfs f_files",
+    *_LABELS,
 )
-FILES_FREE = FamilySpec(
+FILES_FREE = family(
     "host_filesystem_files_free",
-    "gauge",
     "Files that can still be made. Absent where host_filesystem_files is.",
-    _LABELS,
-    source="statvfs f_ffree",
+    "statvfs f_ffree",
+    *_LABELS,
 )
-READONLY = FamilySpec(
+READONLY = family(
     "host_filesystem_readonly",
-    "gauge",
     "Whether the mount refuses writes (1), as ext4 does after an error, or not (0).",
-    _LABELS,
-    source="/proc/self/mountinfo, options of mount and filesystem",
+    "/proc/self/mountinfo, options of mount and filesystem",
+    *_LABELS,
 )
-DEVICE_ERROR = FamilySpec(
+DEVICE_ERROR = family(
     "host_filesystem_device_error",
-    "gauge",
     "Whether the filesystem refused to tell its size or has not answered (1), or told it (0).",
-    _LABELS,
-    source="statvfs",
+    "statvfs",
+    *_LABELS,
 )
 SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
 

@@ -28,50 +28,43 @@ from exporter.collectors.kernel_files import (
     read_file,
     source,
 )
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, family
 
-CPUS = FamilySpec(
+CPUS = family(
     "host_cpus",
-    "gauge",
     "CPUs by kind: online logical ones, physical cores, those the exporter may run on (affinity), and the cgroup's tightest limit (quota). A kind is absent where the system does not say; quota also where there is no limit.",
-    ("kind",),
-    source="sysconf, /sys/devices/system/cpu, sched_getaffinity, cpu.max or cpu.cfs_quota_us",
+    "sysconf, /sys/devices/system/cpu, sched_getaffinity, cpu.max or cpu.cfs_quota_us",
+    "kind",
 )
-FREQUENCY = FamilySpec(
+FREQUENCY = family(
     "host_cpu_frequency_hertz",
-    "gauge",
     "Present frequency, the mean of all CPUs. Absent where neither cpufreq nor the CPU tells it.",
-    unit="hertz",
-    source="/sys/devices/system/cpu/cpufreq, else /proc/cpuinfo cpu MHz",
+    "/sys/devices/system/cpu/cpufreq, else /proc/cpuinfo cpu MHz",
 )
-THROTTLES = FamilySpec(
+THROTTLES = family(
     "host_cpu_throttles_total",
-    "counter",
     "Times that a core or a package slowed down because of its temperature, summed over the machine. Absent where the CPU does not count them.",
-    ("level",),
-    source="/sys/devices/system/cpu/cpu*/thermal_throttle/{core,package}_throttle_count",
+    "/sys/devices/system/cpu/cpu*/thermal_throttle/{core,package}_throttle_count",
+    "level",
 )
-TEMPERATURE = FamilySpec(
+TEMPERATURE = family(
     "host_temperature_celsius",
-    "gauge",
     "Temperature of a sensor; those of single CPU cores only with per_core. Absent where there are no sensors (virtual machines) and while one has no reading.",
-    ("chip", "sensor"),
-    unit="celsius",
-    source="/sys/class/hwmon/hwmon*/temp*_input, else /sys/class/thermal/thermal_zone*/temp",
+    "/sys/class/hwmon/hwmon*/temp*_input, else /sys/class/thermal/thermal_zone*/temp",
+    "chip",
+    "sensor",
 )
-CORRECTABLE = FamilySpec(
+CORRECTABLE = family(
     "host_memory_ecc_correctable_errors_total",
-    "counter",
     "Memory errors that were corrected. Absent without ECC memory or its driver.",
-    ("controller",),
-    source="/sys/devices/system/edac/mc/mc*/ce_count",
+    "/sys/devices/system/edac/mc/mc*/ce_count",
+    "controller",
 )
-UNCORRECTABLE = FamilySpec(
+UNCORRECTABLE = family(
     "host_memory_ecc_uncorrectable_errors_total",
-    "counter",
     "Memory errors that could not be corrected. Absent without ECC memory or its driver.",
-    ("controller",),
-    source="/sys/devices/system/edac/mc/mc*/ue_count",
+    "/sys/devices/system/edac/mc/mc*/ue_count",
+    "controller",
 )
 SPECS = (CPUS, FREQUENCY, THROTTLES, TEMPERATURE, CORRECTABLE, UNCORRECTABLE)
 

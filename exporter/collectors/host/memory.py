@@ -24,106 +24,79 @@ from exporter.collectors.kernel_files import (
     read_existing,
     source,
 )
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, family
 
-
-def _memory(word: str, help_text: str, field: str) -> FamilySpec:
-    return FamilySpec(f"host_memory_{word}_bytes", "gauge", help_text, unit="bytes", source=field)
-
-
-TOTAL = _memory("total", "Memory that the kernel can use.", "/proc/meminfo MemTotal")
-AVAILABLE = _memory(
-    "available",
+TOTAL = family("host_memory_total_bytes", "Memory that the kernel can use.", "/proc/meminfo MemTotal")
+AVAILABLE = family(
+    "host_memory_available_bytes",
     "Memory that new work could take without swapping, as the kernel (before 3.14: psutil) estimates it.",
     "/proc/meminfo MemAvailable",
 )
-USED = _memory(
-    "used",
+USED = family(
+    "host_memory_used_bytes",
     "Memory that new work could not take: total - available.",
     "/proc/meminfo MemTotal - MemAvailable",
 )
-FREE = _memory(
-    "free", "Memory that holds nothing at all; small on a healthy machine.", "/proc/meminfo MemFree"
+FREE = family(
+    "host_memory_free_bytes",
+    "Memory that holds nothing at all; small on a healthy machine.",
+    "/proc/meminfo MemFree",
 )
-BUFFERS = _memory("buffers", "Cached blocks of raw devices.", "/proc/meminfo Buffers")
-SHARED = _memory(
-    "shared",
+BUFFERS = family("host_memory_buffers_bytes", "Cached blocks of raw devices.", "/proc/meminfo Buffers")
+SHARED = family(
+    "host_memory_shared_bytes",
     "Shared memory and tmpfs, which also holds what DataLoader workers hand over.",
     "/proc/meminfo Shmem",
 )
-SLAB = _memory("slab", "Memory of the kernel's own objects.", "/proc/meminfo Slab")
-CACHED = _memory("cached", "Cached pages of files, shared memory included.", "/proc/meminfo Cached")
-ANON = _memory("anon", "Memory of processes that no file backs.", "/proc/meminfo AnonPages")
-SWAP_TOTAL = FamilySpec(
-    "host_swap_total_bytes",
-    "gauge",
-    "Swap space; 0 without any.",
-    unit="bytes",
-    source="/proc/meminfo SwapTotal",
+SLAB = family("host_memory_slab_bytes", "Memory of the kernel's own objects.", "/proc/meminfo Slab")
+CACHED = family(
+    "host_memory_cached_bytes", "Cached pages of files, shared memory included.", "/proc/meminfo Cached"
 )
-SWAP_USED = FamilySpec(
-    "host_swap_used_bytes",
-    "gauge",
-    "Swap space in use.",
-    unit="bytes",
-    source="/proc/meminfo SwapTotal - SwapFree",
-)
-SWAP_IN = FamilySpec(
+ANON = family("host_memory_anon_bytes", "Memory of processes that no file backs.", "/proc/meminfo AnonPages")
+SWAP_TOTAL = family("host_swap_total_bytes", "Swap space; 0 without any.", "/proc/meminfo SwapTotal")
+SWAP_USED = family("host_swap_used_bytes", "Swap space in use.", "/proc/meminfo SwapTotal - SwapFree")
+SWAP_IN = family(
     "host_swap_in_bytes_total",
-    "counter",
     "Memory read back from swap since boot. Absent on kernels without swap.",
-    unit="bytes",
-    source="/proc/vmstat pswpin * page size",
+    "/proc/vmstat pswpin * page size",
 )
-SWAP_OUT = FamilySpec(
+SWAP_OUT = family(
     "host_swap_out_bytes_total",
-    "counter",
     "Memory written to swap since boot. Absent on kernels without swap.",
-    unit="bytes",
-    source="/proc/vmstat pswpout * page size",
+    "/proc/vmstat pswpout * page size",
 )
-FAULTS = FamilySpec(
+FAULTS = family(
     "host_vm_page_faults_total",
-    "counter",
     "Page faults since boot: major ones had to read from a disk, minor ones had not.",
-    ("kind",),
-    source="/proc/vmstat pgmajfault, pgfault - pgmajfault",
+    "/proc/vmstat pgmajfault, pgfault - pgmajfault",
+    "kind",
 )
-OOM_KILLS = FamilySpec(
+OOM_KILLS = family(
     "host_vm_oom_kills_total",
-    "counter",
     "Processes killed because memory ran out, those at a cgroup's limit included. Absent on kernels before 4.13.",
-    source="/proc/vmstat oom_kill",
+    "/proc/vmstat oom_kill",
 )
-SHM_SIZE = FamilySpec(
+SHM_SIZE = family(
     "host_shm_size_bytes",
-    "gauge",
     "Size of /dev/shm as the exporter sees it. Absent where there is none.",
-    unit="bytes",
-    source="statvfs /dev/shm f_blocks * f_frsize",
+    "statvfs /dev/shm f_blocks * f_frsize",
 )
-SHM_USED = FamilySpec(
+SHM_USED = family(
     "host_shm_used_bytes",
-    "gauge",
     "Used part of /dev/shm as the exporter sees it. Absent where there is none.",
-    unit="bytes",
-    source="statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
+    "statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
 )
-NUMA_TOTAL = FamilySpec(
+NUMA_TOTAL = family(
     "host_numa_memory_total_bytes",
-    "gauge",
     "Memory of the node. Absent without details and on kernels without NUMA.",
-    ("node",),
-    unit="bytes",
-    source="/sys/devices/system/node/node*/meminfo MemTotal",
+    "/sys/devices/system/node/node*/meminfo MemTotal",
+    "node",
 )
-NUMA_FREE = FamilySpec(
+NUMA_FREE = family(
     "host_numa_memory_free_bytes",
-    "gauge",
     "Memory of the node that holds nothing at all. Absent without details and on kernels without NUMA.",
-    ("node",),
-    unit="bytes",
-    source="/sys/devices/system/node/node*/meminfo MemFree",
+    "/sys/devices/system/node/node*/meminfo MemFree",
+    "node",
 )
 
 OF_PSUTIL = {

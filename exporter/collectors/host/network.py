@@ -17,17 +17,17 @@ import psutil
 
 from exporter.collectors.kernel_files import parse_count, procfs, read_existing, source
 from exporter.collectors.selection import EVERYTHING, Selection
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, family
 
 BYTES_PER_MEGABIT = 125_000
 
 
-def _counter(name: str, help_text: str, *, unit: str = "") -> FamilySpec:
-    return FamilySpec(f"host_network_{name}_total", "counter", help_text, ("device",), unit, "/proc/net/dev")
+def _counter(name: str, help_text: str) -> FamilySpec:
+    return family(f"host_network_{name}_total", help_text, "/proc/net/dev", "device")
 
 
 COUNTERS = {
-    _counter("receive_bytes", "Bytes received.", unit="bytes"): "bytes_recv",
+    _counter("receive_bytes", "Bytes received."): "bytes_recv",
     _counter(
         "receive_errors",
         "Packets that were not received because something was wrong with them or with the link.",
@@ -35,7 +35,7 @@ COUNTERS = {
     _counter(
         "receive_dropped", "Packets that were not received because somebody had no room for them."
     ): "dropin",
-    _counter("transmit_bytes", "Bytes transmitted.", unit="bytes"): "bytes_sent",
+    _counter("transmit_bytes", "Bytes transmitted."): "bytes_sent",
     _counter(
         "transmit_errors",
         "Packets that were not transmitted because something was wrong with them or with the link.",
@@ -45,38 +45,32 @@ COUNTERS = {
     ): "dropout",
 }
 """Family and psutil's name of it."""
-UP = FamilySpec(
+UP = family(
     "host_network_up",
-    "gauge",
     "Whether the interface is switched on and has a link (1) or not (0).",
-    ("device",),
-    source="SIOCGIFFLAGS IFF_UP, IFF_RUNNING",
+    "SIOCGIFFLAGS IFF_UP, IFF_RUNNING",
+    "device",
 )
-SPEED = FamilySpec(
+SPEED = family(
     "host_network_speed_bytes",
-    "gauge",
     "Bytes per second that the link was negotiated for. Absent where the interface does not know (virtual ones, links that are down).",
-    ("device",),
-    unit="bytes",
-    source="SIOCETHTOOL speed * 125000",
+    "SIOCETHTOOL speed * 125000",
+    "device",
 )
-RETRANSMITS = FamilySpec(
+RETRANSMITS = family(
     "host_tcp_retransmits_total",
-    "counter",
     "TCP segments sent again because nobody confirmed them; a loaded network that loses packets.",
-    source="/proc/net/snmp Tcp RetransSegs",
+    "/proc/net/snmp Tcp RetransSegs",
 )
-TCP_INUSE = FamilySpec(
+TCP_INUSE = family(
     "host_sockstat_tcp_inuse",
-    "gauge",
     "TCP sockets that are bound or connected, IPv4.",
-    source="/proc/net/sockstat TCP inuse",
+    "/proc/net/sockstat TCP inuse",
 )
-TCP_TIME_WAIT = FamilySpec(
+TCP_TIME_WAIT = family(
     "host_sockstat_tcp_tw",
-    "gauge",
     "TCP connections in TIME_WAIT, all address families; many short-lived ones.",
-    source="/proc/net/sockstat TCP tw",
+    "/proc/net/sockstat TCP tw",
 )
 SPECS = (*COUNTERS, UP, SPEED, RETRANSMITS, TCP_INUSE, TCP_TIME_WAIT)
 

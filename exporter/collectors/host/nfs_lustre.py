@@ -25,27 +25,25 @@ from exporter.collectors.kernel_files import (
     source,
 )
 from exporter.errors import CollectError
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, family
 
 MILLISECONDS_PER_SECOND = 1000
 MICROSECONDS_PER_SECOND = 1e6
 
 
-def _counter(name: str, help_text: str, where: str, *labels: str, unit: str = "") -> FamilySpec:
-    return FamilySpec(f"host_{name}_total", "counter", help_text, ("mount", *labels), unit, where)
+def _counter(name: str, help_text: str, where: str, *labels: str) -> FamilySpec:
+    return family(f"host_{name}_total", help_text, where, "mount", *labels)
 
 
 NFS_READ = _counter(
     "nfs_read_bytes",
     "Bytes that programs read from the mount, from the page cache too.",
     "/proc/self/mountstats bytes: normal + direct read",
-    unit="bytes",
 )
 NFS_WRITTEN = _counter(
     "nfs_written_bytes",
     "Bytes that programs wrote to the mount.",
     "/proc/self/mountstats bytes: normal + direct write",
-    unit="bytes",
 )
 NFS_OPERATIONS = _counter(
     "nfs_operations",
@@ -58,7 +56,6 @@ NFS_TIME = _counter(
     "Time that all requests took together, from the first queue to the end.",
     "/proc/self/mountstats per-op execute time",
     "operation",
-    unit="seconds",
 )
 NFS_RETRANSMISSIONS = _counter(
     "nfs_retransmissions",
@@ -76,13 +73,11 @@ LUSTRE_READ = _counter(
     "lustre_read_bytes",
     "Bytes that programs read from the mount.",
     "llite.*.stats read_bytes sum",
-    unit="bytes",
 )
 LUSTRE_WRITTEN = _counter(
     "lustre_written_bytes",
     "Bytes that programs wrote to the mount.",
     "llite.*.stats write_bytes sum",
-    unit="bytes",
 )
 LUSTRE_OPERATIONS = _counter(
     "lustre_operations", "Calls of programs: read, write and other.", "llite.*.stats samples", "operation"
@@ -92,7 +87,6 @@ LUSTRE_TIME = _counter(
     "Time that all calls took together. Absent where Lustre does not measure it (before 2.13).",
     "llite.*.stats [usecs] sum",
     "operation",
-    unit="seconds",
 )
 LUSTRE_SPECS = (LUSTRE_READ, LUSTRE_WRITTEN, LUSTRE_OPERATIONS, LUSTRE_TIME)
 SPECS = (*NFS_SPECS, *LUSTRE_SPECS)

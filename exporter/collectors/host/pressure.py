@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from exporter.collectors.kernel_files import parse_count, procfs, read_existing, source
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, family
 
 MICROSECONDS_PER_SECOND = 1e6
 
@@ -21,12 +21,10 @@ WANTED = {"cpu": "a CPU", "memory": "memory", "io": "I/O"}
 def pressure_spec(prefix: str, resource: str, line: str, whose: str, where: str, absent: str) -> FamilySpec:
     """Describe the family of one line of a pressure file, for the machine or for a cgroup."""
     word, whom = ("waiting", "at least one thread") if line == "some" else ("stalled", "all threads")
-    return FamilySpec(
+    return family(
         f"{prefix}_pressure_{resource}_{word}_seconds_total",
-        "counter",
         f"Time in which {whom}{whose} had to wait for {WANTED[resource]}. {absent}",
-        unit="seconds",
-        source=f"{where} {line} total",
+        f"{where} {line} total",
     )
 
 

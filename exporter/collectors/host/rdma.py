@@ -26,7 +26,7 @@ from pathlib import Path
 
 from exporter.collectors.kernel_files import list_directory, parse_count, read_file, source
 from exporter.collectors.selection import EVERYTHING, Selection
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, family
 
 WORD_BYTES = 4
 BYTES_PER_GIGABIT = 125_000_000
@@ -37,10 +37,8 @@ _PORT = ("device", "port")
 _REGISTER = "Absent where the port is down or no InfiniBand."
 
 
-def _counter(name: str, help_text: str, field: str, *, unit: str = "") -> FamilySpec:
-    return FamilySpec(
-        f"host_rdma_{name}_total", "counter", help_text, _PORT, unit, f"/sys/class/infiniband {field}"
-    )
+def _counter(name: str, help_text: str, field: str) -> FamilySpec:
+    return family(f"host_rdma_{name}_total", help_text, f"/sys/class/infiniband {field}", *_PORT)
 
 
 TRAFFIC: dict[FamilySpec, tuple[tuple[str, int], ...]] = {
@@ -48,13 +46,11 @@ TRAFFIC: dict[FamilySpec, tuple[tuple[str, int], ...]] = {
         "receive_bytes",
         "Bytes received, by RDMA and otherwise.",
         "counters/port_rcv_data * 4, or hw_counters/rx_bytes",
-        unit="bytes",
     ): (("counters/port_rcv_data", WORD_BYTES), ("hw_counters/rx_bytes", 1)),
     _counter(
         "transmit_bytes",
         "Bytes transmitted, by RDMA and otherwise.",
         "counters/port_xmit_data * 4, or hw_counters/tx_bytes",
-        unit="bytes",
     ): (("counters/port_xmit_data", WORD_BYTES), ("hw_counters/tx_bytes", 1)),
 }
 """Where each is found, and by what to multiply it; the second place is that of adapters without PMA (EFA)."""
@@ -78,27 +74,24 @@ REGISTERS = {
         "counters/port_xmit_wait",
     ): "port_xmit_wait",
 }
-HARDWARE = FamilySpec(
+HARDWARE = family(
     "host_rdma_hw_total",
-    "counter",
     "What the adapter counts by itself: packets out of sequence, congestion notifications, retries. Absent where the adapter has no such counter.",
-    (*_PORT, "counter"),
-    source="/sys/class/infiniband hw_counters",
+    "/sys/class/infiniband hw_counters",
+    *_PORT,
+    "counter",
 )
-STATE = FamilySpec(
+STATE = family(
     "host_rdma_port_state",
-    "gauge",
     "State of the port: 1 down, 2 initialising, 3 armed, 4 active, 5 active but deferred.",
-    _PORT,
-    source="/sys/class/infiniband state",
+    "/sys/class/infiniband state",
+    *_PORT,
 )
-RATE = FamilySpec(
+RATE = family(
     "host_rdma_rate_bytes",
-    "gauge",
     "Bytes per second that the link was negotiated for. Absent where the port is down.",
-    _PORT,
-    unit="bytes",
-    source="/sys/class/infiniband rate",
+    "/sys/class/infiniband rate",
+    *_PORT,
 )
 SPECS = (*TRAFFIC, *REGISTERS, HARDWARE, STATE, RATE)
 

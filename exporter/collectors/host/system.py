@@ -22,53 +22,45 @@ from prometheus_client import ProcessCollector
 
 from exporter.collectors.kernel_files import procfs, source
 from exporter.errors import CollectError
-from exporter.families import Collected, FamilySpec, FamilyType
+from exporter.families import Collected, FamilySpec, family
 from exporter.version import __version__
 
-BUILD = FamilySpec(
+BUILD = family(
     "exporter_build_info",
-    "info",
     "The exporter's version, and those of what it runs on.",
-    ("version", "python", "nvidia_ml_py"),
-    source="constants; a label is absent where the package is not installed",
+    "constants; a label is absent where the package is not installed",
+    "version",
+    "python",
+    "nvidia_ml_py",
 )
 
 
-def _own(name: str, help_text: str, field: str, *, unit: str = "") -> FamilySpec:
-    kind: FamilyType = "counter" if name.endswith("_total") else "gauge"
-    return FamilySpec(f"process_{name}", kind, f"{help_text} Absent off Linux.", unit=unit, source=field)
+def _own(name: str, help_text: str, field: str) -> FamilySpec:
+    return family(f"process_{name}", f"{help_text} Absent off Linux.", field)
 
 
 OWN_SPECS = (
     BUILD,
-    _own(
-        "cpu_seconds_total", "CPU time of the exporter, user and system.", "/proc/self/stat", unit="seconds"
-    ),
-    _own(
-        "resident_memory_bytes", "Memory of the exporter that is in RAM.", "/proc/self/stat rss", unit="bytes"
-    ),
-    _own("virtual_memory_bytes", "Address space of the exporter.", "/proc/self/stat vsize", unit="bytes"),
+    _own("cpu_seconds_total", "CPU time of the exporter, user and system.", "/proc/self/stat"),
+    _own("resident_memory_bytes", "Memory of the exporter that is in RAM.", "/proc/self/stat rss"),
+    _own("virtual_memory_bytes", "Address space of the exporter.", "/proc/self/stat vsize"),
     _own(
         "start_time_seconds",
         "When the exporter started, Unix time.",
         "/proc/self/stat starttime",
-        unit="seconds",
     ),
     _own("open_fds", "File descriptors that the exporter has open.", "/proc/self/fd"),
     _own("max_fds", "File descriptors that the exporter may have open.", "/proc/self/limits Max open files"),
 )
-OFFSET = FamilySpec(
+OFFSET = family(
     "host_time_offset_seconds",
-    "gauge",
     "What the kernel still has to correct the clock by, as its time daemon told it. Absent off Linux, and where a sandbox forbids the call.",
-    unit="seconds",
-    source="adjtimex offset",
+    "adjtimex offset",
 )
-SYNCED = FamilySpec(
+SYNCED = family(
     "host_time_synced",
-    "gauge",
     "Whether a time daemon keeps the clock (1) or not (0). Absent off Linux, and where a sandbox forbids the call.",
-    source="adjtimex state is not TIME_ERROR",
+    "adjtimex state is not TIME_ERROR",
 )
 CLOCK_SPECS = (OFFSET, SYNCED)
 SPECS = (*OWN_SPECS, *CLOCK_SPECS)

@@ -49,16 +49,6 @@ BUDGET_SECONDS = 0.025
 """Time of a pass in which it may begin to read another process: half a per cent of a core by default."""
 
 
-def no_job() -> Sequence[JobProcess] | None:
-    """Stand for a feed that has not been read."""
-    return None
-
-
-def no_gpus() -> Sequence[GpuProcessUse]:
-    """Stand for a machine without GPUs."""
-    return ()
-
-
 @dataclass(slots=True, eq=False)
 class _Run:
     """A run in memory.
@@ -100,8 +90,8 @@ class ProcessCollector:
     def __init__(
         self,
         *,
-        job: Callable[[], Sequence[JobProcess] | None] = no_job,
-        gpu_use: Callable[[], Sequence[GpuProcessUse]] = no_gpus,
+        job: Callable[[], Sequence[JobProcess] | None] = lambda: None,
+        gpu_use: Callable[[], Sequence[GpuProcessUse]] = tuple,
         keeper: Keeper | None = None,
         linger_seconds: float = LINGER_SECONDS,
         clock: Callable[[], float] = time.time,

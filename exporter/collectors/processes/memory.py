@@ -44,11 +44,6 @@ class _Reading:
         return self.at + max(FRESH_SECONDS, 1.5 * (self.again_at - self.at))
 
 
-def no_members() -> Sequence[Member]:
-    """Stand for a job without processes."""
-    return ()
-
-
 class ProcessMemoryCollector:
     """Reads the memory of the job's processes by mapping.
 
@@ -64,7 +59,7 @@ class ProcessMemoryCollector:
     def __init__(
         self,
         *,
-        members: Callable[[], Sequence[Member]] = no_members,
+        members: Callable[[], Sequence[Member]] = tuple,
         monotonic: Callable[[], float] = time.monotonic,
         budget_seconds: float = BUDGET_SECONDS,
     ) -> None:

@@ -1,0 +1,434 @@
+"""Configuration: one-logger's two configuration classes, field by field, without pydantic.
+
+Used in the training process. What the job states is refused with one clear message, before training begins. What it
+leaves to a callable (`…_or_fn`) is asked for on the job's own thread whenever it is needed, never at construction, so it
+may become known late; a callable that raises, or gives what cannot be, is counted and logged, the value is then unknown
+(None), and nothing escapes. A field that does not exist is reported.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+
+from exporter.errors import OneLoggerError
+from exporter.one_logger.names import (
+    ApplicationType,
+    CheckPointStrategy,
+    OneLoggerErrorHandlingStrategy,
+)
+from exporter.training.attributes import plain_value, shown
+from exporter.training.metrics import report
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+REQUIRED: Any = object()
+TELEMETRY_NAMES = (
+    "is_train_iterations_enabled",
+    "is_validation_iterations_enabled",
+    "is_test_iterations_enabled",
+    "is_save_checkpoint_enabled",
+    "app_type",
+    "custom_metadata",
+)
+"""What one-logger's protocol `TelemetryConfig` asks of a telemetry configuration."""
+
+
+class Field(Generic[T]):
+    """A field: checked when it is set, read as it was set.
+
+    Attributes:
+        check: Gives the value in its own type, or raises `OneLoggerError` saying what it may be.
+        default: Where none is given; `REQUIRED` where one must be.
+    """
+
+    def __init__(self, check: Callable[[Any], T], default: Any = REQUIRED) -> None:
+        self.check = check
+        self.default = default
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Settings, owner: type) -> T: ...
+    def __get__(self, instance: Settings | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        if isinstance(self.default, Settings):  # each configuration's own, since it may be changed
+            instance.given.setdefault(self.name, self.default.model_copy())
+        found: T = instance.given.get(self.name, self.default)
+        return found
+
+    def __set__(self, instance: Settings, value: object) -> None:
+        instance.given[self.name] = self.accepted(value, type(instance).__name__)
+
+    def accepted(self, value: object, owner: str) -> Any:
+        """Check a value that was stated."""
+        if value is None and self.default is None:
+            return None
+        try:
+            return self.check(value)
+        except OneLoggerError as problem:
+            raise OneLoggerError(f"{owner}.{self.name}: {problem}, not {shown(value)}") from None
+
+
+class Varying(Field["T | Callable[[], T]"], Generic[T]):
+    """A field that may be left to a callable; its present value is beside it, without `_or_fn`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__set_name__(owner, name)
+        short = name.removesuffix("_or_fn")
+        setattr(owner, short, property(lambda settings: settings.value(short)))
+
+    def accepted(self, value: object, owner: str) -> Any:
+        """Take a callable as it is; it is asked when the value is needed."""
+        return value if callable(value) else super().accepted(value, owner)
+
+
+class Settings:
+    """A set of named fields, given by keyword.
+
+    Attributes:
+        given: What was stated, by the fields' names; the others have their defaults.
+        unknown: The names that were given and are no fields.
+
+    Raises:
+        OneLoggerError: A field that must be given is not, or one cannot be as it was given.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self.given: dict[str, Any] = {}
+        fields = dict(self.fields())
+        kind = type(self).__name__
+        self.unknown = tuple(name for name in given if name not in fields)
+        missing = [name for name, each in fields.items() if each.default is REQUIRED and name not in given]
+        if missing:
+            raise OneLoggerError(f"{kind} needs {', '.join(missing)}")
+        for name in self.unknown:
+            report(kind, "unknown_field", f"no field {name!r} exists; there are {', '.join(fields)}")
+        for name, field in fields.items():
+            if name in given:
+                field.__set__(self, given[name])
+        self.check()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Give the present value of a field that may be left to a callable; None while it is unknown."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in {"given", "unknown"} and not isinstance(getattr(type(self), name, None), Field):
+            report(type(self).__name__, "unknown_field", f"no field {name!r} exists")
+        super().__setattr__(name, value)
+
+    @classmethod
+    def fields(cls) -> Iterator[tuple[str, Field[Any]]]:
+        """Give every field by its name."""
+        for each in vars(cls).values():
+            if isinstance(each, Field):
+                yield each.name, each
+
+    def check(self) -> None:
+        """Check what concerns several fields.
+
+        Raises:
+            OneLoggerError: They do not go together.
+        """
+
+    def value(self, name: str) -> Any:
+        """Give the present value of a field, asking its callable if it has one; never raises.
+
+        Args:
+            name: With or without `_or_fn`.
+
+        Returns:
+            None where it is not set, or its callable raised or gave what cannot be; both are counted.
+        """
+        field = getattr(type(self), name, None)
+        if not isinstance(field, Field):
+            field = getattr(type(self), f"{name}_or_fn", None)
+            if not isinstance(field, Field):
+                return None
+        found = self.given.get(field.name, field.default)
+        if not callable(found):
+            return found
+        call = f"{type(self).__name__}.{field.name}"
+        try:
+            asked = found()
+        except Exception as error:  # noqa: BLE001  # the user's callable
+            report(call, "callable_raised", f"a value, but it raised {shown(error)}")
+            return None
+        if asked is None:
+            return None  # not known yet
+        try:
+            return field.check(asked)
+        except OneLoggerError as problem:
+            report(call, "callable_value", f"{problem}, not {plain_value(asked)!r}")
+            return None
+
+    def varying(self) -> frozenset[str]:
+        """Give the names, without `_or_fn`, of the fields that are left to a callable."""
+        return frozenset(name.removesuffix("_or_fn") for name, value in self.given.items() if callable(value))
+
+    def model_dump(self) -> dict[str, Any]:
+        """Give every field by name, callables as they are, nested settings as dictionaries (pydantic's spelling)."""
+        told = {name: self.given.get(name, field.default) for name, field in self.fields()}
+        return {
+            name: value.model_dump() if isinstance(value, Settings) else value for name, value in told.items()
+        }
+
+    def model_copy(self, update: Mapping[str, Any] | None = None) -> Self:
+        """Copy it, with some fields changed (pydantic's spelling)."""
+        return type(self)(**self.given | dict(update or {}))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Settings) or type(self) is not type(other):
+            return False
+        return all(getattr(self, name) == getattr(other, name) for name, _ in self.fields())
+
+    __hash__ = None  # type: ignore[assignment]  # its fields may be set
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
+        )
+
+
+# Checks ----------------------------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise OneLoggerError("must be a string")
+    return str.__str__(value)
+
+
+def _non_blank(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise OneLoggerError("must be a string that is not blank")
+    return str.__str__(value)
+
+
+def _tags(value: object) -> str | list[str]:
+    if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
+        return [str(each) for each in value]
+    if not isinstance(value, str):
+        raise OneLoggerError("must be a string or a list of strings")
+    return str.__str__(value)
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, str) and value.lower() in {"true", "false"}:
+        return value.lower() == "true"
+    if isinstance(value, (bool, int)) and value in {0, 1}:
+        return bool(value)
+    raise OneLoggerError("must be true or false")
+
+
+def _integer(value: object) -> int:
+    found = plain_value(value)  # numpy's too
+    if isinstance(found, str) and found.strip().isdecimal():  # from the environment
+        found = int(found)
+    if isinstance(found, float) and found.is_integer():
+        found = int(found)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise OneLoggerError("must be an integer")
+    return found
+
+
+def _positive(value: object) -> int:
+    try:
+        found = _integer(value)
+    except OneLoggerError:
+        found = 0
+    if found <= 0:
+        raise OneLoggerError("must be an integer above 0")
+    return found
+
+
+def _metadata(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) and key.strip() for key in value):
+        raise OneLoggerError("must be a mapping whose keys are strings that are not blank")
+    return dict(value)
+
+
+def _path(value: object) -> str:
+    if not isinstance(value, (str, PathLike)):
+        raise OneLoggerError("must be a path")
+    return fspath(value)
+
+
+def _level(value: object) -> str:
+    levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    if value not in levels:
+        raise OneLoggerError(f"must be one of {', '.join(levels)}")
+    return str(value)
+
+
+def _one_of(kind: type[T]) -> Callable[[object], T]:
+    """Take a member of an enumeration, or its value."""
+    members: list[Any] = list(kind)  # type: ignore[call-overload]  # it is an enumeration
+
+    def check(value: object) -> T:
+        asked = value.value if isinstance(value, enum.Enum) else value  # one-logger's own member counts too
+        for each in members:
+            if asked in (each.value, each.name):
+                found: T = each
+                return found
+        raise OneLoggerError(f"must be one of {', '.join(str(each.value) for each in members)}")
+
+    return check
+
+
+# The classes -----------------------------------------------------------------------------------------------
+
+
+class LoggerConfig(Settings):
+    """How misuse is logged: through `logging`, under `exporter`, and to files only where they are named."""
+
+    log_level = Field(_level, "INFO")
+    log_format = Field(_text, "%(name)s - %(levelname)s - %(message)s")
+    log_file_path_for_info = Field[str | None](_path, None)
+    log_file_path_for_err = Field[str | None](_path, None)
+
+
+class TrainingTelemetryConfig(Settings):
+    """What there is to know of a training job.
+
+    The targets may be 0 or less, as frameworks say that there is none.
+    """
+
+    perf_tag_or_fn = Varying[str | list[str]](_tags)
+    global_batch_size_or_fn = Varying[int](_positive)
+    micro_batch_size_or_fn = Varying[int | None](_integer, None)
+    seq_length_or_fn = Varying[int | None](_integer, None)
+    flops_per_sample_or_fn = Varying[int | None](_integer, None)
+    train_iterations_target_or_fn = Varying[int | None](_integer, None)
+    train_samples_target_or_fn = Varying[int | None](_integer, None)
+    log_every_n_train_iterations = Field(_positive, 50)
+    is_log_throughput_enabled_or_fn = Varying[bool](_boolean, default=False)
+    is_train_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
+    is_validation_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
+    is_test_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
+    is_save_checkpoint_enabled_or_fn = Varying[bool](_boolean, default=True)
+    save_checkpoint_strategy = Field(_one_of(CheckPointStrategy), CheckPointStrategy.SYNC)
+    custom_metadata = Field[dict[str, Any] | None](_metadata, None)
+
+    @property
+    def app_type(self) -> ApplicationType:
+        """Training."""
+        return ApplicationType.TRAINING
+
+    def check(self) -> None:
+        """Throughput needs to know what a sample costs."""
+        flops = self.flops_per_sample_or_fn
+        if (
+            self.is_log_throughput_enabled_or_fn is True
+            and not callable(flops)
+            and (flops is None or flops <= 0)
+        ):
+            raise OneLoggerError(
+                "TrainingTelemetryConfig.flops_per_sample_or_fn: must be above 0 when"
+                f" is_log_throughput_enabled_or_fn is set, not {flops!r}"
+            )
+
+    @classmethod
+    def of(cls, other: object) -> TrainingTelemetryConfig:
+        """Take a telemetry configuration of any kind: ours, a mapping of fields, or an object with one-logger's names.
+
+        Raises:
+            OneLoggerError: It is none of these, or lacks a field that must be given.
+        """
+        if isinstance(other, TrainingTelemetryConfig):
+            return other
+        if isinstance(other, Mapping):
+            return cls(**other)
+        if not _is_telemetry_config(other):
+            raise OneLoggerError("must be a TrainingTelemetryConfig")
+        return cls(**{name: getattr(other, name) for name, _ in cls.fields() if hasattr(other, name)})
+
+
+class TelemetryConfig(Protocol):
+    """What `OneLoggerConfig.telemetry_config` may be besides a `TrainingTelemetryConfig`: any object with these."""
+
+    @property
+    def is_train_iterations_enabled(self) -> bool | None:
+        """Whether the application trains."""
+
+    @property
+    def is_validation_iterations_enabled(self) -> bool | None:
+        """Whether it validates."""
+
+    @property
+    def is_test_iterations_enabled(self) -> bool | None:
+        """Whether it tests."""
+
+    @property
+    def is_save_checkpoint_enabled(self) -> bool | None:
+        """Whether it saves checkpoints."""
+
+    @property
+    def app_type(self) -> ApplicationType | str:
+        """What it does."""
+
+    @property
+    def custom_metadata(self) -> Mapping[str, Any] | None:
+        """What else there is to tell."""
+
+
+def _is_telemetry_config(value: object) -> bool:
+    """Whether it has the names, without asking for their values: behind each may be a callable."""
+    own = getattr(value, "__dict__", {})
+    return all(hasattr(type(value), name) or name in own for name in TELEMETRY_NAMES)
+
+
+def _telemetry_config(value: object) -> TrainingTelemetryConfig | TelemetryConfig:
+    """Take a training's configuration as such, and that of another kind of application as it is."""
+    if _is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn"):
+        other: Any = value
+        served: TelemetryConfig = other
+        return served
+    return TrainingTelemetryConfig.of(value)
+
+
+def _logger_config(value: object) -> LoggerConfig:
+    if isinstance(value, Mapping):
+        return LoggerConfig(**value)
+    if not isinstance(value, LoggerConfig):
+        raise OneLoggerError("must be a LoggerConfig")
+    return value
+
+
+class OneLoggerConfig(Settings):
+    """Who the application is, and whether and how this process tells of it.
+
+    Left out, `error_handling_strategy` is the quiet one, whatever the rank: an exception reaches the job only where
+    `PROPAGATE_EXCEPTIONS` was asked for.
+    """
+
+    application_name = Field(_non_blank)
+    world_size_or_fn = Varying[int](_positive)
+    session_tag_or_fn = Varying[str](_text)
+    is_baseline_run_or_fn = Varying[bool](_boolean, default=False)
+    custom_metadata = Field[dict[str, Any] | None](_metadata, None)
+    error_handling_strategy = Field(
+        _one_of(OneLoggerErrorHandlingStrategy),
+        OneLoggerErrorHandlingStrategy.DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR,
+    )
+    enable_for_current_rank = Field(_boolean, default=True)
+    logger_config = Field(_logger_config, LoggerConfig())
+    summary_data_schema_version = Field(_text, "1.0.0")
+    telemetry_config = Field["TrainingTelemetryConfig | TelemetryConfig | None"](_telemetry_config, None)
+
+    @property
+    def propagates(self) -> bool:
+        """Whether a misuse is raised at the call."""
+        return self.error_handling_strategy is OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS

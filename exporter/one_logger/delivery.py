@@ -1,0 +1,392 @@
+"""Delivery: the way of spans and events from the recording to the exporters, each with its own thread and queue.
+
+Used in the training process. Whoever records puts copies into bounded queues and goes on. An exporter is the user's code
+and runs on its own thread. One that raises is asked again, after a pause that grows while nothing succeeds, and never given
+up; one that hangs or is slow costs its own records, counted by reason in `training_span_exporter_dropped_total`, and nothing
+else. At exit what waits has a bounded time to go out. A forked child delivers nothing: what waits is its parent's, and so
+are the exporters' connections.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+from exporter.errors import DefinitionError, OneLoggerError
+from exporter.one_logger.exporters import Exporter
+from exporter.one_logger.names import DEFAULT_SPANS_EXPORT_BLACKLIST, ExportCustomizationMode
+from exporter.recording.identity import clean_text
+from exporter.recording.notices import tell_once
+from exporter.recording.plain import plain
+from exporter.training.attributes import SpanName, name_of, shown
+from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.metrics import report
+from exporter.training.spans import Span
+
+EXIT_SECONDS = 2.0
+"""The longest that an exiting process waits for the exporters."""
+JOIN_SECONDS = 0.5
+QUEUED_RECORDS = 10_000
+"""Records that may wait for one exporter; a job with default settings makes a few per second."""
+ATTEMPTS = 5
+"""Times that one record is offered before it is dropped, while others may still arrive."""
+WRITTEN_TOGETHER = 256
+"""Records after which an exporter that holds some back is asked to write them, at the latest."""
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 30.0
+DROP_REASONS = ("queue_full", "failed", "exit")
+
+
+class Filter:
+    """Which spans go to the exporters; their events go with them.
+
+    Args:
+        mode: Whether the names are all that go, or all that do not; one-logger's own member counts too.
+        names: Of spans, compared as texts.
+
+    Raises:
+        OneLoggerError: The mode is none.
+    """
+
+    def __init__(self, mode: ExportCustomizationMode, names: Iterable[SpanName] | None = None) -> None:
+        try:
+            self.mode = ExportCustomizationMode[getattr(mode, "name", str(mode))]
+        except KeyError:
+            modes = ", ".join(each.name for each in ExportCustomizationMode)
+            raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
+        self.names = frozenset([name_of(name) for name in names or ()])
+        if self.names and self.mode is ExportCustomizationMode.EXPORT_ALL_SPANS:
+            expected = "no span_name_filter beside EXPORT_ALL_SPANS"
+            report("with_export_customization", "filter_of_all", expected)
+
+    @classmethod
+    def default(cls) -> Filter:
+        """All but the short and frequent ones."""
+        return cls(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
+
+    @classmethod
+    def everything(cls) -> Filter:
+        """All."""
+        return cls(ExportCustomizationMode.EXPORT_ALL_SPANS)
+
+    def wants(self, name: SpanName) -> bool:
+        """Tell whether a span of this name is exported."""
+        if self.mode is ExportCustomizationMode.EXPORT_ALL_SPANS:
+            return True
+        return (name_of(name) in self.names) is (self.mode is ExportCustomizationMode.WHITELIST_SPANS)
+
+
+class Delivery:
+    """Takes records to all exporters; whoever records calls it, from any thread.
+
+    Args:
+        exporters: To whom.
+        filter: Which spans; None for all.
+        bound: Records that may wait for each.
+        first_pause_seconds: See `ExporterThread`.
+    """
+
+    def __init__(
+        self,
+        exporters: Iterable[Exporter],
+        filter: Filter | None = None,
+        *,
+        bound: int = QUEUED_RECORDS,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+    ) -> None:
+        self._filter = filter or Filter.everything()
+        self._left_out: frozenset[str] = frozenset()
+        self._process = os.getpid()
+        names: dict[str, int] = {}
+        self.threads: list[ExporterThread] = []
+        for each in exporters:
+            name = clean_text(type(each).__qualname__.replace("<locals>.", ""))[:100]
+            names[name] = number = names.get(name, 0) + 1
+            label = name if number == 1 else f"{name}-{number}"
+            self.threads.append(
+                ExporterThread(each, label, bound=bound, first_pause_seconds=first_pause_seconds)
+            )
+
+    def begin(self) -> None:
+        """Start the exporters' threads."""
+        for thread in self.threads:
+            thread.begin()
+        if self.threads:
+            _OPEN.add(self)
+
+    def leave_out(self, events: Iterable[str]) -> None:
+        """Export no events of these names from now on."""
+        self._left_out = frozenset(events)
+
+    def wants(self, name: SpanName) -> bool:
+        """Tell whether there is anybody to take a span of this name."""
+        return bool(self.threads) and self._filter.wants(name) and os.getpid() == self._process
+
+    def start(self, span: Span) -> None:
+        """Take the start of a span."""
+        if self.wants(span.name):
+            self._put("export_start", span.as_started(self._exported_parent(span)))
+
+    def event(self, span: Span, event: Event) -> None:
+        """Take an event of a span."""
+        if self.wants(span.name) and event.name_str not in self._left_out:
+            self._put("export_event", event, span.as_it_is(self._exported_parent(span)))
+
+    def error(self, span: Span, event: ErrorEvent) -> None:
+        """Take an error of the application."""
+        if self.wants(span.name):
+            self._put("export_error", event, span.as_it_is(self._exported_parent(span)))
+
+    def stop(self, span: Span) -> None:
+        """Take the stop of a span that has stopped."""
+        if self.wants(span.name):
+            self._put("export_stop", span.as_it_is(self._exported_parent(span)))
+
+    def telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Take an error of the telemetry itself."""
+        if os.getpid() == self._process:
+            self._put("export_telemetry_data_error", error)
+
+    def flush(self, timeout_seconds: float = 5.0) -> bool:
+        """Wait until the exporters have taken what waits now; says whether they have, within the time."""
+        deadline = monotonic() + timeout_seconds
+        if os.getpid() != self._process:
+            return True
+        arrived = [thread.drain(deadline - monotonic()) for thread in self.threads]
+        return all(arrived)
+
+    def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
+        """Take nothing any more; what waits has so many seconds, then the exporters are closed."""
+        _OPEN.discard(self)
+        if os.getpid() == self._process:
+            waits = [thread.finish() for thread in self.threads]
+            deadline = monotonic() + timeout_seconds
+            for wait in waits:
+                wait(deadline - monotonic())
+
+    def _exported_parent(self, span: Span) -> Span | None:
+        """Give the nearest span around it that is exported too."""
+        parent = span.parent_span
+        while parent is not None and not self._filter.wants(parent.name):
+            parent = parent.parent_span
+        return parent
+
+    def _put(self, method: str, *arguments: Any) -> None:
+        for thread in self.threads:
+            thread.put(method, *arguments)
+
+
+_OPEN: set[Delivery] = set()
+"""Those whose exporters run, also where the job has let go of them: what waits goes out at the end."""
+
+
+def flush_all(timeout_seconds: float = 5.0) -> bool:
+    """Wait until every exporter of this process has taken what waits now."""
+    deadline = monotonic() + timeout_seconds
+    arrived = [delivery.flush(max(deadline - monotonic(), 0.0)) for delivery in list(_OPEN)]
+    return all(arrived)
+
+
+def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
+    """Close every delivery of this process; they share the time. Called when the recording has ended."""
+    deadline = monotonic() + timeout_seconds
+    for delivery in list(_OPEN):
+        delivery.close(max(deadline - monotonic(), 0.0))
+
+
+class _Marker:
+    """What is put into a queue to learn when all before it was taken; `end` asks the thread to stop there."""
+
+    def __init__(self, *, end: bool) -> None:
+        self.end = end
+        self.passed = threading.Event()
+
+
+def _counter(what: str, **labels: str) -> Callable[[float], None]:
+    try:
+        return plain("counter", f"training.span.exporter.{what}", labels=labels)
+    except DefinitionError as error:  # too many series: the records go out all the same
+        tell_once("span exporter counts", f"an exporter of spans is not counted: {error}")
+        return lambda _value: None
+
+
+class ExporterThread:
+    """One exporter, its queue and its thread.
+
+    Args:
+        exporter: The user's.
+        name: Label value under which it is counted.
+        bound: Records that may wait.
+        first_pause_seconds: After the first failure; it doubles with each further one until something succeeds.
+    """
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        name: str,
+        *,
+        bound: int = QUEUED_RECORDS,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+    ) -> None:
+        self.exporter = exporter
+        self.name = name
+        self._bound = bound
+        self._first_pause_seconds = first_pause_seconds
+        self._write_out = getattr(exporter, "write_out", None)
+        self._unwritten = 0
+        self._queue: SimpleQueue[tuple[str, tuple[Any, ...]] | _Marker] = SimpleQueue()
+        self._hurry = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failures = 0  # since something succeeded
+        self._lost = 0  # records dropped by this thread
+        self._refused = 0  # records dropped by those that record
+        self._told = 0  # of both, those that the exporter knows it misses
+        self._any_sent = self._ended = self._abandoned = False
+        self._delivered = _counter("records", exporter=name)
+        self._errors = _counter("errors", exporter=name)
+        self._dropped = {reason: _counter("dropped", exporter=name, reason=reason) for reason in DROP_REASONS}
+
+    def begin(self) -> None:
+        """Start the thread, which initialises the exporter."""
+        if self._thread is not None or self._ended:
+            return
+        try:
+            thread = threading.Thread(target=self._run, name=f"exporter-spans-{self.name}", daemon=True)
+            thread.start()
+        except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
+            tell_once(f"span exporter {self.name}", f"the exporter {self.name} cannot start: {error!r}")
+            self._ended = True
+        else:
+            self._thread = thread
+
+    def put(self, method: str, *arguments: Any) -> None:
+        """Hand over one record; never raises, never waits."""
+        if self._ended:
+            self._dropped["exit"](1)
+        elif self._queue.qsize() >= self._bound:
+            self._refused += 1
+            self._dropped["queue_full"](1)
+        else:
+            self._queue.put((method, arguments))
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until all that waits now was taken; says whether it was, within the time."""
+        if self._thread is None or self._ended or threading.current_thread() is self._thread:
+            return self._queue.empty()
+        marker = _Marker(end=False)
+        self._queue.put(marker)
+        return marker.passed.wait(max(timeout_seconds, 0.0))
+
+    def finish(self) -> Callable[[float], None]:
+        """Ask the thread to end after what waits now, without pauses, and to close the exporter.
+
+        Returns:
+            Waits for that so many seconds; what was not taken by then is counted as dropped.
+        """
+        self._hurry.set()
+        if self._ended:
+            return lambda _seconds: None  # nothing is left to wait for
+        self._ended = True
+        marker = _Marker(end=True)
+        self._queue.put(marker)
+
+        def wait(timeout_seconds: float) -> None:
+            thread = self._thread
+            if thread is None:  # it never began
+                self._dropped["exit"](self._queue.qsize() - 1)
+            elif thread is threading.current_thread():
+                return
+            elif marker.passed.wait(max(timeout_seconds, 0.0)):
+                # One that runs while the interpreter is torn down may abort the process.
+                thread.join(JOIN_SECONDS)
+            else:
+                self._abandoned = True
+                # Without the marker, with the one that it hangs in.
+                self._dropped["exit"](max(self._queue.qsize() - 1, 0) + 1)
+
+        return wait
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._ended = True
+
+    def _serve(self) -> None:
+        ready = self._initialize()
+        while True:
+            item = self._queue.get()
+            if self._abandoned:
+                return
+            if isinstance(item, _Marker):
+                if ready:
+                    self._have_written()
+                if item.end:
+                    self._attempt("close")
+                item.passed.set()
+                if item.end:
+                    return
+            elif not ready:
+                self._dropped["failed"](1)
+            else:
+                self._send(*item)
+                if self._queue.empty() or self._unwritten >= WRITTEN_TOGETHER:
+                    self._have_written()
+
+    def _initialize(self) -> bool:
+        """Try until it succeeds; False when the process ends before that."""
+        while not self._attempt("initialize"):
+            if self._hurry.wait(self._pause()):
+                return self._attempt("initialize")
+        return True
+
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+        if not self._persist(method, *arguments):
+            self._lost += 1
+            self._dropped["failed"](1)
+            return
+        if not self._abandoned:  # else it was counted as dropped when nobody could wait any longer
+            self._delivered(1)
+        self._unwritten += 1
+        lost = self._lost + self._refused - self._told
+        if lost:  # have a consumer know that what it reads is incomplete
+            self._told += lost
+            kind = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+            error = TelemetryDataError.create(kind, f"{lost} records before this one were dropped")
+            self._attempt("export_telemetry_data_error", error)
+
+    def _have_written(self) -> None:
+        """Have an exporter that holds records back write them; it keeps those that it cannot."""
+        if self._write_out is not None and self._unwritten:
+            self._unwritten = 0
+            self._persist("write_out")
+
+    def _persist(self, method: str, *arguments: Any) -> bool:
+        """Try several times, with pauses; once only where the process is ending."""
+        for attempt in range(ATTEMPTS):
+            if self._attempt(method, *arguments):
+                return True
+            if self._hurry.is_set():
+                break
+            if attempt < ATTEMPTS - 1:
+                self._hurry.wait(self._pause())
+        return False
+
+    def _pause(self) -> float:
+        return min(self._first_pause_seconds * 2.0 ** min(self._failures - 1, 20), LONGEST_PAUSE_SECONDS)
+
+    def _attempt(self, method: str, *arguments: Any) -> bool:
+        try:
+            getattr(self.exporter, method)(*arguments)
+        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
+            self._failures += 1
+            self._errors(1)
+            message = f"the exporter {self.name} failed in {method}: {shown(error)}"
+            tell_once(f"span exporter {self.name} {method}", message)
+            return False
+        self._failures = 0
+        return True

@@ -1,0 +1,437 @@
+r"""Exporters of spans: where a job's spans, events and errors go besides Prometheus.
+
+Used in the training process, each on a thread of its own (`exporter.one_logger.delivery`). An exporter that raises is asked
+again with the same record, so a record is either taken as a whole or not at all. Any object with the methods of `Exporter`
+will do, such as one-logger's own.
+
+Records are JSON objects of one-logger's shapes. The start of a span is held back until the next record, so that one
+without children, events or errors is a single `complete`. Beside one-logger's fields each record says whose it is
+(`application_name`, `rank`, `node_name`) and each span what it is part of (`parent_id`). A number that is not finite becomes
+text. A line of a logger is `[key=value | key.key=value]`: values are JSON; in a key, a dot, an equals sign, a vertical bar,
+a bracket and a backslash of its own are written with a backslash before them, so that every line reads back.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from exporter.errors import EventsLostError, ExportError
+from exporter.one_logger.names import RecordType
+from exporter.recording.handlers.lines_file import LinesFile, filled
+from exporter.recording.identity import identity
+from exporter.training.attributes import Attributes
+from exporter.training.buffers import Hooks
+from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.spans import Span
+
+METHODS = (
+    "initialize",
+    "export_start",
+    "export_stop",
+    "export_event",
+    "export_error",
+    "export_telemetry_data_error",
+    "close",
+)
+"""What an exporter has."""
+KNOWN_SECONDS = 1.0
+_SEPARATOR = " | "
+_SPECIAL = str.maketrans({each: f"\\{each}" for each in "\\.=|[]"})
+_DECODER = json.JSONDecoder()
+
+
+def missing_methods(exporter: object) -> list[str]:
+    """Tell what an object lacks to be an exporter."""
+    return [name for name in METHODS if not callable(getattr(exporter, name, None))]
+
+
+class Exporter(ABC):
+    """Takes what a job tells; what it is given are copies, which nobody changes any more.
+
+    One that holds records back may have a method `write_out()` too, called when its queue has run empty and at the latest
+    after every 256 records; what it cannot write then it has to keep, within bounds. A method that cannot do its work
+    raises `ExportError`, and is called again.
+    """
+
+    @abstractmethod
+    def initialize(self) -> None:
+        """Get ready; asked again after a failure."""
+
+    @abstractmethod
+    def export_start(self, span: Span) -> None:
+        """Take a span that has begun, as it was then."""
+
+    @abstractmethod
+    def export_stop(self, span: Span) -> None:
+        """Take a span that has ended, with all its attributes."""
+
+    @abstractmethod
+    def export_event(self, event: Event, span: Span) -> None:
+        """Take an event of a span other than its start and its stop."""
+
+    @abstractmethod
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Take an error of the application."""
+
+    @abstractmethod
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Take the news that the telemetry is incomplete."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write out what is held back, and let go of every resource."""
+
+
+class BaseExporter(Exporter):
+    """An exporter that refuses records before `initialize` and after `close`."""
+
+    class _State(enum.Enum):
+        NOT_INITIALIZED = enum.auto()
+        READY = enum.auto()
+        CLOSED = enum.auto()
+
+    def __init__(self) -> None:
+        self._state = self._State.NOT_INITIALIZED
+
+    def initialize(self) -> None:
+        """Be ready."""
+        self._state = self._State.READY
+
+    def export_start(self, span: Span) -> None:  # noqa: ARG002  # the interface's
+        """Check that it is ready."""
+        self._check_state()
+
+    def export_stop(self, span: Span) -> None:  # noqa: ARG002  # the interface's
+        """Check that it is ready."""
+        self._check_state()
+
+    def export_event(self, event: Event, span: Span) -> None:  # noqa: ARG002  # the interface's
+        """Check that it is ready."""
+        self._check_state()
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:  # noqa: ARG002  # the interface's
+        """Check that it is ready."""
+        self._check_state()
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:  # noqa: ARG002  # the interface's
+        """Check that it is ready."""
+        self._check_state()
+
+    def close(self) -> None:
+        """Be closed."""
+        self._state = self._State.CLOSED
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes records."""
+        return self._state is self._State.READY
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more."""
+        return self._state is self._State.CLOSED
+
+    def _check_state(self) -> None:
+        if self._state is self._State.NOT_INITIALIZED:
+            raise ExportError("Exporter not initialized. Call initialize first.")
+        if self._state is self._State.CLOSED:
+            raise ExportError("Exporter is closed and cannot be used anymore.")
+
+
+class BaseJsonExporter(BaseExporter):
+    """Makes the records; a class that derives from it says where they go, by `_write`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._record_count = 0
+        self._lock = (
+            threading.RLock()
+        )  # for those that derive from it and are used by hand, from several threads
+        self._pid = os.getpid()
+        self._last_start_span: Span | None = None
+        self._who: dict[str, Any] = {}
+        self._known_until = 0.0
+
+    def initialize(self) -> None:
+        """Be ready."""
+        super().initialize()
+        self._last_start_span = None
+
+    def export_start(self, span: Span) -> None:
+        """Hold the start back until the next record."""
+        super().export_start(span)
+        self._write_held_back()
+        self._last_start_span = span
+
+    def export_stop(self, span: Span) -> None:
+        """Write the stop, or the whole span where nothing came between.
+
+        Raises:
+            ExportError: The span has not stopped, or it could not be written.
+        """
+        super().export_stop(span)
+        if span.stop_event is None:
+            raise ExportError(f"Span {span.id} has no stop event")
+        if self._last_start_span is not None and self._last_start_span.id == span.id:
+            self._record_span(span, RecordType.COMPLETE)
+            self._last_start_span = None
+            return
+        self._write_held_back()
+        self._record_span(span, RecordType.STOP)
+
+    def export_event(self, event: Event, span: Span) -> None:
+        """Write the event."""
+        super().export_event(event, span)
+        self._write_held_back()
+        self._export_json_dict(
+            {
+                "type": RecordType.EVENT.value,
+                "span_id": str(span.id),
+                "event": self._event_data_to_json(event),
+            }
+        )
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Write the error."""
+        super().export_error(event, span)
+        self._write_held_back()
+        self._export_json_dict(
+            {
+                "type": RecordType.APPLICATION_ERROR.value,
+                "span_id": str(span.id),
+                "event": self._event_data_to_json(event),
+            }
+        )
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Write the error."""
+        super().export_telemetry_data_error(error)
+        self._export_json_dict(
+            {"type": RecordType.TELEMETRY_DATA_ERROR.value, "error": self._event_data_to_json(error)}
+        )
+
+    def close(self) -> None:
+        """Write what is held back."""
+        try:
+            if self.ready:
+                self._write_held_back()
+        finally:
+            super().close()
+
+    @abstractmethod
+    def _write(self, json_dict: dict[str, Any]) -> None:
+        """Write one record.
+
+        Raises:
+            ExportError: It could not be; it is offered again.
+        """
+
+    def _write_held_back(self) -> None:
+        if self._last_start_span is not None:
+            self._record_span(self._last_start_span, RecordType.START)
+            self._last_start_span = None
+
+    def _record_span(self, span: Span, record_type: RecordType) -> None:
+        parent = span.exported_parent
+        record: dict[str, Any] = {
+            "type": record_type.value,
+            "id": str(span.id),
+            "name": span.name_str,
+            "parent_id": None if parent is None else str(parent.id),
+        }
+        attributes = span.attributes
+        if attributes:
+            record["attributes"] = self._attributes_to_json(attributes)
+        if record_type is not RecordType.STOP:
+            record["start_event"] = self._event_data_to_json(span.start_event)
+        if record_type is not RecordType.START and span.stop_event is not None:
+            record["stop_event"] = self._event_data_to_json(span.stop_event)
+        self._export_json_dict(record)
+
+    def _export_json_dict(self, json_dict: dict[str, Any]) -> None:
+        with self._lock:
+            json_dict["count"] = self._record_count + 1
+            json_dict["pid"] = self._pid
+            self._write(json_dict | self._whose())
+            self._record_count += 1  # a record that is offered again keeps its number
+
+    def _whose(self) -> dict[str, Any]:
+        """Say whose a record is: the application, if the provider was told, the rank and the node."""
+        now = monotonic()
+        if now >= self._known_until:  # asking the environment for each record would be a third of its cost
+            who = identity()
+            self._who = {"rank": who.rank or 0, "node_name": who.node}
+            self._known_until = now + KNOWN_SECONDS
+        name = Hooks.telemetry.application_name
+        return self._who if name is None else self._who | {"application_name": name}
+
+    def _event_data_to_json(self, event: Event) -> dict[str, Any]:
+        return {"name": event.name_str, "attributes": self._attributes_to_json(event.attributes)}
+
+    @staticmethod
+    def _attributes_to_json(attributes: Attributes) -> dict[str, Any]:
+        return {name: finite(attribute.value) for name, attribute in attributes.copied().items()}
+
+
+def finite(value: Any) -> Any:
+    """Make a value fit for JSON."""
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return value
+
+
+class FileExporter(BaseJsonExporter):
+    """Appends records to a file.
+
+    Args:
+        file_path: `{run}`, `{rank}` and `{pid}` in it stand for those of the process. Missing directories are made.
+        rotate: Whether a file that is there already is moved aside when the job begins (`telemetry.json` becomes
+            `telemetry.json.1`, and so on); else it is appended to.
+        max_bytes: A file that would become larger is rotated.
+        backups: Rotated files that are kept; 0 keeps none.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `max_bytes` is below 1024, or `backups` is not from 0 to 1000.
+    """
+
+    def __init__(
+        self,
+        file_path: str | os.PathLike[str],
+        *,
+        rotate: bool = False,
+        max_bytes: int = 1 << 30,
+        backups: int = 5,
+    ) -> None:
+        super().__init__()
+        self._pattern = os.path.abspath(os.fspath(file_path))  # noqa: PTH100  # before the job changes its directory
+        self._file = LinesFile(max_bytes=max_bytes, backups=backups)
+        self._rotates = rotate
+        self._path: Path | None = None
+
+    def initialize(self) -> None:
+        """Make the directory and the file, so that one that cannot be written to is known early.
+
+        Raises:
+            ExportError: It cannot be written to.
+        """
+        who = identity()
+        path = filled(self._pattern, who.run, who.rank)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self._rotates:
+                self._file.rotate(path)
+                self._rotates = False
+            path.touch()
+        except OSError as error:
+            raise ExportError(f"{path}: {error.strerror or error}") from error
+        self._path = path
+        super().initialize()
+
+    def _write(self, json_dict: dict[str, Any]) -> None:
+        if self._path is None:
+            raise ExportError("File exporter not initialized or already closed!")
+        line = json.dumps(json_dict, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+        try:
+            self._file.append(self._path, [line])
+        except EventsLostError as error:
+            raise ExportError(str(error)) from error
+
+
+class LoggerExporter(BaseJsonExporter):
+    """Logs each record as one line, at the level INFO.
+
+    Args:
+        logger: Where to.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def _write(self, json_dict: dict[str, Any]) -> None:
+        self._logger.info("%s", self._format_log(json_dict))
+
+    @staticmethod
+    def _format_log(json_dict: dict[str, Any]) -> str:
+        return f"[{_SEPARATOR.join(_items(json_dict, ''))}]"
+
+    @staticmethod
+    def deserialize_log(text: str) -> dict[str, Any]:
+        """Read a line back, whatever the logging has put before and after it.
+
+        Raises:
+            ExportError: There is none in the text.
+        """
+        for start, character in enumerate(text):
+            found = _parse(text, start + 1) if character == "[" else None
+            if found is not None:
+                return found
+            # Else a bracket of the log's own, such as around the level.
+        raise ExportError(f"no record in square brackets: {text}")
+
+
+def _items(fields: dict[str, Any], prefix: str) -> list[str]:
+    items: list[str] = []
+    for name, value in sorted(fields.items(), reverse=True):
+        key = prefix + name.translate(_SPECIAL)
+        if isinstance(value, dict):
+            items += _items(value, f"{key}.")
+        else:
+            items.append(f"{key}={json.dumps(value)}")
+    return items
+
+
+def _parse(text: str, position: int) -> dict[str, Any] | None:
+    """Read `key=value | key=value]`; None where it is something else."""
+    found: dict[str, Any] = {}
+    while True:
+        keys, position = _parse_keys(text, position)
+        try:
+            value, position = _DECODER.raw_decode(text, position)
+        except ValueError:
+            return None
+        inner = found
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {})
+        if not keys or not isinstance(inner, dict):
+            return None
+        inner[keys[-1]] = value
+        if text.startswith("]", position):
+            return found
+        if not text.startswith(_SEPARATOR, position):
+            return None
+        position += len(_SEPARATOR)
+
+
+def _parse_keys(text: str, position: int) -> tuple[list[str], int]:
+    """Read `key.key=`; no keys where it is something else."""
+    keys: list[str] = []
+    key = ""
+    while position < len(text):
+        character = text[position]
+        position += 1
+        if character == "\\":
+            key += text[position : position + 1]
+            position += 1
+        elif character == "=":
+            return [*keys, key], position
+        elif character == ".":
+            keys.append(key)
+            key = ""
+        elif character in "[]|":
+            break
+        else:
+            key += character
+    return [], position

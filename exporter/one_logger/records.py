@@ -1,0 +1,450 @@
+"""Records: one-logger's figures of a job and the events that carry them, by its names and formulas, its defects mended.
+
+Used by whoever interprets, through `exporter.training.telemetry`. Every figure of a training loop begins anew with a loop.
+Durations are the monotonic clock's; what is no number, or infinite, is left out.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from exporter.one_logger.attributes import (
+    CheckpointSaveSpanAttributes,
+    OneLoggerInitializationAttributes,
+    SaveCheckpointSuccessEventAttributes,
+    SyncCheckpointMetricsUpdateAttributes,
+    TestingMetricsUpdateAttributes,
+    TrainingLoopAttributes,
+    TrainingMetricsUpdateAttributes,
+    TrainingTelemetryAttributes,
+    ValidationMetricsUpdateAttributes,
+)
+from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
+from exporter.recording.identity import identity
+from exporter.training.attributes import Attributes, TracingTimestamp
+from exporter.training.checkpoints import Save
+from exporter.training.events import ErrorEvent, Event
+from exporter.training.open_spans import OpenSpan
+from exporter.training.progress import Loop
+from exporter.training.telemetry import Telemetry
+from exporter.version import __version__
+
+if TYPE_CHECKING:
+    from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
+    from exporter.one_logger.delivery import Delivery
+
+TERA = 10**12
+TRAINING_FIELDS = (
+    "perf_tag",
+    "global_batch_size",
+    "micro_batch_size",
+    "seq_length",
+    "flops_per_sample",
+    "train_iterations_target",
+    "train_samples_target",
+    "is_train_iterations_enabled",
+    "is_validation_iterations_enabled",
+    "is_test_iterations_enabled",
+    "is_save_checkpoint_enabled",
+    "is_log_throughput_enabled",
+)
+"""Fields of the training's configuration that its event tells, as `Settings.value` names them."""
+
+
+class Durations:
+    """Count, sum and extremes of durations.
+
+    Attributes:
+        count: How many.
+        total: Their sum, seconds.
+        shortest: None while there is none.
+        longest: None while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.shortest: float | None = None
+        self.longest: float | None = None
+
+    def add(self, seconds: float) -> None:
+        """Add one."""
+        self.count += 1
+        self.total += seconds
+        self.shortest = seconds if self.shortest is None else min(self.shortest, seconds)
+        self.longest = seconds if self.longest is None else max(self.longest, seconds)
+
+    @property
+    def mean(self) -> float | None:
+        """None while there is none."""
+        return self.total / self.count if self.count else None
+
+
+class LoopFigures:
+    """The figures of one training loop.
+
+    Args:
+        loop: The loop.
+        began: Unix time of its begin.
+    """
+
+    def __init__(self, loop: Loop, began: float | None) -> None:
+        self.loop = loop
+        self.began = began
+        given = loop.values.get("train_samples_start")
+        self.samples_start = loop.start * loop.samples if given is None else given
+        self.pending = 0
+        self.validated_at = self.tested_at = loop.start
+        self.iterations = Durations()
+        self.validations = Durations()
+        self._samples = self._flops = 0
+        self._tokens: int | None = None
+        self._overall = loop.start * loop.samples * self._flops_of_sample if self._measures else None
+        self._throughput: float | None = None
+        self._throughputs = Durations()
+        self._first_finish: float | None = None
+        self._last_finish: float | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples of all ranks, those before this process included."""
+        total: int = self.samples_start + self._samples
+        return total
+
+    @property
+    def overall_tera(self) -> float | None:
+        """FLOP since the job's first step, in 10^12; None where they are not asked for."""
+        overall = 0 if self._overall is None and self._measures else self._overall
+        return None if overall is None else overall / TERA
+
+    @property
+    def _flops_of_sample(self) -> int:
+        return self.loop.values.get("flops_per_sample") or 0
+
+    @property
+    def _measures(self) -> bool:
+        return bool(self.loop.values.get("is_log_throughput_enabled")) and self._flops_of_sample > 0
+
+    def _target(self, name: str) -> int | None:
+        """Give a target as it was stated; throughput has no use for one of 0 or less."""
+        found: int | None = self.loop.values.get(name)
+        return None if self._measures and found is not None and found <= 0 else found
+
+    def attributes(self) -> TrainingLoopAttributes:
+        """Describe the loop at its begin."""
+        samples_target = self._target("train_samples_target")
+        length = self.loop.values.get("seq_length")
+        return TrainingLoopAttributes.create(
+            train_iterations_start=self.loop.start,
+            train_samples_start=self.samples_start,
+            train_tokens_target=length * samples_target if length and samples_target else None,
+            completed_floating_point_operations_overall=self._overall,
+            train_iterations_target=self._target("train_iterations_target"),
+            train_samples_target=samples_target,
+        )
+
+    def step_ended(self, seconds: float, finished: float, world_size: int) -> None:
+        """Count an iteration that ended at a Unix time."""
+        samples, tokens = self.loop.samples, self.loop.tokens
+        self.pending += 1
+        self.iterations.add(seconds)
+        self._samples += samples
+        if tokens is not None:
+            self._tokens = (self._tokens or 0) + tokens
+        self._last_finish = finished
+        if self._first_finish is None:
+            self._first_finish = finished
+        if self._measures:
+            flops = samples * self._flops_of_sample
+            self._flops += flops
+            self._overall = (self._overall or 0) + flops
+            if self.iterations.total > 0:
+                self._throughput = self._flops / (self.iterations.total * TERA * world_size)
+            if seconds > 0:
+                self._throughputs.add(flops / (seconds * TERA * world_size))
+
+    def update(self) -> TrainingMetricsUpdateAttributes:
+        """Tell all figures; the next interval begins."""
+        interval, self.pending = self.pending, 0
+        iterations = self.iterations
+        return TrainingMetricsUpdateAttributes.create(
+            train_iterations_start=self.loop.start,
+            current_iteration=self.loop.completed - 1,
+            num_iterations=iterations.count,
+            train_samples_start=self.samples_start,
+            num_train_samples=self._samples,
+            interval=interval,
+            avg_iteration_time_sec=iterations.mean or 0.0,
+            min_iteration_time_sec=iterations.shortest or 0.0,
+            max_iteration_time_sec=iterations.longest or 0.0,
+            total_iteration_time_sec=iterations.total,
+            train_tokens=self._tokens,
+            completed_floating_point_operations_overall=self._overall,
+            total_flops=self._flops,
+            train_throughput_per_gpu=self._throughput,
+            train_throughput_per_gpu_max=self._throughputs.longest,
+            train_throughput_per_gpu_min=self._throughputs.shortest,
+            first_logged_train_iterations_finish_timestamp_sec=self._first_finish,
+            last_logged_train_iterations_finish_timestamp_sec=self._last_finish,
+        )
+
+    def validation_update(self, completed: int) -> ValidationMetricsUpdateAttributes:
+        """Tell the figures of the validations of this loop; the next interval begins."""
+        interval, self.validated_at = completed - self.validated_at, completed
+        seconds = self.validations
+        return ValidationMetricsUpdateAttributes.create(
+            current_iteration=max(0, completed - 1),
+            interval=interval,
+            avg_iteration_time_sec=seconds.mean,
+            min_iteration_time_sec=seconds.shortest,
+            max_iteration_time_sec=seconds.longest,
+            total_iteration_time_sec=seconds.total if seconds.count else None,
+        )
+
+    def testing_update(self, completed: int) -> TestingMetricsUpdateAttributes:
+        """Tell where the tests are; the next interval begins."""
+        interval, self.tested_at = completed - self.tested_at, completed
+        return TestingMetricsUpdateAttributes.create(max(0, completed - 1), interval)
+
+
+@dataclass(slots=True)
+class SaveFigures:
+    """What was trained when a save began."""
+
+    samples: int
+    train_seconds: float
+    validation_seconds: float
+    tera: float | None
+
+
+def _before_loops() -> LoopFigures:
+    return LoopFigures(Loop(0, 0, {}, 0), None)
+
+
+class Records(Telemetry):
+    """What a configured provider adds to the recording of training.
+
+    Args:
+        settings: The application's.
+        training: The training job's; None until it is known.
+        delivery: Takes the records to the exporters.
+
+    Attributes:
+        forced_off: `force_disable_logging` was called.
+    """
+
+    configured = True
+
+    def __init__(
+        self, settings: OneLoggerConfig, training: TrainingTelemetryConfig | None, delivery: Delivery
+    ) -> None:
+        super().__init__()
+        self.application_name = settings.application_name
+        self.settings = settings
+        self.training = training
+        self.delivery = delivery
+        self.forced_off = False
+        self._begin_job()
+
+    def _begin_job(self) -> None:
+        self._loop = _before_loops()
+        self._attempts = {"sync": 0, "async": 0}
+        self._saving = {"sync": Durations(), "async": Durations()}
+        self._successes = 0
+        self._first_success: float | None = None
+        self._furthest: Save | None = None
+
+    # On the job's threads --------------------------------------------------------------------------------
+
+    @property
+    def trains(self) -> bool:  # type: ignore[override]  # it is only read
+        """The configuration of the training is known."""
+        return self.training is not None
+
+    @property
+    def enabled(self) -> bool:  # type: ignore[override]  # likewise
+        """This process tells anything."""
+        return self.settings.enable_for_current_rank and not self.forced_off
+
+    @property
+    def propagates(self) -> bool:  # type: ignore[override]  # likewise
+        """A misuse is raised at the call."""
+        return self.settings.propagates
+
+    def ask(self, *fields: str) -> dict[str, Any]:
+        """Give what the configuration of the training says of some fields now, callables asked."""
+        if self.training is None or not self.enabled:
+            return {}
+        return {name: self.training.value(name) for name in fields}
+
+    def ask_training(self) -> dict[str, Any]:
+        """Give all that the configuration of the training says now, callables asked."""
+        return self.ask(*TRAINING_FIELDS)
+
+    def ask_application(self) -> dict[str, Any]:
+        """Give what the begin of an application tells, callables asked."""
+        if not self.enabled:
+            return {}
+        fields = ("world_size", "session_tag", "is_baseline_run")
+        return {
+            "application_name": self.settings.application_name,
+            "settings": {name: self.settings.value(name) for name in fields},
+            "training": self.ask_training(),
+        }
+
+    # Told by whoever interprets --------------------------------------------------------------------------
+
+    def wants(self, name: str) -> bool:
+        """Tell whether a span of this name is exported."""
+        return self.delivery.wants(name)
+
+    def span_began(self, opened: OpenSpan) -> None:
+        """Tell the exporters of a span that has begun."""
+        if opened.span is not None:
+            self.delivery.start(opened.span)
+
+    def span_event(self, opened: OpenSpan, event: Event) -> None:
+        """Tell the exporters of an event of an open span."""
+        if opened.span is not None:
+            self.delivery.event(opened.span, event)
+
+    def span_error(self, opened: OpenSpan, event: ErrorEvent) -> None:
+        """Tell the exporters of an error in an open span."""
+        if opened.span is not None:
+            self.delivery.error(opened.span, event)
+
+    def span_ended(self, opened: OpenSpan) -> None:
+        """Tell the exporters of a span that has stopped."""
+        if opened.span is not None:
+            self.delivery.stop(opened.span)
+
+    def _tell(
+        self,
+        opened: OpenSpan | None,
+        name: EventNames,
+        attributes: Attributes,
+        at: TracingTimestamp | None = None,
+    ) -> None:
+        """Add an event of ours to a span."""
+        if opened is not None and opened.span is not None and opened.known:
+            event = Event.create(name, attributes, at or self.now())
+            opened.span.keep(event)
+            if opened.recorded:
+                self.delivery.event(opened.span, event)
+
+    def application_began(self, opened: OpenSpan, values: Mapping[str, Any]) -> None:
+        """Tell who the application is."""
+        self._begin_job()
+        asked, settings = values.get("settings") or {}, self.settings
+        attributes = OneLoggerInitializationAttributes.create(
+            world_size=asked.get("world_size") or 1,
+            one_logger_training_telemetry_version=__version__,
+            enable_for_current_rank=settings.enable_for_current_rank,
+            session_tag=asked.get("session_tag") or "",
+            is_baseline_run=bool(asked.get("is_baseline_run")),
+            summary_data_schema_version=settings.summary_data_schema_version,
+            node_name=platform.node(),
+            rank=identity().rank or 0,
+            custom_metadata=settings.custom_metadata,
+        )
+        at = None if opened.span is None else opened.span.start_event.timestamp
+        self._tell(opened, EventNames.ONE_LOGGER_INITIALIZATION, attributes, at)
+
+    def training_configured(self, opened: OpenSpan, values: Mapping[str, Any]) -> None:
+        """Tell the configuration of the training."""
+        if self.training is None:
+            return
+        if self._loop.loop.number == 0:
+            self._loop.loop.ask(values)
+        usual: dict[str, Any] = {"perf_tag": "", "global_batch_size": 0}
+        attributes = TrainingTelemetryAttributes.create(
+            log_every_n_train_iterations=self.training.log_every_n_train_iterations,
+            checkpoint_strategy=self.training.save_checkpoint_strategy,
+            custom_metadata=self.training.custom_metadata,
+            **usual | {name: value for name, value in values.items() if value is not None},
+        )
+        self._tell(opened, EventNames.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+
+    def loop_began(self, opened: OpenSpan, loop: Loop, wall: float) -> None:
+        """Begin the figures of a training loop, and describe its span."""
+        self._loop = LoopFigures(loop, wall)
+        self._furthest = None
+        if opened.span is not None:
+            opened.span.set_initial_attributes(self._loop.attributes())
+
+    def loop_ended(self, opened: OpenSpan) -> None:
+        """Tell what was not told yet."""
+        if self._loop.pending:
+            self._tell(opened, EventNames.TRAINING_METRICS_UPDATE, self._loop.update())
+
+    def step_ended(
+        self, opened: OpenSpan | None, loop: Loop, seconds: float, wall: float, world_size: int
+    ) -> None:
+        """Count a step, and tell all figures every so many."""
+        if self._loop.loop is not loop:
+            self._loop = LoopFigures(loop, None)  # one that began before the configuration
+        self._loop.step_ended(seconds, wall, world_size)
+        if self.training is not None and loop.completed % self.training.log_every_n_train_iterations == 0:
+            self._tell(opened, EventNames.TRAINING_METRICS_UPDATE, self._loop.update())
+
+    def validation_step_ended(self, seconds: float) -> None:
+        """Count a validation batch."""
+        self._loop.validations.add(seconds)
+
+    def evaluation_ended(self, opened: OpenSpan, completed: int) -> None:
+        """Tell the figures of the validations, or where the tests are."""
+        if opened.kind.phase == "validation":
+            update: Attributes = self._loop.validation_update(completed)
+            self._tell(opened, EventNames.VALIDATION_METRICS_UPDATE, update)
+        else:
+            update = self._loop.testing_update(completed)
+            self._tell(opened, EventNames.TESTING_METRICS_UPDATE, update)
+
+    def save_began(self, opened: OpenSpan, save: Save) -> None:
+        """Keep what is trained by now, and describe the save's span."""
+        loop = self._loop
+        seconds = loop.iterations.total, loop.validations.total
+        save.figures = SaveFigures(loop.samples, *seconds, loop.overall_tera)
+        self._attempts[save.strategy] += 1
+        attributes = CheckpointSaveSpanAttributes.create(
+            save.strategy, save.step, self._attempts[save.strategy]
+        )
+        if opened.span is not None:
+            opened.span.set_initial_attributes(attributes)
+
+    def save_succeeded(self, opened: OpenSpan, save: Save, at: TracingTimestamp) -> None:
+        """Tell what is safe by now: what the save with the most iterations holds."""
+        wall, before = at.seconds_since_epoch, self._furthest
+        self._successes += 1
+        if self._first_success is None:
+            self._first_success = wall
+        if before is None or (save.completed, save.number) > (before.completed, before.number):
+            self._furthest = save
+        furthest = self._furthest or save
+        figures = furthest.figures or SaveFigures(0, 0.0, 0.0, None)
+        attributes = SaveCheckpointSuccessEventAttributes.create(
+            checkpoint_strategy=save.strategy,
+            current_iteration=save.step,
+            first_successful_save_checkpoint_timestamp_sec=self._first_success,
+            latest_successful_save_checkpoint_timestamp_sec=wall,
+            save_checkpoint_success_count=self._successes,
+            productive_train_iterations=furthest.completed,
+            productive_train_samples=figures.samples,
+            productive_train_iterations_sec=figures.train_seconds,
+            productive_validation_iterations_sec=figures.validation_seconds,
+            productive_train_tflops=figures.tera,
+            training_start_timestamp_sec=self._loop.began,
+        )
+        self._tell(opened, EventNames.SAVE_CHECKPOINT_SUCCESS, attributes, at)
+
+    def save_ended(self, opened: OpenSpan, save: Save, seconds: float) -> None:
+        """Tell how long the saves have held up the training."""
+        times = self._saving[save.strategy]
+        times.add(seconds)
+        attributes = SyncCheckpointMetricsUpdateAttributes.create(
+            times.total, times.shortest or 0.0, times.longest or 0.0
+        )
+        self._tell(opened, EventNames.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)

@@ -1,0 +1,248 @@
+"""Worker: one daemon thread with a bounded queue, for code that is not ours.
+
+Used in the training process: one for each handler of events, one for all callbacks of passive Stats. Threads of the job
+put items into the queue and go on; what the worker calls may raise, hang or be slow, which costs its own items, counted
+by reason, and nothing else. After a fork the child's worker begins anew: its queue is empty, and its thread starts at
+the first item.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from itertools import count
+from queue import SimpleQueue
+from time import monotonic, time
+from typing import Any
+
+from exporter.errors import EventsLostError
+from exporter.recording.notices import tell_once
+
+FLUSHED_TOGETHER = 256
+"""Items that are taken before `flush` is called although more are waiting."""
+
+
+class Counter:
+    """Counts from any number of threads without a lock, exactly.
+
+    Attributes:
+        bump: Count one more; gives the number of those before it. One call into C.
+    """
+
+    __slots__ = ("_count", "_many", "bump")
+
+    def __init__(self) -> None:
+        self._count = count()
+        self._many = 0
+        self.bump: Callable[[], int] = self._count.__next__
+
+    def add(self, number: int) -> None:
+        """Count so many more; by one thread at a time."""
+        self._many += number
+
+    def read(self) -> int:
+        """Give the count."""
+        return int(repr(self._count)[6:-1]) + self._many  # the only way to look without taking a number
+
+
+class _Marker:
+    """What is put into a queue to learn when all before it was taken; `end` asks the thread to stop there."""
+
+    __slots__ = ("end", "passed")
+
+    def __init__(self, *, end: bool) -> None:
+        self.end = end
+        self.passed = threading.Event()
+
+
+class Worker:
+    """Gives items to a function, on a thread of its own.
+
+    Args:
+        handle: Takes one item.
+        name: For people: of the thread, and in what is said of failures.
+        bound: Items that may wait.
+        flush: Called when the queue has run empty and at the latest after every `FLUSHED_TOGETHER` items; until then
+            its items count as neither done nor lost. None where every item is done when `handle` returns.
+        what: What an item is called in what is said of failures.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[Any], object],
+        *,
+        name: str,
+        bound: int,
+        flush: Callable[[], object] | None = None,
+        what: str = "events",
+    ) -> None:
+        self._handle = handle
+        self._flush = flush
+        self._name = name
+        self._bound = bound
+        self._what = what
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Begin anew: what waits belongs to the parent, and so does the thread."""
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._full = Counter()
+        self._unflushed = 0
+        self._losses: dict[str, int] = {}
+        self._ended = self._abandoned = False
+        self.done = 0
+        self.busy_since: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it takes no more, so that its counts are final; once it has been ended."""
+        return self._thread is None or self._ended or self._abandoned
+
+    def lost(self) -> dict[str, int]:
+        """Items that it missed, by reason; by the thread that publishes."""
+        full = self._full.read()
+        return self._losses | {"queue_full": full} if full else dict(self._losses)
+
+    def put(self, item: object) -> bool:
+        """Hand over one item; never raises, never waits.
+
+        Returns:
+            Whether there was room for it.
+        """
+        if self._queue.qsize() >= self._bound:
+            self._full.bump()
+            return False
+        self._queue.put(item)
+        if self._thread is None:
+            self.start()
+        return True
+
+    def start(self) -> None:
+        """Start the thread: an interpreter that ends starts no more since CPython 3.12, and exit handlers log, too."""
+        # Whoever holds the lock is starting the thread; a signal handler that interrupts it must not wait for it.
+        if not self._starting.acquire(blocking=False):
+            return
+        try:
+            if self._thread is not None or self._ended:
+                return
+            thread = threading.Thread(target=self._run, name=f"exporter-{self._name}", daemon=True)
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
+            tell_once(f"worker {self._name} thread", f"{self._name} loses its {self._what}: {error}")
+            while not self._queue.empty():
+                self._queue.get_nowait()
+                self._lose("no_thread", 1)
+        finally:
+            self._starting.release()
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until everything that waits now was taken.
+
+        Returns:
+            Whether that was so within the time; False at once on the worker's own thread.
+        """
+        marker = self._mark(end=False)
+        return marker is None or (
+            threading.current_thread() is not self._thread and marker.passed.wait(max(timeout_seconds, 0.0))
+        )
+
+    def finish(self) -> Callable[[float, str], None]:
+        """Ask the thread to end after what waits now.
+
+        Returns:
+            Waits for that so many seconds, and counts what was not taken by then under the given reason.
+        """
+        marker = self._mark(end=True)
+
+        def wait(timeout_seconds: float, reason: str) -> None:
+            if marker is None or threading.current_thread() is self._thread:
+                return
+            if not marker.passed.wait(max(timeout_seconds, 0.0)):
+                self._abandoned = True  # the thread takes no more, whenever its function returns
+                # Without the marker, with the one that it hangs in and those before it that are not written yet.
+                self._lose(reason, max(self._queue.qsize() - 1, 0) + 1 + self._unflushed)
+
+        return wait
+
+    def _mark(self, *, end: bool) -> _Marker | None:
+        if self._thread is None or self._ended:
+            return None
+        marker = _Marker(end=end)
+        self._queue.put(marker)
+        return marker
+
+    def _run(self) -> None:
+        queue = self._queue
+        while True:
+            item = queue.get()
+            if self._abandoned:
+                return
+            if isinstance(item, _Marker):
+                self._write_out()
+                self._ended = self._ended or item.end
+                item.passed.set()
+                if item.end:
+                    return
+                continue
+            self._take(item)
+            if self._unflushed and (queue.empty() or self._unflushed >= FLUSHED_TOGETHER):
+                self._write_out()
+
+    def _take(self, item: object) -> None:
+        self.busy_since = time()
+        try:
+            self._handle(item)
+        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
+            self._fail(error, 1)
+        else:
+            if self._abandoned:
+                return  # it was counted as lost when nobody could wait any longer
+            if self._flush is None:
+                self.done += 1
+            else:
+                self._unflushed += 1
+        finally:
+            self.busy_since = None
+
+    def _write_out(self) -> None:
+        if self._flush is None or not self._unflushed:
+            return
+        waiting, self._unflushed = self._unflushed, 0
+        try:
+            self._flush()
+        except BaseException as error:  # noqa: BLE001  # likewise
+            self._fail(error, waiting)
+        else:
+            self.done += waiting
+
+    def _fail(self, error: BaseException, items: int) -> None:
+        reason = "error"
+        if isinstance(error, EventsLostError):
+            reason, lost = error.reason, min(error.lost, items)
+            self.done += items - lost
+            items = lost
+        self._lose(reason, items)
+        tell_once(f"worker {self._name} {reason}", f"{self._name} lost {items} {self._what}: {shown(error)}")
+
+    def _lose(self, reason: str, items: int) -> None:
+        # A new dict each time: the recording thread reads it while this one writes.
+        self._losses = self._losses | {reason: self._losses.get(reason, 0) + items}
+
+
+def end_all(workers: Iterable[Worker], *, seconds: float, reason: str) -> None:
+    """End several of them; they share the time."""
+    waits = [worker.finish() for worker in workers]
+    deadline = monotonic() + seconds
+    for wait in waits:
+        wait(deadline - monotonic(), reason)
+
+
+def shown(value: object) -> str:
+    """Make text of an object of the job's, even of one that cannot be shown."""
+    try:
+        return repr(value)[:500]
+    except Exception:  # noqa: BLE001  # anybody's own __repr__
+        return f"<{type(value).__name__}>"

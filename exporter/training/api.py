@@ -1,0 +1,459 @@
+"""What a job tells of its training: its work as blocks, its numbers, and what else it says of itself.
+
+Used in the training process, on the job's threads. Every block is a decorator too. A block's body always runs, and what it
+raises always comes out again. Numbers are noted as they are given, one mark each, and looked at by the recording thread. A
+tensor on a GPU is never waited for: its value arrives with a later call. Nothing here raises, unless the job chose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from exporter.errors import OneLoggerError
+from exporter.recording.tensors import TensorReader
+from exporter.recording.values import END_REASONS
+from exporter.training import buffers, calls
+from exporter.training import span_kinds as kinds
+from exporter.training.attributes import Attributes, SpanName, is_tensor, shown, taken
+from exporter.training.buffers import Handle, Hooks, handle_of
+from exporter.training.decorating import decorated
+from exporter.training.metrics import report
+from exporter.training.recording import TRAINING as _TRAINING  # noqa: F401  # the process's recording begins with it
+from exporter.training.span_kinds import FIELDS, MODES, NUMBERS, Kind, kind_named
+from exporter.training.spans import Span
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+Item = TypeVar("Item")
+
+
+# Short blocks ---------------------------------------------------------------------------------------------
+
+
+def _short(kind: Kind) -> Callable[[], Handle]:
+    """Make the function that gives the block of a kind that is entered many times a second."""
+
+    def block() -> Handle:
+        return buffers.place.handles[kind]  # type: ignore[no-any-return]  # a handle
+
+    block.__name__ = block.__qualname__ = kind.call
+    block.__doc__ = f"Make a block of {kind.doc}."
+    return block
+
+
+def training_iteration() -> Handle:
+    """Make a block of one training iteration: one step of the optimizer, all its micro-batches included."""
+    if buffers.in_task():
+        buffers.look_for_tasks()
+    return buffers.place.handles[kinds.TRAINING_ITERATION]  # type: ignore[no-any-return]  # a handle
+
+
+validation_iteration = _short(kinds.VALIDATION_ITERATION)
+testing_iteration = _short(kinds.TESTING_ITERATION)
+data_loading = _short(kinds.DATA_LOADING)
+model_forward = _short(kinds.MODEL_FORWARD)
+model_backward = _short(kinds.MODEL_BACKWARD)
+zero_grad = _short(kinds.ZERO_GRAD)
+optimizer_update = _short(kinds.OPTIMIZER_UPDATE)
+
+
+def phase(name: str) -> Handle:
+    """Make a block of a phase, by its name in `training_phase_seconds_total`; by another it is a span, and misuse."""
+    return handle_of(kind_named(name, phase=True))
+
+
+def guessed_iteration() -> Handle:
+    """Make a block of an iteration that a bridge has concluded; what the job tells itself takes its place."""
+    return handle_of(kinds.GUESSED_ITERATION)
+
+
+def batches(loader: Iterable[Item]) -> Iterator[Item]:
+    """Iterate over a loader; the time that each batch is waited for counts as `data_loading`."""
+    iterator = iter(loader)
+    while True:
+        with data_loading():
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item
+
+
+# Rare blocks ----------------------------------------------------------------------------------------------
+
+
+class Block:
+    """A block that is entered rarely: entering it gives its span.
+
+    Args:
+        kind: Of the span.
+        values: Gives what is to be told at its begin, asked when it is entered.
+        make: What else `calls.begin` is to be given.
+    """
+
+    __slots__ = ("kind", "span", "_make", "_values")
+
+    def __init__(self, kind: Kind, values: Callable[[], dict[str, Any]] | None = None, **make: Any) -> None:
+        self.kind = kind
+        self.span: Span | None = None
+        self._values = values
+        self._make = make
+
+    def __enter__(self) -> Span:
+        make = self._make
+        if self._values is not None:
+            make = make | {"values": self._values()}
+            if self.kind is kinds.CHECKPOINT_SAVE:
+                make["name"] = calls.save_name(make["values"])
+        try:
+            self.span = calls.begin(self.kind, self.kind.call, entered=True, **make)
+        except OneLoggerError as error:  # the body does not run, so nobody leaves the block
+            calls.end(self.kind, self.kind.call, entered=True, exception=error)
+            raise
+        return self.span
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: object
+    ) -> None:
+        calls.end(self.kind, self.kind.call, span=self.span, entered=True, exception=exception)
+
+    def __call__(self, function: AnyFunction) -> AnyFunction:
+        """Decorate a function, a coroutine function or a generator function: each call is one block."""
+        return decorated(function, lambda: Block(self.kind, self._values, **self._make))
+
+
+def _rare(kind: Kind, values: Callable[[], dict[str, Any]] | None = None) -> Callable[[], Block]:
+    """Make the function that gives the block of a kind."""
+
+    def block() -> Block:
+        return Block(kind, values)
+
+    block.__name__ = block.__qualname__ = kind.call
+    block.__doc__ = f"Make a block of {kind.doc}."
+    return block
+
+
+application = _rare(kinds.APPLICATION, lambda: Hooks.telemetry.ask_application())  # noqa: PLW0108  # at that time
+distributed_init = _rare(kinds.DISTRIBUTED_INIT)
+model_init = _rare(kinds.MODEL_INIT)
+dataloader_init = _rare(kinds.DATALOADER_INIT)
+optimizer_init = _rare(kinds.OPTIMIZER_INIT)
+checkpoint_load = _rare(kinds.CHECKPOINT_LOAD)
+validation_loop = _rare(kinds.VALIDATION_LOOP)
+testing_loop = _rare(kinds.TESTING_LOOP)
+
+
+def training_loop(
+    train_iterations_start: int,
+    train_samples_start: int | None = None,
+    train_iterations_target_or_fn: int | Callable[[], int] | None = None,
+    train_samples_target_or_fn: int | Callable[[], int] | None = None,
+) -> Block:
+    """Make a block of a training loop.
+
+    Args:
+        train_iterations_start: Steps that the job has done before, such as those of the checkpoint it resumes.
+        train_samples_start: Samples that it has trained on before; None for steps times the global batch size.
+        train_iterations_target_or_fn: The step at which it is to end; None for what was configured.
+        train_samples_target_or_fn: The same in samples.
+    """
+    given = (
+        train_iterations_start,
+        train_samples_start,
+        train_iterations_target_or_fn,
+        train_samples_target_or_fn,
+    )
+    return Block(kinds.TRAINING_LOOP, lambda: calls.loop_values("training_loop", *given))
+
+
+def guessed_loop(start: int, samples: int | None = None, target: int | None = None) -> Block:
+    """Make a block of a loop that a bridge has concluded; what the job tells itself takes its place."""
+    given = (start, samples, target, None)
+    return Block(kinds.GUESSED_LOOP, lambda: calls.loop_values("training_loop", *given))
+
+
+def checkpoint_save(global_step: int) -> Block:
+    """Make a block in which a checkpoint is saved; left in order it is a success, where saves are synchronous.
+
+    Args:
+        global_step: The step that is saved.
+    """
+    return Block(kinds.CHECKPOINT_SAVE, lambda: calls.save_values(global_step))
+
+
+def span(
+    name: SpanName,
+    span_attributes: Attributes | Mapping[str, Any] | None = None,
+    start_event_attributes: Attributes | None = None,
+    **attributes: Any,
+) -> Block:
+    """Make a block of any name; one that is a phase counts as that phase, any other as the phase around it.
+
+    Args:
+        name: Of the span.
+        span_attributes: Of the span.
+        start_event_attributes: Of its start.
+        attributes: More of the span's.
+    """
+    given = Attributes(attributes)
+    given.add_attributes(Attributes.of(span_attributes))
+    kind = kind_named(name, phase=False)
+    return Block(kind, name=name, span_attributes=given, start_event_attributes=start_event_attributes)
+
+
+class background:  # noqa: N801  # it is called like a function
+    """A block of work beside the training, on any thread: it is in no phase.
+
+    Args:
+        task: What it does: `checkpoint_upload`, `checkpoint_finalize`, `prefetch`, `eval_async` …
+    """
+
+    __slots__ = ("_began", "_task")
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exception: object, traceback: object) -> None:
+        calls.say("background", task=taken(self._task), seconds=max(monotonic() - self._began, 0.0))
+
+    def __call__(self, function: AnyFunction) -> AnyFunction:
+        """Decorate a function: each call is one block."""
+        return decorated(function, lambda: background(self._task))
+
+
+# Numbers --------------------------------------------------------------------------------------------------
+
+_MODES = {mode: NUMBERS + 8 * place for place, mode in enumerate(MODES)}
+_USUAL = "train"
+_TRAIN = _MODES[_USUAL]
+_LOSS, _GRAD_NORM, _LEARNING_RATE, _LOSS_SCALE, _SAMPLES, _TOKENS, _MICROBATCHES, _EPOCH = range(8)
+_PLAIN = frozenset({float, int})
+_readers: dict[int, TensorReader] = {}
+
+
+def record(
+    *,
+    loss: Any = None,
+    grad_norm: Any = None,
+    learning_rate: float | None = None,
+    loss_scale: Any = None,
+    samples: float | None = None,
+    tokens: float | None = None,
+    microbatches: int | None = None,
+    epoch: int | None = None,
+    mode: str = "train",
+) -> None:
+    """Record numbers of the present step; never waits, never raises.
+
+    Args:
+        loss: A number, or a tensor of one element, which is not waited for.
+        grad_norm: Norm of the gradient, likewise.
+        learning_rate: The present one.
+        loss_scale: The present one, under mixed precision.
+        samples: Samples of this step, this rank's own share: 0 on ranks that compute the same again.
+        tokens: Tokens, likewise.
+        microbatches: Micro-batches of this step that are done.
+        epoch: The epoch that is under way.
+        mode: train, validation or test.
+    """
+    base = _TRAIN if mode is _USUAL else _MODES.get(mode, 0) if type(mode) is str else 0
+    if not base:
+        report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(mode)}"[:200])
+        return
+    place = buffers.place
+    extend = place.extend
+    if loss is not None:
+        _record(extend, base + _LOSS, loss)
+    if tokens is not None:
+        _record(extend, base + _TOKENS, tokens)
+    if grad_norm is not None:
+        _record(extend, base + _GRAD_NORM, grad_norm)
+    if samples is not None:
+        _record(extend, base + _SAMPLES, samples)
+    if learning_rate is not None:
+        _record(extend, base + _LEARNING_RATE, learning_rate)
+    if loss_scale is not None:
+        _record(extend, base + _LOSS_SCALE, loss_scale)
+    if microbatches is not None:
+        _record(extend, base + _MICROBATCHES, microbatches)
+    if epoch is not None:
+        _record(extend, base + _EPOCH, epoch)
+    if len(place.buffer.items) > buffers.limit:
+        Hooks.full(place.buffer, False)  # nothing is failing
+
+
+def _record(extend: Callable[[Any], None], code: int, value: object) -> None:
+    """Record a number, plain or of another library, or a tensor."""
+    if type(value) in _PLAIN:
+        extend((code, value))
+    elif not is_tensor(value):
+        extend((code, taken(value)))
+    else:
+        reader = _readers.get(code)
+        if reader is None:
+            reader = _readers.setdefault(code, TensorReader(partial(_arrived, code), partial(_refused, code)))
+        reader.add(value)
+
+
+def _arrived(code: int, value: float) -> None:
+    buffers.place.extend((code, value))
+
+
+def _refused(code: int, reason: str) -> None:
+    field = FIELDS[(code - NUMBERS) % 8]
+    expected = f"{field} to be a number, or a tensor of one element that can be copied"
+    report("record", f"tensor_{reason}", expected)
+
+
+def collect() -> None:
+    """Take the values of this thread's tensors that have arrived meanwhile; never raises."""
+    for code, reader in list(_readers.items()):
+        try:
+            reader.collect()
+        except Exception:  # noqa: BLE001, PERF203  # whatever torch raises, as for all once CUDA is in error
+            _refused(code, "error")
+
+
+Hooks.collect = collect
+
+
+# Facts ----------------------------------------------------------------------------------------------------
+
+
+def describe(
+    *,
+    job_name: str | None = None,
+    framework: str | None = None,
+    framework_version: str | None = None,
+    model: str | None = None,
+    precision: str | None = None,
+    flops_method: str | None = None,
+    flops_per_token: float | None = None,
+    hardware_flops_per_token: float | None = None,
+    flops_per_sample: float | None = None,
+    peak_flops: float | None = None,
+    step_target: int | None = None,
+    world_size: int | None = None,
+) -> None:
+    """Say what is known about the run; only what is given changes, and nothing raises.
+
+    Args:
+        job_name: Of the job, for people.
+        framework: What trains: `lightning`, `transformers` …
+        framework_version: Of it.
+        model: The model's name.
+        precision: `bf16`, `fp16`, `fp8`, `tf32` …: the row of the peak table.
+        flops_method: How the FLOP of a token or sample were found, in a word.
+        flops_per_token: Model FLOP of one token, forward and backward.
+        hardware_flops_per_token: The same with what is computed again.
+        flops_per_sample: Model FLOP of one sample, where tokens are not counted.
+        peak_flops: FLOP/s of this rank's device, dense; instead of the table's.
+        step_target: The step at which the training is to end.
+        world_size: Ranks.
+    """
+    given = {name: taken(value) for name, value in locals().items() if value is not None}
+    if given:
+        calls.say("describe", **given)
+
+
+def skipped_step(reason: str) -> None:
+    """Say that the present step did not change the model.
+
+    Args:
+        reason: `overflow` or `nonfinite`.
+    """
+    calls.say("skipped_step", reason=taken(reason))
+
+
+def interruption(reason: str) -> None:
+    """Say why the process is about to end.
+
+    Args:
+        reason: One of the reasons of `training_interruptions_total`.
+    """
+    given = taken(reason)
+    if given in END_REASONS:
+        calls.say("interruption", reason=given)
+    else:
+        report("interruption", "reason", f"one of {', '.join(END_REASONS)}, not {shown(given)}"[:300])
+
+
+def checkpoint_saved(
+    step: int,
+    *,
+    kind: str = "sync",
+    ok: bool = True,
+    seconds: float | None = None,
+    bytes: int | None = None,
+    blocking_seconds: float | None = None,
+) -> None:
+    """Say that a checkpoint was saved, afterwards; for frameworks that tell no earlier.
+
+    Args:
+        step: The step that was saved.
+        kind: sync, async or local.
+        ok: Whether it succeeded.
+        seconds: Until it was safe.
+        bytes: Its size.
+        blocking_seconds: For how long it held up the training.
+    """
+    calls.say("checkpoint_saved", **{name: taken(value) for name, value in locals().items()})
+    Hooks.flush_soon()
+
+
+def step(step: int | None = None, *, seconds: float | None = None, mode: str = "train") -> None:
+    """Say that a step has just ended; for code that sees nothing else of it.
+
+    Args:
+        step: Steps completed, this one included; None for one more than before.
+        seconds: What it took; None for the time since the last one.
+        mode: train, validation or test.
+    """
+    kind = taken(mode)
+    if not isinstance(kind, str) or kind not in _MODES:
+        report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(kind)}"[:200])
+        return
+    asked = Hooks.telemetry.ask(*calls.LOOP_FIELDS) if kind == "train" and Hooks.values is not None else {}
+    calls.say("step", step=taken(step), seconds=taken(seconds), mode=kind, asked=asked)
+
+
+__all__ = [
+    "application",
+    "background",
+    "batches",
+    "checkpoint_load",
+    "checkpoint_save",
+    "checkpoint_saved",
+    "data_loading",
+    "dataloader_init",
+    "describe",
+    "distributed_init",
+    "interruption",
+    "model_backward",
+    "model_forward",
+    "model_init",
+    "optimizer_init",
+    "optimizer_update",
+    "phase",
+    "record",
+    "skipped_step",
+    "span",
+    "step",
+    "testing_iteration",
+    "testing_loop",
+    "training_iteration",
+    "training_loop",
+    "validation_iteration",
+    "validation_loop",
+    "zero_grad",
+]

@@ -1,0 +1,276 @@
+"""Checkpoints: saves under way and those that are safe, what they took, and the work that they make safe.
+
+Used by the recording thread of the training process; the sidecar's ledger makes goodput of it. A save is known by its step. One that is asynchronous may be
+confirmed at any time, in any order; what was trained when the save began is what it makes safe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from exporter.training.attributes import shown
+from exporter.training.metrics import LARGEST, Families
+from exporter.training.progress import is_count
+
+MOST_PENDING = 1000
+"""Asynchronous saves that may wait to be confirmed; beyond it the oldest is forgotten."""
+INTERVALS = 5
+"""Successes of whose distances the median is told."""
+SAVE_KINDS = ("sync", "async", "local")
+MOST_SEGMENTS = 64
+"""Stretches of work without a checkpoint that are kept apart."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """A stretch of work that no checkpoint covers.
+
+    Attributes:
+        loop: The training loop that it was done in.
+        first: Its first step.
+        last: Its last step.
+        seconds: What it took.
+        save: Number of the save that it is to be safe by, or a later one.
+    """
+
+    loop: int
+    first: int
+    last: int
+    seconds: float
+    save: int
+
+
+class Work:
+    """The work of this process.
+
+    Attributes:
+        seconds: Of completed iterations.
+        failed_seconds: Of iterations whose body raised.
+        committed_step: Step of the latest save that succeeded.
+        committed_seconds: What the saves cover.
+    """
+
+    def __init__(self) -> None:
+        self._saves = self._committed = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero; saves under way make nothing safe that was done before."""
+        self.seconds = self.failed_seconds = self.committed_seconds = 0.0
+        self.committed_step: int | None = None
+        self._segments: list[Segment] = []
+
+    def done(self, loop: int, step: int, seconds: float) -> None:
+        """Count a completed iteration."""
+        self.seconds += seconds
+        newest = self._segments[-1] if self._segments else None
+        if newest is not None and (newest.loop, newest.save) == (loop, self._saves) and newest.last < step:
+            newest.last = step
+            newest.seconds += seconds
+            return
+        self._segments.append(Segment(loop, step, step, seconds, self._saves))
+        if len(self._segments) > MOST_SEGMENTS:
+            self._merge()
+
+    def save_begins(self) -> int:
+        """Note that a save begins.
+
+        Returns:
+            Its number, for `commit`.
+        """
+        self._saves += 1
+        return self._saves
+
+    def commit(self, save: int, step: int | None) -> None:
+        """Note that a save has succeeded; one that began before another that has succeeded changes nothing.
+
+        Args:
+            save: Its number.
+            step: Steps completed when it began.
+        """
+        if save > self._committed:
+            self._committed = save
+            self._keep([segment for segment in self._segments if segment.save >= save], step)
+
+    def commit_steps(self, step: int) -> None:
+        """Note that a save of a step has succeeded of which it is not known when it began.
+
+        Args:
+            step: Steps completed when it began.
+        """
+        kept = []
+        for segment in self._segments:
+            steps = segment.last - segment.first + 1
+            done = min(max(step - segment.first, 0), steps)
+            segment.seconds -= segment.seconds * done / steps
+            segment.first += done
+            if done < steps:
+                kept.append(segment)
+        self._keep(kept, step)
+
+    def _keep(self, segments: list[Segment], step: int | None) -> None:
+        self._segments = segments
+        uncommitted = sum([segment.seconds for segment in segments])
+        self.committed_seconds = max(self.committed_seconds, self.seconds - uncommitted)
+        self.committed_step = step
+
+    def segments(self) -> tuple[tuple[int, int, int, float], ...]:
+        """Give what no save covers, in order."""
+        return tuple([(each.loop, each.first, each.last, each.seconds) for each in self._segments])
+
+    def _merge(self) -> None:
+        """Join the two oldest neighbours that can be; a save commits them only once it covers both."""
+        for index in range(len(self._segments) - 1):
+            left, right = self._segments[index], self._segments[index + 1]
+            if left.loop == right.loop and left.last < right.first:
+                right.first = left.first
+                right.seconds += left.seconds
+                del self._segments[index]
+                return
+        oldest, second = self._segments[:2]  # loops or steps that went back: the seconds at least are kept
+        second.seconds += oldest.seconds
+        del self._segments[0]
+
+
+@dataclass(eq=False, slots=True)
+class Save:
+    """A save.
+
+    Attributes:
+        step: As the job calls it.
+        strategy: sync or async.
+        began: Monotonic time.
+        completed: Steps completed when it began.
+        number: Of the save in this process.
+        confirmed: It has succeeded.
+        figures: What a telemetry keeps of it.
+    """
+
+    step: int
+    strategy: str
+    began: float
+    completed: int
+    number: int
+    confirmed: bool = False
+    figures: Any = None
+
+
+class Checkpoints:
+    """The saves of this process.
+
+    Args:
+        families: Where they are counted.
+        work: What they make safe.
+    """
+
+    def __init__(self, families: Families, work: Work) -> None:
+        self._families = families
+        self._work = work
+        self._pending: dict[int, Save] = {}
+        self._successes: deque[float] = deque(maxlen=INTERVALS)
+        self._furthest: int | None = None
+
+    def forget_pending(self) -> None:
+        """Begin another job in the same process."""
+        self._pending = {}
+
+    def loop_begins(self) -> None:
+        """Note that steps count from somewhere else."""
+        self._furthest = None
+
+    def begin(self, step: int, strategy: str, at: float, completed: int) -> Save:
+        """Note that a save begins."""
+        save = Save(step, strategy, at, completed, self._work.save_begins())
+        self._pending.pop(step, None)
+        self._pending[step] = save
+        if len(self._pending) > MOST_PENDING:
+            del self._pending[next(iter(self._pending))]
+        self._expect(strategy)
+        return save
+
+    def pending(self, step: object) -> Save | None:
+        """Give the save of a step that was not confirmed yet."""
+        return self._pending.get(step) if isinstance(step, int) else None
+
+    def succeed(self, save: Save, at: float, wall: float) -> None:
+        """Note that a save is safe.
+
+        Args:
+            save: It.
+            at: Monotonic time.
+            wall: Unix time of the same moment.
+        """
+        self._pending.pop(save.step, None)
+        save.confirmed = True
+        self._work.commit(save.number, save.completed)
+        self._succeeded(save.strategy, save.step, at, wall, max(at - save.began, 0.0))
+
+    def fail(self, save: Save) -> None:
+        """Note that a save has failed, unless it has succeeded."""
+        if not save.confirmed:
+            if self._pending.get(save.step) is save:
+                del self._pending[save.step]
+            self._failed(save.strategy)
+
+    def blocked(self, kind: str, seconds: float) -> None:
+        """Count for how long a save held up the training."""
+        self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
+
+    def told(self, values: Mapping[str, Any], at: float, wall: float) -> str | None:
+        """Take the job's word of a save that is over.
+
+        Returns:
+            What is wrong with it; None where nothing is.
+        """
+        step, kind = values["step"], values["kind"]
+        if not is_count(step):
+            return f"a step of 0 or more, not {shown(step)}"
+        if kind not in SAVE_KINDS:
+            return f"kind to be one of {', '.join(SAVE_KINDS)}, not {shown(kind)}"
+        for name in ("seconds", "blocking_seconds", "bytes"):
+            number = values[name]
+            usable = isinstance(number, int | float) and not isinstance(number, bool)
+            if number is not None and not (usable and 0 <= number < LARGEST):
+                return f"{name} of 0 or more, not {shown(number)}"
+        if values["blocking_seconds"] is not None:
+            self.blocked(kind, values["blocking_seconds"])
+        if not values["ok"]:
+            self._failed(kind)
+            return None
+        self._succeeded(kind, step, at, wall, values["seconds"])
+        if kind != "local":
+            if values["bytes"] is not None:
+                self._families.gauge("training.checkpoint_last", "bytes").set(float(values["bytes"]))
+            self._work.commit_steps(step)
+        return None
+
+    def _expect(self, kind: str) -> None:
+        """Begin to count saves of a kind, so that the first that fails is seen to rise."""
+        for result in ("ok", "failed"):
+            self._families.counter("training.checkpoints", kind=kind, result=result)
+
+    def _failed(self, kind: str) -> None:
+        self._expect(kind)
+        self._families.counter("training.checkpoints", kind=kind, result="failed").add()
+
+    def _succeeded(self, kind: str, step: int, at: float, wall: float, seconds: float | None) -> None:
+        families = self._families
+        self._expect(kind)
+        families.counter("training.checkpoints", kind=kind, result="ok").add()
+        if seconds is not None:
+            families.histogram("training.checkpoint_duration", kind=kind, part="total").observe(seconds)
+        if kind == "local":
+            return  # it does not survive the node
+        families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(wall)
+        # Saves in the background may succeed out of order: the training goes on from the furthest.
+        self._furthest = step if self._furthest is None else max(step, self._furthest)
+        families.gauge("training.checkpoint_last_step").set(self._furthest)
+        self._successes.append(at)
+        if len(self._successes) > 1:
+            gaps = [max(later - earlier, 0.0) for earlier, later in pairwise(self._successes)]
+            families.gauge("training.checkpoint_interval", "seconds").set(median(gaps))

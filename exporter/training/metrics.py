@@ -1,0 +1,223 @@
+"""The families of the training as this process fills them, read once a flush like any Stat; misuse among them.
+
+Used by the recording thread of the training process; `report` may be called on any thread. Families are not Stats
+with buffers: the interpreter has the numbers one by one, so each is added where it belongs. What the families are is
+declared in the sidecar (`exporter.ledger.families.training`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from itertools import accumulate
+from math import inf
+from typing import TypeVar
+
+from exporter.recording.notices import tell_once
+from exporter.recording.values import Aggregation, StatDefinition, StatReading
+
+STEP_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+PHASE_BUCKETS = (0.001, *STEP_BUCKETS)
+LARGEST = 1e30
+"""What the job says of samples, tokens or bytes is below it: the sum of many such is still a float."""
+MOST_SERIES = 200
+"""Of one family; beyond it, label values of the job's own choice become `other`."""
+MOST_CALL = 100
+"""Characters of the label `call`."""
+REPORTED: deque[tuple[str, str, str]] = deque(maxlen=10_000)
+"""What was reported and is not counted yet: (call, rule, expected)."""
+
+
+class Series:
+    """One series; `count` is how often it has changed.
+
+    Attributes:
+        definition: As the feed carries it.
+    """
+
+    __slots__ = ("definition", "count", "_reading")
+
+    def __init__(self, definition: StatDefinition) -> None:
+        self.definition = definition
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin from zero."""
+        self.count = 0
+        self._reading: StatReading | None = None
+
+    def reading(self) -> StatReading:
+        """Tell all; the same object as long as nothing has changed."""
+        if self._reading is None or self._reading.count != self.count:
+            self._reading = self._read()
+        return self._reading
+
+    def _read(self) -> StatReading:
+        raise NotImplementedError
+
+
+class Counter(Series):
+    """A number that only grows.
+
+    Attributes:
+        value: So far.
+    """
+
+    __slots__ = ("value",)
+
+    def reset(self) -> None:
+        """Begin from zero."""
+        super().reset()
+        self.value = 0.0
+
+    def add(self, amount: float = 1) -> None:
+        """Grow; never by less than nothing, nor beyond what a float holds."""
+        if amount >= 0 and self.value + amount < inf:
+            self.value += amount
+            self.count += 1
+
+    def _read(self) -> StatReading:
+        return StatReading(self.definition, self.count, self.value)
+
+
+class Gauge(Series):
+    """A number that is set, or not known.
+
+    Attributes:
+        value: The latest; None for no data.
+    """
+
+    __slots__ = ("value",)
+
+    def reset(self) -> None:
+        """Forget the value."""
+        super().reset()
+        self.value: float | None = None
+
+    def set(self, value: float | None) -> None:
+        """Replace it; None where it is not known any more."""
+        if value != self.value:
+            self.value = value
+            self.count += 1
+
+    def _read(self) -> StatReading:
+        return StatReading(self.definition, self.count, 0.0, value=self.value)
+
+
+class Histogram(Series):
+    """Durations by size."""
+
+    __slots__ = ("_counts", "_sum")
+
+    def reset(self) -> None:
+        """Begin from zero."""
+        super().reset()
+        self._counts = [0] * (len(self.definition.buckets) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Add one."""
+        self._counts[bisect_left(self.definition.buckets, value)] += 1
+        self._sum += value
+        self.count += 1
+
+    def _read(self) -> StatReading:
+        return StatReading(self.definition, self.count, self._sum, tuple(accumulate(self._counts[:-1])))
+
+
+S = TypeVar("S", bound=Series)
+
+
+class Families:
+    """All series of the training of this process, made when they are first needed."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
+        self._sizes: dict[str, int] = {}
+
+    def counter(self, name: str, unit: str | None = None, **labels: str) -> Counter:
+        """Give a counter; its name has dots, no unit and no `_total`."""
+        return self._obtain(Counter, name, unit, labels)
+
+    def gauge(self, name: str, unit: str | None = None, **labels: str) -> Gauge:
+        """Give a gauge."""
+        return self._obtain(Gauge, name, unit, labels)
+
+    def histogram(self, name: str, buckets: tuple[float, ...] = STEP_BUCKETS, **labels: str) -> Histogram:
+        """Give a histogram of seconds."""
+        return self._obtain(Histogram, name, "seconds", labels, buckets)
+
+    def reset(self) -> None:
+        """Begin from zero with all."""
+        for series in self._series.values():
+            series.reset()
+
+    def readings(self) -> list[StatReading]:
+        """Read all, in the order in which they were made."""
+        return [series.reading() for series in self._series.values()]
+
+    def _obtain(
+        self,
+        make: type[S],
+        name: str,
+        unit: str | None,
+        labels: dict[str, str],
+        buckets: tuple[float, ...] = (),
+    ) -> S:
+        key = (name, tuple(sorted(labels.items())))
+        known = self._series.get(key)
+        if known is None:
+            if self._sizes.get(name, 0) >= MOST_SERIES and set(labels.values()) != {"other"}:
+                return self._obtain(make, name, unit, dict.fromkeys(labels, "other"), buckets)
+            self._sizes[name] = self._sizes.get(name, 0) + 1
+            aggregations = frozenset({Aggregation.HISTOGRAM} if buckets else ())
+            kind = make.__name__.lower()
+            definition = StatDefinition(
+                name, aggregations, unit=unit, labels=key[1], buckets=buckets, kind=kind
+            )
+            known = self._series[key] = make(definition)
+        return known  # type: ignore[return-value]  # a name is always asked for as the same kind
+
+
+def report(call: str, rule: str, expected: str) -> None:
+    """Have a misuse counted and logged.
+
+    Args:
+        call: The call or setting, as the user writes it; a label value, so of a bounded set.
+        rule: A short slug, a label value too.
+        expected: What would have been right, in words.
+    """
+    REPORTED.append((call, rule, expected))
+
+
+class Misuse:
+    """The misuse of one process: calls that cannot be meant as they were made, counted always, told once each.
+
+    Args:
+        families: Where it is counted.
+
+    Attributes:
+        latest: What was wrong lately, for a job that wants it raised.
+    """
+
+    def __init__(self, families: Families) -> None:
+        self._families = families
+        self.latest: deque[str] = deque(maxlen=100)
+
+    def count(self, call: str, rule: str, expected: str) -> None:
+        """Count one now; the arguments are those of `report`."""
+        call = call[:MOST_CALL]
+        self._families.counter("training.misuse", call=call, rule=rule).add()
+        self.latest.append(f"{call}: expected {expected}")
+        tell_once(
+            f"training {call} {rule}",
+            f"misuse of exporter.training: {call} expected {expected} (rule {rule}; told once, counted always)",
+        )
+
+    def count_reported(self) -> None:
+        """Count what was reported since."""
+        while REPORTED:
+            self.count(*REPORTED.popleft())

@@ -1,0 +1,144 @@
+"""What is open: the spans of all threads and tasks of a process that have begun and not ended.
+
+Used by the interpreter.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from operator import attrgetter
+
+from exporter.training.buffers import SpanBuffer
+from exporter.training.checkpoints import Save
+from exporter.training.phase_clock import PhaseEntry
+from exporter.training.span_kinds import Kind
+from exporter.training.spans import Span
+
+_ORDER = count()
+
+
+class OpenSpan(PhaseEntry):
+    """A span that is open, or a block that was refused and is not left yet.
+
+    Attributes:
+        kind: Of it.
+        began: Monotonic time.
+        stack: Of its thread.
+        known: It began while telemetry was configured; else no rule is about it.
+        entered: It is a block, which will be left.
+        over: It has ended by something else than its block's end, or never began.
+        refused: It never began.
+        span: Made when somebody asks for it.
+        parent: What was the innermost when it began.
+        work: Of the phase clock when it began, of an iteration of the main thread.
+        waits: Likewise.
+        save: Of a save.
+        inside: Begins of its kind that were refused inside of it.
+        recorded: The exporters know it.
+    """
+
+    entered = over = refused = recorded = False
+    span: Span | None = None
+    parent: OpenSpan | None = None
+    work = waits = 0.0
+    save: Save | None = None
+    inside = 0
+
+    def __init__(self, kind: Kind, began: float, stack: SpanStack, *, known: bool) -> None:
+        self.kind = kind
+        self.began = began
+        self.stack = stack
+        self.known = known
+        self.order = next(_ORDER)
+
+
+class SpanStack:
+    """What is open in one thread or task, in the order of begins.
+
+    Attributes:
+        parent: Of the code that started the task.
+        thread: Identifier of the thread.
+        main: Its time is what phases divide.
+        spans: What is open; and blocks that are over, until they are left.
+    """
+
+    __slots__ = ("parent", "thread", "main", "spans")
+
+    def __init__(self, parent: SpanStack | None, thread: int) -> None:
+        self.parent = parent
+        self.thread = thread
+        self.main = False
+        self.spans: list[OpenSpan] = []
+
+    def latest(self, kind: Kind) -> OpenSpan | None:
+        """Give the open one of a kind that began last."""
+        for opened in reversed(self.spans):
+            if opened.kind is kind and not opened.over:
+                return opened
+        return None
+
+    def innermost(self) -> OpenSpan | None:
+        """Give the one that began last, of this task or else of those that led to it."""
+        for opened in reversed(self.spans):
+            if not opened.over:
+                return opened
+        return None if self.parent is None else self.parent.innermost()
+
+    def close(self, opened: OpenSpan, *, left: bool = False) -> None:
+        """Close one; a block that is over stays until it is left."""
+        opened.over = True
+        if opened.entered and not left:
+            return
+        if self.spans[-1] is opened:
+            self.spans.pop()
+        else:
+            self.spans.remove(opened)
+
+
+class OpenSpans:
+    """What is open in all threads and tasks of a process.
+
+    Attributes:
+        started: Anything was marked.
+    """
+
+    def __init__(self) -> None:
+        self.started = False
+        self._stacks: dict[int, SpanStack] = {}  # by identity: thousands of tasks may come and go
+        self._main_thread: int | None = None
+
+    def stack_of(self, buffer: SpanBuffer) -> SpanStack:
+        """Give the stack of a thread or task."""
+        stack: SpanStack | None = buffer.state
+        if stack is None:
+            parent = None if buffer.parent is None else self.stack_of(buffer.parent)
+            stack = buffer.state = SpanStack(parent, buffer.thread)
+            stack.main = buffer.thread == self._main_thread
+            self._stacks[id(stack)] = stack
+            self.started = True
+        return stack
+
+    def begins_in(self, stack: SpanStack) -> None:
+        """Note that a span begins; the thread of the first is the one whose time phases divide."""
+        if self._main_thread is None:
+            self._main_thread = stack.thread
+            for each in self._stacks.values():
+                each.main = each.thread == stack.thread
+
+    def forget(self, stack: SpanStack) -> None:
+        """Let go of a thread or task that has ended, once nothing is open in it."""
+        if all(opened.over for opened in stack.spans):
+            self._stacks.pop(id(stack), None)
+
+    def all(self) -> list[OpenSpan]:
+        """Give all that is open, in the order of its begins."""
+        found = [each for stack in self._stacks.values() for each in stack.spans if not each.over]
+        return sorted(found, key=attrgetter("order"))
+
+    def find(self, kind: Kind) -> OpenSpan | None:
+        """Give the open span of a kind, of whatever thread."""
+        return next(filter(None, (stack.latest(kind) for stack in self._stacks.values())), None)
+
+    def open_of(self, span: Span) -> OpenSpan | None:
+        """Give what stands for a span that is open."""
+        return next((opened for opened in self.all() if opened.span is span), None)
