@@ -23,8 +23,10 @@ from exporter.training.span_kinds import (
     BEGAN,
     BEGIN,
     CALL,
+    END,
     ENDED,
     ENTER,
+    EXIT,
     FAIL,
     FIELDS,
     FIRST_CODE,
@@ -92,25 +94,35 @@ class Interpreter:
         while position < total:
             end = min(position + AT_ONCE, total)
             for place in range(position, end, 2):
-                self.take_one(stack, items[place], items[place + 1])
+                self._mark(stack, items[place], items[place + 1])
             position = end
             if perf_counter() > until:
                 break
         return position
 
-    def take_one(self, stack: SpanStack | SpanBuffer, code: int, value: Any) -> None:
+    def take_one(self, buffer: SpanBuffer, code: int, value: Any) -> None:
+        """Interpret one mark of a buffer."""
+        self._mark(self.open.stack_of(buffer), code, value)
+
+    def _mark(self, stack: SpanStack, code: int, value: Any) -> None:
         """Interpret one mark; a defect of ours costs this one, not those after it."""
-        if isinstance(stack, SpanBuffer):
-            stack = self.open.stack_of(stack)
         try:
             if code >= FIRST_CODE:
-                self._about_span(stack, KINDS[(code >> 3) - FIRST_KIND], code & 7, value)
+                kind, what = KINDS[(code >> 3) - FIRST_KIND], code & 7
+                if what == ENTER:
+                    self.now = value
+                    self._begin(stack, kind, value, kind.call, entered=True)
+                elif EXIT <= what <= FAIL:
+                    self.now = value
+                    self._leave(stack, kind, value, None, failed=what == FAIL)
+                else:
+                    self._by_callback(stack, kind, what, value)
             elif code >= NUMBERS:
+                self.trains = True
                 field, mode = FIELDS[(code - NUMBERS) & 7], MODES[(code - NUMBERS) >> 3]
                 wrong = self.job.progress.number(field, mode, value)
                 if wrong is not None:
                     self.job.wrong("record", field, f"{field} {wrong}, not {shown(value)}")
-                self.trains = True
             elif code == VALUES:
                 self.job.ask(value)
             elif code == CALL:
@@ -119,20 +131,14 @@ class Interpreter:
         except Exception as error:  # noqa: BLE001  # see above
             tell_once(f"mark {error!r}", f"a defect in the recording of training: {error!r}")
 
-    def _about_span(self, stack: SpanStack, kind: Kind, what: int, value: Any) -> None:
-        if what < BEGAN:
-            self.now = value
-            if what == ENTER:
-                self._begin(stack, kind, value, kind.call, entered=True)
-            elif what > ENTER:
-                self._leave(stack, kind, value, None, failed=what == FAIL)
-            elif what == BEGIN:
-                self._begin(stack, kind, value, kind.begin, entered=False)
-            else:
-                self._end_latest(stack, kind, value, None)
-            return
-        self.now = value.time
-        if what == BEGAN:
+    def _by_callback(self, stack: SpanStack, kind: Kind, what: int, value: Any) -> None:
+        """Take what is not a short block's begin or end."""
+        self.now = value if what < BEGAN else value.time
+        if what == BEGIN:
+            self._begin(stack, kind, value, kind.begin, entered=False)
+        elif what == END:
+            self._end_latest(stack, kind, value, None)
+        elif what == BEGAN:
             at = value.span.start_event.timestamp.perf_counter_seconds
             self._begin(stack, kind, at, value.name, value, entered=value.entered)
         elif what == ENDED:

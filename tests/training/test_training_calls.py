@@ -301,6 +301,16 @@ def test_steps_that_are_only_told_are_counted() -> None:
     assert misuses() == {("step", "value"): 2, ("step", "mode"): 1}
 
 
+def test_what_a_told_step_took_is_absent_where_nobody_knows() -> None:
+    for _ in range(20):
+        training.step(mode="validation")
+    training.step()
+
+    assert of("training.steps", mode="validation") == 20
+    assert of("training.steps", mode="train") == 1
+    assert of("training.step_duration", mode="validation") is None
+
+
 def test_a_told_step_inside_an_iteration_is_not_counted_twice() -> None:
     for _ in range(3):
         with training.training_iteration():

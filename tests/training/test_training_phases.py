@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_support import ByHand, entered, left
+from training_support import ByHand, begun_anew, entered, left, misuses, of
 
+from exporter import training
 from exporter.training import span_kinds as kinds
 from exporter.training.phases import PHASES
 from exporter.training.span_kinds import Kind
@@ -145,3 +147,40 @@ def test_the_timeline_tells_the_last_two_and_a_half_seconds_in_tenths() -> None:
     assert bins[10.4] == pytest.approx({"iteration": 0.08, "forward": 0.02})
     assert bins[9.9] == pytest.approx({"init": 0.1})
     assert sum(sum(seconds.values()) for seconds in bins.values()) == pytest.approx(2.5)
+
+
+def test_the_table_says_of_each_phase_either_that_it_is_work_or_what_it_is_lost_to() -> None:
+    assert all(row.work is (row.badput is None) for row in PHASES.values())
+    assert all(name == row.name for name, row in PHASES.items())
+
+
+def test_a_phase_that_is_none_is_said_once() -> None:
+    with begun_anew():
+        for _ in range(3):
+            with training.phase("fordward"):
+                pass
+
+        assert misuses() == {("phase", "unknown_phase"): 1}
+        assert of("training.phase_entries", phase="fordward") is None
+
+
+def test_names_of_the_jobs_own_cost_no_more_than_others() -> None:
+    def seconds(first: int, names: int) -> float:
+        blocks = [kinds.kind_named(f"part {first + number % names}", phase=False) for number in range(10)]
+        items, now = list[Any](), 1.0
+        for _ in range(500):
+            items += entered(kinds.TRAINING_ITERATION, now)
+            for kind in blocks:
+                items += entered(kind, now) + left(kind, now)
+            now += 0.001
+            items += left(kinds.TRAINING_ITERATION, now)
+        by_hand = ByHand(0.0)
+        began = time.thread_time()
+        by_hand.take(items)
+        assert by_hand.job.progress.steps == 500
+        return time.thread_time() - began
+
+    few = min(seconds(0, 1) for _ in range(3))
+    many = min(seconds(1, 10) for _ in range(3))
+
+    assert many < 3 * few

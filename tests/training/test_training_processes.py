@@ -313,9 +313,9 @@ def test_a_flood_of_iterations_is_counted_to_the_last_in_constant_memory(tmp_pat
                         pass
                     training.record(loss=0.5, tokens=7, grad_norm=1.0)
 
-        train(50_000)
+        train(10_000)
         before = resident()
-        train(150_000)
+        train(40_000)
         print(resident() - before)
         exporter.flush()
         """,
@@ -323,10 +323,10 @@ def test_a_flood_of_iterations_is_counted_to_the_last_in_constant_memory(tmp_pat
     )
 
     (snapshot,) = snapshots(tmp_path / "feed")
-    assert total(snapshot, "training.steps", mode="train") == 200_000
-    assert total(snapshot, "training.tokens", mode="train") == 1_400_000
-    assert total(snapshot, "training.phase_entries", phase="data_loading") == 200_000
-    assert total(snapshot, "training.step_duration", mode="train") == 200_000
+    assert total(snapshot, "training.steps", mode="train") == 50_000
+    assert total(snapshot, "training.tokens", mode="train") == 350_000
+    assert total(snapshot, "training.phase_entries", phase="data_loading") == 50_000
+    assert total(snapshot, "training.step_duration", mode="train") == 50_000
     assert int(printed) < 4 << 20
 
 
@@ -384,3 +384,93 @@ def test_another_identity_begins_counting_anew_while_blocks_stay_open(tmp_path: 
         for each in snapshots(tmp_path / "feed")
     }
     assert steps == {"made": 4, "second": 3}
+
+
+def test_a_save_is_published_before_the_next_flush(tmp_path: Path) -> None:
+    run(
+        """
+        import os, signal, time
+        from pathlib import Path
+        from exporter import training
+        from exporter.feed.codec import decode
+
+        with training.application(), training.training_loop(train_iterations_start=0):
+            for _ in range(7):
+                with training.training_iteration():
+                    pass
+            with training.checkpoint_save(7):
+                pass
+            for _ in range(200):
+                feeds = list(Path(os.environ["EXPORTER_FEED_DIR"]).glob("*.feed"))
+                if feeds and decode(feeds[0].read_bytes()).recording.training.committed_step == 7:
+                    break
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        tmp_path / "feed",
+        status=-signal.SIGKILL,
+        EXPORTER_FLUSH_SECONDS="60",
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    reading = snapshot.recording.training
+    assert reading is not None
+    assert (reading.steps, reading.committed_step, reading.segments) == (7, 7, ())
+
+
+def test_a_phase_claims_a_rank_and_a_span_does_not(tmp_path: Path) -> None:
+    program = """
+    import exporter
+    from exporter import training
+    with {block}:
+        pass
+    exporter.flush()
+    exporter.flush()
+    """
+    found = []
+    for number, block in enumerate(("exporter.span('launching')", "training.phase('compile')")):
+        run(program.format(block=block), tmp_path / str(number))
+        (snapshot,) = snapshots(tmp_path / str(number))
+        found.append((snapshot.process.rank, snapshot.process.role))
+
+    assert found == [(None, "helper"), (0, "trainer")]
+
+
+def test_flush_never_raises_once_cuda_is_in_error(tmp_path: Path) -> None:
+    printed = run(
+        """
+        import exporter
+        from exporter import training
+        from exporter.training import api
+
+        class Failed:
+            def query(self):
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        training.record(loss=1.0)
+        reader = api.TensorReader(lambda value: None, lambda reason: None)
+        reader._pending.append((None, Failed()))
+        api._readers[api._TRAIN] = reader
+        print(exporter.flush())
+        """,
+        tmp_path / "feed",
+    )
+
+    assert printed == "True\n"
+
+
+def test_an_exit_with_an_odd_status_comes_out_as_it_is(tmp_path: Path) -> None:
+    run(
+        """
+        import sys
+        from exporter import training
+        with training.application():
+            sys.exit([1])
+        """,
+        tmp_path / "feed",
+        status=1,
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    assert snapshot.recording.training is not None
+    assert snapshot.recording.training.failure == "exit"
