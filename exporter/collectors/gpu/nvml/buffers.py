@@ -13,11 +13,12 @@ passes that are further apart, the gaps between them are bridged: an estimate fr
 from __future__ import annotations
 
 import itertools
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import Device, decode
+from exporter.collectors.gpu.nvml.device import Device
 from exporter.collectors.gpu.nvml.library import GARBAGE, CallFailedError
 from exporter.collectors.gpu.nvml.readings import Out
 from exporter.collectors.gpu.nvml.units import GarbageError, ratio, watts
@@ -28,6 +29,10 @@ _DRY_MICROSECONDS = 1_000_000
 
 _CALL = "nvmlDeviceGetSamples"
 _POWER, _UTILIZATION = 0, 1
+
+# A hundred samples a read, and the binding's structures take microseconds for each attribute: read as bytes.
+# Time and value of nvmlSample_t by NVML's code of the value's type.
+_LAYOUTS = {kind: struct.Struct(f"=Q{letter}") for kind, letter in enumerate("dIQQqiH")}
 
 Sample = tuple[int, float]
 """Microseconds as the driver counts them (of the wall clock), and a value."""
@@ -163,11 +168,15 @@ class Buffers:
                 return []
             device.fail(item, _CALL, failure.error)
             return None
+        layout = _LAYOUTS.get(value_type)
+        if layout is None:
+            device.fail(item, _CALL, GARBAGE)
+            return None
         found = []
         for sample in samples:
-            number = decode(value_type, sample.sampleValue)
+            time, number = layout.unpack_from(bytes(sample))
             try:
-                found.append((int(sample.timeStamp), convert(-1 if number is None else number)))
+                found.append((time, convert(number)))
             except GarbageError:
                 device.library.count_error(_CALL, GARBAGE)
         return found
