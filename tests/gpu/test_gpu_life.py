@@ -279,7 +279,7 @@ def test_nvml_is_released_on_request_and_taken_again(tmp_path: Path) -> None:
         pid = collector.child_pid
         assert pid is not None
         collector.release()
-        wait_until(lambda: collector.released and not is_alive(pid))
+        wait_until(lambda: collector.released and not is_alive(pid) and collector.child_pid is None)
 
         assert reason(collector) == "released"
         assert collector.collect().problems == []
