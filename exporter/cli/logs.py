@@ -31,10 +31,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from exporter.collectors.family import Family, FamilySpec, Sample
+from prometheus_client.core import Metric
+
+from exporter.families import FamilySpec
 
 Level = Literal["debug", "info", "warn", "error"]
 Form = Literal["logfmt", "json"]
@@ -175,10 +177,10 @@ class Handler(logging.Handler):
             self._lines.put_nowait(None)
         self._thread.join(timeout_seconds)
 
-    def families(self) -> Sequence[Family]:
+    def families(self) -> list[Metric]:
         """The handler's own counters."""
-        counts = tuple(Sample((level,), count) for level, count in self._counts.items())
-        return Family(MESSAGES, counts), Family(DROPPED, (Sample((), self._refused + self._failed),))
+        counts: dict[tuple[str, ...], float] = {(level,): count for level, count in self._counts.items()}
+        return [MESSAGES.family(dict(counts)), DROPPED.family({(): self._refused + self._failed})]
 
     def _write_lines(self) -> None:
         told = 0
@@ -245,7 +247,7 @@ class Logs:
         logging.getLogger().setLevel(LEVELS[level])
         self._handler.setFormatter(Formatter(form))
 
-    def families(self) -> Sequence[Family]:
+    def families(self) -> list[Metric]:
         """Counters of the records by level, and of the lines that were lost."""
         return self._handler.families()
 

@@ -12,13 +12,15 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from prometheus_client.core import Metric
+
 from exporter.cli.configuration import Configuration
-from exporter.collectors.family import Family, FamilySpec, Sample
 from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
+from exporter.families import FamilySpec
 
 SUCCESSFUL = FamilySpec(
     "exporter_config_last_reload_successful",
@@ -124,12 +126,12 @@ class Reloader:
             except Exception:  # noqa: BLE001  (a collector's constructor; the next reload must still be heard)
                 _log.exception("the reload failed")
 
-    def families(self) -> Sequence[Family]:
+    def families(self) -> list[Metric]:
         """Whether the last attempt succeeded, and when the last one that did was made."""
-        return (
-            Family(SUCCESSFUL, (Sample((), float(self._successful)),)),
-            Family(SUCCESS_TIME, (Sample((), self._success_time),)),
-        )
+        return [
+            SUCCESSFUL.family({(): float(self._successful)}),
+            SUCCESS_TIME.family({(): self._success_time}),
+        ]
 
 
 def _restart_options() -> Iterator[tuple[str, str]]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from exporter.status import history
+from exporter.status.elements import duration
 from exporter.status.history import History
 from exporter.status.readings import Readings
-from exporter.status.text import duration
 from exporter.status.values import Rank, Run, View
 
 STOPPED_SECONDS = 15.0

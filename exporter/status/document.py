@@ -16,8 +16,24 @@ from pathlib import Path
 
 from exporter.collectors.standing import CollectorStatus
 from exporter.status.attention import Concern, is_hanging, is_stopped
-from exporter.status.elements import MISSING, MOST_ROWS, Column, ago, cell, folded, known, spark, table, text
-from exporter.status.text import duration, energy, number, quantity, share, size
+from exporter.status.elements import (
+    MISSING,
+    MOST_ROWS,
+    Column,
+    ago,
+    cell,
+    duration,
+    energy,
+    folded,
+    known,
+    number,
+    quantity,
+    share,
+    size,
+    spark,
+    table,
+    text,
+)
 from exporter.status.values import Gpu, Machine, Rank, Run, Source, Statistic, View
 
 MANY_RANKS = 16

@@ -1,6 +1,6 @@
-"""The pieces that the status page is made of: escaped text, numbers or dashes, tables, folds.
+"""The pieces that the status page is made of: numbers as people read them, escaped text, tables, folds, small charts.
 
-Used in the sidecar, on a worker thread of the web server. Values come in, HTML goes out.
+Used in the sidecar, on a worker thread of the web server. Values come in, HTML goes out; what is not known is a dash.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import isfinite
 from typing import Generic, TypeVar
 
 from exporter.status.history import KEPT_SECONDS, POINT_SECONDS, Point
-from exporter.status.sparkline import sparkline
-from exporter.status.text import DASH, duration
 
+DASH = "\u2013"
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MOST_ROWS = 200
 """Rows of a table at most; the metrics have them all."""
 LONGEST_TEXT = 300
@@ -96,3 +97,114 @@ def text(foreign: str) -> str:
     """Foreign text, harmless in HTML and of bounded length."""
     shown = foreign if len(foreign) <= LONGEST_TEXT else foreign[: LONGEST_TEXT - 1] + "…"
     return escape("".join(c if c.isprintable() else "\ufffd" for c in shown))
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time in one unit."""
+    if seconds is None or not isfinite(seconds):
+        return DASH
+    if seconds < 0.1:
+        return f"{max(0.0, seconds) * 1e3:.3g} ms"
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
+    for limit, length, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def size(count: float | None) -> str:
+    """Bytes in binary units."""
+    if count is None:
+        return DASH
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """A number with a decimal prefix where it is large."""
+    if value is None or not isfinite(value):
+        return DASH
+    tail = f" {unit}" if unit else ""
+    if value == int(value) and abs(value) < 1e5:
+        return f"{value:.0f}{tail}"
+    for factor, prefix in _PREFIXES:
+        if abs(value) >= factor and (abs(value) >= 1e4 or unit):
+            return f"{value / factor:.3g} {prefix}{unit}" if unit else f"{value / factor:.3g}{prefix}"
+    return f"{value:.4g}{tail}"
+
+
+def share(ratio: float | None) -> str:
+    """A ratio in per cent."""
+    if ratio is None:
+        return DASH
+    return f"{100 * ratio:.1f} %" if 0 < ratio < 0.1 else f"{100 * ratio:.0f} %"
+
+
+def energy(joules: float | None) -> str:
+    """Joules, or kilowatt-hours where they are many."""
+    if joules is None:
+        return DASH
+    return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else number(joules, "J")
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A number in a base unit of Prometheus."""
+    if unit == "seconds":
+        return duration(value)
+    if unit == "bytes":
+        return size(value)
+    if unit == "ratio":
+        return share(value)
+    if unit == "joules":
+        return energy(value)
+    return number(value)
+
+
+WIDTH, HEIGHT, MARGIN = 180.0, 36.0, 3.0
+
+
+def sparkline(
+    points: Sequence[float | None],
+    *,
+    slots: int,
+    name: str,
+    words: Callable[[float | None], str],
+    floor: float | None = None,
+) -> str:
+    """Draw a line; nothing where fewer than two points have a number.
+
+    Args:
+        points: Oldest first; None is a gap.
+        slots: Points that the width has room for; the latest stands at the right edge.
+        name: What it shows, for those who cannot see it.
+        words: Writes a number.
+        floor: What the lower edge stands for; None for the least of the points.
+    """
+    known = [value for value in points if value is not None]
+    if len(known) < 2:
+        return ""
+    low, high = min(known), max(known)
+    bottom = low if floor is None else floor
+    span = (high - bottom) or 1.0
+    step = WIDTH / max(slots - 1, 1)
+    first = WIDTH - step * (len(points) - 1)
+    pieces: list[str] = []
+    pen_up = True
+    for index, value in enumerate(points):
+        if value is None:
+            pen_up = True
+            continue
+        x = first + step * index
+        y = HEIGHT - MARGIN - (value - bottom) / span * (HEIGHT - 2 * MARGIN)
+        # A lone point between two gaps is a dot: a line of no length with round ends.
+        pieces.append(f"M{x:.1f} {y:.1f}h0" if pen_up else f"L{x:.1f} {y:.1f}")
+        pen_up = False
+    label = escape(f"{name}: from {words(low)} to {words(high)}, now {words(points[-1])}")
+    return (
+        f'<svg class="spark" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{label}"><title>{label}</title>'
+        f'<path d="{"".join(pieces)}" vector-effect="non-scaling-stroke"/></svg>'
+    )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from exporter.cli import schema
 from exporter.cli.configuration import Configuration, Rule
-from exporter.cli.rendering import render
+from exporter.cli.schema import render
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.config.loader import load
 from exporter.errors import ConfigurationError

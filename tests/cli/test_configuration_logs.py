@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli.logs import LONGEST_VALUE, QUEUED_LINES, Form, Formatter, Level, Logs
-from exporter.collectors.family import Sample
 
 LOG = logging.getLogger("exporter.test")
 
@@ -56,8 +55,8 @@ def record_of(message: str, **extra: object) -> logging.LogRecord:
 
 
 def values(logs: Logs) -> dict[tuple[str, ...], float]:
-    samples: list[Sample] = [sample for family in logs.families() for sample in family.samples]
-    return {sample.labels: sample.value for sample in samples if isinstance(sample.value, int | float)}
+    samples = [sample for family in logs.families() for sample in family.samples]
+    return {tuple(sample.labels.values()): sample.value for sample in samples}
 
 
 def test_a_line_says_when_how_bad_where_and_what() -> None:

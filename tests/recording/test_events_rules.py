@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_recording_process import run, snapshots
 
 from exporter.cli.configuration import UNCHANGED, Configuration, EventRule
-from exporter.cli.rendering import render
+from exporter.cli.schema import render
 from exporter.config.loader import load
 from exporter.errors import ConfigurationError
 from exporter.feed.overrides import read_overrides, write_overrides

@@ -17,11 +17,9 @@ from exporter.collectors.intake import metrics_of
 from exporter.collectors.standing import CollectorStatus
 from exporter.status.attention import concerns
 from exporter.status.document import policy, render
-from exporter.status.elements import MOST_ROWS
+from exporter.status.elements import MOST_ROWS, duration, energy, number, size, sparkline
 from exporter.status.history import History
 from exporter.status.readings import Readings
-from exporter.status.sparkline import sparkline
-from exporter.status.text import duration, energy, number, size
 from exporter.status.values import About
 from exporter.status.view import view
 
