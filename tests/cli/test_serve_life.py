@@ -19,7 +19,9 @@ from waiting import wait_until
 
 def test_the_machine_is_on_the_page_and_promtool_finds_nothing(tmp_path: Path) -> None:
     with sidecar(tmp_path) as running:
-        wait_until(lambda: running.sample('exporter_collector_success{collector="cpu"}') == 1)
+        for name in ("cpu", "feed"):
+            series = f'exporter_collector_success{{collector="{name}"}}'
+            wait_until(lambda series=series: running.sample(series) == 1)  # type: ignore[misc]  # a lambda's default
         page = running.ask("/metrics")[1]
         promtool = ["promtool", "check", "metrics"]
         lint = subprocess.run(promtool, input=page, text=True, capture_output=True, check=False)
