@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from exporter.bridges.loop import publish_soon
 from exporter.bridges.patching import never_raises, patch
 
 MOST_VALUES = 64
@@ -68,8 +67,6 @@ def report_async(training: Any, step: int, began: float, blocking_seconds: float
     training.checkpoint_saved(
         step, kind="async", ok=ok, seconds=monotonic() - began, blocking_seconds=blocking_seconds
     )
-    if ok:
-        publish_soon()
 
 
 class AsyncSave:

@@ -108,18 +108,19 @@ class LoopTracker:
 
     def discard_iteration(self) -> None:
         """Close the iteration as none at all: what it took is outside of iterations, neither work nor lost."""
-        self.end(ITERATION, Discarded())
+        if self.is_open(ITERATION):
+            while self._open[-1][0] != ITERATION:
+                self._close(None)
+            self._recording.discard_iteration()
+            self._close(None)
 
     def begin_save(self, step: int) -> None:
         """Begin to save a checkpoint from which the job can go on."""
         self.begin(SAVE, self.training.checkpoint_save(global_step=step))
 
     def end_save(self, error: BaseException | None = None) -> None:
-        """End a save; one that has succeeded is published at once, since the job may be killed next."""
-        if self.is_open(SAVE):
-            self.end(SAVE, error)
-            if error is None:
-                publish_soon()
+        """End a save; one that has succeeded is published soon, since the job may be killed next."""
+        self.end(SAVE, error)
 
     def record(self, field: str, value: Any) -> None:
         """Record a loss or a gradient norm; of those on a GPU, some."""
@@ -216,15 +217,6 @@ def _divisor(loss: Any) -> float:
     if constant is None or not constant.is_cpu or constant.numel() != 1 or not constant.item():
         return 1.0
     return float(constant.item()) if kind == "DivBackward0" else round(1.0 / float(constant.item()), 6)
-
-
-def publish_soon() -> None:
-    """Have what is recorded by now published without waiting for it."""
-    import exporter  # noqa: PLC0415  # the root of the process, which knows the bridges' parts
-
-    flush_soon = getattr(exporter.process.RECORDER, "flush_soon", None)
-    if flush_soon is not None:
-        flush_soon()
 
 
 def readable(value: Any) -> Any:

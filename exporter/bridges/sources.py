@@ -67,7 +67,7 @@ class Source:
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer's step is over; not called when it raises."""
 
-    def optimizer_skipped(self) -> None:
+    def optimizer_skipped(self, optimizer: Any) -> None:
         """A gradient scaler has left an optimizer's step out."""
 
     def optimizer_loaded(self, state: Any) -> None:

@@ -239,17 +239,17 @@ def _scale_begins(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) 
     return None
 
 
-def _scaled_step_begins(scaler: Any, *_args: Any, **_kwargs: Any) -> object:
-    return (_Seen.optimizer_steps,) if scaler.is_enabled() else None
+def _scaled_step_begins(scaler: Any, optimizer: Any = None, *_args: Any, **kwargs: Any) -> object:
+    return (_Seen.optimizer_steps, kwargs.get("optimizer", optimizer)) if scaler.is_enabled() else None
 
 
 def _scaled_step_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
     source = ACTIVE.source
-    if error is None and kept == (_Seen.optimizer_steps,) and source is not NOBODY:
+    if error is None and kept[0] == _Seen.optimizer_steps and source is not NOBODY:
         from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
 
         training.skipped_step("overflow")
-        source.optimizer_skipped()
+        source.optimizer_skipped(kept[1])
         _Seen.next_scale = 0.0
 
 

@@ -2,10 +2,10 @@
 
 Used in the training process, on the thread that trains. Nobody says where this loop's turns begin and end, so:
 
-- a *turn* begins with the fetch of a batch and holds every optimizer step up to the next fetch: accumulated batches and
-  the several optimizers of a GAN are one turn. An optimizer that steps again without a fetch has begun another turn.
-  Where no loader of torch's is used, turns follow each other from step to step of the first optimizer;
-- a turn in which no optimizer steps is none: the end of an epoch, of the loop, or of the job;
+- a *turn* ends with a step of the first optimizer, and the next one begins there, or with the fetch of a batch after a
+  validation, a checkpoint or the end of an epoch: accumulated batches are one turn, and so are the several optimizers of
+  a GAN. Where that optimizer steps no more, another leads once it has stepped twice;
+- what does not come to a step is no turn: the time up to a validation or a checkpoint, the end of an epoch or of the job;
 - from `eval()` of the model that is trained until its `train()` it is a *validation*, and so are batches that are fetched
   while gradients are off, until a loader is exhausted or something is trained again;
 - a file in which an optimizer's state is written is a *checkpoint*: from nothing else could the job go on;
@@ -44,8 +44,8 @@ from exporter.bridges.sources import ACTIVE, EXIT, WATCHING, Source
 
 EARLIEST_BATCHES = 64
 """Batches before the first turn that are kept."""
-SKIPPED, WITHIN_BACKWARD = 0, 1
-"""Stand for an optimizer whose step a scaler has left out, and for all that step within a backward pass, on its thread."""
+WITHIN_BACKWARD = 0
+"""Stands for all optimizers that step within a backward pass, on its thread."""
 
 
 class LoopSource(Source):
@@ -71,7 +71,6 @@ class LoopSource(Source):
         self._silent = False
         self._start = self._turns = 0
         self._epochs = self._turns_at_epoch = 0
-        self._fetches = 0
         self.is_evaluating = False
         self._in_optimizer = self._in_backward = self._stepped_in_backward = False
         self._worked = False
@@ -117,7 +116,6 @@ class LoopSource(Source):
     def yields(self) -> None:
         """Somebody knows better than what was concluded so far."""
         if self._tracker is not None:
-            self._turn_ends()
             self._tracker.end(EVALUATION)
             self._tracker.end_all(Discarded())
         self.forget()
@@ -137,10 +135,8 @@ class LoopSource(Source):
             self._evaluation_begins(tracker)
             tracker.end(BATCH)
             return True
-        self._fetches += 1
         if tracker.is_open(LOOP):  # before the first backward pass it may be a look at the data
             self._training_goes_on(tracker)
-            self._turn_ends()
             self._turn_begins(tracker)
         tracker.phase("data_loading")
         return True
@@ -159,8 +155,7 @@ class LoopSource(Source):
             tracker.phase(None)
             self._earliest.clear()
             if isinstance(error, StopIteration):
-                if not self._worked:
-                    tracker.discard_iteration()
+                self._idle(tracker)
                 self._epoch_ends(tracker)
         else:
             found = samples_and_tokens(batch)
@@ -193,18 +188,16 @@ class LoopSource(Source):
                 self._evaluation_begins(tracker)
 
     def trains(self, module: Any) -> None:
-        """It is trained again; the next turn begins here where no fetch will begin it."""
+        """It is trained again, and so the next turn begins."""
         tracker = self._mine(training=False)
         if tracker is not None and is_trained(module, tuple(self._optimizers)):
             self._evaluation_ends(tracker, None)
-            if tracker.is_open(LOOP) and not self._fetches:
+            if tracker.is_open(LOOP):
                 self._turn_begins(tracker)
 
     def _evaluation_begins(self, tracker: LoopTracker) -> None:
         if not tracker.is_open(EVALUATION):
-            self._turn_ends()
-            if not self._worked:
-                tracker.discard_iteration()
+            self._idle(tracker)
             tracker.begin(EVALUATION, tracker.training.validation_loop())
 
     def _evaluation_ends(self, tracker: LoopTracker, error: BaseException | None) -> None:
@@ -227,8 +220,6 @@ class LoopSource(Source):
         if tracker is None:
             return False
         self._training_goes_on(tracker)
-        if WITHIN_BACKWARD in self._stepped:
-            self._turn_ends()
         self._turn_begins(tracker)
         self._worked = True
         if not self._stepped:  # what follows an optimizer's step is another's loss
@@ -259,8 +250,6 @@ class LoopSource(Source):
         self._training_goes_on(tracker)
         if hasattr(optimizer, "param_groups"):  # one of torch's
             self._optimizers.add(optimizer)
-        if self._fetches and id(optimizer) in self._stepped:
-            self._turn_ends()
         self._turn_begins(tracker)
         self._in_optimizer = self._worked = True
         tracker.phase("optimizer")
@@ -280,22 +269,20 @@ class LoopSource(Source):
 
     def _optimizer_done(self, tracker: LoopTracker, key: int) -> None:
         self._loss.record(tracker)
-        if self._fetches:
+        if self._leader not in {None, key} and key not in self._stepped:
             self._stepped.add(key)
-        elif self._leader in {None, key} or key in self._stepped:
-            self._leader = key
-            self._stepped.clear()
-            self._turns += 1
-            tracker.end(ITERATION)
-            self._turn_begins(tracker)
-        else:
-            self._stepped.add(key)
+            return
+        self._leader = key
+        self._stepped.clear()
+        self._turns += 1
+        tracker.end(ITERATION)
+        self._turn_begins(tracker)
 
-    def optimizer_skipped(self) -> None:
+    def optimizer_skipped(self, optimizer: Any) -> None:
         """The scaler has found no finite gradients: the turn is one all the same, as frameworks count them."""
         tracker = self._mine(training=True)
         if tracker is not None and tracker.is_open(ITERATION):
-            self._optimizer_done(tracker, SKIPPED)
+            self._optimizer_done(tracker, id(optimizer))
 
     def optimizer_loaded(self, state: Any) -> None:
         """Most optimizers count their steps in their state."""
@@ -328,12 +315,10 @@ class LoopSource(Source):
             self._loss.begin()
             tracker.begin_iteration()
 
-    def _turn_ends(self) -> None:
-        tracker = self._tracker
-        if tracker is not None and self._fetches and self._stepped and tracker.is_open(ITERATION):
-            self._stepped.clear()
-            self._turns += 1
-            tracker.end(ITERATION)
+    def _idle(self, tracker: LoopTracker) -> None:
+        """Something else than a turn begins: one in which nothing was trained yet is none."""
+        if not self._worked:
+            tracker.discard_iteration()
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
@@ -348,7 +333,7 @@ class LoopSource(Source):
             return False
         if tracker.is_open(SAVE) or not tracker.is_open(LOOP):
             return False
-        self._turn_ends()
+        self._idle(tracker)
         self._handed_over = None
         if whole and at_once:
             tracker.begin_save(self.step)
@@ -364,6 +349,7 @@ class LoopSource(Source):
         if tracker is None:
             return
         tracker.end_save(error)
+        self._turn_begins(tracker)
         if self._handed_over is not None:
             report_when_written(tracker.training, *self._handed_over, result, error)
             self._handed_over = None
@@ -392,7 +378,6 @@ class LoopSource(Source):
         if self._thread not in {None, threading.get_ident()}:
             self._ends_elsewhere(tracker, error)
             return
-        self._turn_ends()
         if error is None:
             tracker.end(EVALUATION)
             tracker.discard_iteration()

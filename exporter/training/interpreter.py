@@ -388,6 +388,10 @@ class Interpreter:
                 job.telemetry.span_event(opened, values["event"])
             elif opened.recorded:
                 job.telemetry.span_error(opened, values["event"])
+        elif call.name == "discard_iteration":
+            found = self.open.find(kinds.GUESSED_ITERATION) or self.open.find(kinds.TRAINING_ITERATION)
+            if found is not None:
+                self._discard(found)
         elif call.name == "configured":
             self.configure(values["telemetry"])
         elif call.name == "set_training_telemetry_config":

@@ -185,6 +185,13 @@ class TrainingRecording:
             buffers.switch(on=self._recording)
         self._begin(monotonic())
 
+    # What bridges say ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def discard_iteration() -> None:
+        """Forget the iteration that is open: a bridge has found that it is none, and then leaves it."""
+        calls.say("discard_iteration")
+
     # What others ask -------------------------------------------------------------------------------------
 
     @property

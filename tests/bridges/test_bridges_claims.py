@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,6 +41,16 @@ def test_a_bracketed_method_gives_and_raises_what_it_did_before(library: type[Li
     assert told[0] == (1, 2, None)
     assert told[1][:2] == (3, None)
     assert isinstance(told[1][2], KeyError)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise adds the frame again")
+def test_a_traceback_shows_the_jobs_frames_only(library: type[Library]) -> None:
+    patch(library, "work", lambda *_args, **_kwargs: True)
+
+    with pytest.raises(KeyError) as raised:
+        library().work(3, fail=True)
+    files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
+    assert files == {Path(__file__).name}
 
 
 def test_hooks_that_raise_change_nothing(library: type[Library]) -> None:

@@ -14,7 +14,7 @@ from exporter.bridges.checkpoints import holds_optimizer
 pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
 
 PRELUDE = """
-import copy, os, pickle, sys, tempfile, threading, warnings
+import copy, os, pickle, sys, tempfile, threading, time, warnings
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -112,6 +112,43 @@ def without_loader():
     for _ in range(5):
         turn(critic, second, torch.randn(4, 4))
         turn(generator, first, torch.randn(4, 4))
+
+def estimated():
+    model, optimizer = made()
+    @torch.no_grad()
+    def estimate_loss():
+        model.eval()
+        for _ in range(3):
+            model(torch.randn(4, 4)).pow(2).mean().item()
+            time.sleep(0.05)
+        model.train()
+    for index in range(4):
+        if index % 2 == 0:
+            estimate_loss()
+        turn(model, optimizer, torch.randn(4, 4))
+
+def divided():
+    model, optimizer = made(torch.optim.SGD)
+    losses = []
+    for index, (batch,) in enumerate(loader(40)):
+        loss = model(batch).pow(2).mean()
+        (loss / 4).backward()
+        losses.append(loss.item())
+        if index % 4 == 3 or index == 9:
+            optimizer.step()
+            optimizer.zero_grad()
+            print(f"divided{index}", gauges())
+            print("means", sum(losses) / len(losses))
+            losses.clear()
+
+def shared():
+    model, optimizer = made(torch.optim.SGD)
+    sums = [model(torch.randn(size, 4)).pow(2).sum() for size in (3, 7)]
+    print("means", sum(each.item() for each in sums) / 10)
+    for each in sums:
+        (each / 10).backward()
+    optimizer.step()
+    print("shared", gauges())
 
 def closure():
     model, _ = made()
@@ -252,7 +289,7 @@ def pickled():
     functions = torch.save, torch.autograd.backward, nn.utils.clip_grad_norm_
     assert pickle.loads(pickle.dumps(functions)) == functions
 
-for scenario in (looking, ordinary, resumed, accumulation, accumulation_over_the_end, gan, inner_steps, within_backward, without_loader, closure,
+for scenario in (looking, ordinary, resumed, accumulation, accumulation_over_the_end, gan, inner_steps, within_backward, without_loader, estimated, divided, shared, closure,
                  validation_with_gradients, evaluated_beside, validation_cut_short, scaled, failing, failing_torch, compiled, threads,
                  workers, distributed_checkpoint, pickled):
     torch_loop.ACTIVE.fallback.yields()
@@ -348,6 +385,22 @@ def test_optimizers_that_step_on_a_thread_within_the_backward_pass_have_made_a_s
 
 def test_without_a_loader_steps_are_those_of_the_first_optimizer(told: Job) -> None:
     assert steps(told, "without_loader") == 5
+
+
+def test_an_evaluation_without_a_loader_is_a_validation_and_no_step(told: Job) -> None:
+    seconds = told.value("training_phase_seconds_total", "estimated", phase="validation")
+
+    assert steps(told, "estimated") == 4
+    assert told.phases("estimated")["validation"] == 1  # the first is before there is a training
+    assert 0.15 <= (seconds or 0) < 0.15 + 5
+
+
+def test_the_loss_of_accumulated_batches_is_their_mean_and_not_the_divided_one(told: Job) -> None:
+    means = [float(line.split()[1]) for line in told.done.stdout.splitlines() if line.startswith("means ")]
+    shown = [told.told()[name]["training.loss,mode=train"] for name in ("divided3", "divided7", "divided9")]
+
+    assert shown == pytest.approx(means[:3], rel=1e-5)
+    assert told.told()["shared"]["training.loss,mode=train"] == pytest.approx(means[3], rel=1e-5)
 
 
 def test_backward_passes_within_an_optimizer_are_told_within_it(told: Job) -> None:

@@ -1,0 +1,195 @@
+"""Every number on /metrics of an ordinary job under `run` is held against the diary that the job itself keeps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bridges_support import QUIET, installed_distribution, wanted
+from elastic_support import labelled, series
+from places import TESTS
+from run_support import REPOSITORY, answers, environment, free_port, run_command, scrape, started
+from waiting import wait_until
+
+pytestmark = [wanted("torch"), pytest.mark.timeout(240)]
+
+JOBS = TESTS / "bridges" / "truth"
+# As a shell loop within one `run`: the first attempt crashes, the second goes on.
+LOOP = """
+import subprocess, sys, time
+from pathlib import Path
+from typing import Any
+directory = Path(sys.argv[2])
+codes = [subprocess.run([sys.executable, *sys.argv[1:]]).returncode for _ in range(2)]
+(directory / "ended").write_text(repr(codes))
+until = time.monotonic() + 60
+while not (directory / "over").exists() and time.monotonic() < until:
+    time.sleep(0.05)
+"""
+STEPS = 10
+"""Steps of every job, as in its diary's module."""
+SLOWER_RATIO = 1.5
+"""How much longer a step may look than the job measures it: hooks, and a busy machine between the two clocks."""
+
+SHORTER_RATIO = 0.7
+"""Accelerate's loaders fetch a batch ahead, so that the last of a validation is outside of it."""
+
+
+@dataclass
+class Truth:
+    """What a job wrote, and what a scraper saw.
+
+    Attributes:
+        diary: The lines of the job.
+        living: The page while the second attempt waits at its end.
+        ended: The page after it.
+        codes: How the two attempts ended.
+        errors: What was written to standard error.
+    """
+
+    diary: list[dict[str, Any]]
+    living: str
+    ended: str
+    codes: list[int]
+    errors: str
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.diary if line["event"] == event]
+
+    @property
+    def attempts(self) -> list[list[dict[str, Any]]]:
+        """The lines of each attempt."""
+        found: list[list[dict[str, Any]]] = []
+        for line in self.diary:
+            if line["event"] == "attempt":
+                found.append([])
+            found[-1].append(line)
+        return found
+
+    @property
+    def lost(self) -> list[dict[str, Any]]:
+        """The steps of the first attempt that its last checkpoint does not hold."""
+        first = self.attempts[0]
+        saved = max(line["step"] for line in first if line["event"] == "save")
+        return [line for line in first if line["event"] == "step" and line["step"] > saved]
+
+
+def truth_of(name: str, directory: Path) -> Truth:
+    feed = directory / "feed"
+    feed.mkdir(mode=0o700)
+    site = installed_distribution(directory / "site")
+    port = free_port()
+    job = [sys.executable, "-c", LOOP, str(JOBS / f"job_{name}.py"), str(directory)]
+    command = run_command(feed, job, "--run.name=truth", "--run.linger=0s", port=port)
+    errors = directory / "errors"
+    with (
+        errors.open("w") as stderr,
+        started(
+            command,
+            feed,
+            env=environment(**QUIET, PYTHONPATH=f"{site}:{REPOSITORY}", OMP_NUM_THREADS="1"),
+            cwd=directory,
+            stderr=stderr,
+        ) as process,
+    ):
+        wait_until(lambda: '"done"' in text_of(directory / "diary") or process.poll() is not None, 150)
+        assert '"done"' in text_of(directory / "diary"), errors.read_text()
+        wait_until(partial(answers, port), 30)
+        wait_until(lambda: labelled(scrape(port), "training_step") == STEPS, 30)
+        living = scrape(port)
+        (directory / "go").touch()
+        wait_until((directory / "ended").exists, 30)
+        wait_until(lambda: labelled(scrape(port), "training_feed_alive") == 0, 30)
+        ended = scrape(port)
+        (directory / "over").touch()
+        process.wait(30)
+    diary = [json.loads(line) for line in text_of(directory / "diary").splitlines()]
+    return Truth(diary, living, ended, json.loads((directory / "ended").read_text()), errors.read_text())
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "plain",
+        pytest.param("lightning", marks=wanted("lightning")),
+        pytest.param("transformers", marks=wanted("transformers")),
+        pytest.param("accelerate", marks=wanted("accelerate")),
+        "told",
+    ],
+)
+def truth(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    return truth_of(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_what_was_counted_is_what_was_done(truth: Truth) -> None:
+    assert truth.codes == [1, 0]
+    for page in (truth.living, truth.ended):
+        assert labelled(page, "training_steps_total", mode="train") == len(truth.of("step"))
+        assert labelled(page, "training_steps_total", mode="validation") == len(truth.of("validation"))
+        assert labelled(page, "training_samples_total", mode="train") == sum(
+            line["samples"] for line in truth.of("batch")
+        )
+        assert labelled(page, "training_microbatches_total") == len(truth.of("batch"))
+        assert labelled(page, "training_checkpoints_total", result="ok") == len(truth.of("save"))
+        assert labelled(page, "training_checkpoints_total", result="failed") == 0
+
+
+def test_last_values_are_those_of_the_last_step(truth: Truth) -> None:
+    last = truth.of("step")[-1]
+    logged = {**last, **(truth.of("logged") or [{}])[-1]}
+
+    assert labelled(truth.living, "training_step") == last["step"]
+    assert labelled(truth.living, "training_loss", mode="train") == pytest.approx(last["loss"], rel=1e-5)
+    for field, family in (("norm", "training_grad_norm"), ("rate", "training_learning_rate")):
+        if field in logged:
+            assert labelled(truth.living, family) == pytest.approx(logged[field], rel=1e-5)
+    if truth.of("validated"):
+        found = labelled(truth.living, "training_loss", mode="validation")
+        assert found == pytest.approx(truth.of("validated")[-1]["loss"], rel=1e-5)
+
+
+def test_durations_are_those_of_the_job(truth: Truth) -> None:
+    for mode, event in (("train", "step"), ("validation", "validation")):
+        measured = sum(line["seconds"] for line in truth.of(event))
+        shown = labelled(truth.ended, "training_step_duration_seconds_sum", mode=mode)
+
+        assert measured * SHORTER_RATIO < shown < measured * SLOWER_RATIO + 0.5
+        assert labelled(truth.ended, "training_step_duration_seconds_count", mode=mode) == len(
+            truth.of(event)
+        )
+
+
+def test_the_crash_costs_the_steps_since_the_last_checkpoint_and_the_end_nothing(truth: Truth) -> None:
+    assert labelled(truth.ended, "training_lost_steps_total") == len(truth.lost)
+    assert labelled(truth.ended, "training_attempts_total") == 2
+    assert labelled(truth.ended, "training_uncommitted_seconds") == 0
+    kept = sum(line["seconds"] for line in truth.of("step")) - sum(line["seconds"] for line in truth.lost)
+    assert labelled(truth.ended, "training_productive_seconds_total") > 0.8 * kept
+
+
+def test_only_the_job_itself_is_in_its_traceback(truth: Truth) -> None:
+    assert "the job's own failure" in truth.errors
+    assert "exporter/bridges" not in truth.errors
+
+
+def test_windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:
+    samples = [line["loss"] for line in truth.attempts[1] if line["event"] == "step"]
+    if not series(truth.living, "truth_loss_window_samples"):
+        pytest.skip("this job has no Stat of its own")
+    window = samples[: len(samples) // 4 * 4][-4:]
+
+    assert labelled(truth.living, "truth_loss_window_samples") == len(window)
+    assert labelled(truth.living, "truth_loss_window_mean") == pytest.approx(sum(window) / len(window))
+    assert labelled(truth.living, "truth_loss_window_max") == pytest.approx(max(window))
+    assert labelled(truth.living, "truth_loss_window_last") == pytest.approx(window[-1])
+    last = truth.of("step")[-1]["at"]
+    assert labelled(truth.living, "truth_loss_last_sample_timestamp_seconds") == pytest.approx(last, abs=2)

@@ -1,0 +1,101 @@
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN204  # as people write their jobs
+"""A Lightning Trainer with the same: its callback keeps the diary."""
+
+import logging
+import time
+import warnings
+
+warnings.simplefilter("ignore")
+import diary  # noqa: E402  # Lightning warns while it is imported
+import lightning.pytorch as pl  # noqa: E402
+import torch  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+for name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+torch.manual_seed(diary.attempt)
+examples = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+    def training_step(self, batch, index):
+        inputs, targets = batch
+        time.sleep(diary.SECONDS)
+        loss = torch.nn.functional.mse_loss(self.layers(inputs), targets)
+        if index % diary.ACCUMULATED:
+            diary.crash_if_due(self.global_step)
+        return loss
+
+    def validation_step(self, batch, index):
+        began = time.monotonic()
+        time.sleep(diary.SECONDS)
+        loss = torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
+        self.log("val_loss", loss)
+        diary.write("validation", seconds=time.monotonic() - began)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        rates = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: diary.WARM_UP[min(step, diary.STEPS - 1)]
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
+
+
+class Diary(pl.Callback):
+    began = 0.0
+    completed = 0
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        if index % diary.ACCUMULATED == 0:
+            self.began = time.monotonic()
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        self.rate = optimizer.param_groups[0]["lr"]
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        diary.write("batch", samples=len(batch[0]))
+        done = trainer.global_step
+        if done == self.completed:
+            return
+        self.completed = done
+        # Lightning shows a batch's loss, and the rate that its scheduler has set for the next step.
+        loss = float(outputs["loss"])
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        diary.write("step", step=done, loss=loss, rate=rate, seconds=time.monotonic() - self.began)
+        if done % diary.SAVED_EVERY == 0:
+            trainer.save_checkpoint(diary.CHECKPOINT)
+            diary.write("save", step=done)
+
+    def on_train_start(self, trainer, module):
+        self.completed = trainer.global_step
+        diary.write("attempt", begins_at=trainer.global_step)
+
+    def on_validation_end(self, trainer, module):
+        diary.write("validated", loss=float(trainer.callback_metrics["val_loss"]))
+
+
+pl.Trainer(
+    max_steps=diary.STEPS,
+    accumulate_grad_batches=diary.ACCUMULATED,
+    val_check_interval=diary.VALIDATED_EVERY * diary.ACCUMULATED,
+    check_val_every_n_epoch=None,
+    callbacks=[Diary()],
+    accelerator="cpu",
+    devices=1,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    num_sanity_val_steps=0,
+).fit(
+    Module(),
+    DataLoader(examples, batch_size=4),
+    DataLoader(examples, batch_size=16),
+    ckpt_path=str(diary.CHECKPOINT) if diary.CHECKPOINT.exists() else None,
+)
+diary.wait_for_the_end()

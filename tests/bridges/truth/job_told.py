@@ -1,0 +1,76 @@
+# mypy: ignore-errors
+# ruff: noqa: ANN201  # as people write their jobs
+"""A loop that the job itself tells, after a warm-up of a few steps that nobody tells; and a Stat of its own."""
+
+import time
+
+import diary
+import torch
+
+from exporter import Stat, training
+
+torch.manual_seed(diary.attempt)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=diary.WARM_UP[0])
+seen = Stat("truth.loss", ["mean", "value", "max", "count"], window_seconds=None, window_samples=4)
+
+
+def forward_and_backward():
+    inputs, targets = torch.randn(4, 8), torch.randn(4, 1)
+    time.sleep(diary.SECONDS)
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    (loss / diary.ACCUMULATED).backward()
+    return loss.item()
+
+
+for _ in range(3):  # kernels are chosen, memory is reserved; of these the diary holds nothing
+    forward_and_backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+done = 0
+if diary.CHECKPOINT.exists():
+    with training.checkpoint_load():
+        state = torch.load(diary.CHECKPOINT)
+        model.load_state_dict(state["model"])
+        done = state["step"]
+diary.write("attempt", begins_at=done)
+
+with training.training_loop(train_iterations_start=done, train_iterations_target_or_fn=diary.STEPS):
+    while done < diary.STEPS:
+        with training.training_iteration():
+            began, losses = time.monotonic(), []
+            for group in optimizer.param_groups:
+                group["lr"] = diary.WARM_UP[done]
+            for _ in range(diary.ACCUMULATED):
+                diary.write("batch", samples=4)
+                losses.append(forward_and_backward())
+                training.record(samples=4, microbatches=1)
+            diary.crash_if_due(done)
+            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+            optimizer.step()
+            optimizer.zero_grad()
+            loss = sum(losses) / len(losses)
+            training.record(loss=loss, grad_norm=norm, learning_rate=diary.WARM_UP[done])
+            seen.add(loss)
+        done += 1
+        diary.write(
+            "step",
+            step=done,
+            loss=loss,
+            norm=norm,
+            rate=diary.WARM_UP[done - 1],
+            seconds=time.monotonic() - began,
+        )
+        if done % diary.VALIDATED_EVERY == 0:
+            with training.validation_loop():
+                for _ in range(4):
+                    with training.validation_iteration():
+                        began = time.monotonic()
+                        time.sleep(diary.SECONDS)
+                    diary.write("validation", seconds=time.monotonic() - began)
+        if done % diary.SAVED_EVERY == 0:
+            with training.checkpoint_save(global_step=done):
+                torch.save({"model": model.state_dict(), "step": done}, diary.CHECKPOINT)
+            diary.write("save", step=done)
+diary.wait_for_the_end()

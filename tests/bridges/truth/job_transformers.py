@@ -1,0 +1,96 @@
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN204  # as people write their jobs
+"""A Transformers Trainer with the same: its callback keeps the diary."""
+
+import time
+
+import diary
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+
+torch.manual_seed(diary.attempt)
+
+
+class Examples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"inputs": torch.full((8,), index / 64), "labels": torch.tensor([index / 64])}
+
+
+class Model(PreTrainedModel):
+    config_class = PretrainedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        self.post_init()
+
+    def forward(self, inputs, labels):
+        began = time.monotonic()
+        time.sleep(diary.SECONDS)
+        loss = torch.nn.functional.mse_loss(self.layers(inputs), labels)
+        if self.training:
+            diary.write("batch", samples=len(inputs))
+            keeper.losses.append(loss.item())
+            if len(keeper.losses) == diary.ACCUMULATED:
+                diary.crash_if_due(trainer.state.global_step)
+        else:
+            diary.write("validation", seconds=time.monotonic() - began)
+        return {"loss": loss, "logits": labels}
+
+
+class Diary(TrainerCallback):
+    def __init__(self):
+        self.losses = []
+        self.began = 0.0
+
+    def on_train_begin(self, args, state, control, **others):
+        diary.write("attempt", begins_at=state.global_step)
+
+    def on_step_begin(self, args, state, control, **others):
+        self.began = time.monotonic()
+
+    def on_step_end(self, args, state, control, optimizer=None, **others):
+        loss = sum(self.losses) / len(self.losses)
+        self.losses.clear()
+        diary.write("step", step=state.global_step, loss=loss, seconds=time.monotonic() - self.began)
+
+    def on_log(self, args, state, control, logs=None, **others):
+        if "learning_rate" in logs:
+            diary.write("logged", rate=logs["learning_rate"], norm=logs["grad_norm"])
+
+    def on_evaluate(self, args, state, control, metrics=None, **others):
+        diary.write("validated", loss=metrics["eval_loss"])
+
+    def on_save(self, args, state, control, **others):
+        diary.write("save", step=state.global_step)
+
+
+keeper = Diary()
+trainer = Trainer(
+    Model(PretrainedConfig()),
+    TrainingArguments(
+        output_dir=str(diary.CHECKPOINT),
+        max_steps=diary.STEPS,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=16,
+        gradient_accumulation_steps=diary.ACCUMULATED,
+        eval_strategy="steps",
+        eval_steps=diary.VALIDATED_EVERY,
+        save_steps=diary.SAVED_EVERY,
+        logging_steps=1,
+        warmup_steps=5,
+        learning_rate=0.05,
+        disable_tqdm=True,
+        report_to=[],
+        use_cpu=True,
+        log_level="error",
+    ),
+    train_dataset=Examples(),
+    eval_dataset=Examples(),
+    callbacks=[keeper],
+)
+trainer.train(resume_from_checkpoint=diary.attempt > 1)
+diary.wait_for_the_end()
