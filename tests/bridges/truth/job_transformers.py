@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN201, ANN204  # as people write their jobs
+# ruff: noqa: ANN001, ANN003, ANN201, ANN204  # as people write their jobs
 """A Transformers Trainer with the same: its callback keeps the diary."""
 
 import time
