@@ -98,9 +98,10 @@ def _made_begins(accelerator: Any, *_args: Any, **_kwargs: Any) -> object:
 
 
 def _made(accelerator: Any, _result: Any, error: BaseException | None) -> None:
-    tracker = torch_loop.active_tracker()
-    if tracker is None or error is not None:
+    source, tracker = torch_loop.active_loop(), torch_loop.active_tracker()
+    if source is None or tracker is None or error is not None:
         return
+    source.batches_ahead = 1  # so that its loaders know the last one
     set_rank(int(accelerator.process_index))
     tracker.training.describe(
         framework="accelerate",

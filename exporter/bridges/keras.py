@@ -315,4 +315,4 @@ def _save_begins(model: Any, *_args: Any, **_kwargs: Any) -> object:
 
 
 def _save_ends(source: FitSource, _result: Any, error: BaseException | None) -> None:
-    source.tracker.end_save(error)
+    source.tracker.end(SAVE, error)

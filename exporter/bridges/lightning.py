@@ -271,7 +271,7 @@ class TrainerSource(Source):
 
     def saving_ends(self, save: AsyncSave | None, error: BaseException | None) -> None:
         """It is written, handed over to be written, or has failed."""
-        self._tracker.end_save(error)
+        self._tracker.end(SAVE, error)
         if save is not None:
             self._async_saves.returns(save, error)
 

@@ -118,10 +118,6 @@ class LoopTracker:
         """Begin to save a checkpoint from which the job can go on."""
         self.begin(SAVE, self.training.checkpoint_save(global_step=step))
 
-    def end_save(self, error: BaseException | None = None) -> None:
-        """End a save; one that has succeeded is published soon, since the job may be killed next."""
-        self.end(SAVE, error)
-
     def record(self, field: str, value: Any) -> None:
         """Record a loss or a gradient norm; of those on a GPU, some."""
         if self.is_due(field, value):

@@ -42,8 +42,8 @@ from exporter.bridges.loop import (
 from exporter.bridges.patching import never_raises, patch_existing
 from exporter.bridges.sources import ACTIVE, EXIT, WATCHING, Source
 
-EARLIEST_BATCHES = 64
-"""Batches before the first turn that are kept."""
+MOST_FETCHED = 64
+"""Batches that are kept until something is trained."""
 WITHIN_BACKWARD = 0
 """Stands for all optimizers that step within a backward pass, on its thread."""
 
@@ -56,9 +56,11 @@ class LoopSource(Source):
 
     Attributes:
         courteous: The same.
+        batches_ahead: Batches that the job's loaders fetch before they are trained on.
     """
 
     strength = WATCHING
+    batches_ahead = 0
 
     def __init__(self, *, courteous: bool = False) -> None:
         self.courteous = courteous
@@ -79,7 +81,8 @@ class LoopSource(Source):
         self._stepped: set[int] = set()
         self._leader: int | None = None
         self._handed_over: tuple[int, float] | None = None
-        self._earliest: deque[tuple[int | None, int | None]] = deque(maxlen=EARLIEST_BATCHES)
+        self._fetched: deque[tuple[int | None, int | None]] = deque(maxlen=MOST_FETCHED)
+        self._is_exhausted = False
 
     @property
     def tracker(self) -> LoopTracker | None:
@@ -153,23 +156,23 @@ class LoopSource(Source):
                 tracker.begin(BATCH, tracker.training.validation_iteration())
         elif error is not None or batch is None:
             tracker.phase(None)
-            self._earliest.clear()
+            if not tracker.is_open(LOOP):
+                self._fetched.clear()
+            self._is_exhausted = error is not None
             if isinstance(error, StopIteration):
                 self._idle(tracker)
                 self._epoch_ends(tracker)
         else:
-            found = samples_and_tokens(batch)
-            if tracker.is_open(LOOP):
-                tracker.phase("forward")
-                self._count(tracker, found)
-            else:
-                tracker.phase(None)
-                self._earliest.append(found)
+            self._is_exhausted = False
+            self._fetched.append(samples_and_tokens(batch))
+            tracker.phase("forward" if tracker.is_open(LOOP) else None)
 
-    @staticmethod
-    def _count(tracker: LoopTracker, found: tuple[int | None, int | None]) -> None:
-        samples, tokens = found
-        tracker.training.record(samples=samples, tokens=tokens, microbatches=1)
+    def _count_batches(self, tracker: LoopTracker) -> None:
+        """Count the batches that something is trained on by now."""
+        ahead = 0 if self._is_exhausted else self.batches_ahead
+        while len(self._fetched) > ahead:
+            samples, tokens = self._fetched.popleft()
+            tracker.training.record(samples=samples, tokens=tokens, microbatches=1)
 
     def _epoch_ends(self, tracker: LoopTracker) -> None:
         if self._turns > self._turns_at_epoch:
@@ -222,6 +225,7 @@ class LoopSource(Source):
         self._training_goes_on(tracker)
         self._turn_begins(tracker)
         self._worked = True
+        self._count_batches(tracker)
         if not self._stepped:  # what follows an optimizer's step is another's loss
             self._loss.add(tensors, begins=True)
         tracker.phase("backward")
@@ -305,9 +309,6 @@ class LoopSource(Source):
         if not tracker.is_open(LOOP):
             tracker.begin_loop(self.step)
             tracker.training.record(epoch=self._epochs)
-            for found in self._earliest:
-                self._count(tracker, found)
-            self._earliest.clear()
 
     def _turn_begins(self, tracker: LoopTracker) -> None:
         if not tracker.is_open(ITERATION):
@@ -348,7 +349,7 @@ class LoopSource(Source):
         tracker = self._tracker
         if tracker is None:
             return
-        tracker.end_save(error)
+        tracker.end(SAVE, error)
         self._turn_begins(tracker)
         if self._handed_over is not None:
             report_when_written(tracker.training, *self._handed_over, result, error)

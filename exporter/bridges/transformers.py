@@ -310,7 +310,7 @@ def _save_begins(trainer: Any, *_args: Any, **_kwargs: Any) -> object:
 
 
 def _save_ends(source: TrainerSource, _result: Any, error: BaseException | None) -> None:
-    source.tracker.end_save(error)
+    source.tracker.end(SAVE, error)
 
 
 def _load_begins(_trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any) -> object:

@@ -23,10 +23,13 @@ def forward_and_backward():
     return loss.item()
 
 
-for _ in range(3):  # kernels are chosen, memory is reserved; of these the diary holds nothing
+warm_up = []
+for _ in range(3):  # kernels are chosen, memory is reserved
+    began = time.monotonic()
     forward_and_backward()
     optimizer.step()
     optimizer.zero_grad()
+    warm_up.append(time.monotonic() - began)
 
 done = 0
 if diary.CHECKPOINT.exists():
@@ -35,6 +38,8 @@ if diary.CHECKPOINT.exists():
         model.load_state_dict(state["model"])
         done = state["step"]
 diary.write("attempt", begins_at=done)
+for seconds in warm_up:
+    diary.write("warm-up", seconds=seconds)
 
 with training.training_loop(train_iterations_start=done, train_iterations_target_or_fn=diary.STEPS):
     while done < diary.STEPS:
