@@ -71,7 +71,7 @@ TAKEN_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
 """Labels that the sidecar itself puts on a Stat's series; a second one of the name would spoil the scrape."""
 
 MAX_BUCKETS = 1024  # wider than what recording accepts, as all limits here
-MAX_CONTAINERS = 1_000_000
+MAX_CONTAINERS = 200_000
 """Lists and objects in one section: each costs its reader 60 bytes for the 2 that it takes in the file."""
 
 _AGGREGATIONS = {each.value: each for each in Aggregation}

@@ -18,8 +18,9 @@ HEADER = struct.Struct("<8sHHI16sQIII")
 CHECKSUM = struct.Struct("<I")
 CHECKSUM_OFFSET = 12
 
-MAX_BYTES = 16 << 20
-"""A larger snapshot is neither written nor read."""
+MAX_BYTES = 4 << 20
+"""A larger snapshot is neither written nor read: some 6,000 Stats with the default aggregations. Beyond it a process
+leaves its newest Stats out, counts them and says which."""
 MAX_STATS = 65_536
 MAX_EVENT_ROWS = 4096
 """Rows of each list about events: many times what a writer makes."""

@@ -186,6 +186,12 @@ class FeedWriter:
             kept = self._max_stats = min(kept - 1, int(kept * 0.9 * self._max_bytes / len(data)))
         if kept < total:
             self._count("too_large", total - kept)
+            if self._notice is None:
+                names = ", ".join(repr(stat.definition.name) for stat in recording.stats[kept : kept + 5])
+                self._notice = (
+                    f"{total - kept} Stats, from {names} on, are not exported: a process's file holds at most"
+                    f" {self._max_bytes} bytes"
+                )
         return data
 
     def _look_for_rivals(self) -> None:
