@@ -42,7 +42,7 @@ test: setup system
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PATIENCE)
 
 bench: setup
-	@for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+	@for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || failed=1; done; exit $${failed:-0}
 
 docs: setup
 	$(BIN)/python docs/generate_metrics.py

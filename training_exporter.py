@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 
@@ -31,12 +32,18 @@ def load_package() -> None:
 
 def main() -> int:
     """Do what the process's command line asks for; its exit status."""
-    load_package()
     module = "exporter.cli.main"
     if sys.argv[1:2] == ["-m"]:
         module = sys.argv[2]
         del sys.argv[1:3]
-    status: int = importlib.import_module(module).main(sys.argv[1:])
+    elif not sys.argv[1:] or sys.argv[1].startswith("-"):
+        # A SIGHUP before the sidecar can hear it would end it; it is heard as soon as it can.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        load_package()
+        status: int = importlib.import_module(module).main(sys.argv[1:])
+    except KeyboardInterrupt:
+        return 130
     return status
 
 

@@ -1,104 +1,155 @@
-"""Measures what the sidecar and its NVML child cost on a node with eight GPUs and a job of eight ranks.
+"""Measures what the sidecar and its NVML child cost on a node with eight GPUs and a job of eight ranks of 50 Stats.
 
-The real sidecar with its default settings replays the machine `h100` through the real child; the job is one process
-per rank with 50 Stats, as in `bench_sidecar`, whose parts this uses, once without and once with telling their
-training. Never scraped for a while, then every 15 s. The processor time of both processes is from the kernel, over the same while;
-series are those of a page without the job's own Stats, and with them. Prints one JSON document.
+The real sidecar with its default settings replays the machine `h100` through the real child; the job is one real process
+per rank that tells its training. Scraped as Prometheus does, every 15 s. Processor time and memory are the kernel's; peers
+take turns where they are installed: node_exporter for the processor time of a scrape. Prints one JSON document, and ends
+with status 1 when a budget does not hold.
 
-    python benchmarks/bench_node.py [--quick]    quick: scraped every 5 s, which costs twice as much
+    python benchmarks/bench_node.py [--quick]    quick: scraped every 5 s, which costs more
 """
 
 from __future__ import annotations
 
 import gzip
 import re
+import shutil
+import statistics
+import sys
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from bench_sidecar import QUICK, STATS, Server, feed_directory, job, sidecar
-from report import report
+from report import QUICK, Row, child, feed_directory, memory_mib, process_seconds, report
 
-RANKS = 8
+RANKS, STATS, GPUS = 8, 50, 8
 SCRAPE_SECONDS = 5.0 if QUICK else 15.0
-SCRAPES_BEFORE = 3
-SCRAPES = 2 if QUICK else 4
-UNSCRAPED_SECONDS = 5.0 if QUICK else 30.0
-FORGOTTEN_SECONDS = 6.0 if QUICK else 66.0  # after a minute without a scrape it expects none
+SCRAPES_BEFORE, SCRAPES = 3, 2 if QUICK else 6
+ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
-def nvml_child(parent: int) -> int:
-    """The process id of the child."""
-    children = Path(f"/proc/{parent}/task").glob("*/children")
-    return next(int(pid) for each in children for pid in each.read_text().split())
+def be_rank() -> None:
+    """One rank of the job: records, and tells its training, until it is killed."""
+    import exporter
+    from exporter import training
+
+    made = [
+        exporter.Stat(
+            f"bench.part{number}",
+            ["mean", "p95", "histogram" if number % 5 == 0 else "max"],
+            unit="seconds",
+            window_seconds=10.0,
+        )
+        for number in range(STATS)
+    ]
+    print("ready", flush=True)
+    with training.training_loop(train_iterations_start=0):
+        while True:
+            with training.training_iteration():
+                for phase in (training.model_forward, training.model_backward, training.optimizer_update):
+                    with phase():
+                        time.sleep(0.06)
+                training.record(loss=2.0, grad_norm=1.0, learning_rate=1e-4, samples=8, tokens=16_384)
+            now = time.time()
+            for stat in made:
+                stat.add(0.1 + now % 1.0)
 
 
-def cost(pid: int, cpu_seconds: float, wall_seconds: float) -> dict[str, float]:
-    """Share of a core, memory with and without what is shared with other processes."""
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    kib = {name: int(number) for name, number in re.findall(r"(\w+): +(\d+) kB", rollup)}
-    return {
-        "percent_of_a_core": round(100 * cpu_seconds / wall_seconds, 3),
-        "resident_mib": round(kib["Rss"] / 1024, 1),
-        "proportional_mib": round(kib["Pss"] / 1024, 1),
-    }
+def scrape(url: str) -> bytes:
+    """Scrape as Prometheus does; the page."""
+    request = urllib.request.Request(f"{url}/metrics", headers={"Accept": ACCEPT, "Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        body: bytes = answer.read()
+        return gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def scrape(server: Server, count: int) -> None:
-    """Scrape every so often, at even times."""
-    due = time.monotonic()
+def scrape_regularly(url: str, count: int) -> bytes:
+    """Scrape every so often, at even times; the last page."""
+    due, page = time.monotonic(), b""
     for _ in range(count):
         due += SCRAPE_SECONDS
         time.sleep(max(0.0, due - time.monotonic()))
-        server.scrape()
+        page = scrape(url)
+    return page
 
 
-def measure(*, trains: bool) -> dict[str, object]:
-    """The node, with ranks that tell their training or not."""
-    with (
-        feed_directory() as directory,
-        sidecar(directory, "--gpu.replay=h100") as server,
-        job(directory, RANKS, STATS, trains=trains),
-    ):
-        time.sleep(FORGOTTEN_SECONDS)
-        found: dict[str, object] = {"never scraped": costs(server, lambda: time.sleep(UNSCRAPED_SECONDS))}
-        scrape(server, SCRAPES_BEFORE)
-        found[f"scraped every {SCRAPE_SECONDS:g} s"] = costs(server, lambda: scrape(server, SCRAPES))
-        lines = gzip.decompress(server.body).decode().splitlines()
-    names = Counter(re.split(r"[{ ]", line)[0] for line in lines if line and not line.startswith("#"))
-    ours = Counter({name: count for name, count in names.items() if not name.startswith("bench_")})
-    prefixes = Counter[str]()
-    for name, count in ours.items():
-        prefixes[name.partition("_")[0]] += count
-    found["series"] = {"with the Stats": names.total(), "without": ours.total(), "by prefix": dict(prefixes)}
-    found["largest families"] = dict(ours.most_common(12))
-    return found
+def scrape_ms(url: str, pid: int) -> float:
+    """Processor time of a server for one scrape; the median leaves out what else it does."""
+    times = []
+    for _ in range(20):
+        before = process_seconds(pid)
+        scrape(url)
+        times.append(process_seconds(pid) - before)
+    return round(statistics.median(times) * 1e3, 2)
 
 
-def costs(server: Server, meanwhile: Callable[[], None]) -> dict[str, object]:
-    """What both processes cost over a while."""
-    pids = {"sidecar": server.pid, "NVML child": nvml_child(server.pid)}
-    before = {name: cpu_seconds(each) for name, each in pids.items()}
-    began = time.monotonic()
-    meanwhile()
+def node_exporter_ms() -> dict[str, float]:
+    """The same of node_exporter, where it is installed."""
+    program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    if program is None:
+        return {}
+    with child([program, "--web.listen-address=127.0.0.1:29100"], until="[Ll]istening") as (process, _):
+        time.sleep(0.5)
+        return {"node_exporter, fewer series": scrape_ms("http://127.0.0.1:29100", process.pid)}
+
+
+def nvml_child(parent: int) -> int:
+    """Find the process id of the sidecar's child."""
+    children = Path(f"/proc/{parent}/task").glob("*/children")
+    return next(int(pid) for each in children for pid in each.read_text(encoding="ascii").split())
+
+
+def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int]]:
+    """Start everything, and measure while it is scraped."""
+    feed = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "bench"}
+    for rank in range(RANKS):
+        stack.enter_context(
+            child(
+                [sys.executable, __file__, "rank"],
+                until="ready",
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                **feed,
+            )
+        )
+    flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={directory}", "--gpu.replay=h100"]
+    server, url = stack.enter_context(
+        child([sys.executable, "-m", "exporter", *flags], until=r"http://127\.0\.0\.1:\d+")
+    )
+    time.sleep(SCRAPE_SECONDS)
+    scrape_regularly(url, SCRAPES_BEFORE)
+    pids = {"sidecar": server.pid, "child": nvml_child(server.pid)}
+    used, began = {name: process_seconds(pid) for name, pid in pids.items()}, time.monotonic()
+    page = scrape_regularly(url, SCRAPES).decode()
     wall = time.monotonic() - began
-    return {name: cost(each, cpu_seconds(each) - before[name], wall) for name, each in pids.items()}
+    percent = {name: round((process_seconds(pid) - used[name]) / wall * 100, 3) for name, pid in pids.items()}
+    lines = [line for line in page.splitlines() if line and not line.startswith("#")]
+    fixed = [line for line in lines if not line.startswith("bench_")]
+    prefixes = Counter(re.split("[_{ ]", line)[0] for line in fixed)
+    return [
+        Row("sidecar, % of a core", percent["sidecar"], 1.5),
+        Row("sidecar, MiB", memory_mib(pids["sidecar"]), 64.0),
+        Row("NVML child, % of a core a card", round(percent["child"] / GPUS, 3), 0.25),
+        Row("NVML child, MiB", memory_mib(pids["child"]), 48.0),
+        Row("series without the user's Stats", float(len(fixed)), 1800.0),
+        Row(
+            f"server time of a scrape of {len(lines)} series, ms",
+            scrape_ms(url, server.pid),
+            None,
+            node_exporter_ms(),
+        ),
+    ], dict(prefixes)
 
 
 def main() -> None:
-    report(
-        {
-            "eight GPUs, eight ranks": measure(trains=False),
-            "the same, with ranks that tell their training": measure(trains=True),
-        }
-    )
+    with feed_directory() as directory, ExitStack() as stack:
+        rows, prefixes = measure(directory, stack)
+    report(rows, series_by_prefix=prefixes)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["rank"]:
+        be_rank()
+    else:
+        main()

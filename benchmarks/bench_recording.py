@@ -1,194 +1,234 @@
-"""Measures what recording costs a training process: `Stat.add` beside its peers, the recording thread, the import.
+"""Measures what recording costs the job: a value, an event, an iteration, the recording thread, the import, a bridge.
 
-Peers run interleaved with ours in the same process: the bare loop, `torch.monitor.Stat.add`, prometheus_client's
-`Histogram.observe`, OpenTelemetry's histogram. Prints one JSON document.
+Peers take turns with ours in the same process: torch.monitor, prometheus_client, OpenTelemetry, torchelastic,
+nv-one-logger, as far as they are installed. Times are processor time of the calling thread. Prints one JSON document, and
+ends with status 1 when a budget does not hold.
 
     python benchmarks/bench_recording.py [--quick]
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import importlib.util
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from report import report
+from report import QUICK, REPOSITORY, Row, feed_directory, report, take_turns, thread_seconds
 
-# In shared memory where there is some, as the default feed directory is.
-SHARED = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-os.environ["EXPORTER_FEED_DIR"] = FEED = tempfile.mkdtemp(prefix="exporter-bench-", dir=SHARED)
-
-import exporter  # noqa: E402  # it reads the environment above
-
-QUICK = "--quick" in sys.argv
-LOOPS = 20_000 if QUICK else 100_000
 ROUNDS = 7 if QUICK else 25
+LOOPS = 20_000 if QUICK else 100_000
+SHARE_SECONDS = 5 if QUICK else 20
+MILLION = 200_000 if QUICK else 1_000_000
+THREAD = "exporter-recording"
+NOW = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
+DATA = {"loss": 0.5, "step": 100, "path": "/checkpoints/100"}
 
 
-def operations() -> dict[str, Callable[[float], object]]:
-    """One callable per contender; each takes the number to record."""
-    found: dict[str, Callable[[float], object]] = {"empty call": lambda _value: None}
-    stat = exporter.Stat("bench.add", ["mean", "p99", "histogram"], unit="seconds")
-    found["exporter Stat.add"] = stat.add
-    try:
-        import torch.monitor
-    except ImportError:
-        pass
-    else:
-        some = [torch.monitor.Aggregation.MEAN, torch.monitor.Aggregation.MAX]
-        found["torch.monitor Stat.add"] = torch.monitor.Stat("bench", some, dt.timedelta(seconds=60)).add
+def has(module: str) -> bool:
+    """Whether a package is installed."""
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def values() -> list[Row]:
+    """One value, beside its peers."""
     import prometheus_client
 
-    registry = prometheus_client.CollectorRegistry()
-    found["prometheus_client Histogram.observe"] = prometheus_client.Histogram(
-        "b", "b", registry=registry
-    ).observe
-    if importlib.util.find_spec("opentelemetry.sdk") is not None:
+    import exporter
+
+    stat = exporter.Stat("bench.add", ["mean", "p99", "histogram"], unit="seconds")
+    histogram = prometheus_client.Histogram("b", "b", registry=prometheus_client.CollectorRegistry())
+    adds: dict[str, Callable[[float], object]] = {
+        "Stat.add": stat.add,
+        "prometheus_client": histogram.observe,
+    }
+    if has("torch"):
+        import torch.monitor
+
+        some = [torch.monitor.Aggregation.MEAN, torch.monitor.Aggregation.MAX]
+        adds["torch.monitor"] = torch.monitor.Stat("bench", some, dt.timedelta(seconds=60)).add
+    if importlib.util.find_spec("opentelemetry") and importlib.util.find_spec("opentelemetry.sdk"):
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-        provider = MeterProvider(metric_readers=[InMemoryMetricReader()])
-        found["OpenTelemetry Histogram.record"] = provider.get_meter("bench").create_histogram("b").record
-    return found
+        meter = MeterProvider(metric_readers=[InMemoryMetricReader()]).get_meter("bench")
+        adds["OpenTelemetry"] = meter.create_histogram("b").record
+    # `partial` costs the same in each, and is no part of what is compared.
+    contenders = {name: partial(add, 0.01) for name, add in adds.items()}
+    found = take_turns(contenders, rounds=ROUNDS, loops=LOOPS, between=exporter.flush)
+    ours = found.pop("Stat.add")
+    rows = [
+        Row(
+            "Stat.add as a share of prometheus_client's observe",
+            share(ours, found["prometheus_client"]),
+            0.05,
+        )
+    ]
+    if "torch.monitor" in found:
+        rows.append(Row("Stat.add as a share of torch.monitor's", share(ours, found["torch.monitor"]), 0.2))
+    return [Row("Stat.add, ns", ours, None, found), *rows]
 
 
-def nanoseconds(operation: Callable[[float], object]) -> float:
-    """Time one call in a plain loop, the loop included."""
-    began = time.perf_counter_ns()
-    for _ in range(LOOPS):
-        operation(0.01)
-    return (time.perf_counter_ns() - began) / LOOPS
+def share(ours: float, theirs: float) -> float:
+    """Ours as a share of theirs."""
+    return round(ours / theirs, 3) if theirs else 0.0
 
 
-def adds() -> dict[str, object]:
-    """Compare one add of each contender, interleaved; medians of rounds."""
-    contenders = operations()
-    rounds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(ROUNDS):
-        for name, operation in contenders.items():
-            rounds[name].append(nanoseconds(operation))
-        exporter.flush()
-    medians = {name: round(statistics.median(times), 1) for name, times in rounds.items()}
-    ours = medians["exporter Stat.add"]
-    ratios = {name: round(ours / median, 3) for name, median in medians.items()}
-    return {"nanoseconds": medians, "ours as a ratio of": ratios}
+def faces() -> list[Row]:
+    """Events, and the faces of torch.monitor and torchelastic, beside what they stand for."""
+    if not has("torch"):
+        return []
+    import torch.distributed.elastic.metrics as torch_metrics
+    import torch.monitor
 
+    import exporter
+    import exporter.elastic.metrics as our_metrics
+    import exporter.monitor
 
-def thread_seconds(name: str) -> float:
-    """Processor time of one of this process's threads, from the kernel (nanosecond resolution)."""
-    for thread in threading.enumerate():
-        if thread.name == name:
-            fields = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text(encoding="ascii").split()
-            return int(fields[0]) / 1e9
-    raise RuntimeError(f"no thread {name}")
-
-
-def resident_mib() -> float:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def million_a_second() -> dict[str, object]:
-    """Add a million a second to one Stat for ten seconds and count what arrived."""
-    stat = exporter.Stat("bench.million", ["mean", "max", "p50", "p99", "histogram"], unit="seconds")
-    seconds, portion = (3 if QUICK else 10), 1_000
-    before, sent, began = resident_mib(), 0, time.perf_counter()
-    peak = before
-    while sent < seconds * 1_000_000:
-        due = began + sent / 1e6
-        time.sleep(max(due - time.perf_counter(), 0))
-        for _ in range(portion):
-            stat.add(0.01)
-        sent += portion
-        if sent % 250_000 == 0:
-            peak = max(peak, resident_mib())
-    took = time.perf_counter() - began
-    exporter.flush()
-    overflows = stat._tally.reading().overflows
-    return {
-        "added": sent,
-        "counted": stat.count,
-        "overflows": overflows,
-        "adds per second": round(sent / took),
-        "MiB grown at most": round(peak - before, 1),
+    theirs, ours = (module.Event("bench.made", NOW, DATA) for module in (torch.monitor, exporter.monitor))
+    handler = torch.monitor.register_event_handler(deque(maxlen=16).append)
+    contenders: dict[str, Callable[[], object]] = {
+        "exporter.monitor.log_event": partial(exporter.monitor.log_event, ours),
+        "torch.monitor.log_event": partial(torch.monitor.log_event, theirs),
+        "exporter put_metric": partial(our_metrics.put_metric, "bench_loss", 0.5),
+        "torchelastic put_metric": partial(torch_metrics.put_metric, "bench_loss", 0.5),
+        "exporter.log": partial(
+            exporter.log, "bench.log", "saved", loss=0.5, step=100, path="/checkpoints/100"
+        ),
+        "exporter.events.enabled": partial(exporter.events.enabled, "bench.log"),
     }
+    found = take_turns(contenders, rounds=ROUNDS, loops=LOOPS // 10, between=exporter.flush)
+    torch.monitor.unregister_event_handler(handler)
+    return [
+        Row(
+            "exporter.monitor.log_event, ns",
+            found["exporter.monitor.log_event"],
+            None,
+            {"torch.monitor with one handler in C": found["torch.monitor.log_event"]},
+        ),
+        Row(
+            "elastic put_metric, ns",
+            found["exporter put_metric"],
+            None,
+            {"torchelastic": found["torchelastic put_metric"]},
+        ),
+        Row("exporter.log with three data, ns", found["exporter.log"]),
+        Row("exporter.events.enabled, ns", found["exporter.events.enabled"], 100.0),
+    ]
 
 
-def thousand_a_second() -> dict[str, object]:
-    """Record 1,000 samples a second over 50 Stats; the thread's share of a core, and how long it keeps the GIL."""
+def full_iteration() -> None:
+    """The budget's: an iteration, four phases, three values."""
+    from exporter import training
+
+    with training.training_iteration():
+        with training.data_loading():
+            pass
+        with training.model_forward():
+            pass
+        with training.model_backward():
+            pass
+        with training.optimizer_update():
+            pass
+        training.record(loss=0.5, tokens=4096, grad_norm=1.25)
+
+
+def peer_iteration() -> dict[str, Callable[[], object]]:
+    """Give nv-one-logger's iteration, in its cheapest setting, where it is installed."""
+    if not has("nv_one_logger"):
+        return {}
+    from nv_one_logger.api.config import OneLoggerConfig
+    from nv_one_logger.training_telemetry.api.callbacks import on_app_start, on_train_start
+    from nv_one_logger.training_telemetry.api.config import TrainingTelemetryConfig
+    from nv_one_logger.training_telemetry.api.context import training_iteration
+    from nv_one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
+
+    telemetry = TrainingTelemetryConfig(
+        perf_tag_or_fn="bench", global_batch_size_or_fn=4, log_every_n_train_iterations=10**9
+    )
+    config = OneLoggerConfig(
+        application_name="bench", session_tag_or_fn="bench", world_size_or_fn=1, telemetry_config=telemetry
+    )
+    TrainingTelemetryProvider.instance().with_base_config(config).configure_provider()
+    on_app_start()
+    on_train_start(train_iterations_start=0)
+
+    def iteration() -> None:
+        with training_iteration():
+            pass
+
+    return {"nv-one-logger, the iteration's span alone": iteration}
+
+
+def iterations() -> list[Row]:
+    """A fully instrumented iteration, and whether a million of them stay as cheap as the first."""
+    import exporter
+
+    contenders = {"ours": full_iteration, **peer_iteration()}
+    found = take_turns(contenders, rounds=ROUNDS, loops=500, between=exporter.flush)
+    ours = found.pop("ours") / 1e3
+    peers = {name: round(each / 1e3, 2) for name, each in found.items()}
+    parts, part = [], MILLION // 10
+    for _ in range(10):
+        began = time.thread_time()
+        for _ in range(part):
+            full_iteration()
+        parts.append(time.thread_time() - began)
+    return [
+        Row("iteration with 4 phases and 3 values, µs", round(ours, 2), 5.0, peers),
+        Row(f"the last tenth of {MILLION} iterations over the first", round(parts[-1] / parts[0], 2), 1.3),
+    ]
+
+
+def recording_thread() -> list[Row]:
+    """The recording thread's share of a core at the rates of the budget, the feed included."""
+    import exporter
+
     stats = [exporter.Stat(f"bench.many{index}", unit="seconds") for index in range(50)]
-    seconds = 5 if QUICK else 20
-    exporter.flush()
-    began, used = time.perf_counter(), thread_seconds("exporter-recording")
-    tick = 0
-    while time.perf_counter() - began < seconds:
+
+    def record_all() -> None:
         for stat in stats:
             stat.add(0.01)
-        tick += 1
-        time.sleep(max(began + tick * 0.05 - time.perf_counter(), 0))
-    took = time.perf_counter() - began
-    share = (thread_seconds("exporter-recording") - used) / took
-    return {
-        "recording thread, percent of a core": round(share * 100, 3),
-        "samples per second": round(tick * 50 / took),
-    }
+
+    def percent(call: Callable[[], object], per_second: float) -> float:
+        exporter.flush()
+        began, used, number = time.perf_counter(), thread_seconds(THREAD), 0
+        while time.perf_counter() - began < SHARE_SECONDS:
+            call()
+            number += 1
+            time.sleep(max(began + number / per_second - time.perf_counter(), 0))
+        return round((thread_seconds(THREAD) - used) / (time.perf_counter() - began) * 100, 3)
+
+    return [
+        Row("recording thread at 1,000 samples/s, % of a core", percent(record_all, 20.0), 0.2),
+        Row("recording thread at 100 told iterations/s, % of a core", percent(full_iteration, 100.0), 0.5),
+    ]
 
 
-def longest_slices() -> dict[str, object]:
-    """Run the recording thread's flushes here, one by one: how long is a slice between two offers of the GIL?
+def lossless() -> list[Row]:
+    """A million adds per second on one Stat: what was lost."""
+    import exporter
 
-    Measured in processor time, so that other programs on the machine do not count. Every `sleep(0)` of ours is such
-    an offer; the system calls of the feed's writer, which are offers too, are not counted as such.
-    """
-    from exporter.feed import encoder
-    from exporter.process import RECORDER
-    from exporter.recording import recorder
-
-    stats = [exporter.Stat(f"bench.many{index}", unit="seconds") for index in range(50)]
-    slices: list[float] = []
-    began = 0.0
-
-    def offer(_seconds: float) -> None:
-        nonlocal began
-        if threading.current_thread() is not threading.main_thread():
-            return  # the recording thread itself, which ticks on
-        slices.append(time.thread_time() - began)
-        began = time.thread_time()
-
-    modules: tuple[Any, ...] = (recorder, encoder)
-    for module in modules:
-        module.sleep = offer
-    try:
-        for _ in range(50 if QUICK else 300):
-            for stat in stats:
-                for _ in range(20):
-                    stat.add(0.01)
-            for clock in RECORDER._clocks.values():
-                clock.due = 0.0  # the costliest flush: every window closes
-            began = time.thread_time()
-            RECORDER.flush()
-            offer(0)
-    finally:
-        for module in modules:
-            module.sleep = time.sleep
-    slices.sort()
-    return {
-        "slices": len(slices),
-        "median ms": round(statistics.median(slices) * 1e3, 3),
-        "p99 ms": round(slices[int(len(slices) * 0.99)] * 1e3, 3),
-        "longest ms": round(slices[-1] * 1e3, 3),
-    }
+    stat = exporter.Stat("bench.million", ["mean", "max", "p50", "p99", "histogram"], unit="seconds")
+    sent, began = 0, time.perf_counter()
+    while sent < 3_000_000:
+        time.sleep(max(began + sent / 1e6 - time.perf_counter(), 0))
+        for _ in range(1_000):
+            stat.add(0.01)
+        sent += 1_000
+    exporter.flush()
+    return [Row("lost of 3 million adds at a million per second", float(sent - stat.count), 0.0)]
 
 
 IMPORT = """
@@ -196,44 +236,107 @@ import sys, time
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
 before, began = resident(), time.perf_counter()
-__import__(sys.argv[1])
+for name in sys.argv[1:]:
+    __import__(name)
 print((time.perf_counter() - began) * 1e3, resident() - before)
 """
+FACES = ("training", "monitor", "elastic.metrics", "elastic.events", "one_logger")
 
 
-def imports() -> dict[str, object]:
-    """Import each contender in fresh interpreters without site-packages of their own, from compiled bytecode."""
-    found: dict[str, object] = {}
-    home = tempfile.mkdtemp(prefix="exporter-bench-")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment["PYTHONPYCACHEPREFIX"] = f"{home}/bytecode"
-    path = [str(Path(exporter.__file__).parents[1]), *sys.path[1:]]
-    for module in ("exporter", "prometheus_client", "opentelemetry.sdk.metrics"):
-        if importlib.util.find_spec(module.split(".")[0]) is None:
-            continue
-        command = [f"{home}/bin/python", "-c", f"import sys; sys.path += {path}\n{IMPORT}", module]
-        results = []
+def imports() -> list[Row]:
+    """Import each contender in fresh interpreters, from compiled bytecode."""
+    import exporter
+
+    faces = [f"exporter.{face}" for face in FACES if importlib.util.find_spec(f"exporter.{face}") is not None]
+    names = {"ours": [exporter.__name__, *faces], "prometheus_client": ["prometheus_client"]}
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as bytecode:
+        environment = {"PYTHONPATH": str(REPOSITORY), "PYTHONPYCACHEPREFIX": bytecode}
         for _ in range(5 if QUICK else 11):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            results.append([float(word) for word in done.stdout.split()])
-        found[module] = {  # the first one compiled
-            "milliseconds": round(statistics.median(result[0] for result in results[1:]), 1),
-            "MiB": round(statistics.median(result[1] for result in results[1:]), 2),
-        }
-    shutil.rmtree(home)
-    return found
+            for name, modules in names.items():
+                done = subprocess.run(
+                    [sys.executable, "-c", IMPORT, *modules],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+                found[name].append([float(word) for word in done.stdout.split()])
+    # The first one has compiled.
+    times = {name: statistics.median(each[0] for each in runs[1:]) for name, runs in found.items()}
+    sizes = {name: round(statistics.median(each[1] for each in runs[1:]), 1) for name, runs in found.items()}
+    ratio = round(times["ours"] / times["prometheus_client"], 2)
+    theirs = {"prometheus_client, ms": round(times["prometheus_client"], 1)}
+    return [
+        Row("import with every face over prometheus_client's", ratio, 1.5, theirs),
+        Row("import, MiB", sizes.pop("ours"), 8.0, sizes),
+    ]
+
+
+def loop(*, bridged: bool) -> None:
+    """Train a small transformer in a plain loop and print the median time of a step (in a process of its own)."""
+    import torch
+
+    if bridged:
+        import exporter.bridges
+
+        exporter.bridges.install()
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+    model: Any = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.utils.data.DataLoader(torch.randn(8 * (60 if QUICK else 300), 32, 64), batch_size=8)
+    began = []
+    for batch in data:
+        began.append(time.thread_time())
+        optimizer.zero_grad()
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+    print(statistics.median(after - before for before, after in pairwise(began[5:])) * 1e6)
+
+
+def bridges() -> list[Row]:
+    """What the bridge for plain loops adds to a step, with it and without it by turns."""
+    if not has("torch"):
+        return []
+    times: dict[str, list[float]] = {"on": [], "off": []}
+    for _ in range(2 if QUICK else 5):
+        for name, found in times.items():
+            done = subprocess.run(
+                [sys.executable, __file__, "loop", name],
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            found.append(float(done.stdout.split()[-1]))
+    on, off = min(times["on"]), min(times["off"])
+    return [
+        Row(
+            "bridge of a plain torch loop, µs a step",
+            round(on - off, 1),
+            None,
+            {"the bare step": round(off, 1)},
+        )
+    ]
+
+
+def main() -> None:
+    with feed_directory() as directory:
+        os.environ["EXPORTER_FEED_DIR"] = str(directory)
+        parts = (values, faces, iterations, recording_thread, lossless, imports, bridges)
+        rows = [row for part in parts for row in part()]
+        import exporter
+
+        exporter.shutdown()
+        with contextlib.suppress(OSError):
+            Path(directory).rmdir()
+    report(rows)
 
 
 if __name__ == "__main__":
-    report(
-        {
-            "add": adds(),
-            "a million adds a second": million_a_second(),
-            "a thousand samples a second over 50 Stats": thousand_a_second(),
-            "GIL slices of a flush, 1,000 samples over 50 Stats": longest_slices(),
-            "import above a bare interpreter": imports(),
-        }
-    )
-    exporter.shutdown()
-    shutil.rmtree(FEED)
+    if sys.argv[1:2] == ["loop"]:
+        loop(bridged=sys.argv[2] == "on")
+    else:
+        main()

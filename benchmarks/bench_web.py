@@ -1,8 +1,8 @@
-"""Measures scrapes over HTTP: one after another and 64 at once, beside prometheus_client's own server.
+"""Measures scrapes: the page in one process, and over HTTP one after another and 64 at once.
 
-Both serve the same series, each in a process of its own; the client is a third process's event loop, and rounds
-of the two alternate. Server time is the processor time of the server's process per scrape. Prints one JSON
-document.
+Beside prometheus_client, which writes the same families and serves as many series with its own server. Over HTTP each
+server is a process of its own, the client a third; rounds of the two alternate. Server time is the processor time of the
+server's process per scrape. Prints one JSON document, and ends with status 1 when a budget does not hold.
 
     python benchmarks/bench_web.py [--quick]
 """
@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import resource
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from report import report
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from report import QUICK, Row, child, process_seconds, report
 
 from exporter.collectors.intake import metrics_of
 from exporter.exposition.negotiation import Format
@@ -26,38 +27,86 @@ from exporter.families import Distribution, FamilySpec
 from exporter.web.application import Document
 from exporter.web.server import Server
 
-QUICK = "--quick" in sys.argv
+SERIES = 500
+FAMILIES = 25  # a family of a real page has some twenty series
 ROUNDS = 2 if QUICK else 5
 SEQUENTIAL = 50 if QUICK else 300
-CLIENTS = 64
-EACH = 3 if QUICK else 10
-ACCEPT = b"application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-SHOWN = ("sequential", "sequential_gzip", "64_at_once", "kept_connection")
+CLIENTS, EACH = 64, 3 if QUICK else 10
 TIMEOUT_SECONDS = 10.0  # Prometheus' default
-FAMILIES = 25  # a family of a real page has some twenty series
+REQUEST = (
+    b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    b"Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\n\r\n"
+)
 
 
-def names(series: int) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Family names with the label values (run, rank, gpu) of each series."""
-    per_family = series // FAMILIES
-    values = [("default", str(index % 8), f"GPU-{index:012d}") for index in range(per_family)]
-    return [(f"training_bench_{number}_seconds", values) for number in range(FAMILIES)]
+def families(first: float) -> list[Metric]:
+    """Make the page's families; their values begin at a number."""
+    made = []
+    for number in range(FAMILIES):
+        spec = FamilySpec(
+            f"training_bench_{number}_seconds",
+            "gauge",
+            "A made-up number.",
+            ("run", "rank", "gpu"),
+            "seconds",
+        )
+        samples: dict[tuple[str, ...], float | Distribution] = {
+            ("default", str(index % 8), f"GPU-{index:012d}"): first + index
+            for index in range(SERIES // FAMILIES)
+        }
+        made.append(spec.family(samples))
+    return made
 
 
-class Ours:
+class Ready:
+    """A registry of families that are there already."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Sequence[Metric]:
+        """Give them."""
+        return self._metrics
+
+
+def exposition() -> list[Row]:
+    """What a scrape costs without HTTP: nothing changed, and everything."""
+    pages = [families(0.1 + number) for number in range(4)]
+    unchanged, changing = Page(), Page()
+    unchanged.publish("block", pages[0])
+
+    def change(turn: int) -> bytes:
+        changing.publish("block", pages[turn % 4])
+        return changing.render(Format.TEXT)
+
+    contenders: dict[str, Callable[[int], object]] = {
+        "unchanged": lambda _: unchanged.render(Format.TEXT),
+        "changed": change,
+        "prometheus_client": lambda turn: generate_latest(Ready(pages[turn % 4])),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(50 if QUICK else 300):
+        for name, render in contenders.items():
+            began = time.perf_counter()
+            render(turn)
+            times[name].append(time.perf_counter() - began)
+    found = {name: round(statistics.median(each) * 1e3, 3) for name, each in times.items()}
+    theirs = {"prometheus_client": found["prometheus_client"]}
+    return [
+        Row("page of 500 series, nothing changed, ms", found["unchanged"], 1.0, theirs),
+        Row("page of 500 series, everything changed, ms", found["changed"], 10.0, theirs),
+    ]
+
+
+class Application:
     """The exporter's page, published once, as between two collections."""
 
-    def __init__(self, series: int) -> None:
+    def __init__(self) -> None:
         self.page = Page()
-        for name, labels in names(series):
-            spec = FamilySpec(name, "gauge", "A made-up number.", ("run", "rank", "gpu"), "seconds")
-            samples: dict[tuple[str, ...], float | Distribution] = {
-                values: 0.1 + index for index, values in enumerate(labels)
-            }
-            self.page.publish(name, [spec.family(samples)])
+        self.page.publish("block", families(0.1))
 
     def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-        """See `Application`, as for the others."""
+        """See `exporter.web.application`, as for the others."""
         return self.page.render(form, names)
 
     def not_ready(self) -> str | None:
@@ -76,106 +125,53 @@ class Ours:
         return ""
 
 
-def serve_ours(series: int) -> int:
-    application = Ours(series)
-    server = Server(application, listen=["127.0.0.1:0"], web_config=None)
-    application.page.watch("web", lambda: metrics_of(server.families()))
-    server.start()
-    return int(server.urls[0].rpartition(":")[2])
+def serve(kind: str) -> None:
+    """Serve until killed, and say where (in a process of its own)."""
+    if kind == "exporter":
+        application = Application()
+        server = Server(application, listen=["127.0.0.1:0"], web_config=None)
+        application.page.watch("web", lambda: metrics_of(server.families()))
+        server.start()
+        port = server.urls[0].rpartition(":")[2]
+    else:
+        import prometheus_client
+
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(Ready(families(0.1)))
+        port = str(prometheus_client.start_http_server(0, "127.0.0.1", registry)[0].server_port)
+    print(f"port {port}", flush=True)
+    time.sleep(3600)
 
 
-def serve_peer(series: int) -> int:
-    import prometheus_client
-
-    registry = prometheus_client.CollectorRegistry()
-    for name, labels in names(series):
-        gauge = prometheus_client.Gauge(name, "A made-up number.", ["run", "rank", "gpu"], registry=registry)
-        for index, values in enumerate(labels):
-            gauge.labels(*values).set(0.1 + index)
-    server, _ = prometheus_client.start_http_server(0, "127.0.0.1", registry)
-    return int(server.server_port)
-
-
-class Contender:
-    """A server in a child process."""
-
-    def __init__(self, kind: str, series: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "serve", kind, str(series)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.port = int(self._ask())
-
-    def cpu_seconds(self) -> float:
-        """Processor time of the server's process so far."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(self._ask())
-
-    def end(self) -> None:
-        """Kill it."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _ask(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-
-def serve(kind: str, series: int) -> None:
-    """The child's part: the port, then the processor time for every line on stdin."""
-    port = {"exporter": serve_ours, "prometheus_client": serve_peer}[kind](series)
-    print(port, flush=True)
-    for _ in sys.stdin:
-        print(time.process_time(), flush=True)
-
-
-async def scrape(port: int, *, compress: bool) -> tuple[float, int]:
-    """One scrape on a connection of its own: seconds, and bytes of the body."""
+async def scrape(port: int) -> float:
+    """Scrape once on a connection of its own; seconds."""
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    encoding = b"Accept-Encoding: gzip\r\n" if compress else b""
-    head = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAccept: " + ACCEPT + b"\r\n" + encoding
-    writer.write(head + b"\r\n")
+    writer.write(REQUEST)
     received = await reader.read(-1)
-    seconds = time.perf_counter() - began
     writer.close()
-    header, _, body = received.partition(b"\r\n\r\n")
-    if b" 200 " not in header.splitlines()[0]:
-        raise RuntimeError(header[:200])
-    return seconds, len(body)
+    if b" 200 " not in received[:20]:
+        raise RuntimeError(received[:200])
+    return time.perf_counter() - began
 
 
-async def kept(port: int, count: int) -> list[float]:
-    """Scrapes one after another on one connection; HTTP/1.1 servers only."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    times = []
-    for _ in range(count):
-        began = time.perf_counter()
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: " + ACCEPT + b"\r\n\r\n")
-        header = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in header.splitlines() if line.startswith(b"Content-Length"))
-        await reader.readexactly(length)
-        times.append(time.perf_counter() - began)
-    writer.close()
-    return times
+async def one_by_one(port: int) -> list[float]:
+    """Scrape one after another."""
+    return [await scrape(port) for _ in range(SEQUENTIAL)]
 
 
 async def crowd(port: int) -> tuple[list[float], int]:
-    """Every client scrapes again as soon as it has its answer: the times, and how many scrapes failed."""
+    """Let every client scrape again as soon as it has its answer: the times, and how many scrapes failed."""
     times: list[float] = []
     failed = 0
 
     async def client() -> None:
         nonlocal failed
         for _ in range(EACH):
-            attempt = asyncio.wait_for(scrape(port, compress=False), TIMEOUT_SECONDS)
+            attempt = asyncio.wait_for(scrape(port), TIMEOUT_SECONDS)
             (outcome,) = await asyncio.gather(attempt, return_exceptions=True)
-            if isinstance(outcome, tuple):
-                times.append(outcome[0])
+            if isinstance(outcome, float):
+                times.append(outcome)
             else:
                 failed += 1
 
@@ -183,78 +179,44 @@ async def crowd(port: int) -> tuple[list[float], int]:
     return times, failed
 
 
-def spread(times: Sequence[float]) -> dict[str, float]:
-    """Milliseconds at the median and the 99th percentile."""
-    ordered = sorted(times)
-    return {
-        "p50_ms": round(1000 * statistics.median(ordered), 3),
-        "p99_ms": round(1000 * ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 3),
+def http() -> list[Row]:
+    """Both servers by turns."""
+    server_ms: dict[str, list[float]] = {"exporter": [], "prometheus_client": []}
+    crowds: dict[str, list[float]] = {name: [] for name in server_ms}
+    failures = dict.fromkeys(server_ms, 0)
+    for turn in range(ROUNDS):
+        for name, times in server_ms.items():
+            with child([sys.executable, __file__, "serve", name], until=r"port \d+") as (process, told):
+                port = int(told.split()[1])
+                asyncio.run(scrape(port))
+                before = process_seconds(process.pid)
+                asyncio.run(one_by_one(port))
+                times.append((process_seconds(process.pid) - before) / SEQUENTIAL * 1e3)
+                # Once is enough for the peer: its backlog of 5 makes clients wait for half a minute.
+                if name == "exporter" or turn == 0:
+                    found, failed = asyncio.run(crowd(port))
+                    crowds[name] += found
+                    failures[name] += failed
+    cpu = {name: round(statistics.median(times), 3) for name, times in server_ms.items()}
+    p99 = {
+        name: round(sorted(times)[int(len(times) * 0.99)] * 1e3, 1) for name, times in crowds.items() if times
     }
-
-
-def compare(series: int) -> dict[str, object]:
-    """Both contenders with a page of so many series."""
-    contenders = {kind: Contender(kind, series) for kind in ("exporter", "prometheus_client")}
-    found: dict[str, dict[str, list[float]]] = {kind: {} for kind in contenders}
-    sizes: dict[str, int] = {}
-    try:
-        for _ in range(ROUNDS):
-            for kind, contender in contenders.items():
-                measure(kind, contender, found[kind], sizes)
-    finally:
-        for contender in contenders.values():
-            contender.end()
-    results: dict[str, object] = {}
-    for kind, measured in found.items():
-        shown: dict[str, object] = {name: spread(measured[name]) for name in SHOWN if name in measured}
-        for name in ("server_cpu_sequential", "server_cpu_64_at_once", "server_cpu_kept"):
-            if name in measured:
-                shown[f"{name}_ms"] = round(1000 * statistics.median(measured[name]), 3)
-        failures = {
-            "64_at_once_failed": sum(measured["failed"]),
-            "64_at_once_scrapes": len(measured["64_at_once"]),
-        }
-        results[kind] = {**shown, **failures, "body_bytes": sizes[kind]}
-    return results
-
-
-def measure(kind: str, contender: Contender, measured: dict[str, list[float]], sizes: dict[str, int]) -> None:
-    """One round against one contender."""
-
-    async def sequential(count: int, *, compress: bool) -> list[float]:
-        times = []
-        for _ in range(count):
-            seconds, sizes[kind] = await scrape(contender.port, compress=compress)
-            times.append(seconds)
-        return times
-
-    def timed(name: str, cpu: str, times: list[float], before: float) -> None:
-        measured.setdefault(name, []).extend(times)
-        measured.setdefault(cpu, []).append((contender.cpu_seconds() - before) / len(times))
-
-    asyncio.run(sequential(5, compress=True))
-    measured.setdefault("sequential_gzip", []).extend(asyncio.run(sequential(SEQUENTIAL // 5, compress=True)))
-    before = contender.cpu_seconds()
-    timed("sequential", "server_cpu_sequential", asyncio.run(sequential(SEQUENTIAL, compress=False)), before)
-    if kind == "prometheus_client" and "64_at_once" in measured:
-        return  # once is enough: its backlog of 5 makes clients wait for half a minute
-    before = contender.cpu_seconds()
-    times, failed = asyncio.run(crowd(contender.port))
-    timed("64_at_once", "server_cpu_64_at_once", times, before)
-    measured.setdefault("failed", []).append(failed)
-    if kind == "exporter":  # prometheus_client speaks HTTP/1.0 and closes after each answer
-        before = contender.cpu_seconds()
-        timed("kept_connection", "server_cpu_kept", asyncio.run(kept(contender.port, SEQUENTIAL)), before)
+    theirs = "prometheus_client"
+    return [
+        Row("server time of a scrape, nothing changed, ms", cpu["exporter"], 1.0, {theirs: cpu[theirs]}),
+        Row("64 at once, p99, ms", p99["exporter"], 150.0, {theirs: p99.get(theirs, 0.0)}),
+        Row("64 at once, failed", float(failures["exporter"]), 0.0, {theirs: float(failures[theirs])}),
+    ]
 
 
 def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
-    report({f"{series}_series": compare(series) for series in (500, 2000)})
+    report([*exposition(), *http()])
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2], int(sys.argv[3]))
+        serve(sys.argv[2])
     else:
         main()

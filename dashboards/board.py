@@ -12,6 +12,7 @@ from typing import Any
 from dashboards.palette import BLUE, PURPLE, VERMILION
 from dashboards.panels import Json, Panel
 from dashboards.queries import DATASOURCE, expand
+from dashboards.texts import texts_of
 
 SCHEMA_VERSION = 39
 TAG = "training-exporter"
@@ -192,9 +193,18 @@ class Board:
     refresh: str = "30s"
 
     def model(self) -> Json:
-        """What Grafana reads."""
+        """What Grafana reads.
+
+        Raises:
+            KeyError: A panel has no text.
+        """
         single = [variable.name for variable in self.variables if not variable.several]
         model: Json = _exact(self._model(), single)
+        texts = texts_of(self.uid)
+        for panel in panels_of(model):
+            text = texts[panel["title"]]
+            panel["description"] = text.description
+            panel["fieldConfig"]["defaults"]["noValue"] = text.empty
         return model
 
     def _model(self) -> Json:

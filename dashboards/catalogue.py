@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards import compare, energy, fleet, gpus, node, own, ranks, run
+from dashboards import energy, fleet, gpus, node, ranks, run
 from dashboards.board import Board
 
 BOARDS: tuple[Board, ...] = (
@@ -11,7 +11,5 @@ BOARDS: tuple[Board, ...] = (
     gpus.board(),
     energy.board(),
     node.board(),
-    compare.board(),
-    own.board(),
     fleet.board(),
 )

@@ -1,16 +1,14 @@
-"""The dashboard *Compare runs*: runs of the same work side by side, against one of them."""
+"""Row of the dashboard *Fleet*: runs of the same work side by side, against one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dashboards.board import Board, Row, Variable
+from dashboards.board import Variable
 from dashboards.palette import BLUE, ORANGE, PLAIN, VERMILION, fixed
-from dashboards.panels import About, Json, Panel, lines, steps, to
+from dashboards.panels import Json, Panel, lines, steps, to
 from dashboards.queries import Query, rows
 from dashboards.tables import Column, matrix, table
-
-UID = "training-compare"
 
 TAG = Variable(
     "perf_tag",
@@ -39,8 +37,6 @@ BASELINE = Variable(
     sort=0,
     what="What the others are compared with; first comes the run that says of itself that it is one.",
 )
-
-EMPTY = "No run of this perf_tag has told it in this time: widen the time range."
 
 
 def _tokens(run: str) -> str:
@@ -75,21 +71,9 @@ def _compared(
     )
 
 
-def board() -> Board:
-    """The dashboard."""
-    return Board(
-        uid=UID,
-        title="Training / Compare runs",
-        what="Runs with the same perf_tag side by side against a baseline: speed, loss, energy, goodput.",
-        variables=(TAG, BASELINE, RUNS),
-        rows=(
-            Row("Which run is better, and by how much?", _table()),
-            Row("Where does the difference come from?", _difference()),
-            Row("Over time", _time()),
-        ),
-        span="now-7d",
-        refresh="1m",
-    )
+def comparison() -> tuple[Panel, ...]:
+    """Give the panels that compare runs with a baseline."""
+    return (*_table(), *_difference(), *_time())
 
 
 def _table() -> tuple[Panel, ...]:
@@ -97,7 +81,7 @@ def _table() -> tuple[Panel, ...]:
     return (
         table(
             "Runs against the baseline",
-            Column("run", "Run", links=(to("training-run", "Training run", run="${__value.raw}"),)),
+            Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
             *_compared(
                 _tokens, "Tokens/s", "locale", 0, steps((None, VERMILION), (-0.02, PLAIN), (0.02, BLUE))
             ),
@@ -127,15 +111,6 @@ def _table() -> tuple[Panel, ...]:
                 "sum by (run) (last_over_time(training_restarts_total{@run}[$__range]))", "Restarts", width=90
             ),
             sort="Tokens/s",
-            about=About(
-                "Each run over the whole time range, and how far it is from the baseline. Blue is better by more than "
-                "2 %, orange-red worse. Tokens per second count all of the time, restarts and checkpoints too; the "
-                "step is the mean of those without outliers.",
-                "orange-red; or a better step with fewer tokens a second: what was won is lost in waiting.",
-                "the phases below say where the difference comes from.",
-                "the run did not live in this time, or does not tell that number.",
-            ),
-            empty=EMPTY,
             h=9,
         ),
     )
@@ -153,40 +128,14 @@ def _difference() -> tuple[Panel, ...]:
             down="phase",
             unit="s",
             decimals=1,
-            about=About(
-                "Mean time of each phase for one step of one rank.",
-                "the phase whose row differs most from the baseline's column is where the time went.",
-                "`data_loading`: data and workers. `backward`, `grad_sync`: the network and stragglers.",
-            ),
-            empty=EMPTY,
             w=14,
             h=11,
-        ),
-        matrix(
-            "What was lost, as a share of the time?",
-            rows(
-                "max by (run, cause) (last_over_time(training_badput_seconds_total{@run}[$__range]))"
-                " / on (run) group_left () max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))"
-            ),
-            across="run",
-            down="cause",
-            unit="percentunit",
-            decimals=1,
-            w=10,
-            h=11,
-            about=About(
-                "Badput of each run by cause, over its life.",
-                "a cause that the baseline does not have.",
-                "*Training run* of that run has it over time.",
-                "nothing was lost, or no time is counted.",
-            ),
-            empty=EMPTY,
         ),
     )
 
 
 def _time() -> tuple[Panel, ...]:
-    def over(title: str, expression: str, unit: str, about: About, least: float | None = 0) -> Panel:
+    def over(title: str, expression: str, unit: str, least: float | None = 0) -> Panel:
         return lines(
             title,
             Query(expression.replace("@these", '@run, run!="$baseline"'), "{{run}}", BLUE),
@@ -202,55 +151,6 @@ def _time() -> tuple[Panel, ...]:
                     ],
                 }
             ],
-            about=about,
-            empty=EMPTY,
         )
 
-    return (
-        over(
-            "Loss",
-            'max by (run) (training_loss{@these, mode="train"})',
-            "none",
-            About(
-                "Training loss of each run at its own time; the baseline is thick and orange.",
-                "a run that is faster and learns less is not faster.",
-                "compare the table's loss at equal steps.",
-                "the run did not live then.",
-            ),
-            least=None,
-        ),
-        over(
-            "Step time, undisturbed",
-            "max by (run) (training_step_ideal_seconds{@these})",
-            "s",
-            About(
-                "Of each run at its own time.",
-                "a run that starts as the baseline and becomes slower.",
-                "heat, memory, or a filling disk: *GPUs* and *Node and container* at that time.",
-                "the run did not live then, or stood still.",
-            ),
-        ),
-        over(
-            "Tokens a second",
-            'sum by (run) (rate(training_tokens_total{@these, mode="train"}[$__rate_interval]))',
-            "cps",
-            About(
-                "Of each run at its own time.",
-                "holes that the baseline does not have.",
-                "checkpoints, validation or restarts: *Training run*.",
-                "the run did not live then.",
-            ),
-        ),
-        over(
-            "Joules per token",
-            "sum by (run) (rate(training_energy_joules_total{@these}[$__rate_interval]))"
-            ' / (sum by (run) (rate(training_tokens_total{@these, mode="train"}[$__rate_interval])) > 0)',
-            "joule",
-            About(
-                "Of each run at its own time.",
-                "above the baseline at the same work.",
-                "*Energy, carbon, cost*.",
-                "the run stood still then.",
-            ),
-        ),
-    )
+    return (over("Loss", 'max by (run) (training_loss{@these, mode="train"})', "none", least=None),)

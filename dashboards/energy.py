@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
-from dashboards.energy_bill import NO_ENERGY, carbon, sources, waste
-from dashboards.palette import COMPONENTS, GREY, PHASES, fixed, named
-from dashboards.panels import About, Panel, bars, below, lines, stat
+from dashboards.palette import (
+    BAD,
+    BLUE,
+    CAUSES,
+    COMPONENTS,
+    GREY,
+    ORANGE,
+    PHASES,
+    PLAIN,
+    WARNING,
+    by_first_word,
+    fixed,
+    named,
+    shades,
+)
+from dashboards.panels import Panel, bars, below, lines, stat, steps, words
 from dashboards.queries import Query, now
+from dashboards.tables import Column, table
 
 UID = "training-energy"
-NO_STEPS = "Needs energy and steps: the job does not use exporter.training or a bridge."
 JOULES = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
 NODES = Variable(
     NODE.name,
@@ -23,16 +36,16 @@ def board() -> Board:
     """The dashboard."""
     return Board(
         uid=UID,
-        title="Training / Energy, carbon, cost",
+        title="Training / Energy and cost",
         what="Watts, joules per step and token, wasted energy, grams of CO2, money; and what of it is measured.",
         variables=(RUN, NODES),
         rows=(
             Row("At a glance", _glance()),
-            Row("How much power, and where?", _power()),
-            Row("What does it buy?", _worth()),
-            Row("What was wasted?", waste()),
+            Row("Power", _power()),
+            Row("Energy per unit of work", _worth()),
+            Row("Waste", waste()),
             Row("Carbon, water, money", carbon()),
-            Row("What is measured, and what is a model?", sources()),
+            Row("Sources", sources()),
         ),
         marks=(RESTARTS,),
     )
@@ -40,28 +53,7 @@ def board() -> Board:
 
 def _glance() -> tuple[Panel, ...]:
     return (
-        stat(
-            "Power of the runs",
-            now("sum(rate(training_energy_joules_total{@run}[$__rate_interval]))"),
-            unit="watt",
-            about=About(
-                "What the chosen runs draw now: their share of GPUs, CPUs and memory, without cooling.",
-                "far below the GPUs' limit: they wait. Above zero after the end: something still runs.",
-                "see *Training run* for what they wait for.",
-                "no energy is attributed to them.",
-            ),
-        ),
-        stat(
-            "Energy so far",
-            now("sum(training_energy_joules_total{@run}) / 3.6e6"),
-            unit="kwatth",
-            about=About(
-                "Energy of the chosen runs, over their restarts.",
-                "more than the work is worth: compare the joules per token with other runs.",
-                "*Compare runs*.",
-                "no energy is attributed to them.",
-            ),
-        ),
+        stat("Energy so far", now("sum(training_energy_joules_total{@run}) / 3.6e6"), unit="kwatth"),
         stat(
             "Energy per token",
             now(
@@ -69,13 +61,6 @@ def _glance() -> tuple[Panel, ...]:
                 ' / (sum(rate(training_tokens_total{@run, mode="train"}[5m])) > 0)'
             ),
             unit="joule",
-            about=About(
-                "Joules for each token, over the last five minutes.",
-                "it rises: the same work takes longer, while the machine draws nearly as much.",
-                "find what the time goes into; energy follows time.",
-                "no tokens, or no energy.",
-            ),
-            empty="no tokens told",
         ),
         stat(
             "Energy goodput",
@@ -85,40 +70,14 @@ def _glance() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=1,
             thresholds=below(0.9, 0.7),
-            about=About(
-                "Share of the energy that went into steps which a checkpoint has made safe.",
-                "below 90 % after some hours.",
-                "*What was wasted?* has the causes.",
-                "the job tells no steps or checkpoints.",
-            ),
-            empty="no steps told",
         ),
-        stat(
-            "CO2 so far",
-            now("sum(training_carbon_grams_total{@run})"),
-            unit="massg",
-            decimals=1,
-            about=About(
-                "Grams of CO2 equivalent of the runs' energy, cooling of the site included where its PUE is configured.",
-                "no threshold: it is as bad as your grid.",
-                "a cleaner hour, a cleaner region, fewer wasted joules.",
-                "no carbon intensity is configured; none is guessed.",
-            ),
-            empty="no intensity set",
-        ),
+        stat("CO2 so far", now("sum(training_carbon_grams_total{@run})"), unit="massg", decimals=1),
         stat(
             "Money so far",
             now("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
             unit="none",
             decimals=2,
             text="value_and_name",
-            about=About(
-                "Electricity and rent of devices, at the configured prices.",
-                "more than planned for the steps that were made.",
-                "*What was wasted?*.",
-                "no price is configured; none is guessed.",
-            ),
-            empty="no price set",
         ),
     )
 
@@ -126,7 +85,7 @@ def _glance() -> tuple[Panel, ...]:
 def _power() -> tuple[Panel, ...]:
     return (
         lines(
-            "What do the runs draw?",
+            "Power of runs by component",
             Query(
                 "sum by (component) (rate(training_energy_joules_total{@run}[$__rate_interval]))",
                 "{{component}}",
@@ -134,15 +93,9 @@ def _power() -> tuple[Panel, ...]:
             unit="watt",
             stacked=True,
             overrides=named(COMPONENTS),
-            about=About(
-                "Power of the chosen runs by component, from the devices' energy counters.",
-                "a floor that does not fall when the run pauses: power for nothing.",
-                "end or pack jobs; idle GPUs draw 70 to 100 W each.",
-            ),
-            empty=NO_ENERGY,
         ),
         lines(
-            "What do the machines draw?",
+            "Power of machines",
             Query(
                 'sum by (instance) (rate(gpu_energy_joules_total{instance=~"$node"}[$__rate_interval]))'
                 ' + on (instance) (sum by (instance) (rate(host_cpu_energy_joules_total{instance=~"$node"}'
@@ -155,15 +108,9 @@ def _power() -> tuple[Panel, ...]:
                 "memory of {{instance}}",
             ),
             unit="watt",
-            about=About(
-                "Power of all devices that can be read, whoever uses them.",
-                "far more than the runs beside: others use the machine, or it idles dearly.",
-                "see *GPUs* for processes that hold a GPU.",
-            ),
-            empty="No device of these nodes tells its energy.",
         ),
         lines(
-            "What does each GPU draw, and of that at rest?",
+            "Power of each GPU, and at rest",
             Query(
                 'sum by (instance, gpu) (rate(gpu_energy_joules_total{instance=~"$node"}[$__rate_interval]))',
                 "{{instance}} GPU {{gpu}}",
@@ -176,38 +123,12 @@ def _power() -> tuple[Panel, ...]:
             ),
             unit="watt",
             legend="hidden",
-            about=About(
-                "Power by the cards' own energy counters, which miss nothing between two readings; dashed: what one "
-                "draws without work, or the least that was seen of it.",
-                "a card far above or below the others.",
-                "above: a lower power limit costs little speed. Below: *GPUs* says what holds it back.",
-            ),
-            empty="No GPU tells its energy.",
-        ),
-        lines(
-            "What do CPUs and memory draw?",
-            Query(
-                'sum by (instance, source) (host_cpu_power_watts{instance=~"$node"})',
-                "CPUs ({{source}}) of {{instance}}",
-            ),
-            Query(
-                'sum by (instance, source) (host_dram_power_watts{instance=~"$node"})',
-                "memory ({{source}}) of {{instance}}",
-                dashed=True,
-            ),
-            unit="watt",
-            about=About(
-                "Mean power between two readings, of memory dashed. The source is part of the name: `tdp_model` is a guess from the load.",
-                "a model where registers could be read.",
-                "read access to /sys/class/powercap (root since Linux 5.10).",
-            ),
-            empty="No energy registers can be read here, and no model is configured (`energy.cpu_tdp_watts`).",
         ),
     )
 
 
 def _worth() -> tuple[Panel, ...]:
-    def per(title: str, family: str, unit: str, what: str) -> Panel:
+    def per(title: str, family: str, unit: str) -> Panel:
         return lines(
             title,
             Query(
@@ -216,13 +137,6 @@ def _worth() -> tuple[Panel, ...]:
             ),
             unit=unit,
             w=6,
-            about=About(
-                what,
-                "a rise at equal work.",
-                "what slowed the run down at that time also cost this energy.",
-                "no step ended in that interval.",
-            ),
-            empty=NO_STEPS,
         )
 
     return (
@@ -234,44 +148,176 @@ def _worth() -> tuple[Panel, ...]:
             ),
             unit="joule",
             w=6,
-            about=About(
-                "Energy of the whole run for each step: a ratio of counters, so it is right for short steps too.",
-                "a rise at equal work.",
-                "what slowed the run down at that time also cost this energy.",
-                "no step ended in that interval.",
-            ),
-            empty=NO_STEPS,
         ),
-        per("Joules per sample", "training_samples_total", "joule", "Energy for each sample."),
-        per("Joules per token", "training_tokens_total", "joule", "Energy for each token."),
-        lines(
-            "FLOPs per joule",
-            Query(
-                f"sum by (run) (rate(training_model_flops_total{{@run}}[$__rate_interval])) / {JOULES}",
-                "{{run}}",
-            ),
-            unit="sishort",
-            w=6,
-            about=About(
-                "Floating point operations of the model for each joule: MFU's sister.",
-                "a fall at equal work; an H100 at its limit can do about 1.4 T a joule.",
-                "as for MFU on *Training run*.",
-            ),
-            empty="The job tells no FLOPs, or no energy is attributed.",
-        ),
+        per("Joules per token", "training_tokens_total", "joule"),
         bars(
-            "Which phases take the energy?",
+            "Energy by phase",
             now("sum by (phase) (training_phase_energy_joules_total{@run}) / 3.6e6", "{{phase}}"),
             unit="kwatth",
             overrides=named(PHASES | {"unattributed": GREY}),
             color=fixed(GREY),
             w=12,
-            about=About(
-                "Energy of each interval, divided by the time in each phase. What no phase explains is *unattributed*.",
-                "much energy in phases that make no progress.",
-                "shorten them; phases of different power that alternate fast are not told apart.",
-                "the job tells no phases, or no device tells its energy.",
+        ),
+    )
+
+
+def waste() -> tuple[Panel, ...]:
+    """Give the panels about energy that advanced nothing."""
+    return (
+        lines(
+            "Wasted power by cause",
+            Query(
+                "sum by (cause) (rate(training_wasted_energy_joules_total{@run}[$__rate_interval]))",
+                "{{cause}}",
             ),
-            empty="Needs energy and phases.",
+            unit="watt",
+            stacked=True,
+            overrides=named(CAUSES),
+        ),
+    )
+
+
+def carbon() -> tuple[Panel, ...]:
+    """Give the panels about carbon, water and money."""
+    return (
+        lines(
+            "CO2 per hour",
+            Query(
+                "sum by (run) (rate(training_carbon_grams_total{@run}[$__rate_interval])) * 3600", "{{run}}"
+            ),
+            unit="massg",
+            w=8,
+        ),
+        lines(
+            "Carbon intensity",
+            Query(
+                "max by (zone, source, factor, kind) (training_carbon_intensity_grams_per_joule) * 3.6e6",
+                "{{zone}}: {{kind}}, {{factor}} ({{source}})",
+            ),
+            unit="massg",
+            color=shades(BLUE),
+            steps_drawn=True,
+            w=8,
+        ),
+        lines(
+            "Cost per hour",
+            Query(
+                "sum by (kind, currency) (rate(training_cost_total{@run}[$__rate_interval])) * 3600",
+                "{{kind}}, {{currency}}",
+            ),
+            unit="none",
+            decimals=2,
+            stacked=True,
+            overrides=by_first_word({"electricity": ORANGE, "device_time": BLUE}),
+            w=8,
+        ),
+        table(
+            "Totals of each run",
+            Column("run", "Run"),
+            Column(
+                "sum by (run) (training_energy_joules_total{@run}) / 3.6e6",
+                "Energy",
+                unit="kwatth",
+                width=110,
+            ),
+            Column(
+                "sum by (run) (training_carbon_grams_total{@run})", "CO2", unit="massg", decimals=2, width=110
+            ),
+            Column(
+                "sum by (run) (training_embodied_carbon_grams_total{@run})",
+                "CO2, making",
+                unit="massg",
+                decimals=2,
+                width=110,
+            ),
+            Column(
+                "sum by (run) (training_water_liters_total{@run})",
+                "Water",
+                unit="litre",
+                decimals=3,
+                width=110,
+            ),
+            Column(
+                'sum by (run) (training_cost_total{@run, kind="electricity"})',
+                "Electricity",
+                decimals=3,
+                width=110,
+            ),
+            Column(
+                'sum by (run) (training_cost_total{@run, kind="device_time"})', "Rent", decimals=3, width=110
+            ),
+            sort="Energy",
+            w=14,
+            h=8,
+        ),
+        table(
+            "Settings in force",
+            Column("setting", "Setting"),
+            Column(
+                'label_replace(max by (source) (training_pue_ratio), "setting", "PUE of the site", "", "")'
+                " or label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule) * 3.6e6,"
+                ' "setting", "grams of CO2 per kWh", "", "")'
+                " or label_replace(max by (source, currency) (training_electricity_price_per_joule) * 3.6e6,"
+                ' "setting", "electricity per kWh", "", "")'
+                " or label_replace(max by (device_type, currency) (training_device_price_per_second) * 3600,"
+                ' "setting", "rent per hour", "", "")',
+                "Value",
+                decimals=3,
+                width=90,
+            ),
+            Column("currency", "Currency", width=90),
+            Column("device_type", "Device", width=100),
+            Column("zone", "Zone", width=70),
+            Column("source", "From", width=80),
+            w=10,
+            h=8,
+        ),
+    )
+
+
+def sources() -> tuple[Panel, ...]:
+    """Give the panels about where each number comes from."""
+    return (
+        table(
+            "Source of each number",
+            Column("instance", "Node", width=130),
+            Column("component", "Component", width=110),
+            Column("name", "Device"),
+            Column("source", "Read from", width=130),
+            Column(
+                "measured",
+                "Measured?",
+                width=110,
+                mappings=words({"true": ("measured", PLAIN), "false": ("a model", WARNING)}),
+            ),
+            Column(
+                'max by (instance, device) (exporter_energy_resolution_seconds{instance=~"$node"})',
+                "Period",
+                unit="s",
+                width=90,
+            ),
+            Column(
+                'max by (instance, device) (exporter_energy_crosscheck_ratio{instance=~"$node"})',
+                "Counter / power",
+                decimals=2,
+                width=140,
+                thresholds=steps((None, BAD), (0.8, PLAIN), (1.25, BAD)),
+            ),
+            Column(
+                'sum by (instance, device) (exporter_energy_resets_total{instance=~"$node"})',
+                "Corrections",
+                width=110,
+            ),
+            Column(
+                'sum by (instance, device) (exporter_energy_gap_seconds_total{instance=~"$node"})',
+                "Without reading",
+                unit="s",
+                width=140,
+            ),
+            Column("device", "Id"),
+            of='max by (instance, component, device, source, measured, name) (exporter_energy_source_info{instance=~"$node"})',
+            sort="Measured?",
+            descending=False,
+            h=10,
         ),
     )

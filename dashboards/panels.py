@@ -1,7 +1,6 @@
 """Panels: what every one of them has, and the kinds that are used.
 
-Each has a title, a unit, queries, a word for the case without data, and a description in four parts: what it
-shows, what a bad value looks like, what to do then, what a gap means. None can be made without them.
+Each has a title, a unit and queries; what a reader is told about it is in text/ (see `texts`).
 
 A line is never drawn over a gap. A single number is asked for at the end of the time range, not as the last of
 a series: that one may be an hour old.
@@ -31,7 +30,6 @@ from dashboards.queries import DATASOURCE, Query
 Json = dict[str, Any]
 
 NOTHING = "\N{EN DASH}"
-GAP = "nothing was measured then: the exporter was down, or its source was; no line is drawn over it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +45,6 @@ class Panel:
     width: int
     height: int
     body: Json
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """The description of a panel.
-
-    Attributes:
-        what: Is shown.
-        bad: Looks like this.
-        do: When it does.
-        gap: Means this.
-    """
-
-    what: str
-    bad: str
-    do: str
-    gap: str = GAP
-
-    def text(self) -> str:
-        """As Markdown, one paragraph each."""
-        return f"{self.what}\n\n**Bad:** {self.bad}\n\n**What to do:** {self.do}\n\n**A gap or no data:** {self.gap}"
 
 
 def steps(*bounds: tuple[float | None, str]) -> Json:
@@ -125,8 +102,6 @@ def lines(
     title: str,
     *queries: Query,
     unit: str,
-    about: About,
-    empty: str,
     w: int = 12,
     h: int = 8,
     least: float | None = 0,
@@ -183,7 +158,7 @@ def lines(
         most = SOFT_MOST.get(unit)
     if most is not None:
         custom["axisSoftMax"] = most
-    defaults = defaults_of(unit, empty, thresholds or NEUTRAL, None if logarithmic else least, None, decimals)
+    defaults = defaults_of(unit, thresholds or NEUTRAL, None if logarithmic else least, None, decimals)
     defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
     own = [
@@ -193,7 +168,7 @@ def lines(
     ]
     if color is None and not overrides and not any(query.color for query in queries):
         own = [*by_last_character(), *own]
-    return assembled("timeseries", title, queries, about, w, h, defaults, [*own, *overrides], options)
+    return assembled("timeseries", title, queries, w, h, defaults, [*own, *overrides], options)
 
 
 def _colored(query: Query, place: int) -> Override:
@@ -211,8 +186,6 @@ def stat(
     title: str,
     *queries: Query,
     unit: str,
-    about: About,
-    empty: str = "no data",
     w: int = 4,
     h: int = 4,
     thresholds: Json | None = None,
@@ -222,7 +195,7 @@ def stat(
     color: Json | None = None,
 ) -> Panel:
     """One number, or one for each series, as it is at the end of the time range; `text` is `value`, `name` or both."""
-    defaults = defaults_of(unit, empty, thresholds or NEUTRAL, None, None, decimals)
+    defaults = defaults_of(unit, thresholds or NEUTRAL, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "mappings": list(mappings), "links": []}
     options: Json = {
         "colorMode": "value",
@@ -235,15 +208,13 @@ def stat(
         "wideLayout": True,
     }
     own = [_colored(query, place) for place, query in enumerate(queries) if query.color]
-    return assembled("stat", title, queries, about, w, h, defaults, own, options)
+    return assembled("stat", title, queries, w, h, defaults, own, options)
 
 
 def bars(
     title: str,
     *queries: Query,
     unit: str,
-    about: About,
-    empty: str,
     w: int = 8,
     h: int = 8,
     most: float | None = None,
@@ -253,7 +224,7 @@ def bars(
     overrides: Sequence[Override] = (),
 ) -> Panel:
     """A bar for each series, as it is at the end of the time range."""
-    defaults = defaults_of(unit, empty, thresholds or steps((None, BLUE)), 0, most, decimals)
+    defaults = defaults_of(unit, thresholds or steps((None, BLUE)), 0, most, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
         "displayMode": "basic",
@@ -268,20 +239,12 @@ def bars(
         "text": {"titleSize": 13, "valueSize": 15},
         "valueMode": "text",
     }
-    return assembled("bargauge", title, queries, about, w, h, defaults, overrides, options)
+    return assembled("bargauge", title, queries, w, h, defaults, overrides, options)
 
 
-def states(
-    title: str,
-    *queries: Query,
-    mappings: Sequence[Json],
-    about: About,
-    empty: str,
-    w: int = 24,
-    h: int = 6,
-) -> Panel:
+def states(title: str, *queries: Query, mappings: Sequence[Json], w: int = 24, h: int = 6) -> Panel:
     """What a thing was, and when, in words; a row for each series."""
-    defaults = defaults_of("none", empty, NEUTRAL, None, None, None)
+    defaults = defaults_of("none", NEUTRAL, None, None, None)
     defaults |= {
         "color": {"mode": "thresholds"},
         "custom": {
@@ -302,7 +265,7 @@ def states(
         "showValue": "auto",
         "tooltip": {"mode": "single", "sort": "none"},
     }
-    return assembled("state-timeline", title, queries, about, w, h, defaults, (), options)
+    return assembled("state-timeline", title, queries, w, h, defaults, (), options)
 
 
 def heatmap(
@@ -310,8 +273,6 @@ def heatmap(
     query: Query,
     *,
     unit: str,
-    about: About,
-    empty: str,
     axis: str = "none",
     w: int = 12,
     h: int = 8,
@@ -322,7 +283,7 @@ def heatmap(
     `unit` is that of the colour and `axis` that of the rows; the colours go in proportion `between` two values, or so that
     small ones stay apart. A query costs a value for each row and each of its `POINTS`.
     """
-    defaults = defaults_of(unit, empty, NEUTRAL, None, None, None)
+    defaults = defaults_of(unit, NEUTRAL, None, None, None)
     defaults["custom"] = {
         "hideFrom": {"legend": False, "tooltip": False, "viz": False},
         "scaleDistribution": {"type": "linear"},
@@ -349,16 +310,16 @@ def heatmap(
         "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
         "yAxis": {"axisPlacement": "left", "reverse": False, "unit": axis},
     }
-    made = assembled("heatmap", title, (query,), about, w, h, defaults, (), options)
+    made = assembled("heatmap", title, (query,), w, h, defaults, (), options)
     made.body["maxDataPoints"] = POINTS
     return made
 
 
 def defaults_of(
-    unit: str, empty: str, thresholds: Json, least: float | None, most: float | None, decimals: int | None
+    unit: str, thresholds: Json, least: float | None, most: float | None, decimals: int | None
 ) -> Json:
     """Give the field configuration that every kind of panel has."""
-    defaults: Json = {"mappings": [], "noValue": empty, "thresholds": thresholds, "unit": unit}
+    defaults: Json = {"mappings": [], "thresholds": thresholds, "unit": unit}
     for name, value in (("min", least), ("max", most), ("decimals", decimals)):
         if value is not None:
             defaults[name] = value
@@ -369,7 +330,6 @@ def assembled(
     kind: str,
     title: str,
     queries: Sequence[Query],
-    about: About,
     w: int,
     h: int,
     defaults: Json,
@@ -379,7 +339,6 @@ def assembled(
     """Put a panel together."""
     body: Json = {
         "datasource": DATASOURCE,
-        "description": about.text(),
         "fieldConfig": {"defaults": defaults, "overrides": list(overrides)},
         "options": options,
         "targets": [query.target(place) for place, query in enumerate(queries)],

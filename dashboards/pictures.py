@@ -50,7 +50,7 @@ CHOICES = {
         Choice("training-ranks", {"run": RUN, "rank": "3"}, until=0.67),
         Choice("training-gpus", {"node": "node-2"}, until=0.67),
         Choice("training-node", {"node": "node-1"}),
-        Choice("training-compare", {"baseline": BASELINE}),
+        Choice("training-fleet", {"baseline": BASELINE}),
     )
 }
 

@@ -77,10 +77,19 @@ class Query:
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
+GPU_OF = (
+    "(max by (instance, rank, gpu) (0 * training_process_gpu_memory_bytes{@run} + 1)"
+    " or on (instance, rank) max by (instance, rank, gpu)"
+    ' (label_replace(training_rank_info{@run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")))'
+)
+"""Which GPU a rank has: as the driver says, else the one of its local rank's number, as launchers have it."""
+
+
 def events(counter: str, by: str = "", *, born: bool = False) -> str:
     """How often something happened in each step of the picture: whole numbers, each event once.
 
-    An `increase` over `$__rate_interval` looks back further than a step and would draw an event several times.
+    An `increase` over `$__rate_interval` looks back further than a step and would draw an event several times. What was
+    before is the last value of six hours, so that a scrape that failed does not draw the whole total anew.
 
     Args:
         counter: The counter, with its selectors.
@@ -88,7 +97,7 @@ def events(counter: str, by: str = "", *, born: bool = False) -> str:
         born: The counter begins to exist with the first event, which is then one too.
     """
     here = f"sum by ({by}) ({counter})"
-    before = f"sum by ({by}) ({counter} offset $__interval)"
+    before = f"sum by ({by}) (last_over_time({counter}[6h] offset $__interval))"
     if born:
         before = f"({before} or 0 * {here})"
     return f"clamp_min({here} - {before}, 0)"

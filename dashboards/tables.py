@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboards.palette import BLUE, Override, fixed
-from dashboards.panels import NEUTRAL, NOTHING, About, Json, Panel, assembled, defaults_of
+from dashboards.panels import NEUTRAL, NOTHING, Json, Panel, assembled, defaults_of
 from dashboards.queries import Query, rows
 
 HEADING_EDGE, HEADING_LETTER = 44, 7.5
@@ -60,8 +60,6 @@ def percent(
 def table(
     title: str,
     *columns: Column,
-    about: About,
-    empty: str,
     of: str = "",
     w: int = 24,
     h: int = 9,
@@ -76,7 +74,7 @@ def table(
     """
     values = [column.source for column in columns if column.is_value]
     queries = [rows(source) for source in ([of, *values] if of else values)]
-    defaults = defaults_of("none", empty, NEUTRAL, None, None, None)
+    defaults = defaults_of("none", NEUTRAL, None, None, None)
     names = [f"Value #{chr(ord('A') + place)}" for place in range(len(queries))]
     if len(names) == 1:
         names = ["Value"]
@@ -101,7 +99,7 @@ def table(
         for column in columns
     ]
     order = [{"displayName": sort, "desc": descending}] if sort else []
-    made = _assembled(title, queries, about, w, h, defaults, overrides, order)
+    made = _assembled(title, queries, w, h, defaults, overrides, order)
     made.body["transformations"] = transformations
     if points:
         made.body["maxDataPoints"] = points
@@ -115,21 +113,19 @@ def matrix(
     across: str,
     down: str,
     unit: str,
-    about: About,
-    empty: str,
     w: int = 12,
     h: int = 9,
     decimals: int | None = None,
 ) -> Panel:
     """A value for each pair of two labels, as it is at the end of the time range: one makes the columns, one the rows."""
-    defaults = defaults_of(unit, empty, NEUTRAL, None, None, decimals)
+    defaults = defaults_of(unit, NEUTRAL, None, None, decimals)
     overrides = [
         {
             "matcher": {"id": "byRegexp", "options": "/.*/"},
             "properties": [{"id": "noValue", "value": NOTHING}],
         }
     ]
-    made = _assembled(title, (query,), about, w, h, defaults, overrides)
+    made = _assembled(title, (query,), w, h, defaults, overrides)
     made.body["transformations"] = [
         {
             "id": "groupingToMatrix",
@@ -150,7 +146,6 @@ def matrix(
 def _assembled(
     title: str,
     queries: Sequence[Query],
-    about: About,
     w: int,
     h: int,
     defaults: Json,
@@ -170,7 +165,7 @@ def _assembled(
         "showHeader": True,
         "sortBy": list(order or ()),
     }
-    return assembled("table", title, queries, about, w, h, defaults, overrides, options)
+    return assembled("table", title, queries, w, h, defaults, overrides, options)
 
 
 def _column_properties(column: Column) -> list[Json]:

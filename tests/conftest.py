@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _FEED = tempfile.mkdtemp(prefix="exporter-tests-")
@@ -18,3 +19,16 @@ atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
 # The machines are shared: how long an example takes says nothing.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what would have to be installed for the tests that were skipped for want of it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)]
+    wanting = [reason for reason in reasons if "not installed" in reason or "could not import" in reason]
+    if wanting:
+        terminalreporter.write_line(
+            f"{len(wanting)} tests were skipped for want of a program or package: scripts/install-system-packages, and "
+            "pip install torch -e '.[test,frameworks]' (gigabytes), bring them; make test CI=true does both",
+            yellow=True,
+        )

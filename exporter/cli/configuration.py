@@ -48,7 +48,7 @@ Address = Annotated[
     str,
     Notation(
         "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)",
-        r"^(\[[^\[\]]+\]|[^\[\]:]*):[0-9]{1,5}$",
+        r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$",
         _parse_address,
         str,
     ),

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from exporter.cli.configuration import Address, Configuration, UrlPath
+from exporter.cli.configuration import DEFAULT_COLLECTORS, Address, Configuration, UrlPath
 from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.logs import Form, Level
 from exporter.config.loader import load_file, parse, suggest
@@ -78,6 +79,11 @@ class Parser(argparse.ArgumentParser):
         flag = argument.partition("=")[0]
         if not flag.startswith("-") or flag == "-":
             return Problem("command line", None, None, f"unexpected argument {argument!r}")
+        switch = re.fullmatch(r"--(no-)?collector\.(\w+)", flag)
+        if switch and switch[2] in DEFAULT_COLLECTORS:
+            enabled = "false" if switch[1] else "true"
+            option = f"collectors: {{{switch[2]}: {{enabled: {enabled}}}}}"
+            return Problem(flag, None, None, f"unknown flag; write {option} in the file of --config.file")
         known = [
             name
             for action in self._actions

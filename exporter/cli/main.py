@@ -8,6 +8,8 @@ exit status is 2.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
 import platform
 import sys
@@ -19,6 +21,7 @@ from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError,
 from exporter.version import __version__
 from exporter.web.webconfig import load_web_config
 
+FAILED = 1
 REFUSED = 2
 """Exit status of a start that could not be."""
 
@@ -50,13 +53,48 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     _occupy_standard_descriptors()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(given, environ)
+        status = _dispatch(given, environ)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a full disk can be told
     except (ConfigurationError, FeedDirectoryError, ListenError, StateError) as error:
         for line in str(error).splitlines():
             _say(f"exporter: {line}")
         return REFUSED
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read it has what they wanted
+        _forget_output()
+        return FAILED
+    except (MemoryError, OSError, RuntimeError) as error:
+        # No memory, thread, descriptor or room on a disk; anything else is a defect, and its traceback of use.
+        if not _is_shortage(error):
+            raise
+        _say(
+            f"exporter: cannot go on: {str(error) or type(error).__name__}; see the limits of this process: ulimit -a"
+        )
+        _forget_output()
+        sys.unraisablehook = lambda _: None  # of what is half made (asyncio's event loop), and goes now
+        return FAILED
+    return status
+
+
+def _is_shortage(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in {
+            errno.EAGAIN,
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.ENOMEM,
+            errno.ENOSPC,
+            errno.EDQUOT,
+        }
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
+
+
+def _forget_output() -> None:
+    """Let what is left in standard output's buffer go, which would fail once more at the interpreter's end."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:

@@ -122,7 +122,7 @@ class Push:
     def __init__(self, source: str, target: Target) -> None:
         self._source = source
         self._target = target
-        self._there = False
+        self._there = True  # perhaps, of one that was killed
         self._said: str | None = None
         # The page is on this machine or on this network, whatever proxy the environment names.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -141,18 +141,21 @@ class Push:
             self._target.put(without(page, b"process_"))
         except (OSError, http.client.HTTPException) as error:
             self._say(f"the page cannot be put there: {error}")
+            self._there = True  # the one before
+            self.remove(quiet=True)
             return False
         self._there = True
         self._say(None)
         return True
 
-    def remove(self) -> None:
-        """Take away what was put there."""
+    def remove(self, *, quiet: bool = False) -> None:
+        """Take away what was put there, by this process or by one before it."""
         if self._there:
             try:
                 self._target.remove()
             except (OSError, http.client.HTTPException) as error:
-                self._say(f"the page cannot be taken away: {error}")
+                if not quiet:
+                    self._say(f"the page cannot be taken away: {error}")
             else:
                 self._there = False
 

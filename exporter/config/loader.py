@@ -329,6 +329,8 @@ def _value_of(node: Scalar, base: Any, marks: tuple[Any, ...]) -> Any:
     """A scalar as a type, `_BAD` where it is of another."""
     notation = next((mark for mark in marks if isinstance(mark, Notation)), None)
     if notation is not None:
+        if base is str and type(node.value) is not str:
+            return _BAD  # a number or a word such as true, which its author did not mean as a text
         try:
             return notation.parse(node.text)
         except ValueError:

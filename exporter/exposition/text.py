@@ -7,7 +7,7 @@ would draw everything before it as a flat line for five minutes; so what cannot 
 The text is prometheus_client's to the byte (a property test compares them), but for what its writer would rewrite or
 break: names that are not plain are refused, timestamps, exemplars and `_created` are not written, and in OpenMetrics a
 histogram without `_sum` has no `_count`, as that format demands. The library's writer walks every name in Python, a
-function call a character, and takes several times as long (benchmarks/bench_exposition.py).
+function call a character, and takes several times as long (benchmarks/bench_web.py).
 """
 
 from __future__ import annotations

@@ -232,9 +232,14 @@ class JobCollector:
                 yield f"{process_id}.feed", "taken"
 
     def _note_refused(self, refused: Sequence[tuple[str, str]]) -> None:
-        for name, reason in set(refused) - self._refused:
+        fresh = set(refused) - self._refused
+        for _, reason in fresh:
             self._refusals[reason] += 1
-            _log.warning("feed file %r refused: %s", name, reason)
+        # A line when the first of a reason comes, not one for each of a hundred thousand.
+        for reason in {reason for _, reason in fresh} - {reason for _, reason in self._refused}:
+            names = sorted(name for name, why in refused if why == reason)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            _log.warning("feed file %r%s refused: %s", names[0], more, reason)
         self._refused = frozenset(refused)
 
     def _visible(self, rules: GapRules, now: Moment) -> Iterator[VisibleSlot]:
@@ -268,7 +273,7 @@ class JobCollector:
         collected += self.info.families(slots, pids, devices)
         collected += events.event_families(slots)
         collected += self.sessions.families()
-        collected += self._states.families()
+        collected += self._states.families({each.labels[0] for each in slots})
         collected += feed.self_families(counts)
         return collected
 

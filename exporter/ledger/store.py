@@ -59,8 +59,6 @@ _LONGEST_HEADER = 128
 _SUFFIX, _TEMPORARY, _DAMAGED = ".ledger", ".tmp", ".damaged-"
 _MOST_DAMAGED = 4
 TIDY_SECONDS = 3600.0
-TIDY_RELEASES = 500
-"""Tidied after so many keys were let go of, however soon that is."""
 _IN_USE = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _OCCUPIED = {errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EPERM}
@@ -112,6 +110,8 @@ class StateStore:
         *,
         keeper: str | None = None,
         max_bytes: int = 16 << 20,
+        keep_seconds: float = 30 * 86_400.0,
+        keep_runs: int = 1000,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Remember where; nothing is touched.
@@ -121,6 +121,8 @@ class StateStore:
             keeper: A name for this sidecar that is the same after its restart and differs from that of any other
                 sidecar that shares the directory; the host name when None.
             max_bytes: A larger file is neither written nor read.
+            keep_seconds: How long a file is kept that nobody keeps up any more.
+            keep_runs: Of how many runs there are files at most, but for those that are kept up.
             clock: Unix time.
         """
         self.directory = directory / "ledger"
@@ -129,6 +131,7 @@ class StateStore:
         self.damaged = 0
         self.last_write: float | None = None
         self._max_bytes = max_bytes
+        self._keep_seconds, self._keep_runs = keep_seconds, keep_runs
         self._clock = clock
         self._claimed: dict[StateKey, str] = {}
         self._locks: int | None = None
@@ -250,14 +253,11 @@ class StateStore:
         return keys
 
     @_alone
-    def tidy(self, *, keep_seconds: float = 30 * 86_400.0, keep_runs: int = 1000) -> None:
-        """Remove the files that nobody has kept for long, and those of the oldest runs; does it now and then only."""
+    def tidy(self) -> None:
+        """Remove files that nobody has kept for long, and those of the oldest runs: hourly, or after many runs."""
         now = self._clock()
-        if (
-            self._tidied is not None
-            and self._released < TIDY_RELEASES
-            and 0 <= now - self._tidied < TIDY_SECONDS
-        ):
+        recently = self._tidied is not None and 0 <= now - self._tidied < TIDY_SECONDS
+        if recently and self._released < max(10, self._keep_runs // 2):
             return
         self._tidied, self._released = now, 0
         with contextlib.suppress(OSError, StateError), self._opened() as directory:
@@ -265,13 +265,12 @@ class StateStore:
             for name in [*_names(directory, _SUFFIX), *_names(directory, _SUFFIX + _TEMPORARY)]:
                 with contextlib.suppress(OSError):
                     aged.append((_modified(directory, name), name))
-            runs: dict[str, None] = {}
+            runs: dict[str, int] = {}
             for modified, name in sorted(aged, reverse=True):
                 run, file = name.split("-")[-2], name.removesuffix(_TEMPORARY)
-                runs.setdefault(run) if run != "machine" else None
-                late = run in runs and len(runs) > keep_runs
+                late = run != "machine" and runs.setdefault(run, len(runs)) >= self._keep_runs
                 ours = file in self._claimed.values()
-                if (modified < now - keep_seconds or late) and not ours and self._lock(file, directory):
+                if (modified < now - self._keep_seconds or late) and not ours and self._lock(file, directory):
                     with contextlib.suppress(OSError):
                         os.unlink(name, dir_fd=directory)
                     self._unlock(file)

@@ -14,17 +14,23 @@ from exporter.status.elements import duration
 from exporter.status.history import History
 from exporter.status.readings import Readings
 from exporter.status.values import Rank, Run, View
+from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
 """A living process whose snapshot is older has stopped, or hangs in the kernel."""
-HANG_SECONDS = 300.0
-HANG_STEPS = 5.0
-"""No step for so many times the longest one, and at least so long, is a hang (NVRx, Megatron-Bridge)."""
+HANG_SECONDS = 60.0
+HANG_STEPS = 10.0
+"""No step for so many usual ones, and at least so long, is a hang; the same as `training_run_state` goes by."""
+STRAGGLER_RATIO = 0.75
+"""Of the fastest rank's own work to another's."""
+SLOWER_RATIO = 1.25
+SLOW_SAVE_TIMES = 10.0
+SLOW_SAVE_SECONDS = 10.0
+"""A save is no matter before that, however short saves are."""
 THROTTLED_RATIO = 0.05
 NEAR_LIMIT_CELSIUS = 5.0
 LONG_PHASES = frozenset(
-    {"init", "rendezvous", "model_init", "optimizer_init", "dataloader_init", "compile", "checkpoint_load"}
-    | {"checkpoint_save_sync", "checkpoint_save_async", "validation", "test", "restart"}
+    row.name for row in PHASES.values() if not row.work and not row.waiting and row.badput != "other"
 )
 """In these no step is expected to end."""
 
@@ -59,8 +65,8 @@ def is_hanging(rank: Rank, run: Run | None, *, now: float) -> bool:
         return False
     if run is not None and run.attempt_steps == 0:
         return False
-    longest_seconds = (run and run.longest_seconds) or 0.0
-    return now - rank.progress > max(HANG_STEPS * longest_seconds, HANG_SECONDS)
+    usual_seconds = (run and run.usual_seconds) or 0.0
+    return now - rank.progress > max(HANG_STEPS * usual_seconds, HANG_SECONDS)
 
 
 def is_stopped(rank: Rank, *, now: float) -> bool:
@@ -87,14 +93,58 @@ def _of_ranks(seen: View) -> Iterator[Concern]:
             )
         elif rank.alive is False and rank.run in living and rank.rank:
             yield Concern(urgent=True, text=f"{of} has ended while other ranks live")
+        if rank.rivals:
+            more = f"{rank.rivals:.0f} more" if rank.rivals > 1 else "another"
+            told = f"{more} living process trains as {of}: give one of the jobs another run name"
+            yield Concern(urgent=True, text=told)
+        usual, spent = (run.save_seconds if (run := runs.get(rank.run)) else None), rank.phase_seconds
+        saves = rank.alive and rank.phase.startswith("checkpoint_save")
+        if saves and usual and spent and spent > max(SLOW_SAVE_TIMES * usual, SLOW_SAVE_SECONDS):
+            told = f"{of} has been saving for {duration(spent)}, usually {duration(usual)}"
+            yield Concern(urgent=True, text=told)
 
 
 def _of_runs(seen: View, past: History) -> Iterator[Concern]:
     for run in seen.runs:
+        yield from _of_state(run, seen)
+        yield from _of_stragglers(run, seen)
+        if run.pace is not None and run.pace[0] > SLOWER_RATIO * run.pace[1]:
+            now, before = (duration(seconds) for seconds in run.pace)
+            yield Concern(
+                urgent=False, text=f"{run.name} is slower: {now} a step, {before} in the hour before"
+            )
         if past.growth(history.NONFINITE, run.name):
             yield Concern(
                 urgent=True, text=f"values of {run.name} were not finite (NaN, infinite) a short while ago"
             )
+
+
+def _of_state(run: Run, seen: View) -> Iterator[Concern]:
+    since = "" if run.since is None else f" {duration(max(0.0, seen.about.now - run.since))} ago"
+    why = f": {run.reason}" if run.reason else ""
+    if run.state in {"failed", "lost"}:
+        what = "failed" if run.state == "failed" else "was lost"
+        yield Concern(urgent=True, text=f"{run.name} {what}{since} and has not begun again{why}")
+    elif run.state == "stalled":
+        yield Concern(urgent=False, text=f"{run.name} has made no step for long{why}")
+    elif run.state == "hung":
+        told = (rank for rank in seen.ranks if rank.run == run.name)
+        if not any(is_hanging(rank, run, now=seen.about.now) for rank in told):
+            yield Concern(urgent=True, text=f"{run.name} hangs{why}")
+
+
+def _of_stragglers(run: Run, seen: View) -> Iterator[Concern]:
+    """Ranks whose own work takes longer than the others', which wait for them."""
+    own = {
+        rank.rank: rank.compute_seconds
+        for rank in seen.ranks
+        if rank.run == run.name and rank.alive and rank.compute_seconds
+    }
+    fastest = min(own.values(), default=0.0)
+    for rank, seconds in own.items():
+        if fastest < STRAGGLER_RATIO * seconds:
+            told = f"rank {rank} of {run.name} is slow: {duration(seconds)} of its own in a step"
+            yield Concern(urgent=False, text=f"{told}, the fastest {duration(fastest)}")
 
 
 def _of_gpus(seen: View, readings: Readings) -> Iterator[Concern]:

@@ -147,7 +147,7 @@ def _run(run: Run, now: float) -> str:
         cell("tokens per second", known(run.tokens_per_second, number)),
         cell("gradient norm", known(run.grad_norm, number)),
         cell("learning rate", known(run.learning_rate, number)),
-        cell("goodput", known(run.goodput_ratio, share)),
+        cell("goodput", known(run.goodput_ratio, share), _unsaved(run)),
         cell("at risk, unsaved", known(run.uncommitted_seconds, duration)),
         cell("last checkpoint", ago(run.checkpoint_at, now)),
         cell("restarts", known(run.restarts, number)),
@@ -168,6 +168,12 @@ def _run(run: Run, now: float) -> str:
         f'<section class="card"><h3>{text(run.name)}{attempt}</h3>{facts}{_position(run)}'
         f'<dl class="grid">{shown}</dl></section>'
     )
+
+
+def _unsaved(run: Run) -> str:
+    if run.checkpoint_at is not None or run.goodput_ratio is None or run.state in {"finished", "failed"}:
+        return ""
+    return "<small>nothing is saved yet: work counts once it is, or when the job ends well</small>"
 
 
 def _position(run: Run) -> str:
@@ -211,9 +217,7 @@ def _ranks(seen: View) -> str:
         if not rank.phase or not rank.alive:
             return MISSING
         since = (
-            ""
-            if rank.phase_since is None
-            else f' <span class="dim">{duration(now - rank.phase_since)}</span>'
+            "" if rank.phase_seconds is None else f' <span class="dim">{duration(rank.phase_seconds)}</span>'
         )
         return text(rank.phase) + since
 

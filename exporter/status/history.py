@@ -16,6 +16,10 @@ from exporter.status.readings import Readings
 
 POINT_SECONDS = 5.0
 KEPT_SECONDS = 900.0
+PACE_SECONDS = 300.0
+BEFORE_SECONDS = 3600.0
+FEWEST_BEFORE_SECONDS = 600.0
+MINUTE = 60.0
 MOST_TRACKS = 400
 """Runs, GPUs and what is drawn of them; a page shows far fewer."""
 
@@ -45,6 +49,10 @@ class History:
         self._seconds = seconds
         self._lock = threading.Lock()  # held for copying and appending only
         self._points: deque[tuple[float, dict[Track, float]]] = deque(maxlen=round(kept / seconds) + 1)
+        # Of the steps alone, so that the last minutes can be compared with the hour before.
+        self._minutes: deque[tuple[float, dict[Track, float]]] = deque(
+            maxlen=round((BEFORE_SECONDS + PACE_SECONDS) / MINUTE) + 1
+        )
 
     def is_due(self, now: float) -> bool:
         """Whether a point is to be noted.
@@ -70,6 +78,9 @@ class History:
             point[track] = point.get(track, 0.0) + value
         with self._lock:
             self._points.append((now, point))
+            if not self._minutes or now - self._minutes[-1][0] >= 0.9 * MINUTE:
+                steps = {track: value for track, value in point.items() if track[0] in {STEP_SUM, STEP_COUNT}}
+                self._minutes.append((now, steps))
 
     def levels(self, what: str, of: str = "") -> Sequence[Point]:
         """The numbers of a gauge, oldest first, a gap where there was none."""
@@ -104,6 +115,21 @@ class History:
         grown = _grown(first, last, (what, of))
         over = last_at - first_at if per is None else _grown(first, last, (per, of))
         return None if grown is None or not over else grown / over
+
+    def pace(self, run: str) -> tuple[float, float] | None:
+        """Seconds a step took in the last minutes, and in the hour before; None where either is not known."""
+        with self._lock:
+            points = list(self._minutes)
+        if not points or points[-1][0] - points[0][0] < PACE_SECONDS + FEWEST_BEFORE_SECONDS:
+            return None
+        divide = next(index for index, (at, _) in enumerate(points) if points[-1][0] - at <= PACE_SECONDS)
+        means = []
+        for (_, first), (_, last) in ((points[divide], points[-1]), (points[0], points[divide])):
+            seconds, steps = (_grown(first, last, (what, run)) for what in (STEP_SUM, STEP_COUNT))
+            if seconds is None or not steps:
+                return None
+            means.append(seconds / steps)
+        return means[0], means[1]
 
     def growth(self, what: str, of: str = "") -> float:
         """How much a counter has grown over all points; 0 where nothing is known."""

@@ -45,12 +45,17 @@ class Run:
     Attributes:
         name: The label `run`.
         facts: What describes it: application, perf_tag, framework, …
+        state: What it is in, as `training_run_state` has it; "" where that is not known.
+        reason: Why.
+        since: Unix time; None where that is not known.
         attempt: Its number.
         attempt_steps: What that has completed.
         step: Position.
         target: Where it is to end.
         step_seconds: Mean of the last minute's steps; None while there were none.
-        longest_seconds: Of the last hundred steps.
+        usual_seconds: Mean of the steps of the last quarter of an hour.
+        pace: Mean of the last minutes' steps, and of those of the hour before; None where either is not known.
+        save_seconds: Mean of its checkpoints' saves; None before the first.
         loss: The last finite one.
         grad_norm: The same.
         learning_rate: The same.
@@ -70,12 +75,17 @@ class Run:
 
     name: str
     facts: Mapping[str, str] = field(default_factory=dict)
+    state: str = ""
+    reason: str = ""
+    since: float | None = None
     attempt: float | None = None
     attempt_steps: float | None = None
     step: float | None = None
     target: float | None = None
     step_seconds: float | None = None
-    longest_seconds: float | None = None
+    usual_seconds: float | None = None
+    pace: tuple[float, float] | None = None
+    save_seconds: float | None = None
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -107,9 +117,10 @@ class Rank:
         alive: Whether it lives; None when that is not known.
         updated: Unix time of its last snapshot; None when that is not known.
         phase: What its main thread does; "" when it does not say.
-        phase_since: Unix time since which it does.
+        phase_seconds: For how long it did when it last told; that is not as late as now.
         progress: Unix time of its last step.
         compute_seconds: Its own time in a step, without waiting.
+        rivals: Further living processes that train as this rank of the run.
     """
 
     run: str
@@ -121,9 +132,10 @@ class Rank:
     alive: bool | None = None
     updated: float | None = None
     phase: str = ""
-    phase_since: float | None = None
+    phase_seconds: float | None = None
     progress: float | None = None
     compute_seconds: float | None = None
+    rivals: float = 0.0
 
     @property
     def identity(self) -> tuple[str, str, str, str]:

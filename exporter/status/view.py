@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from exporter.collectors.standing import CollectorStatus
 from exporter.status import history
-from exporter.status.history import History
+from exporter.status.history import KEPT_SECONDS, History
 from exporter.status.readings import Readings
 from exporter.status.values import About, Gpu, Machine, Rank, Run, Source, Statistic, View
 
@@ -52,6 +52,11 @@ def _run(name: str, readings: Readings, past: History) -> Run:
         return readings.value(family, run=name, **labels)
 
     info = next(iter(readings.rows("training_run_info", run=name)), None)
+    states = readings.rows("training_run_state", run=name)
+    state = next((labels["state"] for labels, holds in states if holds), "")
+    why = next((labels for labels, _ in readings.rows("training_run_state_info", run=name)), {})
+    saves = [save for _, save in readings.distributions("training_checkpoint_duration_seconds", run=name)]
+    means = [save.sum / save.count for save in saves if save.sum and save.count]
     wall, productive = value("training_wall_seconds_total"), value("training_productive_seconds_total")
     causes = [
         (labels["cause"], seconds)
@@ -63,12 +68,17 @@ def _run(name: str, readings: Readings, past: History) -> Run:
     return Run(
         name=name,
         facts={} if info is None else {key: text for key, text in info[0].items() if key != "run" and text},
+        state=state,
+        reason=why.get("reason", ""),
+        since=_number(why.get("since", "")),
         attempt=value("training_attempt"),
         attempt_steps=value("training_attempt_steps"),
         step=value("training_step"),
         target=value("training_step_target"),
         step_seconds=past.recent(history.STEP_SUM, name, per=history.STEP_COUNT),
-        longest_seconds=value("training_step_longest_seconds"),
+        usual_seconds=past.recent(history.STEP_SUM, name, per=history.STEP_COUNT, seconds=KEPT_SECONDS),
+        pace=past.pace(name),
+        save_seconds=max(means, default=None),
         loss=value("training_loss", mode="train"),
         grad_norm=value("training_grad_norm"),
         learning_rate=value("training_learning_rate"),
@@ -89,6 +99,13 @@ def _run(name: str, readings: Readings, past: History) -> Run:
     )
 
 
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _ranks(readings: Readings) -> list[Rank]:
     found: dict[tuple[str, ...], dict[str, object]] = {}
 
@@ -107,8 +124,12 @@ def _ranks(readings: Readings) -> list[Rank]:
     for labels, value in readings.rows("training_phase_active"):
         if value == 1:
             put(labels, phase=labels["phase"])
+    for labels, value in readings.rows("training_phase_active_since_timestamp_seconds"):
+        told = readings.value("training_feed_last_update_timestamp_seconds", **labels)
+        put(labels, phase_seconds=None if told is None else max(0.0, told - value))
+    for labels, value in readings.rows("training_rank_conflicts"):
+        put(labels, rivals=value)
     for family, name in (
-        ("training_phase_active_since_timestamp_seconds", "phase_since"),
         ("training_last_progress_timestamp_seconds", "progress"),
         ("training_rank_compute_seconds", "compute_seconds"),
     ):

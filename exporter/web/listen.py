@@ -17,7 +17,9 @@ from exporter.errors import ConfigurationError, ListenError, Problem
 
 FLAG = "--web.listen-address"
 
-_ADDRESS = re.compile(r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<name>[^\[\]:]*)):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(
+    r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[A-Za-z0-9_.-]*)):(?P<port>[0-9]{1,5})"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
         (["-feed.dir=x"], '-feed.dir: unknown flag, did you mean "--feed.dir"?'),
         (["--web"], "--web: unknown flag"),
         (["--log.lev=debug"], '--log.lev: unknown flag, did you mean "--log.level"?'),
+        (["--no-collector.cpu"], "write collectors: {cpu: {enabled: false}} in the file of --config.file"),
         (["serve"], "command line: unexpected argument 'serve'"),
         (["--feed.dir"], "--feed.dir: expected one argument"),
         (["--feed.dir=a", "--feed.dir=b"], "--feed.dir: is given twice"),

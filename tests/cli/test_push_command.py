@@ -16,7 +16,7 @@ import pytest
 from run_support import answers, environment, free_port, scrape
 from waiting import wait_until
 
-from exporter.cli.push import Gateway, TextFile, main, target_of
+from exporter.cli.push import Gateway, Push, TextFile, main, target_of
 from exporter.errors import ConfigurationError
 
 PAGE = b"# TYPE train_loss gauge\ntrain_loss 0.5\n"
@@ -113,18 +113,55 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
     assert server.groups == {}
 
 
-def test_once_leaves_it_there_and_asks_for_what_is_named(server: Server, tmp_path: Path) -> None:
+def test_once_leaves_it_there_and_takes_it_away_where_there_is_none(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "training.prom"
     flags = ["--once", "--name=train_*", "--name=gpu_*"]
     done = subprocess.run(command(server, str(path), *flags), env=environment(), check=False)
+    put = path.read_bytes()
     server.page = None
     failed = subprocess.run(
         command(server, str(path), "--once"), env=environment(), capture_output=True, check=False
     )
 
     assert (done.returncode, failed.returncode) == (0, 1)
-    assert path.read_bytes() == PAGE
+    assert put == PAGE
+    assert not path.exists()
     assert server.paths[0] == "/metrics?name%5B%5D=train_%2A&name%5B%5D=gpu_%2A"
+
+
+def test_what_a_killed_push_has_left_is_taken_away_by_the_next_while_there_is_no_page(
+    server: Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "training.prom"
+    with pushing(server, str(path)) as process:
+        wait_until(path.exists)
+        process.kill()
+        process.wait()
+    left = path.exists()
+    server.page = None
+
+    with pushing(server, str(path)):
+        wait_until(lambda: not path.exists())
+    assert left
+
+
+def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp_path: Path) -> None:
+    class Full:
+        there = False
+
+        def put(self, page: bytes) -> None:
+            if self.there:
+                raise OSError(28, "No space left on device")
+            self.there = True
+
+        def remove(self) -> None:
+            self.there = False
+
+    target = Full()
+    push = Push(f"{server.url}/metrics", target)
+    steps = [(push.step(), target.there) for _ in range(2)]
+
+    assert steps == [(True, True), (False, False)]
 
 
 def test_a_file_that_cannot_be_written_is_told_and_leaves_nothing(server: Server, tmp_path: Path) -> None:

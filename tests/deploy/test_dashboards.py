@@ -29,32 +29,16 @@ from dashboards_support import (
 
 from dashboards.board import COLUMNS, panels_of
 from dashboards.palette import CAUSES, COMPONENTS, CYCLE
+from dashboards.texts import texts_of
 
 UIDS = sorted(MODELS)
 TEXTS = {uid: json.dumps(model) for uid, model in MODELS.items()}
 
 every_board = pytest.mark.parametrize("uid", UIDS)
 
-QUESTIONS = (
-    "Are ",
-    "Did ",
-    "Do ",
-    "Does ",
-    "How ",
-    "In ",
-    "Is ",
-    "Since when ",
-    "Was ",
-    "What ",
-    "Where ",
-    "Which ",
-    "Who ",
-    "Whose ",
-    "Why ",
-)
 WITHOUT_VARIABLES = {
     "training-fleet": "all runs and nodes, by its purpose",
-    "How clean is the electricity?": "the grid's number is the site's, not a run's",
+    "Carbon intensity": "the grid's number is the site's, not a run's",
     "Settings in force": "prices and intensities are the site's, not a run's",
 }
 
@@ -87,11 +71,9 @@ def test_a_file_that_somebody_edited_by_hand_is_found(tmp_path: Path) -> None:
     assert any(line.startswith("--- old.json") for line in found)
 
 
-def test_the_eight_dashboards_are_there_with_uids_for_good() -> None:
+def test_the_six_dashboards_are_there_with_uids_for_good() -> None:
     assert UIDS == [
-        "training-compare",
         "training-energy",
-        "training-exporter",
         "training-fleet",
         "training-gpus",
         "training-node",
@@ -158,13 +140,22 @@ def test_a_panel_says_what_it_shows_what_bad_is_and_what_to_do(uid: str) -> None
 
 
 @every_board
-def test_a_title_is_a_question_or_a_noun(uid: str) -> None:
-    for panel in panels_of(MODELS[uid]):
-        title = panel["title"]
+def test_a_title_is_a_noun(uid: str) -> None:
+    titles = [panel["title"] for panel in panels_of(MODELS[uid])]
 
-        assert title[0].isupper() or title.startswith("/")
-        assert title.endswith(("?", ")")) or not title.startswith(QUESTIONS), title
-        assert not title.endswith("."), title
+    assert [title for title in titles if title.endswith((".", "?")) or not title[0].isupper()] == []
+
+
+@every_board
+def test_every_text_belongs_to_a_panel(uid: str) -> None:
+    assert set(texts_of(uid)) == {panel["title"] for panel in panels_of(MODELS[uid])}
+
+
+def test_a_text_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# A\n\n### Loss\n\nWhat it is.\n\n**Bad:** a rise.\n\n**Empty:** none\n")
+
+    with pytest.raises(ValueError, match="Loss: missing What to do"):
+        texts_of("a", tmp_path)
 
 
 @every_board
@@ -264,7 +255,10 @@ def test_rates_look_over_an_interval_that_follows_the_zoom(uid: str) -> None:
 
 
 def test_the_fleet_is_asked_for_by_recorded_series_only() -> None:
+    of_chosen_runs = {panel["title"] for panel in MODELS["training-fleet"]["panels"][-1]["panels"]}
     for one in asked("training-fleet"):
+        if one.panel in of_chosen_runs:
+            continue
         for name, _ in selectors(one.expression):
             assert ":" in name or name.startswith("ALERTS"), f"{one}: {name}"
 

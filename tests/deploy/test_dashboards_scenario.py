@@ -42,58 +42,32 @@ OF_THE_MACHINE = "training-node"
 """The dashboard about the very machine that the tests run on: what that one does not have at all, it may lack."""
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
-    ("training-energy", VIRTUAL): {
-        "What do the machines draw?": "B",
-        "What do CPUs and memory draw?": "B",
-    },
-    ("training-energy", LATER): {
-        "How well is that known?": "B",
-        "Where does each number come from?": "BC",
-    },
-    ("training-energy", NO_FAULT): {
-        "Where does each number come from?": "DE",
-        "Why was nothing read?": "A",
-    },
-    ("training-exporter", NO_FAULT): {
-        "Exporters": "C",
-        "Was anything of the job lost?": "AB",
-        "Which collector failed, and when?": "A",
-        "Collectors": "FG",
-        "Which families lost series?": "A",
-        "What went wrong with NVIDIA's library?": "ABC",
-    },
+    ("training-energy", VIRTUAL): {"Power of machines": "B"},
+    ("training-energy", LATER): {"Source of each number": "BC"},
+    ("training-energy", NO_FAULT): {"Source of each number": "DE"},
     ("training-fleet", NO_FAULT): {"GPUs": "B", "Exporters": "C"},
-    ("training-fleet", PASSES): {"Which alerts fire?": "A", "Firing alerts": "A"},
-    ("training-gpus", REPLAYED): {"Whose memory is it?": "A"},
-    ("training-gpus", OTHER_CARDS): {"How far is it from slowing down?": "B"},
+    ("training-fleet", PASSES): {"Firing alerts, in detail": "A", "Firing alerts": "A"},
+    ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_FAULT): {"GPUs": "C", "New errors": "CDE"},
-    ("training-gpus", WHOLE): {"How busy are the instances' SMs?": "A", "How full are the instances?": "A"},
+    ("training-gpus", WHOLE): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NO_LIMIT): {
-        "CPU throttled": "A",
-        "How much does the container use of what it may?": "B",
-        "How near is the container to its limit?": "CD",
+        "CPU of the container, and its limit": "B",
+        "Memory of the container, and its limit": "CD",
     },
-    ("training-node", VIRTUAL): {
-        "RDMA": "AB",
-        "What went wrong on the way?": "DE",
-        "Temperatures": "A",
-        "Do the CPUs slow down from heat?": "A",
-        "Memory errors": "AB",
+    ("training-node", VIRTUAL): {"RDMA": "AB", "Network errors": "DE"},
+    ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
+    ("training-node", NO_FAULT): {
+        "Samples and files lost": "AB",
+        "Collectors": "DE",
+        "Errors of NVIDIA's library": "A",
     },
-    ("training-node", NO_MOUNT): {
-        "NFS and Lustre: how long does an operation take?": "AB",
-        "NFS and Lustre: how much is read and written?": "ABCD",
-    },
-    ("training-node", PASSES): {"What runs?": "G"},
-    ("training-ranks", NO_FAULT): {"Ranks alive": "C", "Which ranks are dead, or silent?": "AB"},
-    ("training-ranks", PASSES): {"Who does something else than most, and since when?": "ABC"},
-    ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B", "Size of the last one": "A"},
-    ("training-run", NO_TORCH): {
-        "How much memory do tensors take?": "A",
-        "How much does the allocator keep?": "A",
-        "Did it have to try again, or run out?": "AB",
-    },
-    ("training-run", NO_FAULT): {"Was the API misused?": "A"},
+    ("training-node", PASSES): {"Processes of the job": "G"},
+    ("training-ranks", NO_FAULT): {"Ranks alive": "C", "Dead and silent ranks": "AB"},
+    ("training-ranks", PASSES): {"Ranks in another phase than most": "ABC"},
+    ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
+    ("training-run", NO_TORCH): {"Memory of tensors": "A", "Allocation retries and failures": "AB"},
+    ("training-run", PASSES): {"Firing alerts": "A"},
+    ("training-run", LATER): {"Step time": "B"},
 }
 """(dashboard, why) → panel → letters of its queries that may be empty."""
 
@@ -126,7 +100,7 @@ CHOSEN = {
     "training-ranks": {"run": RUN, "rank": "3"},
     "training-gpus": {"node": "node-2"},
     "training-node": {"node": "node-1"},
-    "training-compare": {"perf_tag": "llama-7b-bf16"},
+    "training-fleet": {"perf_tag": "llama-7b-bf16"},
 }
 
 
@@ -149,10 +123,10 @@ def test_divided_gpus_are_shown_where_there_are_some(served: Served) -> None:
     uid = "training-gpus"
     values = served.values(MODELS[uid]) | {"node": "node-4"}
 
-    shown = {one.panel: served.answer(one, values) for one in asked(uid) if "instances" in one.panel}
+    shown = {one.panel: served.answer(one, values) for one in asked(uid) if "(MIG)" in one.panel}
 
-    assert shown["How full are the instances?"]
-    assert not shown["How busy are the instances' SMs?"], "an A100 has no performance counters"
+    assert shown["Memory of instances (MIG)"]
+    assert not shown["SM activity of instances (MIG)"], "an A100 has no performance counters"
 
 
 def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import QUICK, described, gpus_up, replay, small, value, values, watching
+from gpu_support import QUICK, SMALL, described, gpus_up, replay, small, value, values, watching
 from waiting import wait_until
 
 from exporter.collectors.gpu.child_process import command_of
@@ -20,7 +20,7 @@ from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.nvml.protocol import Decoder, encode
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.collectors.gpu.publishing import SPECS
+from exporter.collectors.gpu.publishing import SPECS, NvmlStatus
 from exporter.collectors.scheduler import Scheduler
 from exporter.replay.machines import collector_arguments
 
@@ -556,3 +556,54 @@ def test_time_goes_on_in_a_replay_when_its_child_is_replaced() -> None:
     played = replay(small(), 10, origin=-100.0)
 
     assert played.readings("energy_millijoules")[0] == 5000 + 100_000 * 100
+
+
+def test_only_the_card_that_a_call_hangs_on_is_down(tmp_path: Path) -> None:
+    hang = (
+        '\ntimeline:\n  - {at: 1s, until: 3s, gpus: [0], hang: ["*"]}\n  - {at: 5s, gpus: [1], hang: ["*"]}\n'
+    )
+    # The first child still hangs in its call when the second one does: there is no third, and a gap.
+    with watching(described(tmp_path, hang.replace("until: 3s, ", ""))) as collector:
+        wait_until(lambda: reason(collector) == "hung")
+        shown = collector.collect()
+
+    assert {key[0]: up for key, up in values(shown, "gpu_up").items()} == {"0": 0.0, "1": 0.0}
+    assert values(shown, "gpu_power_watts") == {}
+
+
+def test_without_a_child_a_card_is_neither_up_nor_down_unless_it_is_the_one_at_fault() -> None:
+    played = replay(small(), 5)
+
+    played.registry.forget_readings(hanging=1)
+
+    families = played.families(status=NvmlStatus(up=False, reason="hung", restarts={}))
+    assert {key[0]: up for key, up in values(families, "gpu_up").items()} == {"1": 0.0}
+    assert {key[0]: key[2] for key in values(families, "gpu_error_info")} == {"1": "hung"}
+
+
+@pytest.mark.parametrize("shadow", ["exporter.py", "exporter/__init__.py", "json.py"])
+def test_nothing_in_the_current_directory_stands_in_for_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shadow: str
+) -> None:
+    (tmp_path / shadow).parent.mkdir(exist_ok=True)
+    (tmp_path / shadow).write_text("raise SystemExit('the file of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    with watching(described(tmp_path)) as collector:
+        wait_until(lambda: nvml_up(collector))
+
+        assert value(collector, RESTARTS, "crashed") == 0
+
+
+def test_a_replayed_call_costs_what_the_real_one_does(tmp_path: Path) -> None:
+    costs = "costs: {nvmlDeviceGetPowerUsage: 20}\n"
+    with watching(described(tmp_path, text=costs + SMALL)) as collector:
+        wait_until(lambda: (value(collector, "exporter_nvml_calls_total") or 0) > 100)
+        pid = collector.child_pid
+        assert pid is not None
+        began, before = time.monotonic(), time.clock_gettime((~pid << 3) | 2)
+        time.sleep(2)
+        share = (time.clock_gettime((~pid << 3) | 2) - before) / (time.monotonic() - began)
+
+    # Two GPUs, ten passes a second.
+    assert 0.2 < share < 0.9

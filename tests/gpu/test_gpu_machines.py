@@ -18,6 +18,7 @@ PLAYS = {
     "t4": (65, ["*"]),
     "a100-mig": (65, ["0", "7"]),
     "h100": (65, ["0", "7"]),
+    "h100-real": (65, ["*"]),
     "h100-lost": (60, ["2", "3"]),
     "h100-hang": (15, ["4", "5"]),
     "counters": (40, ["*"]),
@@ -163,3 +164,21 @@ def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
     # 92 % of 30 s and 25 % of 4 s, over and over.
     assert busy[-1] == pytest.approx(65 * 0.84, rel=0.05)
     assert last - first == pytest.approx(end - begin, rel=0.02)
+
+
+def test_the_real_h100_shows_what_was_read_from_it() -> None:
+    """Compared with what the hardware itself said when it was captured (see the description)."""
+    families = replay("h100-real", 65, details=True).families()
+
+    def only(name: str, *labels: str) -> float:
+        (number,) = [value for key, value in values(families, name).items() if key[2:] == labels]
+        return number
+
+    assert only("gpu_power_watts") == 76.001
+    assert only("gpu_power_limit_watts", "enforced") == 700
+    assert only("gpu_memory_reserved_bytes") == 503316480
+    assert only("gpu_temperature_threshold_celsius", "slowdown") == 89
+    assert only("gpu_pcie_link_generation", "max") == 5
+    assert values(families, "gpu_sm_cycles_total") == {}  # this driver answers "invalid argument"
+    # 0.64 MiB/s by performance counters; the registers are not believed.
+    assert only("gpu_pcie_transmit_bytes_total") == pytest.approx(0.636 * 2**20 * 65, rel=0.1)

@@ -223,6 +223,18 @@ def test_damaged_and_hostile_files_cost_themselves_only(tmp_path: Path) -> None:
     assert page.get("exporter_feed_files") == 4
 
 
+def test_a_crowd_of_refused_files_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sidecar = a_sidecar(tmp_path)
+    for number in range(50):
+        (tmp_path / f"{number:032x}.feed").write_bytes(b"nonsense")
+    look(sidecar)
+    (tmp_path / f"{50:032x}.feed").write_bytes(b"nonsense")
+    look(sidecar)
+
+    (line,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert "and 49 more" in line
+
+
 def test_the_state_may_be_elsewhere_and_survives_a_wiped_feed_directory(tmp_path: Path) -> None:
     feed, state = tmp_path / "feed", tmp_path / "state"
     feed.mkdir()

@@ -245,6 +245,110 @@ def test_a_first_step_that_compiles_is_no_hang(steps: float, hangs: int) -> None
     assert len(warnings(rows)) == hangs
 
 
+@pytest.mark.parametrize(("state", "said"), [("failed", "failed"), ("lost", "was lost")])
+def test_a_run_that_died_and_did_not_begin_again_is_called_out_with_the_reason(state: str, said: str) -> None:
+    why = {"run": "night", "state": state, "reason": "killed by SIGKILL", "since": str(NOW - 90)}
+    rows: Rows = {
+        "training_run_state": [
+            ({"run": "night", "state": "running"}, 0.0),
+            ({"run": "night", "state": state}, 1.0),
+        ],
+        "training_run_state_info": [(why, 1.0)],
+        "training_wall_seconds_total": JOB["training_wall_seconds_total"],
+    }
+
+    assert warnings(rows) == [f"night {said} 90 s ago and has not begun again: killed by SIGKILL"]
+
+
+def test_a_hang_is_called_out_from_a_minute_on_and_from_ten_usual_steps() -> None:
+    def hangs(still: float, usual: float) -> bool:
+        past = History(seconds=5)
+        for tick in range(3):
+            steps = ({"run": "night", "mode": "train"}, Distribution(10 * tick, 10 * tick * usual))
+            past.note(5.0 * tick, Readings(metrics_of(families({"training_step_duration_seconds": [steps]}))))
+        rows: Rows = {
+            **JOB,
+            "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - still)],
+        }
+        return any("has finished no step" in text for text in warnings(rows, past=past))
+
+    assert [hangs(55, 0.1), hangs(65, 0.1), hangs(65, 8.0), hangs(85, 8.0)] == [False, True, False, True]
+
+
+def test_a_straggler_is_called_out() -> None:
+    rows: Rows = {
+        **JOB,
+        "training_rank_compute_seconds": [
+            ({"run": "night", "rank": str(rank)}, 0.4 if rank == 1 else 0.25) for rank in range(2)
+        ],
+    }
+
+    assert warnings(rows) == ["rank 1 of night is slow: 0.4 s of its own in a step, the fastest 0.25 s"]
+
+
+@pytest.mark.parametrize(("later", "found"), [(1.3, True), (1.1, False)])
+def test_a_run_that_is_slower_than_in_its_own_hour_before_is_called_out(
+    later: float, found: bool
+) -> None:  # a parameter of the test
+    past = History(seconds=5)
+    seconds = 0.0
+    for minute in range(40):
+        seconds += 60 * (1.0 if minute < 34 else later)
+        steps = ({"run": "night", "mode": "train"}, Distribution(60 * minute, seconds))
+        past.note(60.0 * minute, Readings(metrics_of(families({"training_step_duration_seconds": [steps]}))))
+
+    told = [text for text in warnings(JOB, past=past) if "is slower" in text]
+    assert told == (["night is slower: 1.3 s a step, 1.0 s in the hour before"] if found else [])
+
+
+@pytest.mark.parametrize(("spent", "found"), [(45.0, True), (15.0, False)])
+def test_a_save_that_takes_ten_times_as_long_as_usual_is_called_out(
+    spent: float, found: bool
+) -> None:  # a parameter of the test
+    rank = {"run": "night", "rank": "0"}
+    saves: Rows = {
+        "training_checkpoint_duration_seconds": [
+            ({"run": "night", "kind": "sync", "part": "blocking"}, Distribution(5, 15.0))
+        ]
+    }
+    rows: Rows = {
+        **JOB,
+        "training_phase_active": [({**rank, "phase": "checkpoint_save_sync"}, 1.0)],
+        "training_phase_active_since_timestamp_seconds": [(rank, NOW - 1 - spent)],
+        **saves,
+    }
+
+    expected = ["rank 0 of night has been saving for 45 s, usually 3.0 s"] if found else []
+    assert warnings(rows) == expected
+
+
+def test_a_second_job_under_the_same_name_is_called_out() -> None:
+    rows: Rows = {**JOB, "training_rank_conflicts": [({"run": "night", "rank": "0"}, 1.0)]}
+
+    assert warnings(rows) == [
+        "another living process trains as rank 0 of night: give one of the jobs another run name"
+    ]
+
+
+def test_the_time_in_a_phase_is_not_the_age_of_the_snapshot() -> None:
+    rank = {"run": "night", "rank": "0"}
+    rows: Rows = {
+        **JOB,
+        "training_feed_last_update_timestamp_seconds": [(rank, NOW - 4)],
+        "training_phase_active_since_timestamp_seconds": [(rank, NOW - 4.05)],
+    }
+
+    assert "forward 50 ms" in page(rows).words
+
+
+def test_a_goodput_of_nothing_before_the_first_save_is_explained() -> None:
+    rows: Rows = {**JOB, "training_productive_seconds_total": [({"run": "night"}, 0.0)]}
+    saved: Rows = {"training_checkpoint_last_success_timestamp_seconds": [({"run": "night"}, NOW - 5)]}
+
+    assert "nothing is saved yet" in page(rows).words
+    assert "nothing is saved yet" not in page(rows | saved).words
+
+
 @pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "hw_thermal")])
 def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]) -> None:
     gpu = {"gpu": "3", "uuid": "GPU-3"}

@@ -19,7 +19,7 @@ the ledger's state, so that it is still told after a restart of the sidecar.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
@@ -146,10 +146,15 @@ class RunStates:
         self._runs = {run: each for run, each in self._runs.items() if run in runs}
         return problems
 
-    def families(self) -> list[Metric]:
-        """Fill the families."""
+    def families(self, shown: Collection[str]) -> list[Metric]:
+        """Fill the families.
+
+        Args:
+            shown: The runs of which anything is shown.
+        """
+        runs = {run: each for run, each in self._runs.items() if run in shown}
         states: dict[tuple[str, ...], float] = {
-            (run, each): float(each == found.state) for run, found in self._runs.items() for each in STATES
+            (run, each): float(each == found.state) for run, found in runs.items() for each in STATES
         }
         infos: Mapping[tuple[str, ...], float] = {
             (
@@ -161,7 +166,7 @@ class RunStates:
                 each.exception,
                 str(round(each.since)),
             ): 1.0
-            for run, each in self._runs.items()
+            for run, each in runs.items()
         }
         return [STATE.family(states), INFO.family(infos)] if states else []
 

@@ -1,0 +1,80 @@
+"""A start with too little of everything, or disturbed: one line, never a traceback."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from run_support import REPOSITORY, environment, free_port, started
+from waiting import wait_until
+
+from exporter.cli.main import main
+
+LAUNCHER = f"{sys.executable} {REPOSITORY / 'training_exporter.py'}"
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("descriptors", [8, 12])
+def test_too_few_descriptors_are_told_in_a_line(tmp_path: Path, descriptors: int) -> None:
+    flags = f"--web.listen-address=127.0.0.1:0 --feed.dir={tmp_path} --log.level=error"
+    ended = shell(f"ulimit -n {descriptors}; timeout 5 {LAUNCHER} {flags}")
+
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 124 or "exporter: " in ended.stderr
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    ended = shell(f"{LAUNCHER} check --web.listen-address=127.0.0.1:0 --feed.dir={tmp_path} >/dev/full")
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("exporter: cannot go on: ")
+    assert "No space left" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_what_is_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(arguments: object, environ: object) -> int:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("exporter.cli.check.main", broken)
+    with pytest.raises(OSError, match="Invalid"):
+        main(["check"])
+
+
+def test_a_sighup_before_the_sidecar_can_hear_it_does_not_end_it(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    log = tmp_path / "log"
+    command = [*LAUNCHER.split(), f"--web.listen-address=127.0.0.1:{free_port()}", f"--feed.dir={feed}"]
+    with log.open("w") as stderr, started(command, feed, stderr=stderr) as process:
+        wait_until(lambda: blocks_sighup(process.pid))
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "configuration reloaded" in log.read_text(), 30)
+
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6])
+def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> None:
+    command = [*LAUNCHER.split(), "--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
+    with started(command, tmp_path, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: blocks_sighup(process.pid))
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+
+    assert "Traceback" not in told
+
+
+def blocks_sighup(pid: int) -> bool:
+    """Whether a process is past the interpreter's own beginning."""
+    return f"SigBlk:\t{1 << signal.SIGHUP - 1:016x}" in Path(f"/proc/{pid}/status").read_text()

@@ -1,0 +1,127 @@
+"""The power of a real H100, recorded with what it did: the child's samples tell phases of 100 ms apart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from gpu_support import DATA
+
+from exporter.collectors.gpu.nvml.buffers import Buffers
+from exporter.collectors.gpu.nvml.device import Device
+from exporter.collectors.gpu.nvml.library import Library
+from exporter.collectors.gpu.nvml.protocol import Decoder, encode
+from exporter.collectors.gpu.state import GpuRegistry, PowerSample
+
+TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
+EPOCH = 1_700_000_000.0
+READ_EVERY_SECONDS = 2.0
+COUNTER_EVERY_SECONDS = 10.0
+LAST_READ = 18.01
+
+
+class Trace:
+    """What NVML would have said at a moment of the trace."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def nvmlDeviceGetSamples(self, _handle: object, _kind: int, last: int) -> tuple[int, list[Any]]:  # noqa: N802
+        pynvml = pytest.importorskip("pynvml")
+        ring = [each for each in TRACE["power_samples_watts"] if each[0] <= self.now][-119:]
+        samples = (pynvml.c_nvmlSample_t * len(ring))()
+        for sample, (at, watts) in zip(samples, ring, strict=True):
+            sample.timeStamp = int((EPOCH + at) * 1e6)
+            sample.sampleValue.uiVal = int(watts * 1000)
+        return 1, [sample for sample in samples if sample.timeStamp > last]
+
+
+def counter_at(moment: float) -> float:
+    """The energy counter, joules; the trace has it every half second."""
+    points = TRACE["energy_counter_joules"]
+    (begin, low), (end, high) = next(pair for pair in itertools.pairwise(points) if moment < pair[1][0])
+    return float(low + (high - low) * (moment - begin) / (end - begin))
+
+
+@pytest.fixture(scope="module")
+def played() -> tuple[GpuRegistry, dict[float, PowerSample]]:
+    """The trace at its pace, through the child's reader, the pipe and the sidecar's registry."""
+    trace = Trace()
+    device = Device(Library(trace, clock=time.monotonic), None, index=0, uuid="", reprobe_seconds=600)
+    buffers = Buffers(device, 15.0, READ_EVERY_SECONDS)
+    registry, samples = GpuRegistry(), {}
+    trace.now = 0.01
+    counted_at = -COUNTER_EVERY_SECONDS
+    while trace.now < 19.7:
+        device.now = trace.now
+        out: dict[str, Any] = {}
+        buffers.read_power(wall=EPOCH + trace.now, moment=None, out=out)
+        if trace.now - counted_at >= COUNTER_EVERY_SECONDS:
+            counted_at = trace.now
+            out["energy_millijoules"] = 1000 * counter_at(trace.now)
+        entry = {"index": 0, "uuid": "GPU-a", "number": 0, "values": out}
+        message = {"kind": "sample", "time": trace.now, "gpus": [entry]}
+        registry.take_sample(Decoder().feed(encode(message))[0], 1)
+        samples.update({sample.at: sample for sample in registry.power_samples()["GPU-a"]})
+        trace.now += READ_EVERY_SECONDS
+    return registry, samples
+
+
+def test_the_mean_power_of_phases_of_100_ms_is_theirs(
+    played: tuple[GpuRegistry, dict[float, PowerSample]],
+) -> None:
+    _, found = played
+    samples = sorted(found.values(), key=lambda sample: sample.at)
+    joules, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
+    for name, begin, end in TRACE["marks"]:
+        seconds[name] += end - begin
+        for before, sample in itertools.pairwise(samples):
+            inside = min(end, sample.at - EPOCH) - max(begin, before.at - EPOCH)
+            joules[name] += sample.watts * max(0.0, inside)
+
+    # By the longest phases: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
+    watts = {name: joules[name] / seconds[name] for name in seconds}
+    assert 745 < watts["gemm_400ms"] < 800
+    assert 745 < watts["gemm_100ms"] < 800
+    assert 395 < watts["copy_100ms"] < 425
+    assert watts["gemm_40ms"] > 2 * watts["idle_40ms"]  # blurred with their neighbours
+
+
+def test_samples_are_handed_over_once_and_remembered_for_a_while(
+    played: tuple[GpuRegistry, dict[float, PowerSample]],
+) -> None:
+    registry, found = played
+    remembered = [sample.at for sample in registry.power_samples()["GPU-a"]]
+
+    assert remembered == sorted(set(remembered))
+    assert len(found) == sum(at <= LAST_READ for at, _ in TRACE["power_samples_watts"])
+
+
+def test_the_energy_is_the_counters_with_samples_in_between(
+    played: tuple[GpuRegistry, dict[float, PowerSample]],
+) -> None:
+    registry, _ = played
+    (energy,) = registry.energies()
+    counted = counter_at(LAST_READ) - counter_at(0.01)
+
+    # Read at 0 and at 10 s, the rest is integrated.
+    assert energy.joules == pytest.approx(counted, rel=0.01)
+    assert energy.source == "nvml_counter"
+
+
+def test_the_counter_corrects_what_was_integrated(
+    played: tuple[GpuRegistry, dict[float, PowerSample]],
+) -> None:
+    registry, _ = played
+    values = {"energy_millijoules": 1000 * counter_at(19.6)}
+    entry = {"index": 0, "uuid": "GPU-a", "number": 0, "values": values}
+    registry.take_sample({"kind": "sample", "time": 19.6, "gpus": [entry]}, 1)
+
+    (energy,) = registry.energies()
+    assert energy.joules == pytest.approx(counter_at(19.6) - counter_at(0.01), rel=0.003)

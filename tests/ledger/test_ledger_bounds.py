@@ -1,0 +1,115 @@
+"""What a ledger may cost over thousands of runs, and what damage may not cost it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sized
+from pathlib import Path
+
+import pytest
+from goodput_support import PaperJob, Watched
+from ledger_support import START, MemoryFeed, Sidecar, a_definition, a_process, a_reading, a_snapshot
+
+from exporter.ledger.store import StateStore
+
+RANK_0 = {"run": "r", "rank": "0"}
+
+
+def lives(sidecar: Sidecar, run: str, stat: str) -> None:
+    """A short run with a Stat of its own name, seen in every second of its life."""
+    watched = Watched(sidecar, run=run, job=PaperJob())
+    watched.job.begin_loop(0)
+    watched.job.train(1.0)
+    watched.write()
+    snapshot = sidecar.feed.files[watched.process.id].snapshot
+    reading = a_reading(a_definition(stat), [1.0])
+    sidecar.feed.put(snapshot.replace(recording=snapshot.recording.replace(stats=(reading,))))
+    sidecar.collect()
+    watched.write(final=True).kill()
+    sidecar.after(1.0)
+    sidecar.after(4.0)
+
+
+def kept_in_memory(sidecar: Sidecar) -> int:
+    collector = sidecar.collector
+    parts: tuple[Sized, ...] = (
+        collector._ranks._ranks,
+        collector._ranks._rank_of,
+        collector._admission._claims,
+        collector.sessions._sessions,
+        collector.sessions._bound,
+        collector.sessions.ends._ended,
+        collector._states._runs,
+        collector._kept_files,
+        sidecar.state._claimed,
+    )
+    return sum(len(part) for part in parts)
+
+
+@pytest.mark.timeout(90)
+def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    sidecar.state._keep_runs = 40
+    sidecar.collector._linger_seconds = sidecar.collector._ranks._linger_seconds = 20.0
+    sidecar.collector.sessions._linger_seconds = 20.0
+    sizes, seconds, files = [], [], []
+    for number in range(300):
+        began = time.process_time()
+        lives(sidecar, f"train-{number}", f"stat.of.{number}")
+        seconds.append(time.process_time() - began)
+        sizes.append(kept_in_memory(sidecar))
+        files.append(len(list((tmp_path / "ledger").glob("*.ledger"))))
+
+    assert max(sizes[200:]) <= max(sizes[50:100])
+    assert max(files[200:]) <= max(files[:150])
+    assert sorted(seconds[200:])[50] < 2 * sorted(seconds[50:150])[50]
+
+
+def test_a_run_whose_name_returns_after_it_was_forgotten_goes_on(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    lives(sidecar, "r", "loss")
+    gone = sidecar.after(2000.0)
+    sidecar.feed.put(a_snapshot(a_process(started=START + 3000), a_reading(a_definition("loss"), [1.0])))
+
+    assert gone.count("loss", **RANK_0) is None
+    assert kept_in_memory(sidecar) < 5
+    assert sidecar.after(1.0).count("loss", **RANK_0) == 2
+
+
+def a_rank_that_begins_again(sidecar: Sidecar, started: float = START + 50) -> object:
+    sidecar.feed.put(a_snapshot(a_process(started=started), a_reading(a_definition("loss"), [1.0])))
+    return sidecar.after(1.0).count("loss", **RANK_0)
+
+
+def test_a_file_that_is_damaged_while_the_sidecar_runs_takes_nothing_from_memory(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0] * 3)), alive=False)
+    sidecar.collect()
+    sidecar.after(1.0)
+    (path,) = (tmp_path / "ledger").glob("rank*.ledger")
+    path.write_bytes(b"damaged")
+
+    assert a_rank_that_begins_again(sidecar) == 4
+    assert sidecar.state.damaged == 1
+    sidecar.restart()
+    assert sidecar.after(1.0).count("loss", **RANK_0) == 4
+
+
+@pytest.mark.parametrize("suffix", ["", ".tmp"])
+def test_a_path_that_became_a_directory_withholds_nothing(tmp_path: Path, suffix: str) -> None:
+    sidecar = Sidecar(tmp_path)
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0])))
+    sidecar.collect()
+    (path,) = (tmp_path / "ledger").glob("rank*.ledger")
+    path.unlink()
+    (path.with_name(path.name + suffix) / "inside").mkdir(parents=True)
+    sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0] * 2), sequence=2))
+    page = sidecar.after(1.0)
+
+    assert page.count("loss", **RANK_0) == 2
+    assert page.get("exporter_ledger_withheld_ranks") == 0
+    sidecar.state.close()
+    again = Sidecar(tmp_path, MemoryFeed(), sidecar.clock)
+    assert StateStore(tmp_path).damaged == again.state.damaged == 0
