@@ -26,6 +26,8 @@ BUDGET_SECONDS = 0.5
 """Time that a pass may begin to read in."""
 DUTY = 1e-3
 """Share of a process's time for which its memory lock may be held."""
+AGAIN_SECONDS = 55.0
+"""A process is read again after so long at the earliest; one that is new is read in the next pass."""
 FRESH_SECONDS = 180.0
 """A reading is shown for so long, and while a slow process waits for its next turn."""
 
@@ -99,7 +101,7 @@ class ProcessMemoryCollector:
             return
         ended = self._monotonic()
         self._readings[member.identity] = _Reading(
-            found.uss, found.pss, ended, ended + (ended - begun) / DUTY
+            found.uss, found.pss, ended, ended + max(AGAIN_SECONDS, (ended - begun) / DUTY)
         )
 
     def _add_sums(self, members: Sequence[Member], collected: Collected) -> None:
