@@ -6,19 +6,17 @@ what it raised goes on its way untouched.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
-
     from typing_extensions import Self
 
-    AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
-
-_CO_GENERATOR, _CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 class Timer:
@@ -47,48 +45,58 @@ class Timer:
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, a coroutine function, a generator function or an asynchronous one."""
-        add = self._add
-        flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
-        timed: Callable[..., Any]
-        if flags & _CO_COROUTINE:
+        return within(lambda: Timer(self._add), function)
 
-            @wraps(function)
-            async def timed(*args: Any, **kwargs: Any) -> Any:
-                began = perf_counter()
+
+def within(block: Callable[[], AbstractContextManager[object]], function: AnyFunction) -> AnyFunction:
+    """Run each call of a function in a `with` block of its own, whatever kind of function it is.
+
+    Args:
+        block: Makes the context manager of one call.
+        function: A function, a coroutine function, a generator function or an asynchronous one; what is sent or thrown
+            into a generator reaches it.
+    """
+    wrapped: Callable[..., Any]
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with block():
+                return await function(*args, **kwargs)
+
+    elif inspect.isasyncgenfunction(function):
+
+        @wraps(function)
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with block():
+                generator = function(*args, **kwargs)
                 try:
-                    return await function(*args, **kwargs)
-                finally:
-                    add(perf_counter() - began)
+                    item = await generator.__anext__()
+                    while True:
+                        try:
+                            sent = yield item
+                        except GeneratorExit:  # noqa: PERF203  # what is thrown in comes out of the yield
+                            await generator.aclose()
+                            raise
+                        except BaseException as error:  # noqa: BLE001  # thrown in by the caller: the generator's matter
+                            item = await generator.athrow(error)
+                        else:
+                            item = await generator.asend(sent)
+                except StopAsyncIteration:
+                    return
 
-        elif flags & _CO_ASYNC_GENERATOR:
+    elif inspect.isgeneratorfunction(function):
 
-            @wraps(function)
-            async def timed(*args: Any, **kwargs: Any) -> Any:
-                began = perf_counter()
-                try:
-                    async for item in function(*args, **kwargs):
-                        yield item
-                finally:
-                    add(perf_counter() - began)
+        @wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with block():
+                return (yield from function(*args, **kwargs))
 
-        elif flags & _CO_GENERATOR:
+    else:
 
-            @wraps(function)
-            def timed(*args: Any, **kwargs: Any) -> Any:
-                began = perf_counter()
-                try:
-                    return (yield from function(*args, **kwargs))
-                finally:
-                    add(perf_counter() - began)
+        @wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with block():
+                return function(*args, **kwargs)
 
-        else:
-
-            @wraps(function)
-            def timed(*args: Any, **kwargs: Any) -> Any:
-                began = perf_counter()
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    add(perf_counter() - began)
-
-        return timed  # type: ignore[return-value]  # the same signature, by wraps
+    return wrapped  # type: ignore[return-value]  # the same signature, by wraps

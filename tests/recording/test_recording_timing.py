@@ -117,3 +117,32 @@ def test_a_stat_times_in_seconds_and_refuses_other_units() -> None:
     assert 0.009 < stat.sum < 10
     with pytest.raises(DefinitionError, match="its unit is 'bytes'"):
         Stat(f"timing.test{next(numbers)}", ["mean"], unit="bytes").time()
+
+
+def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> None:
+    import asyncio
+    from collections.abc import AsyncGenerator
+
+    seconds: list[float] = []
+
+    @Timer(seconds.append)
+    async def echo() -> AsyncGenerator[object, object]:
+        got: object = "first"
+        while True:
+            try:
+                got = yield got
+            except KeyError:
+                got = "thrown"
+
+    async def use() -> list[object]:
+        generator = echo()
+        found = [
+            await generator.__anext__(),
+            await generator.asend("sent"),
+            await generator.athrow(KeyError()),
+        ]
+        await generator.aclose()
+        return found
+
+    assert asyncio.run(use()) == ["first", "sent", "thrown"]
+    assert len(seconds) == 1
