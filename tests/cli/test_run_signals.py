@@ -115,14 +115,14 @@ def test_signals_to_run_and_to_its_group_are_told_apart_again_and_again(tmp_path
 
 
 def test_timeout_which_signals_its_child_and_then_the_group_reaches_the_job_once(tmp_path: Path) -> None:
-    with noting(tmp_path, "timeout", "--signal=TERM", "1.5") as (timeout, notes):
+    with noting(tmp_path, "timeout", "--signal=TERM", "5") as (timeout, notes):
         names = signals_after_the_last(notes, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
 
         assert names == ["SIGTERM"]
 
 
 def test_an_alarm_that_was_set_before_run_goes_to_the_job(tmp_path: Path) -> None:
-    arm = "import os, signal, sys; signal.alarm(1); os.execvp(sys.argv[1], sys.argv[1:])"
+    arm = "import os, signal, sys; signal.alarm(4); os.execvp(sys.argv[1], sys.argv[1:])"
     with noting(tmp_path, sys.executable, "-c", arm) as (run, notes):
         names = signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2))
 
