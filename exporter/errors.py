@@ -14,6 +14,7 @@ is counted instead.
     ├── CollectError                      a collection that failed; `reason` is a label value
     ├── OneLoggerError(ValueError)        training telemetry that cannot be configured; a misuse, where raising was chosen
     │   └── ExportError                   raised by an exporter of spans: this record did not go out
+    ├── StartError                        the system does not give what the sidecar needs to start, such as threads
     ├── StateError                        the ledger's state file cannot be read or written
     └── ListenError                       an address that cannot be listened on
 """
@@ -154,6 +155,10 @@ class OneLoggerError(ExporterError, ValueError):
 
 class ExportError(OneLoggerError):
     """Raised by an exporter of spans for a record that did not go out; its delivery tries again, then counts it."""
+
+
+class StartError(ExporterError):
+    """The sidecar cannot start: the system gives it no threads."""
 
 
 class StateError(ExporterError):

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "exposition": {"families", "recording.reserved"},
     "web": {"config", "errors", "exposition", "collectors.family", "families"},
-    "status": {"collectors.standing", "families", "feed", "training.phases"},
+    "status": {"collectors.status", "families", "feed", "training.phases"},
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
 }

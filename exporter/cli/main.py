@@ -17,7 +17,14 @@ from collections.abc import Mapping, Sequence
 
 from exporter.cli.flags import PROGRAM, Parser, add_flags, parse_duration_flag, resolve
 from exporter.config.loader import suggest
-from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, Problem, StateError
+from exporter.errors import (
+    ConfigurationError,
+    FeedDirectoryError,
+    ListenError,
+    Problem,
+    StartError,
+    StateError,
+)
 from exporter.version import __version__
 from exporter.web.webconfig import load_web_config
 
@@ -53,10 +60,15 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     _occupy_standard_descriptors()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+<<<<<<< HEAD
         status = _dispatch(given, environ)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a full disk can be told
     except (ConfigurationError, FeedDirectoryError, ListenError, StateError) as error:
+=======
+        return _dispatch(given, environ)
+    except (ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError) as error:
+>>>>>>> 94163d5 (collectors: a thread for each collector in place of a pool of workers)
         for line in str(error).splitlines():
             _say(f"exporter: {line}")
         return REFUSED

@@ -242,7 +242,7 @@ class Sidecar:
             FeedDirectoryError: As `serve`.
             StateError: As `serve`.
         """
-        self._page.watch("exporter.collectors", lambda: metrics_of(self._scheduler.families()))
+        self._page.watch("exporter.collectors", self._scheduler.families)
         self._page.watch("exporter.configuration", self._reloader.families)
         self._page.watch("exporter.logs", self._logs.families)
         self._page.watch("exporter.page", self._page.families)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from exporter.collectors.standing import CollectorStatus
+from exporter.collectors.status import CollectorStatus
 from exporter.status.attention import Concern, is_hanging, is_stopped
 from exporter.status.elements import (
     MISSING,

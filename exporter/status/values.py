@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.standing import CollectorStatus
+from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
 from exporter.status.history import Point
 

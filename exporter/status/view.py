@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from exporter.collectors.standing import CollectorStatus
+from exporter.collectors.status import CollectorStatus
 from exporter.status import history
 from exporter.status.history import KEPT_SECONDS, History
 from exporter.status.readings import Readings

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +14,6 @@ from typing import Any
 
 import pytest
 from collectors_support import Board, text_of
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, Metric
 from waiting import wait_until
 
@@ -20,9 +21,9 @@ from exporter import families
 from exporter.collectors.family import AnyCollector, Collected, Family, FamilySpec, Sample
 from exporter.collectors.intake import metrics_of
 from exporter.collectors.scheduler import Scheduler
-from exporter.collectors.standing import SPECS, CollectorStatus, Standing, Totals
-from exporter.collectors.task import EASE_SECONDS, Task
-from exporter.errors import CollectError
+from exporter.collectors.status import SPECS, CollectorStatus
+from exporter.errors import CollectError, StartError
+from exporter.families import visible_name
 
 SPEC = FamilySpec("host_thing", "gauge", "A thing.")
 OFTEN: dict[str, Any] = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
@@ -252,46 +253,6 @@ def test_nothing_is_published_after_stopping() -> None:
         assert board.events == []
 
 
-def test_stopping_ends_all_threads() -> None:
-    before = threading.enumerate()
-    with running(Board(), *((Source(f"s{number}"), OFTEN) for number in range(6))) as scheduler:
-        time.sleep(0.2)
-        threads = [thread for thread in threading.enumerate() if thread not in before]
-        scheduler.stop()
-
-        assert len(threads) >= 3
-        assert not any(thread.is_alive() for thread in threads)
-
-
-def test_workers_added_for_those_that_hang_end_with_the_hang() -> None:
-    def workers() -> int:
-        return sum(thread.name == "exporter-collect" for thread in threading.enumerate())
-
-    hanging = [Hanging(f"h{number}") for number in range(6)]
-    with running(Board(), *((each, TIGHT) for each in hanging), (Source("good"), OFTEN)):
-        wait_until(lambda: workers() >= 7)
-        for each in hanging:
-            each.act = block
-            each.released.set()
-
-        wait_until(lambda: workers() <= 3)
-
-
-def test_collectors_without_a_free_worker_time_out_and_recover() -> None:
-    hanging = [Hanging(f"h{number}") for number in range(2)]
-    board = Board()
-    with running(board, *((each, TIGHT) for each in hanging), max_workers=2) as scheduler:
-        wait_until(lambda: all(each.calls for each in hanging))
-        poor = Source("poor")
-        scheduler.add(poor, interval_seconds=0.3, deadline_seconds=0.1)
-        wait_until(lambda: status_of(scheduler, "poor").reason == "timeout")
-        assert "workers are taken" in status_of(scheduler, "poor").message
-        assert poor.calls == 0
-        hanging[0].released.set()
-
-        wait_until(lambda: "poor" in board.blocks)
-
-
 def test_a_collector_added_while_running_collects_at_once() -> None:
     board, late = Board(), Source("late")
     with running(board, (Source("early"), SELDOM)) as scheduler:
@@ -390,38 +351,6 @@ def test_a_pass_longer_than_the_interval_is_not_started_twice() -> None:
         assert source.most_inside == 1
 
 
-def test_a_clock_that_jumps_makes_up_for_nothing() -> None:
-    ahead = [0.0]
-    board, source = Board(), Source("regular")
-    times = {"interval_seconds": 0.5, "deadline_seconds": 0.5}
-    with running(board, (source, times), monotonic=lambda: time.monotonic() + ahead[0]):
-        wait_until(lambda: source.calls == 1)
-        ahead[0] = 36_000.0
-        wait_until(lambda: source.calls >= 2)
-        time.sleep(0.3)
-
-        assert source.calls <= 4  # not 72,000
-
-
-def test_a_standstill_is_no_timeout_of_what_was_under_way() -> None:
-    ahead = [0.0]
-    hanging = Hanging("innocent")
-    often = Source("often")
-    with running(
-        Board(),
-        (hanging, {"interval_seconds": 3600.0, "deadline_seconds": 60.0}),
-        (often, {"interval_seconds": 0.2, "deadline_seconds": 60.0}),
-        monotonic=lambda: time.monotonic() + ahead[0],
-    ) as scheduler:
-        wait_until(lambda: hanging.calls == 1 and often.calls >= 1)
-        ahead[0] = 36_000.0
-        calls = often.calls
-        wait_until(lambda: often.calls >= calls + 2)
-        hanging.released.set()
-
-        wait_until(lambda: status_of(scheduler, "innocent").success is True)
-
-
 def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogCaptureFixture) -> None:
     def fail(reason: str) -> Callable[[], Collected]:
         def act() -> Collected:
@@ -463,12 +392,12 @@ def test_what_can_be_missed_starts_at_zero_and_what_is_unknown_is_absent() -> No
     scheduler.add(Source("new"), **OFTEN)
     text = text_of(scheduler.families())
 
-    assert 'exporter_collector_failed_passes_total{collector="new"} 0\n' in text
+    assert 'exporter_collector_failed_passes_total{collector="new"} 0' in text
     assert "exporter_collector_errors_total{" not in text
-    assert 'exporter_collector_timeouts_total{collector="new"} 0\n' in text
-    assert 'exporter_collector_interval_seconds{collector="new"} 0.05\n' in text
+    assert 'exporter_collector_timeouts_total{collector="new"} 0' in text
+    assert 'exporter_collector_interval_seconds{collector="new"} 0.05' in text
     assert "exporter_collector_success{" not in text
-    assert {family.spec for family in scheduler.families()} <= set(SPECS)
+    assert {visible_name(each) for each in scheduler.families()} <= {spec.name for spec in SPECS}
 
 
 def test_the_families_are_the_same_object_until_something_changes() -> None:
@@ -513,81 +442,6 @@ def test_a_name_that_is_taken_is_refused() -> None:
         scheduler.add(Source("x"), **SELDOM)
 
 
-def test_whoever_shows_the_families_is_told_that_they_changed() -> None:
-    told: list[Sequence[Family]] = []
-    schedulers: list[Scheduler] = []
-    changed = lambda: told.append(schedulers[0].families() if schedulers else ())  # noqa: E731  (a value)
-    with running(Board(), (Source("x"), OFTEN), changed=changed) as scheduler:
-        schedulers.append(scheduler)
-        wait_until(lambda: len(told) >= 3)
-
-    assert 'exporter_collector_success{collector="x"} 1.0\n' in text_of(told[-1])
-
-
-def test_a_verdict_is_shown_before_it_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    logged: list[int] = []
-
-    def fail() -> Collected:
-        raise CollectError("no", reason="permission")
-
-    with running(Board(), (Source("x", fail), SELDOM), changed=lambda: logged.append(len(caplog.records))):
-        wait_until(lambda: bool(caplog.records))
-
-    assert logged[0] == 0
-
-
-def test_families_in_which_nothing_changed_are_the_same_objects() -> None:
-    source = Source("x")
-    with running(Board(), (source, SELDOM)) as scheduler:
-        wait_until(lambda: status_of(scheduler, "x").success is True)
-        before = {family.spec.name: family for family in scheduler.families()}
-        scheduler.run_soon("x")
-        wait_until(lambda: source.calls == 2 and scheduler.families() is not None and not source.inside)
-        wait_until(lambda: {family.spec.name: family for family in scheduler.families()} != before)
-        after = {family.spec.name: family for family in scheduler.families()}
-
-    changed = {name for name in before if after[name] is not before[name]}
-    assert "exporter_collector_duration_seconds_total" in changed
-    assert changed <= {
-        "exporter_collector_duration_seconds_total",
-        "exporter_collector_last_duration_seconds",
-        "exporter_collector_last_success_timestamp_seconds",
-    }
-
-
-def test_a_collector_that_eases_is_left_alone_while_nobody_looks() -> None:
-    easy, other = Source("easy"), Source("other")
-    with running(Board(), (easy, {**OFTEN, "eases": True}), (other, OFTEN), unwatched=lambda: 60.0):
-        wait_until(lambda: other.calls >= 10)
-
-        assert easy.calls == 1
-
-
-def test_a_collector_that_eases_keeps_its_interval_before_somebody_looks() -> None:
-    easy = Source("easy")
-    with running(Board(), (easy, {**OFTEN, "eases": True}), unwatched=lambda: 0.0):
-        wait_until(lambda: easy.calls >= 5)
-
-
-@given(
-    interval=st.floats(0.1, 60.0),
-    now=st.floats(0.0, 1e6),
-    unwatched=st.floats(0.0, 1e3),
-)
-def test_what_is_left_out_is_over_before_somebody_looks(
-    interval: float, now: float, unwatched: float
-) -> None:
-    standing = Standing("x", interval_seconds=interval, deadline_seconds=1.0, totals=Totals())
-    source = Source("x")
-    plain = Task(source, standing, eases=False).next_due(0.0, now, unwatched_seconds=unwatched)
-
-    due = Task(source, standing, eases=True).next_due(0.0, now, unwatched_seconds=unwatched)
-
-    skipped = (due - plain) / interval
-    assert skipped == pytest.approx(round(skipped), abs=1e-6)
-    assert plain <= due <= max(plain, now + min(unwatched, EASE_SECONDS)) + 1e-6
-
-
 def test_metric_families_of_any_collector_are_published() -> None:
     board = Board()
     thing = families.FamilySpec("host_thing", "gauge", "A thing.", ("device",))
@@ -617,3 +471,99 @@ def test_metric_families_of_any_collector_are_published() -> None:
     assert "foreign_things_total 3.0" in text_of(board.blocks["foreign"])
     assert statuses["foreign"].success
     assert statuses["new"].reason == "malformed"
+
+
+def test_a_publication_that_hangs_costs_its_own_collector_only() -> None:
+    board, release = Board(), threading.Event()
+
+    def publish(name: str, families: Sequence[Metric]) -> None:
+        if name == "slow":
+            release.wait(60)
+        board.publish(name, families)
+
+    scheduler = Scheduler(publish=publish, withdraw=board.withdraw)
+    others = [Source(f"other{number}") for number in range(3)]
+    scheduler.add(Source("slow"), interval_seconds=0.05, deadline_seconds=0.2)
+    for each in others:
+        scheduler.add(each, interval_seconds=0.05, deadline_seconds=0.2)
+    scheduler.start()
+    wait_until(lambda: status_of(scheduler, "slow").reason == "timeout")
+    calls = [each.calls for each in others]
+    wait_until(lambda: all(each.calls >= before + 5 for each, before in zip(others, calls, strict=True)))
+    verdicts = [status_of(scheduler, each.name).success for each in others]
+    scheduler.remove("slow")  # does not wait either
+    release.set()
+    wait_until(lambda: ("withdraw", "slow") in board.events)
+    scheduler.stop()
+
+    assert verdicts == [True] * 3
+
+
+_STOPPED = """
+import sys, time
+from exporter.collectors.scheduler import Scheduler
+
+class Slow:
+    name = "slow"
+    def collect(self):
+        print("begun", flush=True)
+        time.sleep(2.0)
+        return []
+
+scheduler = Scheduler(publish=lambda name, families: print("published", flush=True), withdraw=print)
+scheduler.add(Slow(), interval_seconds=3600.0, deadline_seconds=3.0)
+scheduler.start()
+sys.stdin.readline()
+print([(status.success, status.reason) for status in scheduler.statuses()], flush=True)
+"""
+
+
+def test_a_process_that_was_stopped_misses_no_deadline() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        begun = child.stdout.readline()
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(5.0)
+        child.send_signal(signal.SIGCONT)
+        published = child.stdout.readline()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        status = child.stdout.readline()
+
+    assert (begun, published, status) == ("begun\n", "published\n", "[(True, '')]\n")
+
+
+def test_a_scheduler_without_threads_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "exporter-collect":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    scheduler = Scheduler(publish=Board().publish, withdraw=Board().withdraw)
+    scheduler.add(Source("x"), **SELDOM)
+
+    with pytest.raises(StartError, match="1 threads are needed for the collectors and 0 could be started"):
+        scheduler.start()
+
+
+def test_a_collector_added_later_gets_its_thread_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    board = Board()
+    with running(board, (Source("first"), SELDOM)) as scheduler:
+        wait_until(lambda: "first" in board.blocks)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            scheduler.add(Source("second"), **SELDOM)
+            message = status_of(scheduler, "second").message
+
+        wait_until(lambda: "second" in board.blocks)
+
+    assert "no thread" in message

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import exporter.status
 from exporter.collectors.family import Distribution, Family, FamilySpec, FamilyType, Sample
 from exporter.collectors.intake import metrics_of
-from exporter.collectors.standing import CollectorStatus
+from exporter.collectors.status import CollectorStatus
 from exporter.status.attention import concerns
 from exporter.status.document import policy, render
 from exporter.status.elements import MOST_ROWS, duration, energy, number, size, sparkline
