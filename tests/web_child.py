@@ -6,6 +6,7 @@ Arguments: one JSON object. On stdout one JSON line with the addresses, then one
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import resource
@@ -69,6 +70,9 @@ def main() -> None:
     if "files" in options:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (options["files"], hard))
+    if "memory_bytes" in options:
+        gc.set_threshold(10_000, 20, 20)  # as the sidecar
+        resource.setrlimit(resource.RLIMIT_AS, (options["memory_bytes"],) * 2)
     page = FixedPage(options.get("series", 2000))
     web_config = options.get("web_config")
     server = Server(
@@ -94,6 +98,7 @@ def main() -> None:
             elif command == "release":
                 page.free.set()
             stats = {**numbers(server), "renders": page.renders, "cpu": time.process_time()}
+            stats["resident"] = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
             print(json.dumps({**stats, "threads": threading.active_count()}), flush=True)
     finally:
         server.stop()

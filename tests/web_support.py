@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import resource
 import socket
 import ssl
@@ -81,6 +82,7 @@ class Child:
             stderr=subprocess.PIPE,
             text=True,
             cwd=PROJECT,
+            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
         )
         self.urls: list[str] = self._read()["urls"]
         self.port = int(self.urls[0].rpartition(":")[2])

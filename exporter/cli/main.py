@@ -60,15 +60,10 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     _occupy_standard_descriptors()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-<<<<<<< HEAD
         status = _dispatch(given, environ)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a full disk can be told
-    except (ConfigurationError, FeedDirectoryError, ListenError, StateError) as error:
-=======
-        return _dispatch(given, environ)
     except (ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError) as error:
->>>>>>> 94163d5 (collectors: a thread for each collector in place of a pool of workers)
         for line in str(error).splitlines():
             _say(f"exporter: {line}")
         return REFUSED

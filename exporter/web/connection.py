@@ -127,6 +127,8 @@ class Connection:
         self._house.guard.forget(self)
         self._plain.stop()
         self._sock.close()
+        # Without cycles it is gone at once: the garbage collector may look for them minutes later.
+        self.task = None
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ssl.SSLError):
             self._house.counts.peer_errors["tls"] += 1
@@ -136,6 +138,9 @@ class Connection:
             self._house.defects += 1
             if self._house.defects == 1:
                 self._house.log.error("a connection ended by a defect of the exporter", exc_info=error)
+        while error is not None:  # asyncio's future holds it, and it the frame that holds the future
+            error.__traceback__ = None
+            error = error.__context__
 
     async def _talk(self) -> None:
         self._begin_head()
@@ -219,7 +224,7 @@ class Connection:
         """Hand an answer to the kernel; whether the connection may go on."""
         self._house.counts.requests[answer.route, answer.status] += 1
         parts, goes_on = exchange.answer(answer, close=self._house.closing)
-        self._house.guard.move(self, State.WRITING)
+        self._house.guard.begin_writing(self, answer.body)
         self._expire_after(self._house.limits.write_seconds, "write_timeout")
         await wire.write(parts)
         return goes_on

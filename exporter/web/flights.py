@@ -18,7 +18,26 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """The work was not done in time; it goes on, and whoever asks again joins it."""
+    """The work was not done in time. If it has begun it goes on, and whoever asks again joins it."""
+
+
+class BusyError(Exception):
+    """Too much work is waiting; this was not taken."""
+
+
+class Job(asyncio.Future[T]):
+    """A piece of work and its result.
+
+    Attributes:
+        begun: Whether a worker has taken it; before that it can be cancelled.
+        waiters: How many requests want it.
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.work: Callable[[], T] | None = work
+        self.begun = False
+        self.waiters = 0
 
 
 class Workers:
@@ -29,24 +48,36 @@ class Workers:
     Args:
         name: Of the threads.
         count: How many.
+        max_waiting: Pieces of work that may wait for a thread.
     """
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(self, name: str, count: int, *, max_waiting: int = 64) -> None:
         self._names = [f"{name}-{number}" for number in range(count)]
-        self._queue: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._max_waiting = max_waiting
         self._threads: list[threading.Thread] = []
 
-    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Have `work` done; called on the loop, where the future is fulfilled too."""
+    def submit(self, work: Callable[[], T]) -> Job[T]:
+        """Have `work` done; called on the loop, where the job is fulfilled too.
+
+        Raises:
+            BusyError: Too much is waiting.
+        """
+        job = Job(work)
+        self.put(job)
+        return job
+
+    def put(self, job: Job[Any]) -> None:
+        """Have a job done that was made before; as `submit`."""
+        if self._queue.qsize() >= self._max_waiting:
+            raise BusyError
         if not self._threads:
             self._threads = [
                 threading.Thread(target=self._run, name=name, daemon=True) for name in self._names
             ]
             for thread in self._threads:
                 thread.start()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put((future, work))
-        return future
+        self._queue.put(job)
 
     def stop(self) -> None:
         """Let the threads end when they have done what was asked; a hung one is left behind."""
@@ -54,8 +85,10 @@ class Workers:
             self._queue.put(None)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            future, work = item
+        while (job := self._queue.get()) is not None:
+            work, job.work, job.begun = job.work, None, True
+            if work is None or job.cancelled():  # nobody waits for it any more
+                continue
             result, error = None, None
             try:
                 result = work()
@@ -64,10 +97,10 @@ class Workers:
             except BaseException as raised:  # noqa: BLE001 - e.g. a panic of bcrypt; the thread must go on
                 error = RuntimeError(f"{type(raised).__name__}: {raised}")
             try:
-                future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+                job.get_loop().call_soon_threadsafe(_settle, job, result, error)
             except RuntimeError:
                 return  # the loop is closed: nobody waits any more
-            del future, work, item, result, error  # keep no page alive while waiting for the next
+            del job, work, result, error  # keep no page alive while waiting for the next
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
@@ -94,10 +127,14 @@ class Flights:
     def __init__(self, workers: Workers, counts: Counts) -> None:
         self._workers = workers
         self._counts = counts
-        self._flying: dict[Hashable, asyncio.Future[Any]] = {}
+        self._flying: dict[Hashable, Job[Any]] = {}
 
-    def join(self, key: Hashable, work: Callable[[], T]) -> asyncio.Future[T]:
-        """The result of the work under way for `key`, which is begun where there is none."""
+    def join(self, key: Hashable, work: Callable[[], T]) -> Job[T]:
+        """The result of the work under way for `key`, which is begun where there is none.
+
+        Raises:
+            BusyError: It cannot be begun, as too much is waiting.
+        """
         flight = self._flying.get(key)
         if flight is not None:
             self._counts.renders_joined += 1
@@ -108,24 +145,29 @@ class Flights:
         flight.add_done_callback(lambda _: self._flying.pop(key))
         return flight
 
-    def under_way(self, key: Hashable) -> asyncio.Future[Any] | None:
+    def under_way(self, key: Hashable) -> Job[Any] | None:
         """The work in progress for `key`."""
         return self._flying.get(key)
 
 
-async def result_by(future: asyncio.Future[T], deadline: float) -> T:
-    """Await a shared future until a time of the loop's clock.
+async def result_by(job: Job[T], deadline: float) -> T:
+    """Await a shared job until a time of the loop's clock.
 
-    Being late, or being cancelled (the client was evicted), leaves the future to the others: `asyncio.wait`
-    never cancels what it waits for, which is what `wait_for(shield(...))` gives too, without its races of
-    Python 3.10 and 3.11 and its two kinds of TimeoutError.
+    Being late, or being cancelled (the client was evicted), leaves the job to the others: `asyncio.wait` never cancels
+    what it waits for. Where there are no others and it has not begun, it is dropped.
 
     Raises:
         LateError: The time came first.
     """
-    if not future.done():
-        remaining = deadline - asyncio.get_running_loop().time()
-        await asyncio.wait([future], timeout=max(0.0, remaining))
-    if not future.done():
+    job.waiters += 1
+    try:
+        if not job.done():
+            remaining = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait([job], timeout=max(0.0, remaining))
+    finally:
+        job.waiters -= 1
+        if not (job.waiters or job.begun or job.done()):
+            job.cancel()
+    if not job.done() or job.cancelled():
         raise LateError
-    return future.result()
+    return job.result()

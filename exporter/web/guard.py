@@ -47,16 +47,24 @@ class Guard(Generic[C]):
 
     Args:
         capacity: How many there may be.
+        max_bytes: What they may be sending together.
         stalled_seconds: Since when a connection must be in writing before it may go.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, capacity: int, *, stalled_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        capacity: int,
+        *,
+        max_bytes: int,
+        stalled_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.capacity = capacity
         self.evicted = 0
+        self._max_bytes = max_bytes
         self._stalled_seconds = stalled_seconds
+        self._bodies: dict[C, bytes] = {}
         self._clock = clock
         self._where: dict[C, State] = {}
         # Ordered by the time of entry, because a dict keeps the order of insertion.
@@ -86,12 +94,29 @@ class Guard(Generic[C]):
             self.forget(connection)
             self._enter(connection, state)
 
+    def begin_writing(self, connection: C, body: bytes) -> None:
+        """Note that a connection sends an answer; the oldest that do are ended when all together are too much.
+
+        A body that several send is one object and counts once.
+        """
+        self.move(connection, State.WRITING)
+        if connection not in self._where or not body:
+            return
+        self._bodies[connection] = body
+        writers = self._since[State.WRITING]
+        while sum(map(len, {id(each): each for each in self._bodies.values()}.values())) > self._max_bytes:
+            oldest = next(iter(writers))
+            if oldest is connection:
+                return
+            self._end(oldest)
+
     def state(self, connection: C) -> State | None:
         """What a connection is doing; None for one that is not, or no longer, known."""
         return self._where.get(connection)
 
     def forget(self, connection: C) -> None:
         """Note that a connection has ended; may be called again."""
+        self._bodies.pop(connection, None)
         state = self._where.pop(connection, None)
         if state is not None:
             del self._since[state][connection]
@@ -105,11 +130,14 @@ class Guard(Generic[C]):
             connection, since = oldest
             if state is State.WRITING and self._clock() - since < self._stalled_seconds:
                 continue
-            self.forget(connection)
-            self.evicted += 1
-            connection.evict()
+            self._end(connection)
             return True
         return False
+
+    def _end(self, connection: C) -> None:
+        self.forget(connection)
+        self.evicted += 1
+        connection.evict()
 
     def _enter(self, connection: C, state: State) -> None:
         self._where[connection] = state

@@ -193,7 +193,8 @@ class Exchange:
             if isinstance(event, h11.Request):
                 return self._checked(self._parser, event)
         except h11.RemoteProtocolError as error:
-            raise self._malformed(error) from None
+            # h11 raises from a frame that holds the error: a cycle, with everything that called it.
+            raise self._malformed(error.with_traceback(None)) from None
         return None
 
     def answer(self, answer: Answer, *, close: bool) -> tuple[list[bytes], bool]:

@@ -36,6 +36,7 @@ class Limits:
         file_check_seconds: How often at most web.config.yml and its files are looked at.
         passwords_waiting: Password checks in progress or waiting, of all peers.
         passwords_waiting_per_peer: Likewise, of one address.
+        bytes_in_flight: Bodies that are being sent, each counted once; beyond it the oldest writers end.
         verdicts: Remembered password checks, of right and of wrong ones each.
     """
 
@@ -55,8 +56,9 @@ class Limits:
     backlog: int = 1024
     accept_pause_seconds: float = 0.05
     file_check_seconds: float = 1.0
-    passwords_waiting: int = 16
-    passwords_waiting_per_peer: int = 4
+    passwords_waiting: int = 256
+    passwords_waiting_per_peer: int = 64
+    bytes_in_flight: int = 32 * 1024 * 1024
     verdicts: int = 256
 
 

@@ -17,6 +17,8 @@ from exporter.errors import ConfigurationError, ListenError, Problem
 
 FLAG = "--web.listen-address"
 
+SEND_BUFFER_BYTES = 64 * 1024
+
 _ADDRESS = re.compile(
     r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[A-Za-z0-9_.-]*)):(?P<port>[0-9]{1,5})"
 )
@@ -95,6 +97,12 @@ def url(listener: socket.socket, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{host}:{port}"
 
 
+def shown(listener: socket.socket, *, tls: bool) -> str:
+    """Where a socket really listens, for the log: `http://[::]:20909` for every address of the machine."""
+    host, port = listener.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def _bind_everywhere(port: int, backlog: int) -> socket.socket:
     try:
         return _bind(socket.AF_INET6, ("::", port), backlog)
@@ -114,6 +122,8 @@ def _bind(family: int, sockaddr: tuple[object, ...], backlog: int) -> socket.soc
         if family == socket.AF_INET6:
             everything = sockaddr[0] == "::"
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if everything else 1)
+        # Inherited by every connection: what the kernel keeps for peers that do not read is ours too in a container.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(sockaddr)
         listener.listen(backlog)
     except BaseException:

@@ -173,7 +173,8 @@ class Protection:
         passwords = None
         if config.basic_auth_users:
             check = _bcrypt(path)
-            passwords = Passwords(config.basic_auth_users, check, self._password_worker, self._limits)
+            before = None if old is None else old.settings.passwords
+            passwords = Passwords(config.basic_auth_users, check, self._password_worker, self._limits, before)
         limiter = None
         if config.rate_limit.interval:
             limiter = RateLimiter(config.rate_limit.interval, config.rate_limit.burst)

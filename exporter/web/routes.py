@@ -20,9 +20,8 @@ from urllib.parse import unquote_plus
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import Format, accepts_gzip, compress, negotiate
 from exporter.web.application import Application
-from exporter.web.auth import BusyError
 from exporter.web.counts import Counts
-from exporter.web.flights import Flights, LateError, Workers, result_by
+from exporter.web.flights import BusyError, Flights, LateError, Workers, result_by
 from exporter.web.http import Answer, Request
 from exporter.web.limits import Limits
 from exporter.web.protection import Protection, Settings
@@ -94,11 +93,13 @@ class Routes:
         # Two threads for the metrics alone: neither a hung status page nor a hung reload takes one away.
         self._renderers = Workers("exporter-render", 2)
         self._clerks = Workers("exporter-pages", 2)
+        self._selectors = Workers("exporter-select", 1, max_waiting=16)
         # A scraper always sends the same headers; one of 16 KiB at most, so the memory is bounded.
         self._negotiate = lru_cache(maxsize=64)(negotiate)
         self._accepts_gzip = lru_cache(maxsize=64)(accepts_gzip)
         self._scrapes = Flights(self._renderers, counts)
         self._pages = Flights(self._clerks, counts)
+        self._selections = Flights(self._selectors, counts)
         routes = [
             Route(LANDING, _READ, self._landing),
             Route(HEALTHY, _READ, self._healthy),
@@ -140,6 +141,7 @@ class Routes:
         """Let the worker threads end."""
         self._renderers.stop()
         self._clerks.stop()
+        self._selectors.stop()
 
     def _budget(self, request: Request) -> float:
         """How many seconds an answer may take: less than Prometheus waits, so that it learns the reason."""
@@ -178,6 +180,8 @@ class Routes:
             answer = await route.handler(request, deadline)
         except LateError:
             return self._late("making this page")
+        except BusyError:
+            return _text(503, "too many pages are waiting to be made", _LATER)
         except Exception as error:  # noqa: BLE001 - the sidecar's parts; the server outlives their defects
             self._complain(route.path, error)
             return _text(500, "this page could not be made; the exporter's log says why")
@@ -204,7 +208,7 @@ class Routes:
         except ValueError as error:
             return _text(400, str(error))
         # Who asks for a part takes no renderer from those who want the whole.
-        flights = self._pages if names else self._scrapes
+        flights = self._selections if names else self._scrapes
         work = partial(self._page, form, names, packed=packed)
         body, empty = await result_by(flights.join((form, names, packed), work), deadline)
         headers = {"Vary": "Accept, Accept-Encoding"}

@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exporter.collectors.family import Family, Sample
-from exporter.errors import ListenError
+from exporter.errors import ListenError, StartError
 from exporter.web.application import Application
 from exporter.web.connection import Connection, House
 from exporter.web.counts import CONNECTIONS, EVICTED, Counts, number
 from exporter.web.guard import Guard, State, capacity
 from exporter.web.limits import DEFAULT_LIMITS, Limits
-from exporter.web.listen import bind, parse_addresses, url
+from exporter.web.listen import bind, parse_addresses, shown, url
 from exporter.web.protection import Protection
 from exporter.web.routes import Routes
 
@@ -75,7 +75,9 @@ class Server:
         self._limits = limits
         self._counts = Counts()
         self._guard: Guard[Connection] = Guard(
-            capacity(limits.connections, limits.spare_files), stalled_seconds=limits.stalled_seconds
+            capacity(limits.connections, limits.spare_files),
+            max_bytes=limits.bytes_in_flight,
+            stalled_seconds=limits.stalled_seconds,
         )
         self._house: House | None = None
         self._listeners: list[socket.socket] = []
@@ -107,6 +109,7 @@ class Server:
 
         Raises:
             ConfigurationError: An address, the telemetry path or web.config.yml is wrong.
+            StartError: The system gives no thread.
             ListenError: An address cannot be listened on, or served for want of descriptors; nothing is left
                 bound.
         """
@@ -130,13 +133,20 @@ class Server:
             self._close_listeners()
             raise
         self._urls = tuple(url(listener, tls=protection.tls) for listener in self._listeners)
-        for place in self._urls:
-            self._log.info("listening on %s, TLS is %s", place, "enabled" if protection.tls else "disabled")
+        for listener in self._listeners:
+            place, state = shown(listener, tls=protection.tls), "enabled" if protection.tls else "disabled"
+            self._log.info("listening on %s, TLS is %s", place, state)
         serving = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(self._house, serving), name="exporter-web", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._close_listeners()
+            raise StartError(
+                "no thread can be started for the web server; raise the limit of processes or memory"
+            ) from error
         serving.wait()
         if self._failure is not None:
             message = f"cannot serve on {self._listen[0]}: {self._failure}"
@@ -221,6 +231,7 @@ class Server:
             connection.start()
             with contextlib.suppress(OSError):  # the peer went away; reading will show it
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            del connection, sock  # the last one is not to be kept until the next one comes
             await asyncio.sleep(0)  # let it begin before the next one is accepted
 
     async def _drain(self) -> None:

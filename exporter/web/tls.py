@@ -67,11 +67,8 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             problems.append(Problem(str(source), None, None, f"tls_server_config.{key}: {reason}"))
 
-    minimum = config.min_version
-    if config.cipher_suites and not config.old_cipher_suites:
-        minimum = "TLS13"  # only suites of TLS 1.3 are wanted
     with step("min_version"):
-        context.minimum_version = _VERSIONS[minimum]
+        context.minimum_version = _VERSIONS[config.min_version]
         context.maximum_version = _VERSIONS[config.max_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     if config.prefer_server_cipher_suites:

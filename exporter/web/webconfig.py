@@ -51,6 +51,7 @@ BcryptHash = Annotated[
 """`$2y$10$…`; above cost 18 one check would take minutes."""
 
 ClientAuthType = Literal[
+    "",
     "NoClientCert",
     "RequestClientCert",
     "RequireAnyClientCert",
@@ -123,7 +124,7 @@ class TlsServerConfig:
     @property
     def verifies_clients(self) -> Literal["no", "if given", "always"]:
         """What is asked of a client."""
-        if self.client_auth_type == "NoClientCert":
+        if self.client_auth_type in ("", "NoClientCert"):
             return "no"
         given = ("RequestClientCert", "VerifyClientCertIfGiven")
         return "if given" if self.client_auth_type in given else "always"
@@ -157,8 +158,11 @@ class TlsServerConfig:
                 "curve_preferences",
                 "Python's ssl can be told one curve only; leave it out for its defaults",
             )
-        if self.cipher_suites and self.max_version == "TLS12" and not self.old_cipher_suites:
-            yield "cipher_suites", "holds only suites of TLS 1.3, but max_version is TLS12"
+        if self.cipher_suites and self.min_version == "TLS12" and not self.old_cipher_suites:
+            yield (
+                "cipher_suites",
+                "holds only suites of TLS 1.3, which are always offered; add one of TLS 1.2, or set min_version: TLS13",
+            )
 
     @property
     def old_cipher_suites(self) -> tuple[str, ...]:

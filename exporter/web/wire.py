@@ -97,7 +97,11 @@ class PlainWire:
             most -= len(data)
 
     def stop(self) -> None:
-        """Have the loop forget the socket, before it is closed."""
+        """Forget the socket, which is closed next, and whom to tell."""
+        self._unwatch()
+        self._received = self._waiting = _nobody
+
+    def _unwatch(self) -> None:
         if self._watching:
             self._loop.remove_reader(self._sock)
             self._watching = False
@@ -120,9 +124,13 @@ class PlainWire:
 
     def _readable(self) -> None:
         if self._reader is None:
-            self.stop()  # nobody reads now: the loop would tell it again and again
+            self._unwatch()  # nobody reads now: the loop would tell it again and again
         elif not self._reader.done():
             self._reader.set_result(None)
+
+
+def _nobody() -> None:
+    """Nobody is told."""
 
 
 class TlsWire:

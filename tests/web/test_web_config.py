@@ -68,7 +68,7 @@ def test_an_empty_file_protects_nothing(tmp_path: Path) -> None:
 def test_every_cipher_suite_of_the_toolkit_is_known_to_the_loader(tmp_path: Path) -> None:
     assert set(get_args(CipherSuite)) == set(CIPHER_SUITES)
     for suite in CIPHER_SUITES:
-        text = f"tls_server_config: {{cert_file: a, key_file: b, cipher_suites: [{suite}]}}\n"
+        text = f"tls_server_config: {{cert_file: a, key_file: b, min_version: TLS13, cipher_suites: [{suite}]}}\n"
         config = load(tmp_path, text)
 
         assert config.tls_server_config is not None

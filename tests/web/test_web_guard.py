@@ -20,7 +20,7 @@ class Visitor:
 
 def guard_of(*states: State, clock: float = 100.0) -> tuple[Guard[Visitor], list[Visitor]]:
     """A full guard whose visitors came in this order and are in these states."""
-    guard: Guard[Visitor] = Guard(len(states), stalled_seconds=1.0, clock=lambda: clock)
+    guard: Guard[Visitor] = Guard(len(states), max_bytes=100, stalled_seconds=1.0, clock=lambda: clock)
     visitors = [Visitor() for _ in states]
     for visitor, state in zip(visitors, states, strict=True):
         guard.admit(visitor)
@@ -36,7 +36,7 @@ def guard_of(*states: State, clock: float = 100.0) -> tuple[Guard[Visitor], list
 def test_the_guard_is_never_over_its_capacity_and_evicts_nobody_who_is_running(
     steps: list[tuple[str, int, State]],
 ) -> None:
-    guard: Guard[Visitor] = Guard(3, stalled_seconds=0.0)
+    guard: Guard[Visitor] = Guard(3, max_bytes=100, stalled_seconds=0.0)
     visitors: list[Visitor] = []
     for step, index, state in steps:
         running = guard.members([State.RUNNING])
@@ -77,7 +77,7 @@ def test_nobody_is_let_in_while_all_are_running() -> None:
 
 def test_an_answer_is_given_up_only_when_it_has_been_stuck_for_a_while() -> None:
     now = [100.0]
-    guard: Guard[Visitor] = Guard(1, stalled_seconds=1.0, clock=lambda: now[0])
+    guard: Guard[Visitor] = Guard(1, max_bytes=100, stalled_seconds=1.0, clock=lambda: now[0])
     visitor = Visitor()
     guard.admit(visitor)
     guard.move(visitor, State.WRITING)
@@ -109,3 +109,16 @@ def test_the_capacity_leaves_descriptors_to_the_rest_of_the_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     assert found == [512, 192, 16, 16]
+
+
+def test_bodies_in_flight_are_bounded_and_one_that_many_send_counts_once() -> None:
+    guard, visitors = guard_of(*[State.RUNNING] * 6)
+    shared = b"s" * 60
+    for visitor in visitors[:4]:
+        guard.begin_writing(visitor, shared)
+    all_of_one = [visitor.evicted for visitor in visitors]
+    guard.begin_writing(visitors[4], b"x" * 60)
+    guard.begin_writing(visitors[5], b"larger than all that may be" * 10)
+
+    assert not any(all_of_one)
+    assert [visitor.evicted for visitor in visitors] == [True] * 5 + [False]

@@ -1,0 +1,207 @@
+"""What hostile clients can cost in memory and in queued work, under an address space of 256 MiB.
+
+Each attack is bounded in number and time and goes to 127.0.0.1; the server must outlive it, answer a scrape during it,
+and come back to about the memory that it had.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from web_support import Authority, Child, Crowd, Page, eventually, fetch, port_of, scrapes, serving
+
+from exporter.exposition.negotiation import Format
+from exporter.web.connection import Connection
+from exporter.web.limits import Limits
+
+LIMIT = {"memory_bytes": 256 << 20}
+WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_many_long_names_leave_no_memory_behind() -> None:
+    with Child(series=50, **LIMIT) as child:
+        fetch(child.port)
+        before = child.command()["resident"]
+        statuses = set()
+        for number in range(400):
+            names = "&".join(f"name[]=*{number}x{each}{'[a-z]*' * 20}" for each in range(90))
+            statuses.add(fetch(child.port, f"/metrics?{names}").status)
+        small = {fetch(child.port, f"/metrics?name[]=x{number}*").status for number in range(400)}
+        after = child.command()["resident"]
+
+    assert statuses | small == {200}
+    assert after < before + (8 << 20)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("collect[]=cpu", "there is no parameter 'collect[]'; name[]="),
+        ("name=x", "there is no parameter 'name'"),
+        ("&".join(["name[]=x"] * 101), "at most 100"),
+        ("name[]=" + "x" * 201, "of 200 characters"),
+    ],
+)
+def test_a_query_that_is_unknown_or_too_much_is_refused_with_what_there_is(query: str, found: str) -> None:
+    with serving() as server:
+        reply = fetch(port_of(server), f"/metrics?{query}")
+
+    assert reply.status == 400
+    assert found in reply.body.decode()
+
+
+def test_a_scrape_that_matches_nothing_is_no_scrape() -> None:
+    class Empty(Page):
+        def metrics(self, form: Format, names: frozenset[str]) -> bytes:
+            return b"" if names else self.body
+
+    with serving(Empty()) as server:
+        statuses = [fetch(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")]
+        counted = server.scrapes
+
+    assert statuses == [200, 200]
+    assert counted == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("tls", [False, True])
+def test_clients_that_do_not_read_cost_a_bounded_amount_which_comes_back(tmp_path: Path, tls: bool) -> None:
+    authority = Authority(tmp_path)
+    options: dict[str, Any] = {"web_config": str(authority.config())} if tls else {}
+    context = authority.client() if tls else None
+    # A body of 1.2 MB, made anew for each of those who come one after the other.
+    with Child(
+        series=60_000, limits={"write_seconds": 60, "render_seconds": 30}, **options, **LIMIT
+    ) as child:
+        fetch(child.port, context=context)
+        before = child.command()["resident"]
+        peak = 0
+        after = []
+        for _ in range(3):
+            members: list[socket.socket] = []
+            for _ in range(40 if tls else 120):
+                member = socket.socket()
+                member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                member.settimeout(15)
+                member.connect(("127.0.0.1", child.port))
+                if context is not None:
+                    member = context.wrap_socket(member, server_hostname="127.0.0.1")
+                member.sendall(WHOLE)
+                members.append(member)
+            scrapes(child.port, 1, context=context)
+            peak = max(peak, child.command()["resident"])
+            for member in members:
+                member.close()
+            assert eventually(lambda: child.command()["exporter_http_connections{writing}"] == 0)
+            after.append(child.command()["resident"])
+
+    assert peak < before + (96 << 20)
+    assert after[-1] < after[0] + (8 << 20)
+    assert after[-1] < before + (64 << 20)
+
+
+def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with Child(series=50, web_config=str(authority.config()), limits={"head_seconds": 1}, **LIMIT) as child:
+        rounds = []
+        for _ in range(4):
+            with Crowd(child.port, 1000):
+                scrapes(child.port, 1, context=authority.client())
+            eventually(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
+            rounds.append(child.command()["resident"])
+
+    assert rounds[-1] < rounds[0] + (8 << 20)
+
+
+def test_a_connection_that_ended_is_gone_without_the_garbage_collector() -> None:
+    def connections() -> int:
+        return sum(isinstance(each, Connection) for each in gc.get_objects())
+
+    class Large(Page):
+        body = b"x" * 4_000_000
+
+    gc.collect()
+    before = connections()
+    gc.disable()
+    try:
+        with serving(Large(), limits=Limits(write_seconds=0.2, head_seconds=0.2)) as server:
+            for sent in (WHOLE, b"GET", b"nonsense\r\n\r\n"):
+                with Crowd(port_of(server), 20, sent, receive_bytes=4096):
+                    time.sleep(0.5)
+            fetch(port_of(server), "/-/healthy")
+            gone = eventually(lambda: connections() <= before)
+    finally:
+        gc.enable()
+
+    assert gone
+
+
+def test_unique_names_with_tiny_timeouts_leave_no_queue_behind() -> None:
+    made: list[frozenset[str]] = []
+
+    class Slow(Page):
+        def metrics(self, form: Format, names: frozenset[str]) -> bytes:
+            made.append(names)
+            time.sleep(0.05)
+            return self.body
+
+    statuses: list[int] = []
+
+    def ask(port: int, first: int) -> None:
+        for number in range(first, first + 20):
+            path = f"/metrics?name[]={quote(f'x{number}')}"
+            headers = {"X-Prometheus-Scrape-Timeout-Seconds": "0.02"}
+            statuses.append(fetch(port, path, headers=headers).status)
+
+    with serving(Slow()) as server:
+        port = port_of(server)
+        askers = [threading.Thread(target=ask, args=(port, 20 * place)) for place in range(16)]
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join()
+        asked = len(made)
+        after = fetch(port, "/metrics?name[]=y")
+        whole = fetch(port)
+
+    assert len(statuses) == 320
+    assert set(statuses) <= {200, 503}
+    assert (after.status, whole.status) == (200, 200)
+    assert after.seconds < 2
+    assert asked < 200  # not the 320 that nobody waited for
+
+
+def test_too_much_work_is_refused_early() -> None:
+    free = threading.Event()
+
+    class Hanging(Page):
+        def metrics(self, form: Format, names: frozenset[str]) -> bytes:
+            if names:
+                free.wait(10)
+            return self.body
+
+    replies: list[int] = []
+    with serving(Hanging()) as server:
+        port = port_of(server)
+        askers = [
+            threading.Thread(target=lambda place=place: replies.append(fetch(port, f"/metrics?name[]=x{place}").status))
+            for place in range(40)
+        ]  # fmt: skip
+        for asker in askers:
+            asker.start()
+        early = eventually(lambda: replies.count(503) >= 20)
+        whole = fetch(port).status
+        free.set()
+        for asker in askers:
+            asker.join()
+
+    assert early
+    assert whole == 200
+    assert replies.count(200) >= 16
