@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from exporter.web.counts import Counts
@@ -53,8 +53,10 @@ class Workers:
 
     def __init__(self, name: str, count: int, *, max_waiting: int = 64) -> None:
         self._names = [f"{name}-{number}" for number in range(count)]
-        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._max_waiting = max_waiting
+        self._ready = threading.Condition()  # guards the next two
+        self._queue: deque[Job[Any]] = deque()
+        self._stopping = False
         self._threads: list[threading.Thread] = []
 
     def submit(self, work: Callable[[], T]) -> Job[T]:
@@ -69,23 +71,36 @@ class Workers:
 
     def put(self, job: Job[Any]) -> None:
         """Have a job done that was made before; as `submit`."""
-        if self._queue.qsize() >= self._max_waiting:
-            raise BusyError
+        with self._ready:
+            if len(self._queue) >= self._max_waiting:
+                self._queue = deque(each for each in self._queue if not each.done())
+                if len(self._queue) >= self._max_waiting:
+                    raise BusyError
+            self._queue.append(job)
+            self._ready.notify()
         if not self._threads:
             self._threads = [
                 threading.Thread(target=self._run, name=name, daemon=True) for name in self._names
             ]
             for thread in self._threads:
                 thread.start()
-        self._queue.put(job)
 
     def stop(self) -> None:
         """Let the threads end when they have done what was asked; a hung one is left behind."""
-        for _ in self._threads:
-            self._queue.put(None)
+        with self._ready:
+            self._stopping = True
+            self._ready.notify_all()
+
+    def _take(self) -> Job[Any] | None:
+        with self._ready:
+            while not self._queue:
+                if self._stopping:
+                    return None
+                self._ready.wait()
+            return self._queue.popleft()
 
     def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
+        while (job := self._take()) is not None:
             work, job.work, job.begun = job.work, None, True
             if work is None or job.cancelled():  # nobody waits for it any more
                 continue
