@@ -48,7 +48,6 @@ NO_READING = frozenset(
 )
 
 _COUNT = re.compile(r"[0-9]{1,20}", re.ASCII)
-_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 _LARGEST_COUNT = 2**64 - 1
 
 
@@ -176,24 +175,6 @@ def parse_count(text: str, *place: object) -> int:
     if not _COUNT.fullmatch(text) or (count := int(text)) > _LARGEST_COUNT:
         refuse(text, place, "an unsigned number")
     return count
-
-
-def parse_list_length(text: str, *place: object) -> int:
-    """Count the members of a kernel list of CPUs: `0-3,8` has five.
-
-    Raises:
-        CollectError: It is not such a list.
-    """
-    total = 0
-    for part in text.strip().split(","):
-        found = _RANGE.fullmatch(part)
-        if found is None:
-            refuse(text, place, "a list like 0-3,8")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last < first:
-            refuse(text, place, "a list like 0-3,8")
-        total += last - first + 1
-    return total
 
 
 def parse_kibibytes(text: str, *place: object) -> int:
