@@ -513,26 +513,6 @@ def test_a_thread_has_a_tree_of_its_own() -> None:
     assert parents == {"application": None, "outer": "application", "inner": None, "beside": "outer"}
 
 
-def test_four_threads_of_two_thousand_iterations_are_all_counted() -> None:
-    memory = configured(telemetry={"log_every_n_train_iterations": 1000})
-
-    def train() -> None:
-        for _ in range(2000):
-            one_iteration()
-
-    with training.application(), training.training_loop(train_iterations_start=0):
-        threads = [threading.Thread(target=train) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    assert misuses() == {}
-    assert of("training.steps", mode="train") == 8000
-    updates = exported(memory).attributes("training_metrics_update")
-    assert [update["num_iterations"] for update in updates] == list(range(1000, 8001, 1000))
-
-
 def test_a_success_may_be_told_by_another_thread() -> None:
     memory = configured(telemetry={"save_checkpoint_strategy": "async"})
     with training.application():
@@ -584,35 +564,6 @@ def test_the_propagating_strategy_raises_at_the_call_and_lets_the_jobs_own_excep
             one_iteration()
 
     assert of("training.steps", mode="train") == 1
-
-
-def test_the_other_strategy_never_raises_whatever_is_called() -> None:
-    configured(telemetry={}, error_handling_strategy="disable_quietly_and_report_metric_error")
-
-    training.on_train_end()
-    training.on_app_end()
-    with training.training_iteration(), training.checkpoint_save("seven"):  # type: ignore[arg-type]  # bad input
-        pass
-    training.on_train_start(None, start_time_msec="yesterday")  # type: ignore[arg-type]  # bad input
-
-    assert sum(misuses().values()) >= 5
-
-
-def test_callables_are_asked_on_the_jobs_thread_once_an_iteration() -> None:
-    asked: list[int] = []
-
-    def batch() -> int:
-        asked.append(threading.get_ident())
-        return 4
-
-    configured(telemetry={"global_batch_size_or_fn": batch})
-    with training.application(), training.training_loop(train_iterations_start=0):
-        del asked[:]
-        for _ in range(10):
-            one_iteration()
-
-    assert asked == [threading.get_ident()] * 10
-    assert of("training.samples", mode="train") == 40
 
 
 def test_a_callable_that_raises_is_counted_and_the_step_too() -> None:

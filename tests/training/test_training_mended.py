@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,9 +23,7 @@ from training_support import (
 )
 
 from exporter import training
-from exporter.one_logger.records import LoopFigures
 from exporter.training import span_kinds as kinds
-from exporter.training.progress import Loop
 
 
 @pytest.fixture(autouse=True)
@@ -40,62 +36,6 @@ def iterations(times: int) -> None:
     for _ in range(times):
         with training.training_iteration():
             pass
-
-
-def test_d11_durations_are_rounded() -> None:
-    memory = configured(telemetry={})
-    start = (time.time() - 10) * 1000
-
-    training.on_app_start(start)
-    training.on_model_init_start(start + 0.5)
-    training.on_model_init_end(start + 2500.4)
-    training.on_app_end()
-
-    durations = {
-        name: span.duration_msec() for what, name, span in exported(memory).records if what == "stop"
-    }
-    assert durations["model_initialization"] == 2500
-
-
-def test_d12_statistics_of_no_validation_iteration_are_absent() -> None:
-    memory = configured(telemetry={})
-    with training.application(), training.training_loop(train_iterations_start=0):
-        with training.validation_loop():
-            with pytest.raises(OSError, match="gone"), training.validation_iteration():
-                raise OSError("gone")
-            training.on_validation_single_iteration_start()
-        iterations(1)
-
-    (update,) = exported(memory).attributes("validation_metrics_update")
-    assert update.keys() == {"current_iteration", "interval", "timestamp_msec"}
-
-
-def test_d17_a_time_that_lies_ahead_is_now_and_one_that_is_none_is_misuse() -> None:
-    memory = configured(telemetry={})
-
-    training.on_app_start((time.time() + 3600) * 1000)
-    training.on_model_init_start(math.nan)
-    training.on_model_init_end("noon")  # type: ignore[arg-type]  # bad input
-    training.on_app_end(-1.0)
-
-    durations = [span.duration_msec() for what, _, span in exported(memory).records if what == "stop"]
-    assert all(0 <= duration < 5000 for duration in durations)
-    assert sum(misuses().values()) == 3
-
-
-def test_d20_an_iteration_of_no_length_is_counted_without_throughput() -> None:
-    values = {"global_batch_size": 4, "flops_per_sample": 10**12, "is_log_throughput_enabled": True}
-    loop = LoopFigures(Loop(1, 0, values, 0), 0.0)
-
-    loop.step_ended(0.0, 1.0, 1)
-    first = loop.update().to_json()
-    loop.step_ended(2.0, 3.0, 1)
-    second = loop.update().to_json()
-
-    assert first["total_flops"] == 4 * 10**12
-    assert not [name for name in first if "throughput" in name]
-    assert second["train_throughput_per_gpu"] == 4.0
-    assert (second["train_throughput_per_gpu_max"], second["train_throughput_per_gpu_min"]) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize("known", ["disabled", "before configuration"])
@@ -130,17 +70,6 @@ def test_d22_d23_every_block_gives_a_span_and_runs_its_body(known: str) -> None:
     assert misuses() == {}
 
 
-def test_d24_a_bad_environment_has_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "RANK", "abc")
-    memory = configured(telemetry={})
-
-    with training.application():
-        pass
-
-    (first,) = exported(memory).attributes("one_logger_initialization")
-    assert first["rank"] == 0
-
-
 def test_d25_a_failed_save_is_counted_and_does_not_block_the_next() -> None:
     configured(telemetry={})
     with training.application(), training.training_loop(train_iterations_start=0):
@@ -153,19 +82,6 @@ def test_d25_a_failed_save_is_counted_and_does_not_block_the_next() -> None:
 
     assert of("training.checkpoints", kind="sync", result="failed") == 2
     assert of("training.checkpoints", kind="sync", result="ok") == 1
-    assert misuses() == {}
-
-
-def test_d27_jobs_follow_each_other_in_one_process() -> None:
-    memory = configured(telemetry={})
-    for _ in range(3):
-        with training.application(), training.training_loop(train_iterations_start=0):
-            iterations(3)
-
-    updates = exported(memory).attributes("training_metrics_update")
-    assert [update["num_iterations"] for update in updates] == [2, 3] * 3
-    assert of("training.steps", mode="train") == 9
-    assert (told().loop, told().finished) == (3, True)
     assert misuses() == {}
 
 

@@ -444,13 +444,11 @@ def test_flush_never_raises_once_cuda_is_in_error(tmp_path: Path) -> None:
         from exporter.training import api
 
         class Failed:
-            def query(self):
+            def collect(self):
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
         training.record(loss=1.0)
-        reader = api.TensorReader(lambda value: None, lambda reason: None)
-        reader._pending.append((None, Failed()))
-        api._readers[api._TRAIN] = reader
+        api._readers[api._TRAIN] = Failed()
         print(exporter.flush())
         """,
         tmp_path / "feed",
