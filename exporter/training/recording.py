@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from operator import itemgetter
 from time import monotonic, time
@@ -104,14 +105,12 @@ class TrainingRecording:
         """
         until = monotonic()
         more = True
-        while more and self._acquire(PATIENCE_SECONDS):
-            try:
-                more = self._piece(SLICE_SECONDS, until)
-                if not more:
+        while more:
+            with self._alone(PATIENCE_SECONDS) as alone:
+                more = alone and self._piece(SLICE_SECONDS, until)
+                if alone and not more:
                     for buffer in buffers.forget_ended():
                         self._interpreter.forget(buffer)
-            finally:
-                self._release()
             give_way()
 
     def tick(self, give_way: Callable[[], None] = lambda: None) -> None:
@@ -122,23 +121,18 @@ class TrainingRecording:
 
     def series(self) -> Sequence[StatReading]:
         """Read all families, with the time up to now."""
-        if self._acquire(PATIENCE_SECONDS):
-            try:
-                if self._interpreter.open.started:
-                    self._job.publish(monotonic())
-                if self._interpreter.open.started or self._misuse.latest:
-                    self._series = tuple(self._families.readings())
-            finally:
-                self._release()
+        with self._alone(PATIENCE_SECONDS) as alone:
+            if alone and self._interpreter.open.started:
+                self._job.publish(monotonic())
+            if alone and (self._interpreter.open.started or self._misuse.latest):
+                self._series = tuple(self._families.readings())
         return self._series
 
     def reading(self) -> TrainingReading | None:
         """Tell what the families do not; None while nothing was told."""
-        if self._interpreter.open.started and self._acquire(PATIENCE_SECONDS):
-            try:
+        with self._alone(PATIENCE_SECONDS) as alone:
+            if alone and self._interpreter.open.started:
                 self._reading = self._job.reading()
-            finally:
-                self._release()
         return self._reading
 
     def collect(self) -> None:
@@ -158,19 +152,15 @@ class TrainingRecording:
 
     def settle(self) -> None:
         """Count what may still be corrected; before the last reading."""
-        if self._acquire(PATIENCE_SECONDS):
-            try:
+        with self._alone(PATIENCE_SECONDS) as alone:
+            if alone:
                 self._job.progress.count_expected()
-            finally:
-                self._release()
 
     def reset(self) -> None:
         """Count from zero; what is open stays open."""
-        if self._acquire(PATIENCE_SECONDS):
-            try:
+        with self._alone(PATIENCE_SECONDS) as alone:
+            if alone:
                 self._job.reset(monotonic())
-            finally:
-                self._release()
 
     def after_fork(self) -> None:
         """In a forked child: forget what the parent recorded."""
@@ -220,16 +210,23 @@ class TrainingRecording:
 
     # What the job's threads do ---------------------------------------------------------------------------
 
-    def _acquire(self, seconds: float) -> bool:
-        """Become the one who interprets, within the time; never within itself, as a signal handler would be."""
-        if self._owner == threading.get_ident() or not self._lock.acquire(timeout=seconds):
-            return False
-        self._owner = threading.get_ident()
-        return True
+    @contextmanager
+    def _alone(self, seconds: float) -> Iterator[bool]:
+        """Become the one who interprets, within the time; never within itself, as a signal handler would be.
 
-    def _release(self) -> None:
-        self._owner = None
-        self._lock.release()
+        A handler may fork, too: then the child has another lock, and this one is given back all the same.
+        """
+        lock = self._lock
+        if self._owner == threading.get_ident() or not lock.acquire(timeout=seconds):
+            yield False
+            return
+        self._owner = threading.get_ident()
+        try:
+            yield True
+        finally:
+            if lock is self._lock:
+                self._owner = None
+            lock.release()
 
     def _piece(self, seconds: float, until: float) -> bool:
         """Interpret some marks; by whoever holds the lock.
@@ -266,15 +263,11 @@ class TrainingRecording:
 
     def _try(self) -> bool:
         """Interpret all there is on this thread, if nobody else does."""
-        if not self._acquire(0):
-            return False
-        try:
+        with self._alone(0) as alone:
             until = monotonic()
-            while self._piece(inf, until):
+            while alone and self._piece(inf, until):
                 pass
-        finally:
-            self._release()
-        return True
+            return alone
 
     def _full(self, buffer: SpanBuffer, failing: bool) -> None:  # as the buffers call it
         if buffers.limit < 0:
@@ -294,15 +287,13 @@ class TrainingRecording:
         Raises:
             OneLoggerError: A call since the last one cannot be meant so; not while the job's own exception passes.
         """
-        if not self._acquire(PATIENCE_SECONDS):
-            return
-        try:
-            while self._piece(inf, monotonic()):
+        problems: list[str] = []
+        with self._alone(PATIENCE_SECONDS) as alone:
+            while alone and self._piece(inf, monotonic()):
                 pass
-            problems = list(self._misuse.latest)
-            self._misuse.latest.clear()
-        finally:
-            self._release()
+            if alone:
+                problems = list(self._misuse.latest)
+                self._misuse.latest.clear()
         if problems and not failing:
             raise OneLoggerError(problems[0])
 

@@ -472,3 +472,31 @@ def test_an_exit_with_an_odd_status_comes_out_as_it_is(tmp_path: Path) -> None:
     (snapshot,) = snapshots(tmp_path / "feed")
     assert snapshot.recording.training is not None
     assert snapshot.recording.training.failure == "exit"
+
+
+def test_a_child_that_is_forked_while_its_thread_interprets_goes_on(tmp_path: Path) -> None:
+    printed = run(
+        """
+        import os
+        from exporter import training
+        from exporter.training import recording
+
+        children = []
+        piece = recording.TrainingRecording._piece
+
+        def forking(self, seconds, until):  # as a signal handler that forks would come in between
+            if not children:
+                children.append(os.fork())
+            return piece(self, seconds, until)
+
+        recording.TrainingRecording._piece = forking
+        training.skipped_step("overflow")
+        with training.training_iteration():
+            pass
+        if children[0]:
+            print("parent", os.waitpid(children[0], 0)[1])
+        """,
+        tmp_path / "feed",
+    )
+
+    assert "parent 0" in printed
