@@ -110,6 +110,7 @@ def truth_of(name: str, directory: Path) -> Truth:
         (directory / "go").touch()
         wait_until((directory / "ended").exists, 30)
         wait_until(lambda: labelled(scrape(port), "training_feed_alive") == 0, 30)
+        wait_until(lambda: labelled(scrape(port), "training_uncommitted_seconds") == 0, 30)
         ended = scrape(port)
         (directory / "over").touch()
         process.wait(30)
