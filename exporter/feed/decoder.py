@@ -2,10 +2,11 @@
 
 What comes in is the content of a feed file, which anyone may have damaged or made up; what goes out is a
 Snapshot that keeps every promise of the contract, or `FeedFormatError`. No other exception leaves, and no
-number is read that is not finite. No I/O, no threads.
+number is read that is not finite. This is the one place where what comes out of a file is checked. No I/O, no threads.
 
-The writer may be dead or of another version: keys that are unknown here are ignored, a format version that is
-unknown is refused.
+The writer may be dead or of another version: keys, aggregations and fields that are unknown here are left out, what is
+missing has the default of the contract, a format version that is unknown is refused. Limits are wider than what
+recording accepts, since an older sidecar is to read a newer job.
 """
 
 from __future__ import annotations
@@ -14,29 +15,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from itertools import accumulate, pairwise
+from math import inf, isfinite
 from typing import Any, NoReturn, TypeVar
 from zlib import crc32
 
 from exporter.errors import FeedFormatError
-from exporter.feed.content import (
-    MAX_NAME,
-    MAX_TEXT,
-    SLUG,
-    refuse,
-    take_at_least_zero,
-    take_counts,
-    take_flag,
-    take_labels,
-    take_list,
-    take_matching,
-    take_number,
-    take_object,
-    take_optional,
-    take_positive,
-    take_text,
-    take_time,
-    take_whole,
-)
 from exporter.feed.layout import (
     CHECKSUM,
     CHECKSUM_OFFSET,
@@ -50,34 +33,44 @@ from exporter.feed.layout import (
     VERSION,
 )
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.feed.training_decoder import take_training
+from exporter.recording.aggregations import Aggregation
 from exporter.recording.values import (
     KINDS,
     NO_EVENTS,
     NOTHING,
-    Aggregation,
     Ending,
     EventsReading,
     Recording,
     StatDefinition,
     StatReading,
+    TrainingReading,
     WindowReading,
 )
 
 Parsed = TypeVar("Parsed")
+Take = Callable[[Any], Parsed]
 
 STAT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*(\.[a-zA-Z0-9_]+)*")
+LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+SLUG = re.compile(r"[a-z][a-z0-9_]{0,63}")
 TAKEN_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
 """Labels that the sidecar itself puts on a Stat's series; a second one of the name would spoil the scrape."""
 
-MAX_BUCKETS = 1024  # wider than what recording accepts, as all limits here
 MAX_CONTAINERS = 200_000
 """Lists and objects in one section: each costs its reader 60 bytes for the 2 that it takes in the file."""
+MAX_NAME = 512
+MAX_TEXT = 4096
+MAX_SMALL = 64
+"""Labels, reasons, facts, phases."""
+MAX_ROWS = 256
+"""Segments, and bins of the timeline: several times what a writer makes."""
+MAX_BUCKETS = 1024
+MAX_TIME = 1e11
+"""Three thousand years on either side of 1970: differences and sums of what is within stay finite."""
+MAX_SECONDS = 1e10
+"""Three centuries: sums of what is below this stay finite."""
 
 _AGGREGATIONS = {each.value: each for each in Aggregation}
-_WINDOWED: Mapping[str, Aggregation] = {
-    each.value: each for each in Aggregation if each is not Aggregation.HISTOGRAM
-}
 
 
 class Decoder:
@@ -106,7 +99,7 @@ class Decoder:
             self._identity, self._definitions = _parse(what, lambda body: _who_and_what(body, process_id))
             self._what = what
         if when != self._when:
-            self._windows = _parse(when, _windows)
+            self._windows = _parse(when, lambda body: _list(body["windows"], _optional(_window), MAX_STATS))
             self._when = when
         identity, stats = self._identity, (self._definitions, self._windows)
         return _parse(totals, lambda body: _snapshot(body, identity, sequence, *stats))
@@ -127,22 +120,22 @@ def _sections(data: bytes) -> tuple[str, int, list[bytes]]:
     if len(data) < expected:
         raise FeedFormatError(f"{len(data)} bytes of {expected}", reason="truncated")
     if len(data) > min(expected, MAX_BYTES):
-        refuse(f"{len(data)} bytes where {min(expected, MAX_BYTES)} are allowed")
+        _refuse(f"{len(data)} bytes where {min(expected, MAX_BYTES)} are allowed")
     header = bytearray(data[: HEADER.size])
     CHECKSUM.pack_into(header, CHECKSUM_OFFSET, 0)
     if crc32(memoryview(data)[HEADER.size :], crc32(header)) != checksum:
         raise FeedFormatError("the checksum does not fit the bytes", reason="checksum")
     if flags or not 1 <= sequence <= MAX_COUNT:
-        refuse(f"flags {flags} and sequence {sequence}")
+        _refuse(f"flags {flags} and sequence {sequence}")
     ends = list(accumulate(lengths, initial=HEADER.size))
     return process_id.hex(), sequence, [data[start:end] for start, end in pairwise(ends)]
 
 
 def _parse(section: bytes, convert: Callable[[dict[str, Any]], Parsed]) -> Parsed:
     if section.count(b"{") + section.count(b"[") > MAX_CONTAINERS:
-        refuse(f"more than {MAX_CONTAINERS} lists and objects")
+        _refuse(f"more than {MAX_CONTAINERS} lists and objects")
     try:
-        return convert(take_object(_JSON.decode(section.decode())))
+        return convert(_object(_JSON.decode(section.decode())))
     except FeedFormatError:
         raise
     # What a missing key, a value of another type, a bad encoding or a deep nesting raises on the way.
@@ -152,99 +145,226 @@ def _parse(section: bytes, convert: Callable[[dict[str, Any]], Parsed]) -> Parse
         ) from error
 
 
+def _refuse(message: str) -> NoReturn:
+    raise FeedFormatError(message, reason="content")
+
+
 def _integer(digits: str) -> int:
     if len(digits) > 20:  # int() takes quadratic time, and 20 characters hold every number allowed here
-        refuse("a whole number of more than 20 digits")
+        _refuse("a whole number of more than 20 digits")
     return int(digits)
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    refuse(f"{name} is no number")
-
-
 # Made once: `json.loads` makes one for each call that is given functions.
-_JSON = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse_constant)
+_JSON = json.JSONDecoder(parse_int=_integer, parse_constant=lambda name: _refuse(f"{name} is no number"))
+
+
+# Values: each takes what the JSON holds as its type, or refuses it ---------------------------------------------
+
+
+def _object(found: object) -> dict[str, Any]:
+    return found if type(found) is dict else _refuse(f"{type(found).__name__} where an object belongs")
+
+
+def _flag(found: object) -> bool:
+    return found if type(found) is bool else _refuse("neither true nor false")
+
+
+def _text(most: int) -> Take[str]:
+    def take(found: object) -> str:
+        if type(found) is not str or len(found) > most:
+            _refuse(f"not a text of at most {most} characters")
+        if "\0" in found:  # legal in an exposition, but tools take a page with it for a binary file
+            _refuse("a NUL character")
+        found.encode()  # half of a surrogate pair raises
+        return found
+
+    return take
+
+
+def _matching(pattern: re.Pattern[str]) -> Take[str]:
+    text = _text(MAX_NAME)
+
+    def take(found: object) -> str:
+        if pattern.fullmatch(text(found)) is None:
+            _refuse(f"{str(found)[:80]!a} is no such name")
+        return str(found)
+
+    return take
+
+
+def _label(found: object) -> str:
+    """A type of events or a handler's name, which nobody chose to be a label: any printable text."""
+    text = _text(MAX_NAME)(found)
+    return text if text and text.isprintable() else _refuse(f"{text[:80]!a} is no type and no handler")
+
+
+def _whole(least: int = 0) -> Take[int]:
+    def take(found: object) -> int:
+        if type(found) is not int or not least <= found <= MAX_COUNT:
+            _refuse(f"not a whole number from {least} to {MAX_COUNT}")
+        return found
+
+    return take
+
+
+def _number(least: float = -inf, most: float = inf, *, above: bool = False) -> Take[float]:
+    def take(found: object) -> float:
+        if type(found) is not float and type(found) is not int:
+            _refuse("not a finite number")
+        number = float(found)
+        if not isfinite(number) or not least <= number <= most or (above and number == least):
+            _refuse(f"not a finite number from {least:g} to {most:g}")
+        return number
+
+    return take
+
+
+def _optional(take: Take[Parsed]) -> Take[Parsed | None]:
+    return lambda found: None if found is None else take(found)
+
+
+def _list(found: object, take: Take[Parsed], most: int) -> tuple[Parsed, ...]:
+    if type(found) is not list or len(found) > most:
+        _refuse(f"not a list of at most {most}")
+    return tuple([take(each) for each in found])
+
+
+def _pairs(take_first: Take[Any], take_second: Take[Any], most: int) -> Take[tuple[tuple[Any, Any], ...]]:
+    def take(found: object) -> tuple[Any, Any]:
+        first, second = _list(found, lambda each: each, 2)
+        return take_first(first), take_second(second)
+
+    return lambda found: _list(found, take, most)
+
+
+def _by(take_key: Take[str], take: Take[Parsed]) -> Take[dict[str, Parsed]]:
+    def taken(found: object) -> dict[str, Parsed]:
+        body = _object(found)
+        if len(body) > MAX_SMALL:
+            _refuse(f"more than {MAX_SMALL} keys")
+        return {take_key(key): take(value) for key, value in body.items()}
+
+    return taken
+
+
+def _fields(body: Mapping[str, Any], table: Mapping[str, Take[Any]]) -> dict[str, Any]:
+    """Take what a table knows; what is missing is left to the default of the contract, if it has one."""
+    return {name: take(body[name]) for name, take in table.items() if name in body}
+
+
+_slug, _count, _positive_whole = _matching(SLUG), _whole(), _whole(1)
+_any_number, _at_least_zero, _positive = _number(), _number(0.0), _number(0.0, above=True)
+_time, _seconds, _step = _number(-MAX_TIME, MAX_TIME), _number(0.0, MAX_SECONDS), _whole(-MAX_COUNT)
+_identity_text = _text(MAX_IDENTITY_TEXT)
+_labels = _pairs(_matching(LABEL_NAME), _text(MAX_TEXT), MAX_SMALL)
+_counts = _by(_slug, _count)
+
+# The tables: a row for each field ------------------------------------------------------------------------------
+
+_PROCESS: Mapping[str, Take[Any]] = {
+    "pid": _positive_whole,
+    "started": _time,
+    "run": _identity_text,
+    "rank": _optional(_count),
+    "local_rank": _optional(_count),
+    "role": _identity_text,
+    "node": _identity_text,
+    "labels": _labels,
+    "version": _identity_text,
+    "run_given": _flag,
+    "trains": _flag,
+}
+_DEFINITION: Mapping[str, Take[Any]] = {
+    "name": _matching(STAT_NAME),
+    "window_seconds": _optional(_positive),
+    "window_samples": _optional(_positive_whole),
+    "unit": _optional(_slug),
+    "help": _text(MAX_TEXT),
+    "labels": _labels,
+    "buckets": lambda found: _list(found, _any_number, MAX_BUCKETS),
+    "stale_seconds": _positive,
+    "kind": lambda found: KINDS[KINDS.index(found)],
+}
+_TRAINING: Mapping[str, Take[Any]] = {
+    "facts": _pairs(_slug, _identity_text, MAX_SMALL),
+    "phase": _slug,
+    "phase_since": _time,
+    "phases": _by(_slug, _seconds),
+    "last_progress": _optional(_time),
+    "first_step": _optional(_step),
+    "loop": _count,
+    "step": _optional(_step),
+    "steps": _count,
+    "work_seconds": _seconds,
+    "open_seconds": _seconds,
+    "failed_seconds": _seconds,
+    "committed_step": _optional(_step),
+    "committed_seconds": _seconds,
+    "segments": lambda found: _list(found, _segment, MAX_ROWS),
+    "finished": _flag,
+    "failure": lambda found: "" if found == "" else _slug(found),
+    "longest_step_seconds": _optional(_seconds),
+    "timeline": _pairs(_any_number, _pairs(_slug, _seconds, MAX_SMALL), MAX_ROWS),
+    "flops_per_token": _optional(_at_least_zero),
+    "hardware_flops_per_token": _optional(_at_least_zero),
+    "peak_flops": _optional(_at_least_zero),
+}
+_RECORDING: Mapping[str, Take[Any]] = {
+    "final": _flag,
+    "drain_delay_seconds": _at_least_zero,
+    "passive_stuck_since": _optional(_any_number),
+    "events": lambda found: _events(_object(found)),
+    "training": lambda found: _training(_object(found)),
+    "ending": lambda found: Ending(_text(MAX_NAME)(found["exception"]), _time(found["at"])),
+    "stats_refused": _count,
+}
 
 
 def _who_and_what(
     body: dict[str, Any], process_id: str
 ) -> tuple[ProcessIdentity, tuple[StatDefinition, ...]]:
-    definitions = tuple(map(_definition, take_list(body["stats"], MAX_STATS)))
+    known: dict[object, Any] = {}
+    definitions = _list(body["stats"], lambda found: _definition(_object(found), known), MAX_STATS)
     if len({(each.name, each.labels) for each in definitions}) < len(definitions):
-        refuse("the same Stat twice")
-    return _process(take_object(body["process"]), process_id), definitions
+        _refuse("the same Stat twice")
+    return ProcessIdentity(id=process_id, **_fields(_object(body["process"]), _PROCESS)), definitions
 
 
-def _process(body: dict[str, Any], process_id: str) -> ProcessIdentity:
-    return ProcessIdentity(
-        id=process_id,
-        pid=take_whole(body["pid"], at_least=1),
-        started=take_time(body["started"]),
-        run=take_text(body["run"], MAX_IDENTITY_TEXT),
-        rank=take_optional(body["rank"], take_whole),
-        local_rank=take_optional(body.get("local_rank"), take_whole),
-        role=take_text(body["role"], MAX_IDENTITY_TEXT),
-        node=take_text(body["node"], MAX_IDENTITY_TEXT),
-        labels=take_labels(body.get("labels", [])),
-        version=take_text(body.get("version", ""), MAX_IDENTITY_TEXT),
-        run_given=take_flag(body.get("run_given", True)),
-        trains=take_flag(body.get("trains", False)),
-    )
-
-
-def _definition(found: object) -> StatDefinition:
-    body = take_object(found)
-    names = take_list(body["aggregations"], 64)
+def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinition:
+    names = _list(body["aggregations"], lambda name: name, MAX_SMALL)
     aggregations = frozenset(_AGGREGATIONS[name] for name in names if name in _AGGREGATIONS)
-    buckets = tuple(map(take_number, take_list(body.get("buckets", []), MAX_BUCKETS)))
-    labels = take_labels(body.get("labels", []))
-    if any(low >= high for low, high in pairwise(buckets)):
-        refuse("buckets that do not ascend")
-    if buckets and Aggregation.HISTOGRAM not in aggregations:
-        refuse("buckets without a histogram")
-    if not TAKEN_LABELS.isdisjoint(name for name, _ in labels) or list(labels) != sorted(labels):
-        refuse("labels that are taken, or not sorted")
-    definition = StatDefinition(
-        name=take_matching(body["name"], STAT_NAME),
-        aggregations=aggregations,
-        window_seconds=take_optional(body["window_seconds"], take_positive),
-        window_samples=take_optional(body["window_samples"], lambda number: take_whole(number, at_least=1)),
-        unit=take_optional(body.get("unit"), lambda text: take_matching(text, SLUG)),
-        help=take_text(body.get("help", ""), MAX_TEXT),
-        labels=labels,
-        buckets=buckets,
-        stale_seconds=take_positive(body.get("stale_seconds", 300.0)),
-        kind=KINDS[KINDS.index(body.get("kind", "stat"))],
-    )
-    if (Aggregation.HISTOGRAM in aggregations) != (
-        definition.kind == "histogram"
-    ) and definition.kind != "stat":
-        refuse("a plain family with aggregations that are another kind's")
-    if definition.window_seconds is None and definition.window_samples is None:
-        refuse("a Stat without a window")
+    found = _fields(body, _DEFINITION)
+    # Most Stats have the same ones: kept once for a process, a Stat's memory is a third less.
+    for name, value in (("aggregations", aggregations), ("buckets", found.get("buckets", ()))):
+        found[name] = known.setdefault(value, value)
+    definition = StatDefinition(**found)
+    buckets, labels = definition.buckets, definition.labels
+    histogram = Aggregation.HISTOGRAM in aggregations
+    if any(low >= high for low, high in pairwise(buckets)) or (buckets and not histogram):
+        _refuse("buckets that do not ascend, or without a histogram")
+    names_of_labels = [name for name, _ in labels]
+    if not TAKEN_LABELS.isdisjoint(names_of_labels) or names_of_labels != sorted(set(names_of_labels)):
+        _refuse("labels that are taken, not sorted, or there twice")
+    if definition.kind != "stat" and histogram != (definition.kind == "histogram"):
+        _refuse("a plain family with aggregations that are another kind's")
+    if body["window_seconds"] is None and body["window_samples"] is None:
+        _refuse("a Stat without a window")
     return definition
 
 
-def _windows(body: dict[str, Any]) -> tuple[WindowReading | None, ...]:
-    return tuple([take_optional(window, _window) for window in take_list(body["windows"], MAX_STATS)])
-
-
 def _window(found: object) -> WindowReading:
-    body = take_object(found)
-    started, ended, samples = (
-        take_number(body["started"]),
-        take_number(body["ended"]),
-        take_whole(body["samples"]),
-    )
+    body = _object(found)
     values = {
-        _WINDOWED[name]: take_number(value)
-        for name, value in take_object(body["values"]).items()
-        if name in _WINDOWED  # of a later version
+        _AGGREGATIONS[name]: _any_number(value)
+        for name, value in _object(body["values"]).items()
+        if name in _AGGREGATIONS  # else of a later version
     }
     # It may end before it starts: that is what a step of the wall clock looks like.
+    samples = _count(body["samples"])
     if values and not samples:
-        refuse("a window with values of no samples")
-    return WindowReading(started, ended, samples, values)
+        _refuse("a window with values of no samples")
+    return WindowReading(_any_number(body["started"]), _any_number(body["ended"]), samples, values)
 
 
 def _snapshot(
@@ -254,99 +374,86 @@ def _snapshot(
     definitions: tuple[StatDefinition, ...],
     windows: tuple[WindowReading | None, ...],
 ) -> Snapshot:
-    totals = take_list(body["stats"], MAX_STATS)
+    totals = _list(body["stats"], _object, MAX_STATS)
     if not len(totals) == len(windows) == len(definitions):
-        refuse(f"{len(totals)} totals and {len(windows)} windows of {len(definitions)} Stats")
+        _refuse(f"{len(totals)} totals and {len(windows)} windows of {len(definitions)} Stats")
     return Snapshot(
         process=identity,
         sequence=sequence,
-        written=take_time(body["written"]),
-        flush_seconds=take_positive(body["flush_seconds"]),
+        written=_time(body["written"]),
+        flush_seconds=_positive(body["flush_seconds"]),
         recording=Recording(
             stats=tuple(map(_reading, definitions, windows, totals)),
-            final=take_flag(body["final"]),
-            drain_delay_seconds=take_at_least_zero(body.get("drain_delay_seconds", 0.0)),
-            passive_stuck_since=take_optional(body.get("passive_stuck_since"), take_number),
-            events=_events(body["events"]) if "events" in body else NO_EVENTS,
-            training=take_training(body["training"]) if "training" in body else None,
-            ending=_ending(body["ending"]) if "ending" in body else None,
-            stats_refused=take_whole(body.get("stats_refused", 0)),
+            **{"final": body["final"], **_fields(body, _RECORDING)},
         ),
-        dropped=take_counts(body.get("dropped", {})),
+        dropped=_counts(body.get("dropped", {})),
     )
 
 
-def _reading(definition: StatDefinition, window: WindowReading | None, found: object) -> StatReading:
+def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:
     # The hottest function of the sidecar: called for every Stat of every process, every second.
-    total = take_object(found)
     count, added, last, value = (
-        take_whole(total["count"]),
+        _count(total["count"]),
         total["sum"],
         total.get("last_sample"),
         total.get("value"),
     )
-    bucket_counts = tuple(map(take_whole, total["bucket_counts"])) if "bucket_counts" in total else ()
+    bucket_counts = tuple(map(_count, total["bucket_counts"])) if "bucket_counts" in total else ()
     if len(bucket_counts) != len(definition.buckets):
-        refuse(f"{len(bucket_counts)} counts for {len(definition.buckets)} buckets")
+        _refuse(f"{len(bucket_counts)} counts for {len(definition.buckets)} buckets")
     if bucket_counts and (list(bucket_counts) != sorted(bucket_counts) or bucket_counts[-1] > count):
-        refuse("counts of buckets that fall, or exceed the total")
+        _refuse("counts of buckets that fall, or exceed the total")
     return StatReading(
         definition,
         count,
-        None if added is None else take_at_least_zero(added),
+        None if added is None else _at_least_zero(added),
         bucket_counts,
         window,
-        None if last is None else take_number(last),
-        take_counts(total["rejected"]) if "rejected" in total else NOTHING,
-        take_whole(total["overflows"]) if "overflows" in total else 0,
-        None if value is None else take_number(value),
+        None if last is None else _any_number(last),
+        _counts(total["rejected"]) if "rejected" in total else NOTHING,
+        _count(total["overflows"]) if "overflows" in total else 0,
+        None if value is None else _any_number(value),
     )
 
 
-def _ending(found: object) -> Ending:
-    body = take_object(found)
-    return Ending(take_text(body["exception"], MAX_NAME), take_time(body["at"]))
-
-
-def _events(found: object) -> EventsReading:
-    body = take_object(found)
+def _events(body: dict[str, Any]) -> EventsReading:
     counts: dict[tuple[str, str], int] = {}
     last: dict[tuple[str, str], float] = {}
-    for row in take_list(body["counts"], MAX_EVENT_ROWS):
-        type_, severity, count, when = _row(row, 4)
-        pair = _event_label(type_), take_matching(severity, SLUG)
-        if pair in counts:
-            refuse("the same events counted twice")
-        counts[pair] = take_whole(count, at_least=1)
+    for type_, severity, count, when in _rows(body["counts"]):
+        pair = _label(type_), _slug(severity)
+        _add(counts, pair, _positive_whole(count))
         if when is not None:
-            last[pair] = take_number(when)
+            last[pair] = _any_number(when)
     delivered: dict[str, int] = {}
-    for row in take_list(body.get("delivered", []), MAX_EVENT_ROWS):
-        name, count = _row(row, 2)
-        if name in delivered:
-            refuse("the same handler twice")
-        delivered[_event_label(name)] = take_whole(count)
-    suppressed, dropped = _triples(body.get("suppressed", [])), _triples(body.get("dropped", []))
-    return EventsReading(counts, last, suppressed, delivered, dropped)
+    for name, count in _rows(body.get("delivered", [])):
+        _add(delivered, _label(name), _count(count))
+    found: list[dict[tuple[str, str], int]] = [{}, {}]
+    for key, triples in zip(("suppressed", "dropped"), found, strict=True):
+        for first, reason, count in _rows(body.get(key, [])):
+            _add(triples, (_label(first), _slug(reason)), _positive_whole(count))
+    return EventsReading(counts, last, found[0], delivered, found[1]) if body else NO_EVENTS
 
 
-def _triples(found: object) -> dict[tuple[str, str], int]:
-    triples: dict[tuple[str, str], int] = {}
-    for row in take_list(found, MAX_EVENT_ROWS):
-        first, reason, count = _row(row, 3)
-        pair = _event_label(first), take_matching(reason, SLUG)
-        if pair in triples:
-            refuse("the same reason twice")
-        triples[pair] = take_whole(count, at_least=1)
-    return triples
+def _rows(found: object) -> tuple[list[Any], ...]:
+    return _list(found, lambda row: row if type(row) is list else _refuse("not a row"), MAX_EVENT_ROWS)
 
 
-def _row(found: object, length: int) -> list[Any]:
-    row = take_list(found, length)
-    return row if len(row) == length else refuse(f"a row of {len(row)} where {length} belong")
+def _add(counts: dict[Any, int], key: object, count: int) -> None:
+    if key in counts:
+        _refuse("the same counted twice")
+    counts[key] = count
 
 
-def _event_label(found: object) -> str:
-    """A type or a handler's name, which nobody chose to be a label: any printable text."""
-    text = take_text(found, MAX_NAME)
-    return text if text and text.isprintable() else refuse(f"{text[:80]!a} is no type and no handler")
+def _training(body: dict[str, Any]) -> TrainingReading:
+    training = TrainingReading(**_fields(body, _TRAINING))
+    for rows in (training.facts, training.timeline):
+        if any(first[0] >= second[0] for first, second in pairwise(rows)):  # type: ignore[operator]  # of one kind
+            _refuse("facts or bins that are not in order, or there twice")
+    return training
+
+
+def _segment(found: object) -> tuple[int, int, int, float]:
+    loop, first, last, seconds = _list(found, lambda each: each, 4)
+    if _step(first) > _step(last):
+        _refuse("a segment that ends before it begins")
+    return _count(loop), first, last, _seconds(seconds)

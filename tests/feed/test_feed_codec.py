@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import exporter.feed.codec
 from exporter.errors import DefinitionError, FeedFormatError
-from exporter.feed import content, decoder
+from exporter.feed import decoder
 from exporter.feed.codec import decode, encode
 from exporter.feed.decoder import Decoder
 from exporter.feed.encoder import Encoder
@@ -31,11 +31,11 @@ positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 at_least_zero = st.floats(min_value=0, allow_infinity=False)
 counts = st.integers(0, 2**63 - 1)
 names = st.from_regex(decoder.STAT_NAME, fullmatch=True).filter(lambda name: len(name) <= 200)
-label_names = st.from_regex(content.LABEL_NAME, fullmatch=True).filter(
+label_names = st.from_regex(decoder.LABEL_NAME, fullmatch=True).filter(
     lambda name: name not in decoder.TAKEN_LABELS and len(name) <= 200
 )
 labels = st.dictionaries(label_names, texts, max_size=3).map(lambda pairs: tuple(sorted(pairs.items())))
-reasons = st.dictionaries(st.from_regex(content.SLUG, fullmatch=True), counts, max_size=3)
+reasons = st.dictionaries(st.from_regex(decoder.SLUG, fullmatch=True), counts, max_size=3)
 WINDOWED = [each for each in Aggregation if each is not Aggregation.HISTOGRAM]
 
 
@@ -322,6 +322,14 @@ def test_a_key_of_the_future_is_passed_over() -> None:
         for place in (what, what["process"], what["stats"][0], when, when["windows"][0], totals):
             place["later"] = {"deep": [1]}
         totals["stats"][0]["later"] = "x"
+
+    assert decode(changed(add)) == example()
+
+
+def test_an_aggregation_of_the_future_is_left_out_and_not_the_file() -> None:
+    def add(what: Any, when: Any, totals: Any) -> None:
+        what["stats"][0]["aggregations"].append("median")
+        when["windows"][0]["values"]["median"] = 1.0
 
     assert decode(changed(add)) == example()
 

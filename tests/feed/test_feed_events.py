@@ -12,7 +12,7 @@ from test_feed_codec import changed as changed_example
 from test_feed_codec import example, reason_of
 
 from exporter.feed.codec import decode, encode
-from exporter.feed.content import SLUG
+from exporter.feed.decoder import SLUG
 from exporter.feed.encoder import Encoder
 from exporter.recording.values import EventsReading, Recording
 

@@ -15,7 +15,7 @@ from test_feed_codec import example, reason_of, texts, times
 
 from exporter.errors import FeedFormatError
 from exporter.feed.codec import decode, encode
-from exporter.feed.content import SLUG
+from exporter.feed.decoder import SLUG
 from exporter.feed.encoder import Encoder
 from exporter.recording.values import Recording, TrainingReading
 
