@@ -73,35 +73,52 @@ MAX_SECONDS = 1e10
 _AGGREGATIONS = {each.value: each for each in Aggregation}
 
 
+STAT_BYTES, PART_BYTES = 4_000, 700
+"""What a Stat costs the sidecar, roughly, from its decoding to its series, and each aggregation or bucket of it more."""
+ROOM_BYTES = 24 << 20
+"""What one process may cost by default."""
+
+
 class Decoder:
     """Decodes the successive snapshots of one process.
+
+    Of a process with more Stats than there is room for, those beyond are left out: first what users have recorded, the
+    latest first. How many is told as `dropped["memory"]` of the snapshot.
 
     Definitions rarely change and windows close once a minute; a section whose bytes are those of the last
     time is not parsed again.
     """
 
-    __slots__ = ("_definitions", "_identity", "_what", "_when", "_windows")
+    __slots__ = ("_definitions", "_identity", "_kept", "_what", "_when", "_windows", "cost")
 
     def __init__(self) -> None:
         self._what = self._when = b""
         self._identity: ProcessIdentity | None = None
         self._definitions: tuple[StatDefinition, ...] = ()
         self._windows: tuple[WindowReading | None, ...] = ()
+        self._kept: tuple[bool, ...] = ()
+        self.cost = 0
 
-    def decode(self, data: bytes) -> Snapshot:
+    def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
         """Read one file's content.
+
+        Args:
+            data: It.
+            room: Bytes that its Stats may cost the sidecar; `cost` tells afterwards what they do.
 
         Raises:
             FeedFormatError: `magic`, `version`, `truncated`, `checksum` or `content`.
         """
         process_id, sequence, (what, when, totals) = _sections(data)
         if self._identity is None or what != self._what or process_id != self._identity.id:
-            self._identity, self._definitions = _parse(what, lambda body: _who_and_what(body, process_id))
-            self._what = what
+            self._identity, self._definitions, self._kept, self.cost = _parse(
+                what, lambda body: _who_and_what(body, process_id, room)
+            )
+            self._what, self._when = what, b""
         if when != self._when:
-            self._windows = _parse(when, lambda body: _list(body["windows"], _optional(_window), MAX_STATS))
+            self._windows = _parse(when, lambda body: _windows(body, self._kept))
             self._when = when
-        identity, stats = self._identity, (self._definitions, self._windows)
+        identity, stats = self._identity, (self._definitions, self._windows, self._kept)
         return _parse(totals, lambda body: _snapshot(body, identity, sequence, *stats))
 
 
@@ -322,13 +339,24 @@ _RECORDING: Mapping[str, Take[Any]] = {
 
 
 def _who_and_what(
-    body: dict[str, Any], process_id: str
-) -> tuple[ProcessIdentity, tuple[StatDefinition, ...]]:
+    body: dict[str, Any], process_id: str, room: int
+) -> tuple[ProcessIdentity, tuple[StatDefinition, ...], tuple[bool, ...], int]:
+    found = _list(body["stats"], _object, MAX_STATS)
+    costs = [
+        STAT_BYTES + PART_BYTES * (len(each["aggregations"]) + len(each.get("buckets", ()))) for each in found
+    ]
+    kept, cost = [False] * len(found), 0
+    for plain in (True, False):  # the exporter's own families before those of users
+        for place, each in enumerate(found):
+            if (each.get("kind", "stat") != "stat") is plain and cost + costs[place] <= room:
+                kept[place] = True
+                cost += costs[place]
     known: dict[object, Any] = {}
-    definitions = _list(body["stats"], lambda found: _definition(_object(found), known), MAX_STATS)
+    definitions = tuple([_definition(each, known) for each, keep in zip(found, kept, strict=True) if keep])
     if len({(each.name, each.labels) for each in definitions}) < len(definitions):
         _refuse("the same Stat twice")
-    return ProcessIdentity(id=process_id, **_fields(_object(body["process"]), _PROCESS)), definitions
+    identity = ProcessIdentity(id=process_id, **_fields(_object(body["process"]), _PROCESS))
+    return identity, definitions, tuple(kept), cost
 
 
 def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinition:
@@ -353,6 +381,14 @@ def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinitio
     return definition
 
 
+def _windows(body: dict[str, Any], kept: tuple[bool, ...]) -> tuple[WindowReading | None, ...]:
+    windows = _list(body["windows"], lambda window: window, MAX_STATS)
+    if len(windows) != len(kept):
+        _refuse(f"{len(windows)} windows of {len(kept)} Stats")
+    read = _optional(_window)
+    return tuple([read(window) for window, keep in zip(windows, kept, strict=True) if keep])
+
+
 def _window(found: object) -> WindowReading:
     body = _object(found)
     values = {
@@ -373,10 +409,15 @@ def _snapshot(
     sequence: int,
     definitions: tuple[StatDefinition, ...],
     windows: tuple[WindowReading | None, ...],
+    kept: tuple[bool, ...],
 ) -> Snapshot:
     totals = _list(body["stats"], _object, MAX_STATS)
-    if not len(totals) == len(windows) == len(definitions):
-        _refuse(f"{len(totals)} totals and {len(windows)} windows of {len(definitions)} Stats")
+    if len(totals) != len(kept):
+        _refuse(f"{len(totals)} totals of {len(kept)} Stats")
+    dropped = _counts(body.get("dropped", {}))
+    if not all(kept):
+        totals = tuple([each for each, keep in zip(totals, kept, strict=True) if keep])
+        dropped = {**dropped, "memory": kept.count(False)}
     return Snapshot(
         process=identity,
         sequence=sequence,
@@ -386,7 +427,7 @@ def _snapshot(
             stats=tuple(map(_reading, definitions, windows, totals)),
             **{"final": body["final"], **_fields(body, _RECORDING)},
         ),
-        dropped=_counts(body.get("dropped", {})),
+        dropped=dropped,
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
-from exporter.feed.decoder import Decoder
+from exporter.feed.decoder import ROOM_BYTES, Decoder
 from exporter.feed.directory import check_directory, is_trusted, own_uid
 from exporter.feed.files import (
     FEED,
@@ -37,6 +37,10 @@ from exporter.feed.plain import open_plain, read_up_to
 from exporter.feed.snapshot import Snapshot
 
 MAX_FILES = 4096
+MAX_DECODED_BYTES = 64 << 20
+"""What the Stats of all files together may cost in memory; beyond it Stats are left out and counted."""
+LEAST_ROOM_BYTES = 1 << 20
+"""So much each file has in any case, for the exporter's own families."""
 MAX_TOTAL_BYTES = 8 * MAX_BYTES
 """Bound of all snapshots together, so that a crowded directory cannot fill the sidecar's memory."""
 SETTLE_SECONDS = 5.0
@@ -136,6 +140,7 @@ class FeedReader:
         self._max_files = max_files
         self._max_total_bytes = max_total_bytes
         self._known: dict[str, _Known] = {}
+        self._decoded = 0
         self._leftovers: dict[str, float] = {}
         self._owner_lock: RecordLock | None = None
 
@@ -237,6 +242,7 @@ class FeedReader:
         refused: list[tuple[str, str]] = []
         known: dict[str, _Known] = {}
         files, room = 0, self._max_total_bytes
+        self._decoded = sum(each.decoder.cost for name, each in self._known.items() if name in names)
         for name in sorted([name for name in names if name.endswith(FEED)], key=self._precedence):
             each = self._known.get(name) or _Known()
             try:
@@ -290,7 +296,10 @@ class FeedReader:
 
     def _decode(self, data: bytes, name: str, known: _Known, *, modified: float) -> None:
         try:
-            snapshot = known.decoder.decode(data)
+            self._decoded -= known.decoder.cost
+            left = min(ROOM_BYTES, MAX_DECODED_BYTES - self._decoded)
+            snapshot = known.decoder.decode(data, max(LEAST_ROOM_BYTES, left))
+            self._decoded += known.decoder.cost
         except FeedFormatError as error:
             known.outcome = error.reason
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Sized
 from pathlib import Path
@@ -10,8 +12,12 @@ import pytest
 from goodput_support import PaperJob, Watched
 from ledger_support import START, MemoryFeed, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
+from exporter.feed.codec import encode
 from exporter.ledger.store import StateStore
+from exporter.recording.aggregations import Aggregation
+from exporter.recording.values import WindowReading
 
+WIDE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.P95)
 RANK_0 = {"run": "r", "rank": "0"}
 
 
@@ -113,3 +119,31 @@ def test_a_path_that_became_a_directory_withholds_nothing(tmp_path: Path, suffix
     sidecar.state.close()
     again = Sidecar(tmp_path, MemoryFeed(), sidecar.clock)
     assert StateStore(tmp_path).damaged == again.state.damaged == 0
+
+
+def a_crowd(directory: Path, *, processes: int, stats: int) -> None:
+    """Feed files as their writers make them, of processes that record Stats of very many names."""
+    for rank in range(processes):
+        process = a_process(rank=rank)
+        readings = []
+        for number in range(stats):
+            definition = a_definition(f"stat.number{number}.{'x' * 60}", *WIDE, help="A text of some length.")
+            window = WindowReading(START - 60, START, 3, dict.fromkeys(WIDE, 0.5))
+            readings.append(a_reading(definition, [0.5, 1.5], window=window))
+        (directory / f"{process.id}.feed").write_bytes(encode(a_snapshot(process, *readings)))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("processes", "stats"), [(1, 5000), (8, 6_000)], ids=["names", "files"])
+def test_a_crowd_of_stats_is_shed_and_counted_and_the_sidecar_lives(
+    tmp_path: Path, processes: int, stats: int
+) -> None:
+    a_crowd(tmp_path, processes=processes, stats=stats)
+    command = [sys.executable, str(Path(__file__).parent / "crowd_child.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    peak, shed_by, shed = map(int, done.stdout.split())
+    assert peak <= 256
+    assert shed_by == processes
+    assert 0 < shed < processes * stats

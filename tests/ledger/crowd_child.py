@@ -1,0 +1,37 @@
+"""A sidecar's ledger and page over a feed directory, under a limit of address space: prints its memory and what it left out.
+
+crowd_child.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+from exporter.exposition.negotiation import Format
+from exporter.exposition.page import Page
+from exporter.feed.reader import FeedReader
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.store import StateStore
+
+LIMIT = 400 << 20
+"""Of address space, of which an interpreter with its libraries takes 100 MiB and more before it does anything."""
+
+resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+directory = Path(sys.argv[1])
+collector = JobCollector(FeedReader(directory), StateStore(directory))
+page = Page()
+for _ in range(3):
+    families = collector.collect()
+    page.publish("feed", families)
+    page.render(Format.TEXT)
+dropped = [
+    sample.value
+    for family in families
+    if family.name == "training_feed_dropped"
+    for sample in family.samples
+    if sample.labels["reason"] == "memory"
+]
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+print(peak, len(dropped), int(sum(dropped)))
