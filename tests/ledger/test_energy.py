@@ -161,6 +161,21 @@ def test_a_run_alone_on_its_gpus_gets_their_energy_from_zero(tmp_path: Path) -> 
     assert second.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-b") is None
 
 
+def test_a_run_of_seconds_has_the_energy_since_the_sidecars_first_reading(tmp_path: Path) -> None:
+    node = Node(
+        tmp_path,
+        watts={"GPU-a": 4000.0, "package0": 100.0},
+        visible=False,
+        runs={"r": Run(gpus={"GPU-a": 0.5})},
+    )
+    node.collect()
+    node.after(5.0)
+    node.visible = True
+    page = node.after(5.0)
+
+    assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == 40_000.0
+
+
 def test_a_shared_gpu_is_divided_by_utilization_and_a_stranger_s_part_is_nobody_s(tmp_path: Path) -> None:
     runs = {"one": Run(gpus={"GPU-a": 0.6}), "two": Run(gpus={"GPU-a": 0.2})}
     node = Node(tmp_path, watts={"GPU-a": 100.0}, runs=runs, strangers={"GPU-a": 0.2})
