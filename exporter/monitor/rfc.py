@@ -15,6 +15,7 @@ package under the RFC's names, so they reach Prometheus and every handler.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -22,9 +23,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import wraps
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakSet
 
 from exporter.recording.event_values import (
@@ -38,7 +38,7 @@ from exporter.recording.event_values import (
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.events import EVENTS, Handle, enabled
 from exporter.recording.stat import Stat as RecordedStat
-from exporter.recording.timing import Timer
+from exporter.recording.timing import AnyFunction, Timer, within
 from exporter.recording.values import Aggregation
 from exporter.recording.windows import Window
 
@@ -64,10 +64,8 @@ StatType = Aggregation
 QUEUED_SAMPLES = 100_000
 """Samples that may wait for one collector; more are dropped and counted."""
 REPORT_SECONDS = 2.0
-_RUNS_IN_PIECES = 0x20 | 0x80 | 0x200
-"""Flags of the code of generators, coroutines and asynchronous generators."""
+_RUN_IN_PIECES = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _QUANTILES = {Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99}
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 @dataclass
@@ -235,15 +233,9 @@ class _ProfiledTimer:
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function; what runs in pieces is timed alone, since ranges of the profiler have to nest."""
         name, add = self._name, self._add
-        if getattr(getattr(function, "__code__", None), "co_flags", 0) & _RUNS_IN_PIECES:
-            return Timer(add)(function)
-
-        @wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            with _ProfiledTimer(name, add):
-                return function(*args, **kwargs)
-
-        return timed  # type: ignore[return-value]  # the same signature, by wraps
+        if any(each(function) for each in _RUN_IN_PIECES):
+            return within(lambda: Timer(add), function)
+        return within(lambda: _ProfiledTimer(name, add), function)
 
 
 def _profiler_range(name: str) -> AbstractContextManager[object]:

@@ -18,6 +18,8 @@ import exporter
 from exporter.elastic import events
 from exporter.recording.events import EVENTS
 
+pytestmark = pytest.mark.timeout(120)  # torch is imported within
+
 TORCH = "torch.distributed.elastic.events"
 
 

@@ -20,6 +20,8 @@ from exporter.elastic import families, metrics
 from exporter.recording.definition import check_definition
 from exporter.recording.stat import REGISTRY
 
+pytestmark = pytest.mark.timeout(120)  # torch is imported within
+
 TORCH = "torch.distributed.elastic.metrics"
 _numbers = itertools.count()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import threading
@@ -31,6 +32,8 @@ from exporter.monitor.rfc import (
     unregister,
 )
 from exporter.recording.events import EVENTS
+
+pytestmark = pytest.mark.timeout(120)  # torch is imported within
 
 
 @pytest.fixture
@@ -271,6 +274,19 @@ def test_timing_without_the_profiler() -> None:
     wait_until(lambda: exporter.flush() and stat.recorded.count == 2)
 
     assert stat.recorded.sum < 5
+
+
+def test_a_profiled_coroutine_is_timed_to_its_end() -> None:
+    stat = Stat("rfc.coroutine", [StatType.COUNT], unit="seconds")
+
+    @stat.add_time(profile=True)  # type: ignore[untyped-decorator]  # of either timer
+    async def sleeps() -> int:
+        await asyncio.sleep(0.1)
+        return 5
+
+    assert asyncio.run(sleeps()) == 5
+    wait_until(lambda: exporter.flush() and stat.recorded.count == 1)
+    assert stat.recorded.sum >= 0.09
 
 
 def test_the_names_are_what_can_be_imported() -> None:

@@ -9,17 +9,18 @@ handlers, a stream uses those configured now, a handler that raises costs itself
 from __future__ import annotations
 
 import abc
+import inspect
 import threading
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import time
+from time import perf_counter, time
 from typing import Any, overload
 
 from exporter.elastic.families import STATS, refuse
-from exporter.elastic.measuring import AnyFunction, measured
 from exporter.recording.notices import tell_once
+from exporter.recording.timing import AnyFunction, within
 
 __all__ = [
     "ConsoleMetricHandler",
@@ -344,7 +345,7 @@ def prof(fn: Any = None, group: str = "torchelastic") -> Any:
     """
 
     def wrap(function: AnyFunction) -> AnyFunction:
-        return measured(function, _get_metric_name(function), partial(put_metric, metric_group=group))
+        return _measured(function, _get_metric_name(function), group)
 
     return wrap if fn is None else wrap(fn)
 
@@ -354,9 +355,33 @@ def profile(group: str | None = None) -> Callable[[AnyFunction], AnyFunction]:
     warnings.warn("deprecated, use @prof instead", category=FutureWarning, stacklevel=2)
 
     def wrap(function: AnyFunction) -> AnyFunction:
-        return measured(function, function.__name__, partial(put_metric, metric_group=group))  # type: ignore[arg-type]  # torch takes None too
+        return _measured(function, function.__name__, group)  # type: ignore[arg-type]  # torch takes None too
 
     return wrap
+
+
+class _MeasuredCall:
+    """One call, whose outcome and duration are published when it ends."""
+
+    __slots__ = ("_began", "_endings", "_group", "_name")
+
+    def __init__(self, name: str, group: str, endings: tuple[object, ...]) -> None:
+        self._name, self._group, self._endings = name, group, endings
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, ending: type[BaseException] | None, *_: object) -> None:
+        elapsed = perf_counter() - self._began
+        outcome = "success" if ending in self._endings else "failure"
+        put_metric(f"{self._name}.{outcome}", 1, self._group)
+        put_metric(f"{self._name}.duration.ms", round(elapsed * 1000, 3), self._group)
+
+
+def _measured(function: AnyFunction, name: str, group: str) -> AnyFunction:
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    endings = (None, GeneratorExit) if is_generator else (None,)
+    return within(lambda: _MeasuredCall(name, group, endings), function)
 
 
 def _get_metric_name(function: Callable[..., object]) -> str:
