@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recording.naming",
         "recording.reserved",
         "recording.values",
+        "training.phases",
     },
     "exposition": {"families", "recording.reserved"},
     "web": {"config", "errors", "exposition", "collectors.family", "families"},

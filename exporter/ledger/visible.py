@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from exporter.ledger.admission import Plan, SeriesKey
 from exporter.ledger.rank import RankKey
 from exporter.ledger.totals import Moment, Process, Slot, Totals
+from exporter.training.phases import PHASES
 
 LONGEST_FLUSH_SECONDS = 600.0
 """A writer that claims to write less often is measured by this."""
 _IDEAL: SeriesKey = ("training_step_ideal_seconds", ())
-_LONG_PHASES = frozenset(
-    {"compile", "validation", "test", "checkpoint_load", "checkpoint_save_sync", "checkpoint_save_async"}
+LONG_PHASES = frozenset(
+    name
+    for name, phase in PHASES.items()
+    if phase.badput in {"compile", "validation", "checkpoint_load", "checkpoint_save"}
 )
 """Phases that may take longer than steps do."""
 
@@ -74,7 +77,7 @@ class GapRules:
         if usual is None:
             usual = reading.work_seconds / reading.steps
         limit = max(self.hang_seconds, self.hang_steps * usual)
-        if reading.phase in _LONG_PHASES:
+        if reading.phase in LONG_PHASES:
             limit *= 5.0
         return since if since > limit else None
 

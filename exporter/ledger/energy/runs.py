@@ -38,7 +38,8 @@ from exporter.ledger.energy.families import (
 )
 from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, TariffsInForce
 from exporter.ledger.energy.work import Flows, ProcessWork
-from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES, WORK_PHASES
+from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES
+from exporter.training.phases import WORK
 
 FAMILIES: Mapping[str, FamilySpec] = {
     "energy": ENERGY,
@@ -209,7 +210,7 @@ class RunEnergy:
         return {}, False
 
     def _spend(self, phase: str, joules: float) -> None:
-        if phase in WORK_PHASES:
+        if phase in WORK:
             self._pool += joules
             self.changed = True
             return

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from exporter.recording.values import TrainingReading
+from exporter.training.phases import PHASES
 
 CAUSES = (
     "init",
@@ -25,23 +26,8 @@ CAUSES = (
 )
 """What wall time can be lost to."""
 
-WORK_PHASES = frozenset({"iteration", "forward", "backward", "grad_sync", "optimizer", "zero_grad"})
-"""Phases that are work inside a training iteration, and `other` outside of one."""
-
 CAUSE_OF_PHASE: Mapping[str, str] = {
-    "init": "init",
-    "rendezvous": "init",
-    "model_init": "init",
-    "optimizer_init": "init",
-    "dataloader_init": "init",
-    "restart": "init",
-    "compile": "compile",
-    "data_loading": "data_stall",
-    "checkpoint_save_sync": "checkpoint_save",
-    "checkpoint_save_async": "checkpoint_save",
-    "checkpoint_load": "checkpoint_load",
-    "validation": "validation",
-    "test": "validation",
+    name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
 }
 """What time in a phase is lost to; in one that is neither here nor work it is `other`."""
 

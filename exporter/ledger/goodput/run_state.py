@@ -31,23 +31,13 @@ from exporter.ledger.goodput.ends import Ends
 from exporter.ledger.ranks import Ranks
 from exporter.ledger.store import StateKey, StateStore
 from exporter.ledger.totals import Moment, Process
-from exporter.ledger.visible import GapRules
+from exporter.ledger.visible import LONG_PHASES, GapRules
 
 STATES = ("starting", "running", "stalled", "hung", "stopped", "finished", "failed", "lost")
 ENDED = frozenset({"stopped", "finished", "failed", "lost"})
 STATUS_SECONDS = 60.0
 """How long after the end of a process its exit status is still looked for."""
-_WAITING = frozenset(
-    {
-        "data_loading",
-        "compile",
-        "validation",
-        "test",
-        "checkpoint_load",
-        "checkpoint_save_sync",
-        "checkpoint_save_async",
-    }
-)
+_WAITING = LONG_PHASES | {"data_loading"}
 _STOPS = frozenset({-signal.SIGINT, -signal.SIGTERM})
 
 STATE = FamilySpec(

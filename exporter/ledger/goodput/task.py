@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from exporter.ledger.codec import NOT_KEPT
-from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES, WORK_PHASES, Attempt, Segment, lost_to
+from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES, Attempt, Segment, lost_to
 from exporter.recording.values import END_REASONS, TrainingReading
+from exporter.training.phases import WORK
 
 DOWNTIME_LAG_SECONDS = 60.0
 """Downtime is counted so much later: the process that ends it begins long before it is first heard of."""
@@ -167,7 +168,7 @@ class Goodput:
         if attempt.orderly:
             self.complete()  # what it did after its last step is no work that has to be done again
         else:
-            works = attempt.phase in WORK_PHASES
+            works = attempt.phase in WORK
             lost = attempt.open + (tail if works else 0.0)
             self.badput["hang" if lost > attempt.hangs_after() else "lost_progress"] += lost
             if not works:
