@@ -22,10 +22,7 @@ is counted instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from dataclasses import dataclass
 
 
 class ExporterError(Exception):
@@ -94,6 +91,7 @@ class FeedDirectoryError(FeedError):
         self.remedy = remedy
 
 
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with a configuration.
 
@@ -104,21 +102,15 @@ class Problem:
         message: The offending value, what is allowed, and the nearest known name where one is near.
     """
 
-    __slots__ = ("source", "line", "column", "message")
-
-    def __init__(self, source: str, line: int | None, column: int | None, message: str) -> None:
-        self.source: Final = source
-        self.line: Final = line
-        self.column: Final = column
-        self.message: Final = message
+    source: str
+    line: int | None
+    column: int | None
+    message: str
 
     def __str__(self) -> str:
         """`file:line:column: message`, the form that editors and terminals link."""
         place = "".join(f":{part}" for part in (self.line, self.column) if part is not None)
         return f"{self.source}{place}: {self.message}"
-
-    def __repr__(self) -> str:
-        return f"Problem({str(self)!r})"
 
 
 class ConfigurationError(ExporterError, ValueError):

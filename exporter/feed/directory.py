@@ -8,7 +8,7 @@ volumes and node-wide sidecars need other owners; it must exist.
 The feed needs Linux (memory-backed files, record locks that tell who holds them): elsewhere every directory is
 refused, and recording goes on without a feed.
 """
-# pathlib costs each training process a megabyte and five milliseconds to import:
+# one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116, PTH118
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from exporter.errors import FeedDirectoryError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def own_uid() -> int:
@@ -37,8 +34,6 @@ def default_path(uid: int, *, shared_memory: str = "/dev/shm", fallback: str = "
 
 def default_directory(uid: int) -> Path:
     """Give `default_path` as a Path, for the sidecar."""
-    from pathlib import Path  # noqa: PLC0415  # a megabyte that training processes, which import this, are spared
-
     return Path(default_path(uid))
 
 

@@ -4,7 +4,7 @@ Used in training processes and in the sidecar, on directories into which others 
 writable mapping of a file (a full tmpfs would answer with SIGBUS, which no code survives) and no fsync (the
 feed need not survive the machine).
 """
-# pathlib costs each training process a megabyte and five milliseconds to import:
+# one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH105, PTH108
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ never raises and, but for a disk that hangs, never waits: what cannot be written
 the next snapshot that can, and the last complete snapshot stays readable meanwhile. A dead or absent sidecar
 changes nothing here.
 """
-# pathlib costs each training process a megabyte and five milliseconds to import:
+# one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH118, PTH208
 
 from __future__ import annotations

@@ -33,36 +33,17 @@ UNITS = (
 """Base units and the nouns that a training job counts; a number without unit has none."""
 
 _INSTEAD = {
-    "s": "seconds",
-    "sec": "seconds",
-    "second": "seconds",
-    "ms": "seconds",
-    "milliseconds": "seconds",
-    "us": "seconds",
-    "microseconds": "seconds",
-    "ns": "seconds",
-    "nanoseconds": "seconds",
-    "minutes": "seconds",
-    "hours": "seconds",
-    "b": "bytes",
-    "byte": "bytes",
-    "kb": "bytes",
-    "kib": "bytes",
-    "mb": "bytes",
-    "mib": "bytes",
-    "gb": "bytes",
-    "gib": "bytes",
-    "%": "ratio",
-    "percent": "ratio",
-    "pct": "ratio",
-    "mhz": "hertz",
-    "hz": "hertz",
-    "mw": "watts",
-    "w": "watts",
-    "kwh": "joules",
-    "j": "joules",
-    "mj": "joules",
-    "kg": "grams",
+    word: unit
+    for unit, words in {
+        "seconds": "s sec second ms milliseconds us microseconds ns nanoseconds minutes hours",
+        "bytes": "b byte kb kib mb mib gb gib",
+        "ratio": "% percent pct",
+        "hertz": "mhz hz",
+        "watts": "mw w",
+        "joules": "kwh j mj",
+        "grams": "kg",
+    }.items()
+    for word in words.split()
 }
 
 SHORTEST_WINDOW_SECONDS = 0.1

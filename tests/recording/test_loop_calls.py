@@ -234,3 +234,27 @@ def test_stats_beyond_the_most_are_said_and_counted_in_the_feed(feed: Path) -> N
     assert snapshots(feed)[0].recording.stats_refused == 2
     assert done.stderr.count("only 3 Stats are recorded") == 1
     assert done.stderr.startswith("exporter: ")
+
+
+def test_a_sidecar_that_cannot_start_leaves_no_registration_and_one_that_ends_early_no_zombie(
+    feed: Path,
+) -> None:
+    program = """
+        import os, sys, time, exporter
+        runs = os.path.join(os.environ["EXPORTER_FEED_DIR"], "runs")
+        python, sys.executable = sys.executable, "/no/such/python"
+        assert exporter.start_sidecar() is None
+        assert os.listdir(runs) == []
+        sys.executable = python
+        os.chdir(os.environ["EXPORTER_FEED_DIR"])
+        open("exporter.py", "w").write("raise SystemExit(0)")  # a file of the job with our name
+        sidecar = exporter.start_sidecar("--no.such.flag")
+        until = time.monotonic() + 30
+        while os.path.exists(f"/proc/{sidecar.pid}") and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not os.path.exists(f"/proc/{sidecar.pid}")
+    """
+    done = run(feed, program)
+
+    assert "the sidecar cannot be started" in done.stderr
+    assert "--no.such.flag" in done.stderr

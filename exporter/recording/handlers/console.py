@@ -7,13 +7,10 @@ are counted, and nothing else.
 from __future__ import annotations
 
 import sys
+from typing import TextIO
 
 from exporter.recording.event_values import Event
 from exporter.recording.handlers.text import line_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TextIO
 
 
 class ConsoleHandler:

@@ -6,24 +6,21 @@ is imported here.
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 from exporter.recording.event_values import Event
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Protocol
 
-    class Writer(Protocol):
-        """What is needed of a `SummaryWriter`."""
+class Writer(Protocol):
+    """What is needed of a `SummaryWriter`."""
 
-        def add_scalar(
-            self, tag: str, scalar_value: float, *, global_step: int | None, walltime: float
-        ) -> Any:
-            """Add one point."""
-            ...
+    def add_scalar(self, tag: str, scalar_value: float, *, global_step: int | None, walltime: float) -> Any:
+        """Add one point."""
+        ...
 
-        def add_text(self, tag: str, text_string: str, *, global_step: int | None, walltime: float) -> Any:
-            """Add one text."""
-            ...
+    def add_text(self, tag: str, text_string: str, *, global_step: int | None, walltime: float) -> Any:
+        """Add one text."""
+        ...
 
 
 class TensorBoardHandler:
