@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 import threading
 import time
@@ -180,8 +181,12 @@ class Server:
 
     def _run(self, house: House, serving: threading.Event) -> None:
         try:
+            # What the loop itself needs: with fewer, asyncio leaves half a loop behind, which cannot be closed.
+            with contextlib.ExitStack() as spare:
+                for _ in range(4):
+                    spare.callback(os.close, os.dup(self._listeners[0].fileno()))
             asyncio.run(self._serve(house, serving))
-        except OSError as error:  # the loop itself needs three descriptors
+        except OSError as error:
             self._failure = error
         finally:
             self._close_listeners()
