@@ -20,11 +20,10 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from report import QUICK, Row, child, process_seconds, report
 
-from exporter.collectors.intake import metrics_of
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.families import Distribution, FamilySpec
-from exporter.web.application import Document
+from exporter.web.routes import Document
 from exporter.web.server import Server
 
 SERIES = 500
@@ -130,7 +129,7 @@ def serve(kind: str) -> None:
     if kind == "exporter":
         application = Application()
         server = Server(application, listen=["127.0.0.1:0"], web_config=None)
-        application.page.watch("web", lambda: metrics_of(server.families()))
+        application.page.watch("web", server.families)
         server.start()
         port = server.urls[0].rpartition(":")[2]
     else:

@@ -10,7 +10,7 @@ Absent is *no sample*: never NaN, never a sentinel, never the last good value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -173,4 +173,17 @@ class Collector(Protocol):
 
     def collect(self) -> Collected:
         """Read the source once; what fails is told in the result, not raised."""
+        ...
+
+
+class AnyCollector(Protocol):
+    """What the scheduler takes: one of ours, or any of prometheus_client's kind with a name."""
+
+    @property
+    def name(self) -> str:
+        """The value of the label `collector`."""
+        ...
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the source once."""
         ...

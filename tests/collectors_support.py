@@ -15,10 +15,7 @@ import psutil
 import pytest
 from prometheus_client.core import Metric
 
-from exporter import families
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
-from exporter.collectors.family import Collected as OldCollected
-from exporter.collectors.family import Family
 from exporter.collectors.host.statvfs import StatvfsPool
 from exporter.collectors.kernel_files import FILE_REASONS
 from exporter.errors import CollectError
@@ -91,22 +88,17 @@ def copy_of(machine: str, to: Path) -> Path:
     return Path(shutil.copytree(MACHINES / machine, to / machine, symlinks=True))
 
 
-def metrics_of(collected: Collected | OldCollected) -> Sequence[Metric]:
+def metrics_of(collected: Collected) -> Sequence[Metric]:
     """Give the families of a pass."""
-    if isinstance(collected, families.Collected):
-        return collected
-    return [
-        family.spec.family({sample.labels: sample.value for sample in family.samples})
-        for family in collected.families
-    ]
+    return collected
 
 
-def names_of(collected: Collected | OldCollected) -> set[str]:
+def names_of(collected: Collected) -> set[str]:
     """List the samples' names."""
     return {sample.name for metric in metrics_of(collected) for sample in metric.samples}
 
 
-def value_of(collected: Collected | OldCollected, name: str, *labels: str) -> float | None:
+def value_of(collected: Collected, name: str, *labels: str) -> float | None:
     """Look up one sample, None where it is absent."""
     wanted = [label for label in labels if label]
     for metric in metrics_of(collected):
@@ -116,11 +108,10 @@ def value_of(collected: Collected | OldCollected, name: str, *labels: str) -> fl
     return None
 
 
-def text_of(metrics: Iterable[Metric | Family]) -> str:
+def text_of(metrics: Iterable[Metric]) -> str:
     """Write families in Prometheus' text format, plainly; the real renderer has tests of its own."""
     lines = []
-    for each in metrics:
-        metric = metrics_of(OldCollected((each,)))[0] if isinstance(each, Family) else each
+    for metric in metrics:
         kind = "gauge" if metric.type == "info" else metric.type
         name = metric.samples[0].name
         lines += [f"# HELP {name} {metric.documentation}", f"# TYPE {name} {kind}"]
@@ -130,7 +121,7 @@ def text_of(metrics: Iterable[Metric | Family]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def assert_sound(collector: Any, collected: Collected | OldCollected) -> None:
+def assert_sound(collector: Any, collected: Collected) -> None:
     """Check what holds for every block, whatever was read."""
     assert {reason for reason, _ in collected.problems} <= {*REASONS, *getattr(collector, "reasons", ())}
     metrics = metrics_of(collected)
@@ -151,11 +142,10 @@ def assert_sound(collector: Any, collected: Collected | OldCollected) -> None:
                 assert 0 <= sample.value <= 1
 
 
-def collect_soundly(collector: Any) -> Collected | OldCollected | CollectError:
+def collect_soundly(collector: Any) -> Collected | CollectError:
     """Collect; nothing but the documented outcomes may come back."""
-    collected: Collected | OldCollected
     try:
-        collected = collector.collect()
+        collected: Collected = collector.collect()
     except CollectError as error:
         assert error.reason in REASONS  # noqa: PT017 - either outcome is a pass
         return error

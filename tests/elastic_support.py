@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import exporter
-from exporter.collectors.intake import take
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.feed.reader import FeedReader
@@ -84,7 +83,7 @@ def page_of(feed: Path) -> str:
     collector.collect()
     passed = 1.0  # no exit status has come meanwhile, so that the job's own word counts
     page = Page()
-    page.publish("feed", take(collector.collect()))
+    page.publish("feed", collector.collect())
     return page.render(Format.TEXT).decode()
 
 

@@ -14,7 +14,6 @@ import pytest
 from collectors_support import metrics_of
 
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.collectors.family import Collected as OldCollected
 from exporter.collectors.keeping import Keeper
 from exporter.families import Collected
 
@@ -144,7 +143,7 @@ def nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def total(collected: Collected | OldCollected, name: str) -> float:
+def total(collected: Collected, name: str) -> float:
     """The sum over all series of a family."""
     return sum(
         sample.value for metric in metrics_of(collected) for sample in metric.samples if sample.name == name

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training.phases",
     },
     "exposition": {"families", "recording.reserved"},
-    "web": {"config", "errors", "exposition", "collectors.family", "families"},
+    "web": {"config", "errors", "exposition", "families"},
     "status": {"collectors.status", "families", "feed", "training.phases"},
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
@@ -69,7 +69,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "ledger": {"prometheus_client"},
     "exposition": {"prometheus_client"},
     "status": {"prometheus_client"},
-    "web": {"h11", "bcrypt"},
+    "web": {"h11", "bcrypt", "prometheus_client"},
     "cli": {"prometheus_client", "pynvml", "yaml"},
 }
 """Folder or file → the packages of others that it may import; the rest of it is the standard library's."""

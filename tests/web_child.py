@@ -16,9 +16,8 @@ import threading
 import time
 from pathlib import Path
 
-from exporter.collectors.family import Distribution
 from exporter.exposition.negotiation import Format
-from exporter.web.application import Document
+from exporter.web.routes import Document
 from exporter.web.server import Limits, Server
 
 
@@ -58,9 +57,8 @@ def numbers(server: Server) -> dict[str, float]:
     found = {}
     for family in server.families():
         for sample in family.samples:
-            assert not isinstance(sample.value, Distribution)
-            labels = "{" + ",".join(sample.labels) + "}" if sample.labels else ""
-            found[family.spec.name + labels] = sample.value
+            labels = "{" + ",".join(sample.labels.values()) + "}" if sample.labels else ""
+            found[sample.name + labels] = sample.value
     return found
 
 

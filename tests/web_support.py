@@ -23,7 +23,7 @@ import trustme
 from waiting import PATIENCE
 
 from exporter.exposition.negotiation import Format
-from exporter.web.application import Document
+from exporter.web.routes import Document
 from exporter.web.server import Application, Server
 
 PROJECT = Path(__file__).parent.parent

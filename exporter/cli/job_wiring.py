@@ -20,7 +20,6 @@ from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.catalogue import CollectorEntry
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.collectors.family import AnyCollector
 from exporter.collectors.gpu.collector import GpuCollector, visible_devices
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.memory import oom_kills
@@ -28,6 +27,7 @@ from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.processes.tree import Member
+from exporter.families import AnyCollector
 from exporter.feed import runs
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy.collector import EnergyCollector, Sources

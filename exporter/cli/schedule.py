@@ -14,8 +14,8 @@ from exporter.cli.gpu_wiring import KeptGpus
 from exporter.cli.job_wiring import ENERGY, ENERGY_DEADLINE_SECONDS, Wiring
 from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
 from exporter.collectors.extra import extra_collectors
-from exporter.collectors.family import AnyCollector
 from exporter.collectors.scheduler import Scheduler
+from exporter.families import AnyCollector
 
 FEED = "feed"
 """The collector that reads the feed; not in the catalogue, since it is made elsewhere and cannot be switched off."""

@@ -36,7 +36,6 @@ from exporter.cli.schema import render
 from exporter.cli.signals import ENDING, Signals
 from exporter.cli.silent_jobs import INTERVAL_SECONDS as SILENT_INTERVAL_SECONDS
 from exporter.cli.silent_jobs import SilentJobs
-from exporter.collectors.intake import metrics_of
 from exporter.collectors.scheduler import Scheduler
 from exporter.errors import StateError
 from exporter.exposition.negotiation import Format
@@ -55,7 +54,7 @@ from exporter.status.readings import Readings
 from exporter.status.values import About
 from exporter.status.view import view
 from exporter.version import __version__
-from exporter.web.application import Document
+from exporter.web.routes import Document
 from exporter.web.server import Server
 
 JOINED = 3
@@ -246,7 +245,7 @@ class Sidecar:
         self._page.watch("exporter.configuration", self._reloader.families)
         self._page.watch("exporter.logs", self._logs.families)
         self._page.watch("exporter.page", self._page.families)
-        self._page.watch("exporter.web", lambda: metrics_of(self._server.families()))
+        self._page.watch("exporter.web", self._server.families)
         self._check_directories()
         self._prepare_feed()
         self._server.start()

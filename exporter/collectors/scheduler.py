@@ -25,10 +25,9 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client.core import Metric
 
-from exporter.collectors.family import AnyCollector
-from exporter.collectors.intake import take
 from exporter.collectors.status import CollectorStatus, Notice, Record, Totals, status_families
 from exporter.errors import CollectError, StartError
+from exporter.families import AnyCollector, Collected
 
 LOG = logging.getLogger("exporter.collectors")
 
@@ -311,11 +310,13 @@ class Scheduler:
         unsupported: list[str] = []
         failure: BaseException | None = None
         try:
-            collected = take(task.collector.collect())
             # What comes from a collector is taken apart here, where a fault in it is still its own.
-            problems = [(str(reason), str(message)) for reason, message in collected.problems]
-            unsupported = [str(what) for what in collected.unsupported]
-            families = tuple(collected) if collected or not problems else None
+            collected = task.collector.collect()
+            made = tuple(map(_checked, collected))
+            if isinstance(collected, Collected):
+                problems = [(str(reason), str(message)) for reason, message in collected.problems]
+                unsupported = [str(what) for what in collected.unsupported]
+            families = made if made or not problems else None
         except CollectError as error:
             problems = [(error.reason, str(error))]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - border to the collectors: a fault in one costs only itself
@@ -397,6 +398,12 @@ class Scheduler:
     def _write(self, notices: Sequence[Notice]) -> None:
         for level, text in notices:
             self._log.log(level, "%s", text)
+
+
+def _checked(metric: Metric) -> Metric:
+    if not isinstance(metric, Metric):
+        raise TypeError(f"a collector gives metric families, not {type(metric).__name__}")
+    return metric
 
 
 def _in_words(error: BaseException) -> str:

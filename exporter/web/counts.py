@@ -1,4 +1,4 @@
-"""What the web server counts about itself, and the families it shows it as.
+"""What the web server counts about itself, the families it shows it as, and who scrapes it regularly.
 
 Used in the sidecar. The loop's thread alone writes; any thread reads. No file, no lock: each number is read
 once, and a dict is copied in one step before it is walked.
@@ -6,12 +6,15 @@ once, and a dict is copied in one step before it is walked.
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
-from exporter.collectors.family import Family, FamilySpec, Sample
-from exporter.web.scrapers import Scrapers
+from prometheus_client.core import Metric
+
+from exporter.families import FamilySpec
 
 PeerError = Literal["reset", "truncated", "head_timeout", "write_timeout", "tls", "certificate"]
 
@@ -141,6 +144,52 @@ SPECS = (
 """Every family of this server."""
 
 
+MAX_CLIENTS = 64
+REMEMBERED_SCRAPES = 3
+TOLERANCE_RATIO = 0.2
+TOLERANCE_SECONDS = 0.5
+"""Two gaps between scrapes are one interval when they differ by no more than the larger of both."""
+
+
+class Scrapers:
+    """Complete scrapes by client: an address and a user agent, so that a person's curl beside a Prometheus is apart."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._times: OrderedDict[tuple[str, str], tuple[float, ...]] = OrderedDict()
+
+    def note(self, peer: str, agent: str, now: float) -> None:
+        """Note one scrape; `now` is monotonic."""
+        client = (peer, agent)
+        with self._lock:
+            times = self._times.pop(client, ())
+            self._times[client] = (*times, now)[-REMEMBERED_SCRAPES:]
+            if len(self._times) > MAX_CLIENTS:
+                # Who came once goes first: user agents cost nothing, and must not push a scraper out.
+                once = (key for key, seen in self._times.items() if len(seen) == 1)
+                del self._times[next(once, next(iter(self._times)))]
+
+    def next_expected(self, now: float) -> float | None:
+        """Give the monotonic time at which the next scrape of a regular scraper is due; None without one.
+
+        A client is one when it came at least twice, and with the same gap where it came more often. It is gone
+        when its next scrape is late by a whole interval; until then the time may have passed already.
+        """
+        with self._lock:
+            seen = list(self._times.values())
+        expected = [(times[-1], interval) for times in seen if (interval := _interval(times)) is not None]
+        return min((last + gap for last, gap in expected if now < last + 2 * gap), default=None)
+
+
+def _interval(times: tuple[float, ...]) -> float | None:
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    if not gaps:
+        return None
+    shortest, longest = min(gaps), max(gaps)
+    regular = longest - shortest <= max(TOLERANCE_SECONDS, TOLERANCE_RATIO * longest)
+    return gaps[-1] if regular else None
+
+
 @dataclass(slots=True)
 class Counts:
     """What has happened so far; plain numbers that only the loop's thread changes.
@@ -177,24 +226,24 @@ class Counts:
         self.scrape_seconds += seconds
         self.response_bytes = size
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[Metric]:
         """These numbers as families; the guard and the settings add theirs."""
         requests = sorted(self.requests.copy().items())
         last = self.response_bytes
         return [
             number(SCRAPES, self.scrapes),
             number(SCRAPE_DURATION, self.scrape_seconds),
-            Family(RESPONSE_BYTES, () if last is None else (Sample((), last),)),
-            Family(REQUESTS, tuple(Sample((route, str(code)), count) for (route, code), count in requests)),
+            RESPONSE_BYTES.family({} if last is None else {(): last}),
+            REQUESTS.family({(route, str(code)): count for (route, code), count in requests}),
             number(REFUSED, self.refused),
             number(ACCEPT_ERRORS, self.accept_errors),
-            Family(PEER_ERROR, tuple(Sample((reason,), self.peer_errors[reason]) for reason in PEER_ERRORS)),
+            PEER_ERROR.family({(reason,): self.peer_errors[reason] for reason in PEER_ERRORS}),
             number(RENDER_TIMEOUTS, self.render_timeouts),
             number(RENDERS, self.renders),
             number(RENDERS_JOINED, self.renders_joined),
         ]
 
 
-def number(spec: FamilySpec, value: float) -> Family:
+def number(spec: FamilySpec, value: float) -> Metric:
     """A family of one sample without labels."""
-    return Family(spec, (Sample((), value),))
+    return spec.family({(): value})

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.collectors.family import Family
+from prometheus_client.core import Metric
+
 from exporter.errors import ConfigurationError, Problem
 from exporter.web.auth import Check, Passwords, RateLimiter
 from exporter.web.counts import RELOAD_ERRORS, RELOAD_SUCCESSFUL, RELOADS, number
@@ -115,7 +116,7 @@ class Protection:
         self._password_worker.stop()
         self._file_worker.stop()
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[Metric]:
         """Reloads, where there is a file to reload."""
         if self._version is None:
             return []

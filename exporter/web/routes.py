@@ -15,11 +15,11 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Protocol
 from urllib.parse import unquote_plus
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import Format, accepts_gzip, compress, negotiate
-from exporter.web.application import Application
 from exporter.web.counts import Counts
 from exporter.web.flights import BusyError, Flights, LateError, Workers, result_by
 from exporter.web.http import Answer, Request
@@ -35,6 +35,54 @@ _MOST_NAMES = 100
 _MOST_NAME_CHARACTERS = 200
 
 Handler = Callable[[Request, float], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A page for people.
+
+    Attributes:
+        body: HTML.
+        policy: The Content-Security-Policy that it is sent with.
+    """
+
+    body: bytes
+    policy: str
+
+
+class Application(Protocol):
+    """The sidecar behind the web server.
+
+    All but `not_ready` are called on worker threads, several at a time, and may take their time: a slow one
+    costs its own answers (503) and nothing else.
+    """
+
+    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
+        """The page, of the families of these names alone unless there are none."""
+        ...
+
+    def not_ready(self) -> str | None:
+        """Why a scrape would be wrong now; None when it would be right.
+
+        Called on the server's loop at every scrape: it must answer from memory.
+        """
+        ...
+
+    def landing(self) -> Document:
+        """The status page, which needs nothing from elsewhere."""
+        ...
+
+    def reload(self) -> None:
+        """Read the configuration again and use it.
+
+        Raises:
+            ConfigurationError: It is wrong; the old one stays in use.
+        """
+        ...
+
+    def configuration(self) -> str:
+        """The configuration in effect, secrets hidden."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exporter.collectors.family import Family, Sample
+from prometheus_client.core import Metric
+
 from exporter.errors import ListenError, StartError
-from exporter.web.application import Application
-from exporter.web.connection import Connection, House
+from exporter.web.connection import Connection, Guard, House, State, capacity
 from exporter.web.counts import CONNECTIONS, EVICTED, Counts, number
-from exporter.web.guard import Guard, State, capacity
 from exporter.web.limits import DEFAULT_LIMITS, Limits
 from exporter.web.listen import bind, parse_addresses, shown, url
 from exporter.web.protection import Protection
-from exporter.web.routes import Routes
+from exporter.web.routes import Application, Routes
 
 __all__ = ["DEFAULT_LIMITS", "Application", "Limits", "Server"]
 
@@ -167,14 +166,13 @@ class Server:
             return  # it has ended
         thread.join(self._limits.drain_seconds + 2.0)
 
-    def families(self) -> Sequence[Family]:
+    def families(self) -> Sequence[Metric]:
         """The server's own numbers; from any thread."""
         places = self._guard.counts()
-        states = tuple(Sample((state.value,), places[state]) for state in State)
         settings = [] if self._house is None else self._house.protection.families()
         return [
             *self._counts.families(),
-            Family(CONNECTIONS, states),
+            CONNECTIONS.family({(state.value,): places[state] for state in State}),
             number(EVICTED, self._guard.evicted),
             *settings,
         ]

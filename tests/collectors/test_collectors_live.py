@@ -15,7 +15,6 @@ from prometheus_client.core import Metric
 from waiting import wait_until
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
-from exporter.collectors.family import Family
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.hardware import HardwareCollector
 from exporter.collectors.host.network import NetworkCollector
@@ -58,7 +57,7 @@ def test_promtool_finds_nothing_wrong_with_the_names_of_all_families() -> None:
     scheduler.start()
     wait_until(lambda: all(status.success is not None for status in scheduler.statuses()))
     scheduler.stop()
-    families: list[Family | Metric] = [
+    families: list[Metric] = [
         *scheduler.families(),
         *(family for block in board.blocks.values() for family in block),
     ]

@@ -13,7 +13,7 @@ from places import PROJECT
 
 import exporter
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
-from exporter.collectors.family import FamilySpec
+from exporter.families import FamilySpec
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
 ROOT = PROJECT

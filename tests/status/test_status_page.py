@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.core import Metric
 
 import exporter.status
-from exporter.collectors.family import Distribution, Family, FamilySpec, FamilyType, Sample
-from exporter.collectors.intake import metrics_of
 from exporter.collectors.status import CollectorStatus
+from exporter.families import Distribution, FamilySpec, FamilyType
 from exporter.status.attention import concerns
 from exporter.status.document import policy, render
 from exporter.status.elements import MOST_ROWS, duration, energy, number, size, sparkline
@@ -79,15 +79,13 @@ class Document(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
 
-def families(rows: Rows) -> list[Family]:
+def families(rows: Rows) -> list[Metric]:
     made = []
     for name, samples in rows.items():
         kind: FamilyType = "histogram" if isinstance(samples[0][1], Distribution) else "gauge"
         labels = tuple(sorted({label for found, _ in samples for label in found}))
-        values = tuple(
-            Sample(tuple(found.get(label, "") for label in labels), value) for found, value in samples
-        )
-        made.append(Family(FamilySpec(name, kind, "", labels), values))
+        values = {tuple(found.get(label, "") for label in labels): value for found, value in samples}
+        made.append(FamilySpec(name, kind, "", labels).family(values))
     return made
 
 
@@ -123,13 +121,13 @@ def status(**changes: object) -> CollectorStatus:
 def page(
     rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: object
 ) -> Document:
-    readings, past = Readings(metrics_of(families(rows))), past or History()
+    readings, past = Readings(families(rows)), past or History()
     seen = view(about(**changes), readings, past, collectors)
     return Document(render(seen, concerns(seen, readings, past)))
 
 
 def warnings(rows: Rows, *collectors: CollectorStatus, past: History | None = None) -> list[str]:
-    readings, past = Readings(metrics_of(families(rows))), past or History()
+    readings, past = Readings(families(rows)), past or History()
     return [each.text for each in concerns(view(about(), readings, past, collectors), readings, past)]
 
 
@@ -149,7 +147,7 @@ def test_a_run_is_told_with_position_pace_goodput_and_losses() -> None:
                 ({"run": "night", "mode": "train"}, Distribution(10 * tick, 20.0 * tick, ()))
             ]
         }
-        past.note(tick * 5.0, Readings(metrics_of(families(steps))))  # type: ignore[arg-type]  # a histogram alone
+        past.note(tick * 5.0, Readings(families(steps)))  # type: ignore[arg-type]  # a histogram alone
     words = page(JOB, past=past).words
 
     for part in (
@@ -265,7 +263,7 @@ def test_a_hang_is_called_out_from_a_minute_on_and_from_ten_usual_steps() -> Non
         past = History(seconds=5)
         for tick in range(3):
             steps = ({"run": "night", "mode": "train"}, Distribution(10 * tick, 10 * tick * usual))
-            past.note(5.0 * tick, Readings(metrics_of(families({"training_step_duration_seconds": [steps]}))))
+            past.note(5.0 * tick, Readings(families({"training_step_duration_seconds": [steps]})))
         rows: Rows = {
             **JOB,
             "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - still)],
@@ -295,7 +293,7 @@ def test_a_run_that_is_slower_than_in_its_own_hour_before_is_called_out(
     for minute in range(40):
         seconds += 60 * (1.0 if minute < 34 else later)
         steps = ({"run": "night", "mode": "train"}, Distribution(60 * minute, seconds))
-        past.note(60.0 * minute, Readings(metrics_of(families({"training_step_duration_seconds": [steps]}))))
+        past.note(60.0 * minute, Readings(families({"training_step_duration_seconds": [steps]})))
 
     told = [text for text in warnings(JOB, past=past) if "is slower" in text]
     assert told == (["night is slower: 1.3 s a step, 1.0 s in the hour before"] if found else [])
@@ -357,7 +355,7 @@ def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]
         throttled: Rows = {
             "gpu_clocks_event_seconds_total": [({**gpu, "reason": each}, 4.0 * tick) for each in reasons]
         }
-        past.note(5.0 * tick, Readings(metrics_of(families(throttled))))
+        past.note(5.0 * tick, Readings(families(throttled)))
     rows: Rows = {
         "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (gpu, 1.0)],
         "gpu_devices_expected": [({}, 8.0)],
@@ -458,7 +456,7 @@ def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
         rows: Rows = (
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
-        past.note(float(at), Readings(metrics_of(families(rows))))
+        past.note(float(at), Readings(families(rows)))
 
     assert past.rates("tokens", "r") == [10.0, None, None, None, 10.0]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ledger_support import Sidecar, a_definition, a_process, a_reading, a_snapshot
 
-from exporter.collectors.family import FamilySpec
+from exporter.families import FamilySpec
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.admission import identity_labels
 from exporter.ledger.families.training import SPECS

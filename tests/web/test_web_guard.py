@@ -7,7 +7,7 @@ import resource
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.web.guard import Guard, State, capacity
+from exporter.web.connection import Guard, State, capacity
 
 
 class Visitor:

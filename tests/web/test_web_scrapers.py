@@ -6,7 +6,7 @@ import time
 
 from web_support import fetch, port_of, serving
 
-from exporter.web.scrapers import MAX_CLIENTS, Scrapers
+from exporter.web.counts import MAX_CLIENTS, Scrapers
 
 
 def noted(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") -> Scrapers:
