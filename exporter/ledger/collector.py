@@ -151,6 +151,7 @@ class JobCollector:
         self._clock = clock
         self._monotonic = monotonic
         self._admission = Admission(reserved=feed.sample_names(self.specs) | frozenset(reserved))
+        self._stats = StatFamilies(self._admission, stale_after_seconds=stale_after_seconds)
         self._ranks = Ranks(state, stale_after_seconds=stale_after_seconds, linger_seconds=linger_seconds)
         self._states = RunStates(state, self.sessions.ends, linger_seconds=linger_seconds)
         self._refused: frozenset[tuple[str, str]] = frozenset()
@@ -264,9 +265,8 @@ class JobCollector:
             withheld=self._ranks.withheld,
             last_write=state.last_write,
         )
-        stats = StatFamilies(self._admission, now, stale_after_seconds=self._stale_after_seconds)
         collected = Collected()
-        collected += stats.fill(slots)
+        collected += self._stats.fill(slots, now)
         collected += feed.process_families(
             slots, self._conflicts(now), lambda process_id: devices.of(pids.get(process_id))
         )

@@ -25,39 +25,47 @@ Samples = dict[tuple[str, ...], float | Distribution]
 
 
 @dataclass(slots=True)
-class _Family:
-    """A family in the making."""
+class Made:
+    """A family of one pass, which the next takes as it is where nothing has changed: most windows close once a minute."""
 
     spec: FamilySpec
     samples: Samples
+    metric: Metric | None = None
 
 
 class StatFamilies:
-    """Makes the families of all Stats, for one pass.
+    """Makes the families of all Stats.
 
     Args:
         admission: Says which Stat may use which names.
-        now: The time of the pass.
         stale_after_seconds: A time window that ended longer ago than its length and this is no longer the last one: its
             gauges and its number of samples are absent.
     """
 
-    def __init__(self, admission: Admission, now: Moment, *, stale_after_seconds: float) -> None:
+    def __init__(self, admission: Admission, *, stale_after_seconds: float) -> None:
         self._admission = admission
-        self._oldest = now.wall - stale_after_seconds
-        self._families: dict[str, _Family] = {}
+        self._stale_after_seconds = stale_after_seconds
+        self._oldest = 0.0
+        self._families: dict[str, Made] = {}
 
-    def fill(self, slots: Sequence[VisibleSlot]) -> list[Metric]:
-        """Make them, sorted by name."""
+    def fill(self, slots: Sequence[VisibleSlot], now: Moment) -> list[Metric]:
+        """Make those of one pass, sorted by name."""
+        before, self._families = self._families, {}
+        self._oldest = now.wall - self._stale_after_seconds
         for each in slots:
             self._living(each)
             for key, plan in each.leftovers().items():
                 total = each.slot.total(key)
                 if total is not None and (found := self._claim(plan, each)) is not None:
                     self._totals(each, plan, *found, total)
-        return [
-            self._families[name].spec.family(self._families[name].samples) for name in sorted(self._families)
-        ]
+        metrics: list[Metric] = []
+        for name, made in sorted(self._families.items()):
+            old = before.get(name)
+            if old is not None and old.samples == made.samples and old.spec == made.spec:
+                made.metric = old.metric
+            made.metric = made.metric or made.spec.family(made.samples)
+            metrics.append(made.metric)
+        return metrics
 
     def _living(self, visible: VisibleSlot) -> None:
         process = visible.process
@@ -141,7 +149,7 @@ class StatFamilies:
     ) -> None:
         family = self._families.get(name)
         if family is None:
-            family = self._families[name] = _Family(_spec(name, aggregation, claim), {})
+            family = self._families[name] = Made(_spec(name, aggregation, claim), {})
         family.samples[labels] = value
 
 

@@ -206,7 +206,7 @@ class Ends:
     def job(self, run: str, recorded: float, ended: float) -> End | None:
         """Give the end of the job of `run` that a process was part of; None where there was none."""
         near = self._near(ended)
-        return next((end for end in near if getattr(end, "run", "") == run and end.at >= recorded), None)
+        return next((end for end in near if end.run == run and end.at >= recorded), None)
 
     def _near(self, ended: float) -> list[End]:
         return [
