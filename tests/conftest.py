@@ -21,6 +21,13 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 
+@pytest.fixture(autouse=True)
+def _no_launch_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that records in this process names a launch, which the children of the next would share."""
+    for name in ("EXPORTER_LAUNCH", "EXPORTER_RANK_OWNER"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what would have to be installed for the tests that were skipped for want of it."""
     skipped = terminalreporter.stats.get("skipped", [])
