@@ -66,7 +66,9 @@ def test_who_trains_has_rank_0_and_nobody_else_has_a_rank(tmp_path: Path, progra
     assert found.value("training_steps_total", mode="train", rank="0") == 3
     assert found.value("training_checkpoints_total", result="ok") == 1
     assert "worker=" not in found.page
-    ranked = [key for key in series(found.page, "training_feed_messages_total") if 'rank="' in key]
+    ranked = [
+        key for key in series(found.page, "training_feed_last_update_timestamp_seconds") if 'rank="' in key
+    ]
     assert len(ranked) == 1
 
 
