@@ -130,6 +130,10 @@ def steps_of(tmp_path: Path) -> list[Step]:
     return [Step(int(process), int(number), float(seconds)) for process, number, seconds in lines]
 
 
+def has_steps(tmp_path: Path, count: int) -> bool:
+    return (tmp_path / "job" / "log").exists() and len(steps_of(tmp_path)) >= count
+
+
 def seconds_of(steps: list[Step]) -> float:
     return sum(step.seconds for step in steps)
 
@@ -223,9 +227,12 @@ def test_a_job_and_a_sidecar_that_are_killed_at_any_instant_lose_no_count(
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(sidecar(tmp_path, *flags))
         for attempt in range(4):
+            begun = len(steps_of(tmp_path)) if attempt else 0
             with job(tmp_path, 150, "--session=s", "--save-every=20") as process:
                 if attempt < 3:
-                    time.sleep(chance.uniform(0.7, 1.6))
+                    # However long a busy machine takes to start it: it has written to the feed by then.
+                    wait_until(lambda begun=begun: has_steps(tmp_path, begun + 1))  # type: ignore[misc]
+                    time.sleep(chance.uniform(0.4, 1.2))
                     process.kill()
                     kills += 1
                 if attempt == 1:
