@@ -151,6 +151,10 @@ class Counted(LoopTracker):
         kind = super()._close(error)
         self.completed += kind == ITERATION and error is None
         return kind
+    def discard_iteration(self):
+        before = self.completed
+        super().discard_iteration()
+        self.completed = before
 
 chance = random.Random(5)
 tracker = Counted()
