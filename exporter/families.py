@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from prometheus_client.core import Metric
@@ -23,7 +24,7 @@ from exporter.errors import CollectError
 
 FamilyType = Literal["counter", "gauge", "histogram", "summary", "info", "stateset"]
 
-_go_number: Callable[[float], str] = floatToGoString
+_go_number: Callable[[float], str] = lru_cache(maxsize=2048)(floatToGoString)
 
 MAX_PROBLEMS_PER_REASON = 5
 """How many of one reason are kept: the five hundred files of a large machine tend to fail in the same way."""
@@ -70,15 +71,51 @@ class FamilySpec:
         Args:
             samples: By label values in the order of `labels`; an empty string means that the label is absent.
         """
-        base = self.name.removesuffix({"counter": "_total", "info": "_info"}.get(self.type, ""))
-        metric = Metric(base, self.help, self.type, self.unit)
-        for values, value in samples.items():
+        metric = Metric(self._base(), self.help, self.type, self.unit)
+        metric.samples = self._samples(samples)
+        return metric
+
+    def later(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
+        """The same, but made when somebody first asks for its samples: for large families that few passes are asked for.
+
+        Args:
+            samples: As in `family`; not to be changed any more.
+        """
+        return _Later(self._base(), self.help, self.type, self.unit, lambda: self._samples(samples))
+
+    def _base(self) -> str:
+        return self.name.removesuffix({"counter": "_total", "info": "_info"}.get(self.type, ""))
+
+    def _samples(self, found: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:
+        samples: list[Sample] = []
+        for values, value in found.items():
             labels = {name: text for name, text in zip(self.labels, values, strict=True) if text != ""}
             if isinstance(value, Distribution):
-                _add_distribution(metric, labels, value)
+                samples += _distribution(self._base(), self.type, labels, value)
             else:
-                metric.samples.append(Sample(self.name, labels, value))
-        return metric
+                samples.append(Sample(self.name, labels, value))
+        return samples
+
+
+class _Later(Metric):
+    """A family whose samples are made at first sight; two threads that look at once make the same."""
+
+    def __init__(self, name: str, text: str, kind: str, unit: str, make: Callable[[], list[Sample]]) -> None:
+        self._made: list[Sample] | None = None
+        self._make = make
+        super().__init__(name, text, kind, unit)
+        self._made = None  # the base class has set none
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All of them."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    @samples.setter
+    def samples(self, samples: list[Sample]) -> None:
+        self._made = samples
 
 
 BASE_UNITS = frozenset(("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"))
@@ -99,14 +136,15 @@ def family(name: str, help: str, source: str, *labels: str) -> FamilySpec:
     return FamilySpec(name, kind, help, labels, unit if unit in BASE_UNITS else "", source)
 
 
-def _add_distribution(metric: Metric, labels: dict[str, str], value: Distribution) -> None:
-    name = metric.name
-    if metric.type == "histogram":
+def _distribution(
+    name: str, kind: FamilyType, labels: dict[str, str], value: Distribution
+) -> Iterator[Sample]:
+    if kind == "histogram":
         for bound, count in (*value.buckets, (float("inf"), value.count)):
-            metric.samples.append(Sample(f"{name}_bucket", {**labels, "le": _go_number(bound)}, count))
-    metric.samples.append(Sample(f"{name}_count", labels, value.count))
+            yield Sample(f"{name}_bucket", {**labels, "le": _go_number(bound)}, count)
+    yield Sample(f"{name}_count", labels, value.count)
     if value.sum is not None:
-        metric.samples.append(Sample(f"{name}_sum", labels, value.sum))
+        yield Sample(f"{name}_sum", labels, value.sum)
 
 
 def visible_name(metric: Metric) -> str:

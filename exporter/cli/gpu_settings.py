@@ -27,7 +27,8 @@ class GpuSection(GpuOptions):
     interval: Annotated[Duration, Range(0.1, 3600)] = field(
         default=2.0,
         metadata={
-            "help": "Time from one publication to the next; a GPU that is lost or returns is published at once."
+            "help": "Time from one publication to the next, up to 5 s while the next scrape is known to be far;"
+            " a GPU that is lost or returns is published at once."
         },
     )
     deadline: Annotated[Duration, Range(0.1, 3600)] = field(

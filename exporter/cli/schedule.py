@@ -44,6 +44,7 @@ class Schedule:
             self._feed,
             interval_seconds=configuration.feed.interval,
             deadline_seconds=FEED_DEADLINE_SECONDS,
+            eases=True,
         )
         for entry in CATALOGUE:
             if configuration.collectors[entry.name].enabled:
@@ -117,7 +118,9 @@ class Schedule:
         made = self._wiring.make_gpus(settings, on_change=lambda: self._scheduler.run_soon(KeptGpus.name))
         self._wiring.replace_gpus(made)
         # Its process and its counters go on by themselves; what befalls a GPU is published at once.
-        self._scheduler.add(made, interval_seconds=settings.interval, deadline_seconds=settings.deadline)
+        self._scheduler.add(
+            made, interval_seconds=settings.interval, deadline_seconds=settings.deadline, eases=True
+        )
 
     def _add_energy(self, configuration: Configuration) -> None:
         self._scheduler.add(

@@ -62,6 +62,9 @@ JOINED = 3
 
 _log = logging.getLogger(__name__)
 
+SCRAPE_AHEAD_SECONDS = 1.5
+"""Until when before an expected scrape the feed may be read less often: a pass must fit, and some jitter."""
+
 
 def serve(
     configuration: Configuration, *, read: Callable[[], Configuration], linger_seconds: float | None = None
@@ -189,6 +192,7 @@ class Sidecar:
         self._scheduler = Scheduler(
             publish=self._publish,
             withdraw=self._page.withdraw,
+            unwatched=self._seconds_unwatched,
         )
         self._server = Server(
             self,
@@ -313,6 +317,10 @@ class Sidecar:
     def next_expected_scrape(self) -> float | None:
         """When a regular scraper is due, monotonic seconds; None without one."""
         return self._server.next_expected_scrape()
+
+    def _seconds_unwatched(self) -> float:
+        due = self._server.next_expected_scrape()
+        return 0.0 if due is None else max(0.0, due - SCRAPE_AHEAD_SECONDS - time.monotonic())
 
     def collect_feed(self) -> None:
         """Read the feed as soon as possible."""

@@ -9,6 +9,9 @@ that are stale. What returns after its deadline is dropped. A block stays until 
 nothing was published for `max(3 intervals, interval + deadline)`: a gap instead of a frozen value. A collector is
 never called while its previous call has not returned, not even after it was removed and added again.
 
+A collector that eases is called less often while the next scrape is known to be far: what it would publish is replaced
+before anybody sees it, and its source keeps by itself what happens meanwhile.
+
 Scheduling follows the monotonic clock; the wall clock only stamps. All collectors of one interval are due in the same
 moment, to wake the machine seldom. A stretch in which nothing ran (a stopped process, a suspended machine) is neither
 made up for nor a missed deadline.
@@ -37,6 +40,9 @@ WATCH_SECONDS = 1.0
 STANDSTILL_SECONDS = 1.0
 """Waking up later than meant by more than this is no delay but a standstill: a stopped or suspended process."""
 
+EASE_SECONDS = 5.0
+"""How far the passes of a collector that eases may be apart: as far as most others' are."""
+
 STACK_BYTES = 512 * 1024
 """Of a collector's thread; the system's default of 8 MiB, thirty times, is a quarter of a small limit."""
 
@@ -45,8 +51,15 @@ class _Task:
     """One scheduled collector; guarded by the scheduler's lock."""
 
     def __init__(
-        self, collector: AnyCollector, record: Record, lock: threading.Lock, predecessor: _Task | None
+        self,
+        collector: AnyCollector,
+        record: Record,
+        lock: threading.Lock,
+        predecessor: _Task | None,
+        *,
+        eases: bool = False,
     ) -> None:
+        self.eases = eases
         self.collector = collector
         self.record = record
         self.predecessor = predecessor
@@ -71,15 +84,24 @@ class _Task:
                 )
         self.interval_seconds, self.deadline_seconds = interval_seconds, deadline_seconds
 
-    def next_due(self, origin: float, now: float) -> float:
-        """Find the next moment of the interval's grid; not so early that a rate over it is noise."""
-        due = origin + (math.floor((now - origin) / self.interval_seconds) + 1) * self.interval_seconds
-        return due + self.interval_seconds if due - now < self.interval_seconds / 2 else due
+    def next_due(self, origin: float, now: float, unwatched_seconds: float = 0.0) -> float:
+        """Find the next moment of the interval's grid; not so early that a rate over it is noise.
+
+        One that eases leaves out what would be replaced before anybody looks.
+        """
+        interval = self.interval_seconds
+        due = origin + (math.floor((now - origin) / interval) + 1) * interval
+        if due - now < interval / 2:
+            due += interval
+        if self.eases:
+            spare = now + min(unwatched_seconds, EASE_SECONDS) - due
+            due += max(0, math.floor(spare / interval)) * interval
+        return due
 
     def note_published(self, now: float | None) -> None:
         self.published_at, self.stale_at = now, math.inf
         if now is not None:
-            interval = self.interval_seconds
+            interval = max(self.interval_seconds, EASE_SECONDS if self.eases else 0.0)
             self.stale_at = now + max(3 * interval, interval + self.deadline_seconds)
 
     def status(self, now: float) -> CollectorStatus:
@@ -107,6 +129,7 @@ class Scheduler:
     Args:
         publish: Takes a collector's name and its families.
         withdraw: Takes the name of a collector whose families must go.
+        unwatched: Says for how long nobody is expected to look; 0 where that is not known. Must not wait.
         log: One line per change of a collector's state.
         monotonic: Clock of the schedule, seconds.
         clock: Wall clock of timestamps, Unix seconds.
@@ -117,12 +140,14 @@ class Scheduler:
         *,
         publish: Callable[[str, Sequence[Metric]], None],
         withdraw: Callable[[str], None],
+        unwatched: Callable[[], float] = lambda: 0.0,
         log: logging.Logger = LOG,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._publish = publish
         self._withdraw = withdraw
+        self._unwatched = unwatched
         self._log = log
         self._monotonic = monotonic
         self._clock = clock
@@ -138,7 +163,13 @@ class Scheduler:
         self._families: tuple[Metric, ...] | None = None
 
     def add(
-        self, collector: AnyCollector, *, interval_seconds: float, deadline_seconds: float, name: str = ""
+        self,
+        collector: AnyCollector,
+        *,
+        interval_seconds: float,
+        deadline_seconds: float,
+        name: str = "",
+        eases: bool = False,
     ) -> None:
         """Schedule a collector; its first pass begins at once, or when the scheduler starts.
 
@@ -149,6 +180,7 @@ class Scheduler:
             interval_seconds: Time between the beginnings of two passes.
             deadline_seconds: Time that a pass may take; may be longer than the interval.
             name: Of a collector that has none itself.
+            eases: Whether to leave passes out while nobody looks, for up to `EASE_SECONDS`.
 
         Raises:
             ValueError: The name is taken, or a time is not positive and finite.
@@ -159,7 +191,7 @@ class Scheduler:
                 raise ValueError(f"a collector {name} is already scheduled")
             record = Record(name, self._totals.setdefault(name, Totals()))
             before = self._leaving.pop(name, None)
-            task = _Task(collector, record, self._lock, before)
+            task = _Task(collector, record, self._lock, before, eases=eases)
             task.set_times(interval_seconds, deadline_seconds)
             if before is not None and before.expired and before.running_since is not None:
                 record.problems = [("timeout", "a previous pass has not returned")]
@@ -298,10 +330,10 @@ class Scheduler:
                     return
                 now = self._monotonic()
                 task.soon, task.expired = False, False
-                task.due = task.next_due(self._origin, now)
                 task.running_since, task.deadline_at = now, now + task.deadline_seconds
                 if task.deadline_at < self._watch_until:
                     self._watch.notify()
+            task.due = task.next_due(self._origin, now, self._unwatched() if task.eases else 0.0)
             self._pass(task, now)
 
     def _pass(self, task: _Task, began: float) -> None:

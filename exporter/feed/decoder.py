@@ -249,8 +249,9 @@ def _list(found: object, take: Take[Parsed], most: int) -> tuple[Parsed, ...]:
 
 def _pairs(take_first: Take[Any], take_second: Take[Any], most: int) -> Take[tuple[tuple[Any, Any], ...]]:
     def take(found: object) -> tuple[Any, Any]:
-        first, second = _list(found, lambda each: each, 2)
-        return take_first(first), take_second(second)
+        if type(found) is not list or len(found) != 2:
+            _refuse("not a pair")
+        return take_first(found[0]), take_second(found[1])
 
     return lambda found: _list(found, take, most)
 

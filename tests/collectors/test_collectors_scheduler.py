@@ -520,6 +520,29 @@ print([(status.success, status.reason) for status in scheduler.statuses()], flus
 """
 
 
+def test_a_collector_that_eases_is_left_alone_while_nobody_looks() -> None:
+    easy, other = Source("easy"), Source("other")
+    with running(Board(), (easy, {**OFTEN, "eases": True}), (other, OFTEN), unwatched=lambda: 60.0):
+        wait_until(lambda: other.calls >= 10)
+
+        assert easy.calls == 1
+
+
+def test_a_collector_that_eases_keeps_its_interval_before_somebody_looks() -> None:
+    easy = Source("easy")
+    with running(Board(), (easy, {**OFTEN, "eases": True}), unwatched=lambda: 0.0):
+        wait_until(lambda: easy.calls >= 5)
+
+
+def test_the_block_of_a_collector_that_eases_stays_until_its_next_pass() -> None:
+    board, easy = Board(), Source("easy")
+    times = {"interval_seconds": 0.05, "deadline_seconds": 0.5, "eases": True}
+    with running(board, (easy, times), (other := Source("other"), OFTEN), unwatched=lambda: 60.0):
+        wait_until(lambda: other.calls >= 20)
+
+        assert "easy" in board.blocks
+
+
 def test_a_process_that_was_stopped_misses_no_deadline() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", _STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

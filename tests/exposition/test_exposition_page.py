@@ -399,3 +399,23 @@ def test_even_the_exporters_own_numbers_are_cut_at_the_cap() -> None:
 def test_a_page_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="found 0"):
         Page(max_series=0)
+
+
+def test_a_family_made_later_is_made_by_the_first_scrape_and_judged_there() -> None:
+    spec = FamilySpec("host_late", "gauge", "Late.", ("of",))
+    samples: dict[tuple[str, ...], float] = {("a",): 1.0, ("b",): float("nan")}
+    page = Page()
+    page.publish("one", [spec.later(samples)])
+    samples["c",] = 3.0  # as a test alone may do, to see when they are looked at
+
+    bodies = [page.render(Format.TEXT)]
+    samples["d",] = 4.0
+    bodies.append(page.render(Format.TEXT))
+
+    assert bodies[0] == bodies[1]
+    assert b'host_late{of="a"} 1.0\nhost_late{of="c"} 3.0\n' in bodies[0]
+    assert any(
+        sample.labels == {"family": "host_late", "reason": "value"} and sample.value == 1
+        for family in page.families()
+        for sample in family.samples
+    )

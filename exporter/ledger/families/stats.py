@@ -63,7 +63,7 @@ class StatFamilies:
             old = before.get(name)
             if old is not None and old.samples == made.samples and old.spec == made.spec:
                 made.metric = old.metric
-            made.metric = made.metric or made.spec.family(made.samples)
+            made.metric = made.metric or made.spec.later(made.samples)
             metrics.append(made.metric)
         return metrics
 
