@@ -307,7 +307,7 @@ if {explicit}:
 trainer = pl.Trainer(max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
                      accelerator="cpu", devices=1, callbacks=callbacks, default_root_dir=".")
 trainer.fit(Module(), loader)
-print("bridged", "exporter.training" in sys.modules)
+print("bridged", "exporter.bridges.lightning" in sys.modules)
 """
 
 
