@@ -80,6 +80,7 @@ class LoopSource(Source):
         self._optimizers: WeakSet[Any] = WeakSet()
         self._stepped: set[int] = set()
         self._leader: int | None = None
+        self._asked_since_step = False
         self._handed_over: tuple[int, float] | None = None
         self._fetched: deque[tuple[int | None, int | None]] = deque(maxlen=MOST_FETCHED)
         self._is_exhausted = False
@@ -138,6 +139,7 @@ class LoopSource(Source):
             self._evaluation_begins(tracker)
             tracker.end(BATCH)
             return True
+        self._asked_since_step = True
         if tracker.is_open(LOOP):  # before the first backward pass it may be a look at the data
             self._training_goes_on(tracker)
             self._turn_begins(tracker)
@@ -253,6 +255,9 @@ class LoopSource(Source):
             return
         self._training_goes_on(tracker)
         if hasattr(optimizer, "param_groups"):  # one of torch's
+            if optimizer not in self._optimizers and self._asked_since_step:
+                self._leader = None  # another loop has begun, with an optimizer of its own
+                self._stepped.clear()
             self._optimizers.add(optimizer)
         self._turn_begins(tracker)
         self._in_optimizer = self._worked = True
@@ -272,6 +277,7 @@ class LoopSource(Source):
         self._optimizer_done(tracker, id(optimizer))
 
     def _optimizer_done(self, tracker: LoopTracker, key: int) -> None:
+        self._asked_since_step = False
         self._loss.record(tracker)
         if self._leader not in {None, key} and key not in self._stepped:
             self._stepped.add(key)

@@ -516,6 +516,8 @@ scheduler = Scheduler(publish=lambda name, families: print("published", flush=Tr
 scheduler.add(Slow(), interval_seconds=3600.0, deadline_seconds=3.0)
 scheduler.start()
 sys.stdin.readline()
+while any(status.success is None for status in scheduler.statuses()):
+    time.sleep(0.01)  # the verdict follows the publication
 print([(status.success, status.reason) for status in scheduler.statuses()], flush=True)
 """
 
