@@ -37,8 +37,9 @@ def main() -> int:
         module = sys.argv[2]
         del sys.argv[1:3]
     elif not sys.argv[1:] or sys.argv[1].startswith("-"):
-        # A SIGHUP before the sidecar can hear it would end it; it is heard as soon as it can.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        # A SIGHUP before the sidecar can hear it would end it, and a Ctrl-C amid an import may be lost; both are heard
+        # as soon as it can.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT})
     try:
         load_package()
         status: int = importlib.import_module(module).main(sys.argv[1:])

@@ -36,7 +36,9 @@ class Signals:
         signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
         for number in (*ENDING, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._take)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked since the process began
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT}
+        )  # blocked since the process began
 
     def wait(self, timeout_seconds: float | None) -> int | None:
         """The next signal, None when none came in time; or earlier, so that it has to be asked again."""
