@@ -171,6 +171,11 @@ class TurnLoss:
         self._divisor = 1.0
         self._is_known = False
 
+    @property
+    def is_empty(self) -> bool:
+        """No pass has begun in this turn."""
+        return not self._losses
+
     def add(self, tensors: Any, *, begins: bool) -> None:
         """Take the loss of one pass.
 

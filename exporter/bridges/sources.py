@@ -73,6 +73,9 @@ class Source:
     def optimizer_loaded(self, state: Any) -> None:
         """An optimizer has been given the state of an earlier one."""
 
+    def gradients_cleared(self, module: Any) -> None:
+        """A module's gradients have been cleared, in a process that has made no optimizer."""
+
     def loss_is(self, loss: Any) -> None:
         """A loss is about to be scaled, or divided by the number of accumulated batches."""
 

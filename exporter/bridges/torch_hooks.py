@@ -31,12 +31,14 @@ class _Seen:
     Attributes:
         installed: Whether torch is watched.
         optimizer_hooks: Torch's handles of the hooks for optimizers.
+        optimizer_made: Whether an optimizer has been made.
         optimizer_steps: Optimizer steps begun.
         next_scale: When the loss scale is recorded again.
     """
 
     installed = False
     optimizer_hooks: tuple[Any, ...] = ()
+    optimizer_made = False
     optimizer_steps = 0
     next_scale = 0.0
 
@@ -69,7 +71,9 @@ def install() -> None:
     patch(torch, "save", _save_begins, _save_ends)
     patch(torch.nn.Module, "eval", unless_compiling(_always), _evaluates)
     _watch_training_mode(torch.nn.Module)
+    patch(torch.nn.Module, "zero_grad", unless_compiling(_always), _cleared)
     patch(torch.optim.Optimizer, "load_state_dict", _load_begins, _loaded)
+    patch(torch.optim.Optimizer, "add_param_group", _optimizer_made)
     patch(torch.nn.utils, "clip_grad_norm_", unless_compiling(_always), _clipped)
     when_imported("torch.amp.grad_scaler", _watch_scaler)
     when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
@@ -121,6 +125,16 @@ def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
 @never_raises
 def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     ACTIVE.source.optimizer_ends(optimizer)
+
+
+def _optimizer_made(*_args: Any, **_kwargs: Any) -> object:
+    _Seen.optimizer_made = True
+    return None
+
+
+def _cleared(kept: Any, _result: Any, error: BaseException | None) -> None:
+    if error is None and not _Seen.optimizer_made:
+        ACTIVE.source.gradients_cleared(kept[0])
 
 
 def _group_made(_kept: Any, _result: Any, error: BaseException | None) -> None:

@@ -4,7 +4,8 @@ Used in the training process, on the thread that trains. Nobody says where this 
 
 - a *turn* ends with a step of the first optimizer, and the next one begins there, or with the fetch of a batch after a
   validation, a checkpoint or the end of an epoch: accumulated batches are one turn, and so are the several optimizers of
-  a GAN. Where that optimizer steps no more, another leads once it has stepped twice;
+  a GAN. Where that optimizer steps no more, another leads once it has stepped twice. A job without an optimizer changes
+  its model by hand: its turns end where it clears the model's gradients, `model.zero_grad()`;
 - what does not come to a step is no turn: the time up to a validation or a checkpoint, the end of an epoch or of the job;
 - from `eval()` of the model that is trained until its `train()` it is a *validation*, and so are batches that are fetched
   while gradients are off, until a loader is exhausted or something is trained again;
@@ -23,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 from exporter.bridges import torch_hooks
 from exporter.bridges.checkpoints import holds_optimizer, report_when_written, steps_made
@@ -78,6 +79,7 @@ class LoopSource(Source):
         self._worked = False
         self._loss = TurnLoss()
         self._optimizers: WeakSet[Any] = WeakSet()
+        self._changed_by_hand: ReferenceType[Any] | None = None
         self._stepped: set[int] = set()
         self._leader: int | None = None
         self._asked_since_step = False
@@ -186,8 +188,8 @@ class LoopSource(Source):
 
     def evaluates(self, module: Any) -> None:
         """A module has been set to evaluate: the model that is trained, a part of it, or another."""
-        tracker = self._mine(training=False) if self._optimizers else None
-        if tracker is not None and is_trained(module, tuple(self._optimizers)):
+        tracker = self._mine(training=False) if self._optimizers or self._changed_by_hand else None
+        if tracker is not None and self._is_trained(module):
             self.is_evaluating = True
             if tracker.is_open(LOOP):
                 self._evaluation_begins(tracker)
@@ -195,10 +197,14 @@ class LoopSource(Source):
     def trains(self, module: Any) -> None:
         """It is trained again, and so the next turn begins."""
         tracker = self._mine(training=False)
-        if tracker is not None and is_trained(module, tuple(self._optimizers)):
+        if tracker is not None and self._is_trained(module):
             self._evaluation_ends(tracker, None)
             if tracker.is_open(LOOP):
                 self._turn_begins(tracker)
+
+    def _is_trained(self, module: Any) -> bool:
+        by_hand = self._changed_by_hand
+        return (by_hand is not None and by_hand() is module) or is_trained(module, tuple(self._optimizers))
 
     def _evaluation_begins(self, tracker: LoopTracker) -> None:
         if not tracker.is_open(EVALUATION):
@@ -228,7 +234,10 @@ class LoopSource(Source):
         self._turn_begins(tracker)
         self._worked = True
         self._count_batches(tracker)
-        if not self._stepped:  # what follows an optimizer's step is another's loss
+        again = (
+            self._in_optimizer and not self._loss.is_empty
+        )  # an optimizer that calls its closure until it is content
+        if not self._stepped and not again:  # what follows an optimizer's step is another's loss
             self._loss.add(tensors, begins=True)
         tracker.phase("backward")
         self._in_backward = True
@@ -284,9 +293,33 @@ class LoopSource(Source):
             return
         self._leader = key
         self._stepped.clear()
+        self._turn_ends(tracker)
+
+    def _turn_ends(self, tracker: LoopTracker) -> None:
         self._turns += 1
         tracker.end(ITERATION)
         self._turn_begins(tracker)
+
+    def gradients_cleared(self, module: Any) -> None:
+        """The gradients of a model have been cleared in a job without an optimizer: the job changes the model itself."""
+        tracker = self._mine(training=False)
+        if tracker is None or not module.training:
+            return
+        if self._changed_by_hand is None or self._changed_by_hand() is None:
+            self._changed_by_hand = ref(module)
+        if self._changed_by_hand() is module:
+            self._end_by_hand(tracker)
+
+    def _end_by_hand(self, tracker: LoopTracker) -> None:
+        """End a turn of a job without an optimizer, if it has had a backward pass."""
+        if (
+            self._changed_by_hand is not None
+            and not self._optimizers
+            and self._worked
+            and tracker.is_open(ITERATION)
+        ):
+            self._loss.record(tracker)
+            self._turn_ends(tracker)
 
     def optimizer_skipped(self, optimizer: Any) -> None:
         """The scaler has found no finite gradients: the turn is one all the same, as frameworks count them."""
@@ -324,6 +357,7 @@ class LoopSource(Source):
 
     def _idle(self, tracker: LoopTracker) -> None:
         """Something else than a turn begins: one in which nothing was trained yet is none."""
+        self._end_by_hand(tracker)
         if not self._worked:
             tracker.discard_iteration()
 
@@ -387,6 +421,7 @@ class LoopSource(Source):
             return
         if error is None:
             tracker.end(EVALUATION)
+            self._end_by_hand(tracker)
             tracker.discard_iteration()
         tracker.end_all(error)
 

@@ -159,7 +159,9 @@ def closure():
             loss = model(batch).pow(2).mean()
             loss.backward()
             return loss
-        optimizer.step(again)
+        first = optimizer.step(again)
+    print("closure", gauges())
+    print("closure begins from", first.item())
 
 def validation_with_gradients():
     model, optimizer = made()
@@ -406,6 +408,14 @@ def test_the_loss_of_accumulated_batches_is_their_mean_and_not_the_divided_one(t
 def test_backward_passes_within_an_optimizer_are_told_within_it(told: Job) -> None:
     assert steps(told, "closure") == 2
     assert told.phases("closure")["backward"] >= 4
+
+
+def test_the_loss_of_an_optimizer_with_a_closure_is_the_one_that_its_step_returns(told: Job) -> None:
+    line = next(line for line in told.done.stdout.splitlines() if line.startswith("closure begins from "))
+
+    assert told.told()["closure"]["training.loss,mode=train"] == pytest.approx(
+        float(line.split()[-1]), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(("run", "batches"), [("validation_with_gradients", 6), ("validation_cut_short", 2)])
@@ -698,6 +708,58 @@ if __name__ == "__main__":
     assert told.value("training_steps_total", mode="train") == 3
     assert (told.value("training_uncommitted_seconds") == 0) is finished
     assert (told.value("training_productive_seconds_total") != 0) is finished
+
+
+BY_HAND = """
+model = nn.Sequential(nn.Linear(4, 1))
+def by_hand(batch):
+    model.zero_grad()
+    loss = model(batch).pow(2).mean()
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.125)
+    return loss
+for epoch in range(2):
+    model.train()
+    for _ in range(5):
+        loss = by_hand(torch.randn(4, 4))
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(4, 4))
+    time.sleep(0.1)
+model.train()
+for _ in range(3):
+    loss = by_hand(torch.randn(4, 4))
+"""
+
+
+def test_a_loop_that_changes_its_model_by_hand_is_told_by_where_it_clears_the_gradients(
+    tmp_path: Path,
+) -> None:
+    told = job(
+        tmp_path, PRELUDE + BY_HAND + "torch_loss = loss.item(); model.eval(); print('told', gauges())", AUTO
+    )
+
+    assert told.value("training_steps_total", mode="train") == 13
+    assert told.phases()["validation"] == 3
+    assert (told.value("training_phase_seconds_total", phase="validation") or 0) >= 0.2
+    assert (told.value("training_productive_seconds_total") or 0) > 0
+
+
+def test_the_last_turn_by_hand_ends_with_the_job(tmp_path: Path) -> None:
+    assert job(tmp_path, PRELUDE + BY_HAND, AUTO).value("training_steps_total", mode="train") == 13
+
+
+def test_gradients_that_an_optimizer_is_to_use_or_that_belong_to_no_training_end_no_turn(
+    tmp_path: Path,
+) -> None:
+    """An optimizer's loop may clear them where it likes; a model that only is looked into is not trained."""
+    beside = "\nfor index in range(6):\n    model(torch.randn(4, 4)).mean().backward()\n    model.zero_grad()"
+    attack = job(tmp_path / "attack", PRELUDE + "model = nn.Linear(4, 1).eval()" + beside, AUTO)
+    kept = job(tmp_path / "kept", PRELUDE + "model, optimizer = made()" + beside + "\noptimizer.step()", AUTO)
+
+    assert not attack.value("training_steps_total", mode="train")
+    assert kept.value("training_steps_total", mode="train") == 1
 
 
 def test_values_that_cannot_be_had_without_waiting_are_left_out(tmp_path: Path) -> None:
