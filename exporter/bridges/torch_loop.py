@@ -263,11 +263,10 @@ class LoopSource(Source):
         if tracker is None:
             return
         self._training_goes_on(tracker)
-        if hasattr(optimizer, "param_groups"):  # one of torch's
-            if optimizer not in self._optimizers and self._asked_since_step:
-                self._leader = None  # another loop has begun, with an optimizer of its own
-                self._stepped.clear()
-            self._optimizers.add(optimizer)
+        if optimizer not in self._optimizers and self._asked_since_step:
+            self._leader = None  # another loop has begun, with an optimizer of its own
+            self._stepped.clear()
+        self._optimizers.add(optimizer)
         self._turn_begins(tracker)
         self._in_optimizer = self._worked = True
         tracker.phase("optimizer")
@@ -442,7 +441,7 @@ def is_trained(module: Any, optimizers: Iterable[Any]) -> bool:
     for optimizer in optimizers:
         changed = [
             id(parameter) in held
-            for group in optimizer.param_groups
+            for group in getattr(optimizer, "param_groups", ())  # Keras' optimizers have none
             for parameter in group["params"]
             if parameter.requires_grad
         ]
