@@ -21,9 +21,10 @@ from functools import partial
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.finding import Finding, Surroundings
-from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, PROGRAM, Parser, add_flags, resolve
+from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, PROGRAM, Parser, add_flags
 from exporter.cli.machine_probes import MACHINE_PROBES
 from exporter.cli.probes import PROBES, python
+from exporter.cli.resolve import resolve
 from exporter.errors import ConfigurationError
 from exporter.version import __version__
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from exporter.cli.energy_settings import Energy
+from exporter.cli.flags import DEFAULT_ADDRESS
 from exporter.cli.goodput_settings import Goodput
 from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.logs import Form, Level
@@ -26,8 +27,6 @@ from exporter.feed.overrides import MAX_RULES
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
 from exporter.web.listen import parse_addresses
-
-DEFAULT_ADDRESS = ":20909"
 
 _PATH = r"^(/|(/[A-Za-z0-9_.~-]+)+)$"
 _OWN_PATHS = ("/-/", "/config/")

@@ -24,15 +24,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from exporter.cli import processes
-from exporter.cli.flags import (
-    FEED_DIRECTORY_VARIABLE,
-    PROGRAM,
-    Parser,
-    add_flags,
-    parse_duration_flag,
-    resolve,
-)
+from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, PROGRAM, Parser, add_flags, parse_duration_flag
 from exporter.cli.processes import say
+from exporter.cli.resolve import resolve
 from exporter.cli.scenario import DEFAULT, Scenario
 from exporter.cli.sidecar_process import (
     DURATION_FLAG,

@@ -15,8 +15,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 
-from exporter.cli.flags import PROGRAM, Parser, add_flags, parse_duration_flag, resolve
-from exporter.config.loader import suggest
+from exporter.cli.flags import PROGRAM, Parser, add_flags, parse_duration_flag
 from exporter.errors import (
     ConfigurationError,
     FeedDirectoryError,
@@ -26,7 +25,6 @@ from exporter.errors import (
     StateError,
 )
 from exporter.version import __version__
-from exporter.web.webconfig import load_web_config
 
 FAILED = 1
 REFUSED = 2
@@ -125,6 +123,8 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
 
         return push.main(arguments[1:], environ)
     if command is not None:
+        from exporter.config.loader import suggest  # noqa: PLC0415  (as above)
+
         raise ConfigurationError(
             [
                 Problem(
@@ -136,6 +136,8 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    from exporter.cli.resolve import resolve  # noqa: PLC0415  (as above)
+
     parser = Parser(PROGRAM, _DESCRIPTION)
     add_flags(parser)
     python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -154,6 +156,8 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     configuration = resolve(flags, environ)
     if given["config.check"]:
         if configuration.web.config_file is not None:
+            from exporter.web.webconfig import load_web_config  # noqa: PLC0415  (as above)
+
             load_web_config(configuration.web.config_file)
         print("ok")
         return 0

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from exporter.cli import processes
 from exporter.cli.flags import (
+    DEFAULT_ADDRESS,
     FEED_DIRECTORY_VARIABLE,
     PROGRAM,
     Parser,
     add_flags,
     parse_duration_flag,
-    resolve,
 )
 from exporter.cli.processes import say
 from exporter.cli.sidecar_process import LINGER_FLAG, NAME_FLAG, SidecarProcess, sidecar_command
@@ -141,9 +141,9 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     flags = flags[:-1] if flags[-1:] == ("--",) else flags  # depends on Python's release
     if not command:
         raise ConfigurationError([Problem("command line", None, None, f"no command is given: {USAGE}")])
-    configuration = resolve(given, environ)
     linger_seconds = parse_duration_flag(LINGER_FLAG, vars(given)["run.linger"])
-    feed_directory = (configuration.feed.dir or default_directory(own_uid())).absolute()
+    directory, address, tls = _settings(given, environ)
+    feed_directory = (directory or default_directory(own_uid())).absolute()
     environment = {
         "EXPORTER_AUTO": "1",
         **environ,
@@ -160,9 +160,23 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
         run=name,
-        page=_page(configuration.web.listen_address[0], tls=configuration.web.config_file is not None),
+        page=_page(address, tls=tls),
         watched=environ.get("EXPORTER_DISABLED") != "1",
     )
+
+
+def _settings(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Path | None, str, bool]:
+    """The feed directory, the first address and whether it has TLS; everything is checked that was given."""
+    chosen = {name for name, value in vars(given).items() if value is not None} - {"run.name", "run.linger"}
+    if chosen <= {"command"}:
+        # The job is not kept waiting for the import of all that could be configured.
+        directory = environ.get(FEED_DIRECTORY_VARIABLE)
+        return (Path(directory) if directory else None), DEFAULT_ADDRESS, False
+    from exporter.cli.resolve import resolve  # noqa: PLC0415  # as said above
+
+    configuration = resolve(given, environ)
+    web = configuration.web
+    return configuration.feed.dir, web.listen_address[0], web.config_file is not None
 
 
 def _page(address: str, *, tls: bool) -> str:

@@ -8,8 +8,9 @@ import pytest
 from serve_support import exporter
 
 from exporter.cli.configuration import Configuration
-from exporter.cli.flags import Parser, add_flags, parse_duration_flag, resolve
+from exporter.cli.flags import Parser, add_flags, parse_duration_flag
 from exporter.cli.main import main
+from exporter.cli.resolve import resolve
 from exporter.errors import ConfigurationError
 
 

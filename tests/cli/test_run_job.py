@@ -38,6 +38,19 @@ def test_run_ends_as_the_job_has_ended(tmp_path: Path, job: list[str], status: i
     assert ended.returncode == status
 
 
+def test_a_job_is_not_kept_waiting_for_the_import_of_what_can_be_configured(tmp_path: Path) -> None:
+    program = (
+        "import sys; from exporter.cli import run; from exporter.cli.main import main; "
+        f"run.make_plan(['python', 'train.py'], {{'EXPORTER_FEED_DIR': {str(tmp_path)!r}}}); "
+        "print([name for name in ('yaml', 'psutil', 'prometheus_client', 'h11') if name in sys.modules])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
+    )
+
+    assert ended.stdout == "[]\n"
+
+
 def test_a_command_that_is_not_there_gives_127_and_one_line(tmp_path: Path) -> None:
     ended = finish(tmp_path, "no-such-command-anywhere")
 
