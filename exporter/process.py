@@ -179,9 +179,9 @@ def flush(timeout_seconds: float = 5.0) -> bool:
         return True
     try:
         deadline = monotonic() + timeout_seconds
-        for tally in REGISTRY.tallies():
-            if tally.tensors is not None:
-                tally.tensors.collect()
+        for state in REGISTRY.states():
+            if state.tensors is not None:
+                state.tensors.collect()
         TRAINING.collect()
         EVENTS.flush(timeout_seconds)
         arrived = RECORDER.flush(max(deadline - monotonic(), 0.1))

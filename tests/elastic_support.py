@@ -16,17 +16,17 @@ from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.store import StateStore
 from exporter.recording.stat import REGISTRY
-from exporter.recording.tally import Tally
+from exporter.recording.state import StatState
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def tally(name: str, **labels: str) -> Tally:
+def tally(name: str, **labels: str) -> StatState:
     """A Stat of this process, drained."""
     exporter.flush()
     (found,) = [
         each
-        for each in REGISTRY.tallies()
+        for each in REGISTRY.states()
         if each.definition.name == name and each.definition.labels == tuple(sorted(labels.items()))
     ]
     return found
@@ -37,7 +37,7 @@ def total(name: str, **labels: str) -> float:
     exporter.flush()
     return sum(
         each.sum
-        for each in REGISTRY.tallies()
+        for each in REGISTRY.states()
         if each.definition.name == name and each.definition.labels == tuple(sorted(labels.items()))
     )
 

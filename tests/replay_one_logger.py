@@ -181,7 +181,7 @@ class Replay:
 
     def _misuse(self) -> float:
         """Read the counter where everybody does: in the feed."""
-        from exporter.feed.codec import decode  # under the fake clock
+        from exporter.feed.decoder import decode  # under the fake clock
 
         feeds = list(Path(os.environ["EXPORTER_FEED_DIR"]).glob("*.feed"))
         stats = [stat for feed in feeds for stat in decode(feed.read_bytes()).recording.stats]

@@ -25,8 +25,7 @@ from exporter.recording.event_kinds import Kind
 from exporter.recording.event_values import check_data
 from exporter.recording.events import EVENTS, RECENT_EVENTS, RawEvent
 from exporter.recording.notices import tell_once
-from exporter.recording.plain import plain
-from exporter.recording.stat import Stat
+from exporter.recording.stat import Stat, metric
 from exporter.recording.values import NOTHING
 
 UNNAMED = "unnamed"
@@ -73,8 +72,8 @@ class MonitorBridge:
         self._kinds: dict[str, Kind] = {}
         self._series: dict[str, Callable[[float], None] | None] = {}
         self._told: dict[Kind, int] = {}
-        self._lost = plain("counter", "training.torch_monitor.overflows")
-        self._refused = plain("counter", "training.torch_monitor.refused")
+        self._lost = metric("counter", "training.torch_monitor.overflows")
+        self._refused = metric("counter", "training.torch_monitor.refused")
 
     def step(self) -> None:
         """Take out what is in the queue, and go on while it fills."""
@@ -268,7 +267,7 @@ def _series(key: str) -> Callable[[float], None] | None:
     try:
         if aggregation in _COUNTED:
             unit = None if aggregation == "count" else named.unit
-            add = plain("counter", f"{named.stat}.{_COUNTED[aggregation]}", unit=unit, own=False)
+            add = metric("counter", f"{named.stat}.{_COUNTED[aggregation]}", unit=unit, own=False)
         else:
             text = f"The {aggregation} of each window of a torch.monitor Stat."
             add = Stat(f"{named.stat}.{aggregation}", ["value"], unit=named.unit, help=text).add

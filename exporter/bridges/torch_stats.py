@@ -15,7 +15,7 @@ from typing import Any
 
 from exporter.bridges.periodic import Periodic
 from exporter.recording.identity import AGENT, clean_text
-from exporter.recording.plain import plain
+from exporter.recording.stat import metric
 
 MEMORY_SECONDS = 5.0
 WAIT_SECONDS = 1.0
@@ -83,7 +83,7 @@ class CudaMemory:
             gpu, uuid = device
             labels = {"gpu": gpu, "uuid": uuid} | ({"state": state} if state else {})
             unit = "bytes" if state else None
-            adder = self._adders[key] = plain(kind, family, unit=unit, labels=labels)
+            adder = self._adders[key] = metric(kind, family, unit=unit, labels=labels)
         return adder
 
 
@@ -166,12 +166,12 @@ class WaitCounters:
             self._keys.add(label)
         labels = {"key": label}
         calls = _increase(before, now, "total_calls")
-        plain("counter", "training.torch.wait_calls", labels=labels)(calls)
+        metric("counter", "training.torch.wait_calls", labels=labels)(calls)
         microseconds = _increase(before, now, "total_time_us")
-        plain("counter", "training.torch.wait", unit="seconds", labels=labels)(microseconds / 1e6)
+        metric("counter", "training.torch.wait", unit="seconds", labels=labels)(microseconds / 1e6)
         if label != OTHER:  # of several together there is no such number
-            plain("gauge", "training.torch.waits", labels=labels)(now.get("active_count", 0))
-            longest = plain("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
+            metric("gauge", "training.torch.waits", labels=labels)(now.get("active_count", 0))
+            longest = metric("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
             longest(now.get("max_time_us", 0) / 1e6)
 
 

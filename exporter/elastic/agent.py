@@ -30,7 +30,7 @@ from exporter.recording.event_kinds import Kind
 from exporter.recording.event_values import check_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import AGENT, clean_text
-from exporter.recording.plain import plain
+from exporter.recording.stat import metric
 
 Record = Callable[[object], None]
 
@@ -95,7 +95,7 @@ class Platform:
             self._roles.add(label)
             for outcome in (*OUTCOMES, "interrupted"):  # so that the first of them is an increase
                 _run_counter(label, outcome)
-            plain("counter", "training.elastic.failure_restarts", labels={"worker_role": label})
+            metric("counter", "training.elastic.failure_restarts", labels={"worker_role": label})
         self.role = label
         return label
 
@@ -103,21 +103,23 @@ class Platform:
         if what == "duration.ms":
             if function.endswith("._rendezvous"):
                 return _milliseconds(
-                    plain("histogram", "training.elastic.rendezvous", unit="seconds", buckets=_SECONDS)
+                    metric("histogram", "training.elastic.rendezvous", unit="seconds", buckets=_SECONDS)
                 )
             labels = {"function": function}
-            return _milliseconds(plain("summary", "training.elastic.function", unit="seconds", labels=labels))
+            return _milliseconds(
+                metric("summary", "training.elastic.function", unit="seconds", labels=labels)
+            )
         if what not in {"success", "failure"}:
             return None
         calls = {
-            outcome: plain(
+            outcome: metric(
                 "counter",
                 "training.elastic.function_calls",
                 labels={"function": function, "outcome": outcome},
             )
             for outcome in ("success", "failure")
         }[what]
-        restarts = plain("counter", "training.elastic.restarts")
+        restarts = metric("counter", "training.elastic.restarts")
 
         def record(value: object) -> None:  # noqa: ARG001  # it is always 1
             calls(1)
@@ -147,7 +149,7 @@ class Platform:
 
 
 def _run_counter(label: str, outcome: str) -> Callable[[float], None]:
-    return plain("counter", "training.elastic.runs", labels={"outcome": outcome, "worker_role": label})
+    return metric("counter", "training.elastic.runs", labels={"outcome": outcome, "worker_role": label})
 
 
 def _milliseconds(add: Callable[[float], None]) -> Record:
@@ -160,8 +162,8 @@ def _milliseconds(add: Callable[[float], None]) -> Record:
 
 
 def _remaining(labels: dict[str, str]) -> Record:
-    gauge = plain("gauge", "training.elastic.remaining_restarts", labels=labels)
-    used = plain("counter", "training.elastic.failure_restarts", labels=labels)
+    gauge = metric("gauge", "training.elastic.remaining_restarts", labels=labels)
+    used = metric("counter", "training.elastic.failure_restarts", labels=labels)
     before: float | None = None
 
     def record(value: object) -> None:
@@ -176,7 +178,7 @@ def _remaining(labels: dict[str, str]) -> Record:
 
 
 def _share(labels: dict[str, str]) -> Record:
-    share = plain("summary", "training.elastic.flakiness", unit="ratio", labels=labels)
+    share = metric("summary", "training.elastic.flakiness", unit="ratio", labels=labels)
 
     def record(value: object) -> None:
         if _is_number(value):
@@ -186,7 +188,7 @@ def _share(labels: dict[str, str]) -> Record:
 
 
 def _looks(what: str, labels: dict[str, str]) -> Record:
-    looks = plain("counter", "training.elastic.worker_state_checks", labels={"state": what, **labels})
+    looks = metric("counter", "training.elastic.worker_state_checks", labels={"state": what, **labels})
     return lambda value: looks(1)  # noqa: ARG005  # it is always 1
 
 
@@ -314,11 +316,11 @@ def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
         return
     try:
         if state == "START":
-            plain("counter", "training.elastic.worker_starts", labels={"worker_role": role})(1)
+            metric("counter", "training.elastic.worker_starts", labels={"worker_role": role})(1)
         elif state in _RESULTS:
             code = "0" if state == "SUCCEEDED" else _exit_code(metadata)
             labels = {"exit_code": code, "result": _RESULTS[state], "worker_role": role}
-            plain("counter", "training.elastic.worker_results", labels=labels)(1)
+            metric("counter", "training.elastic.worker_results", labels=labels)(1)
     except DefinitionError:  # a name that somebody else has: told when the metrics were made
         pass
 

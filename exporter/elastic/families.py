@@ -16,8 +16,7 @@ from exporter.elastic.agent import GROUP, PLATFORM, Record
 from exporter.errors import DefinitionError
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
-from exporter.recording.plain import plain
-from exporter.recording.stat import Stat
+from exporter.recording.stat import Stat, metric
 from exporter.recording.values import Aggregation
 
 LONGEST = 150
@@ -241,7 +240,7 @@ def refuse(reason: str) -> Callable[[object], None]:
 
 def _counting(reason: str) -> Callable[[object], None]:
     try:
-        add = plain("counter", "training.elastic.refused", labels={"reason": reason})
+        add = metric("counter", "training.elastic.refused", labels={"reason": reason})
     except DefinitionError:  # a defect of ours, which must not reach the job
         return lambda value: None  # noqa: ARG005  # it takes what it is given
     return lambda value: add(1)  # noqa: ARG005  # likewise

@@ -499,3 +499,8 @@ def _segment(found: object) -> tuple[int, int, int, float]:
     if _step(first) > _step(last):
         _refuse("a segment that ends before it begins")
     return _count(loop), first, last, _seconds(seconds)
+
+
+def decode(data: bytes) -> Snapshot:
+    """Read one snapshot; a reader of many uses one `Decoder` for each process."""
+    return Decoder().decode(data)

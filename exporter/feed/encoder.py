@@ -1,6 +1,6 @@
 """Snapshot to bytes, in the training process.
 
-What comes in is the recording thread's Snapshot, what goes out the bytes of a feed file as `codec` describes
+What comes in is the recording thread's Snapshot, what goes out the bytes of a feed file as `layout` describes
 them. Runs on the thread that calls it and touches no file. What rarely changes, definitions and closed
 windows, is kept as text from one flush to the next, so that most flushes render little more than totals. A value that
 is the default of the contract is left out, and so is a number that is not finite.
@@ -206,3 +206,8 @@ def _training(training: TrainingReading) -> dict[str, object]:
 
 def _finite(number: float | None) -> float | None:
     return None if number is None or not isfinite(number) else float(number)
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """Render one snapshot; a writer of many uses one `Encoder`."""
+    return Encoder().encode(snapshot)

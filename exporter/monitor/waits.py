@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from time import perf_counter
 
 from exporter.recording.identity import clean_text
-from exporter.recording.plain import plain
+from exporter.recording.stat import metric
 
 MOST_KEYS = 200
 """Keys with series of their own; the rest is `other`."""
@@ -23,10 +23,10 @@ class _Series:
 
     def __init__(self, key: str) -> None:
         labels = {"key": key}
-        self.calls = plain("counter", "training.torch.wait_calls", labels=labels)
-        self.seconds = plain("counter", "training.torch.wait", unit="seconds", labels=labels)
-        self._waits = plain("gauge", "training.torch.waits", labels=labels)
-        self._longest = plain("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
+        self.calls = metric("counter", "training.torch.wait_calls", labels=labels)
+        self.seconds = metric("counter", "training.torch.wait", unit="seconds", labels=labels)
+        self._waits = metric("gauge", "training.torch.waits", labels=labels)
+        self._longest = metric("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
         self._running: set[object] = set()
         self._most = 0.0
 

@@ -21,7 +21,7 @@ from exporter.one_logger.exporters import Exporter
 from exporter.one_logger.names import DEFAULT_SPANS_EXPORT_BLACKLIST, ExportCustomizationMode
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
-from exporter.recording.plain import plain
+from exporter.recording.stat import metric
 from exporter.training.attributes import SpanName, name_of, shown
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.metrics import report
@@ -208,7 +208,7 @@ class _Marker:
 
 def _counter(what: str, **labels: str) -> Callable[[float], None]:
     try:
-        return plain("counter", f"training.span.exporter.{what}", labels=labels)
+        return metric("counter", f"training.span.exporter.{what}", labels=labels)
     except DefinitionError as error:  # too many series: the records go out all the same
         tell_once("span exporter counts", f"an exporter of spans is not counted: {error}")
         return lambda _value: None

@@ -40,7 +40,6 @@ from exporter.recording.event_values import (
     severity_of,
 )
 from exporter.recording.identity import clean_text
-from exporter.recording.late import CURRENT_SPAN
 from exporter.recording.values import NO_EVENTS, EventsReading
 from exporter.recording.worker import end_all, shown
 
@@ -149,6 +148,7 @@ class EventLog(KindTable):
     Attributes:
         active: The handlers that are told, in order of registration.
         identify: Gives the run and the rank of this process.
+        current_span: Gives the id of the innermost named span that is open in the calling thread or task.
         latest: What `recent` makes events of; whoever counts an event adds it here.
     """
 
@@ -157,6 +157,7 @@ class EventLog(KindTable):
         self._clock = clock
         self._companions: tuple[Companion, ...] = ()
         self.identify: Callable[[], tuple[str, int | None]] = lambda: ("", None)
+        self.current_span: Callable[[], str | None] = lambda: None
         self.active: tuple[Delivery, ...] = ()
         self.latest: deque[RawEvent | LateEvent | Event] = deque(maxlen=RECENT_EVENTS)
         self._begin()
@@ -256,10 +257,7 @@ class EventLog(KindTable):
                 happened = check_timestamp(timestamp)
             except (TypeError, ValueError) as error:
                 self._refuse(type, str(error))
-        if span_id is not None:
-            span_id = str(span_id)[:LONGEST_TYPE]
-        elif CURRENT_SPAN.find is not None:
-            span_id = CURRENT_SPAN.find()
+        span_id = self.current_span() if span_id is None else str(span_id)[:LONGEST_TYPE]
         if parent_ids:
             try:
                 parents = check_parents(parent_ids)

@@ -24,7 +24,7 @@ from exporter.recording.events import EventLog
 from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.overrides import Rule
 from exporter.recording.registry import Registry
-from exporter.recording.tally import BUFFER_SAMPLES, Tally
+from exporter.recording.state import BUFFER_SAMPLES, StatState
 from exporter.recording.values import Ending, Recording, StatReading, TrainingReading
 from exporter.recording.windows import WindowClock
 from exporter.recording.worker import Worker
@@ -181,7 +181,7 @@ class Recorder:
         self._sink: Sink | None = None
         self._began = self._wall()
         self._clocks: dict[float, WindowClock] = {}
-        self._clocked: tuple[Tally, ...] = ()
+        self._clocked: tuple[StatState, ...] = ()
         self._claimed = 0  # 1: a rank, 2: as one that trains
         self._delay_seconds = 0.0
         self._first = 0  # the Stat whose buffer is to be emptied first
@@ -251,7 +251,7 @@ class Recorder:
             thread.join(EXIT_SECONDS)
 
         def step() -> bool:
-            if self._registry.tallies() or self.events.in_use() or self.training.in_use():
+            if self._registry.states() or self.events.in_use() or self.training.in_use():
                 self._close_windows()
                 self.training.drain(self._give_way)
                 self.training.close()  # first, so that what the exporters could not take is on the last recording
@@ -280,8 +280,8 @@ class Recorder:
                 self._publish(final=True)
                 self._sink.close()
                 now = self._wall()
-                for tally in self._registry.tallies():
-                    tally.reset(wall=now)
+                for state in self._registry.states():
+                    state.reset(wall=now)
                 self.events.reset()
                 self.training.reset()
             self.events.renew()
@@ -312,7 +312,7 @@ class Recorder:
         self.training.after_fork()
         self._passive.after_fork()
         self._graves.after_fork()
-        if self._registry.tallies() or self.events.in_use() or self.training.in_use():
+        if self._registry.states() or self.events.in_use() or self.training.in_use():
             self.start()
 
     def _run(self) -> None:
@@ -352,7 +352,7 @@ class Recorder:
 
     def _flush_cycle(self) -> bool:
         self._renew()
-        passive = [tally for tally in self._registry.tallies() if tally.measure is not None]
+        passive = [state for state in self._registry.states() if state.measure is not None]
         if passive and self._passive.busy_since is None:
             self._passive.put(passive)
         self._read_rules()
@@ -366,7 +366,7 @@ class Recorder:
         self.events.tick()
         self.training.tick(self._give_way)
         self._close_windows()
-        full = any(len(tally.buffer) > HIGH_WATER for tally in self._registry.tallies())
+        full = any(len(state.buffer) > HIGH_WATER for state in self._registry.states())
         if full:
             self._drain_all(TICK_SECONDS, above=HIGH_WATER)
         self._tick_seconds = BUSY_TICK_SECONDS if full else TICK_SECONDS
@@ -374,10 +374,10 @@ class Recorder:
 
     def _close_windows(self) -> None:
         wall, now = self._wall(), self._clock()
-        tallies = self._registry.tallies()
-        if tallies is not self._clocked:
-            self._clocked = tallies
-            for seconds in {tally.effective.window_seconds for tally in tallies}:
+        states = self._registry.states()
+        if states is not self._clocked:
+            self._clocked = states
+            for seconds in {state.effective.window_seconds for state in states}:
                 if seconds is not None and seconds not in self._clocks:
                     self._clocks[seconds] = WindowClock(seconds, wall=wall, monotonic=now)
         for seconds, clock in list(self._clocks.items()):
@@ -385,30 +385,30 @@ class Recorder:
             if late is None:
                 continue
             self._delay_seconds = max(self._delay_seconds, late)
-            mine = [tally for tally in tallies if tally.effective.window_seconds == seconds]
+            mine = [state for state in states if state.effective.window_seconds == seconds]
             if not mine:
                 del self._clocks[seconds]
                 continue
-            for tally in mine:
-                self._drain(tally)
+            for state in mine:
+                self._drain(state)
             started, ended = clock.advance(wall=wall, monotonic=now)
-            for tally in mine:
+            for state in mine:
                 self._give_way()
-                tally.close_window(started, ended, late_windows=late >= seconds, wall=wall)
+                state.close_window(started, ended, late_windows=late >= seconds, wall=wall)
 
     def _publish(self, *, final: bool, within_seconds: float | None = None) -> bool:
         self.training.drain(self._give_way)
         if final:
             self.training.settle()
         self._drain_all(within_seconds)
-        tallies = self._registry.tallies()
+        states = self._registry.states()
         wall = self._wall()
-        for tally in tallies:
-            tally.expire(wall=wall)
-            if tally.tensors is not None:
-                tally.tensors.count_lost(everything=final and self._stopping)
+        for state in states:
+            state.expire(wall=wall)
+            if state.tensors is not None:
+                state.tensors.count_lost(everything=final and self._stopping)
         recording = Recording(
-            (*[self._reading(tally) for tally in tallies if tally.enabled], *self.training.series()),
+            (*[self._reading(state) for state in states if state.enabled], *self.training.series()),
             final,
             self._delay_seconds,
             self._stuck_since(wall),
@@ -418,7 +418,7 @@ class Recorder:
             self._registry.refused,
         )
         self._delay_seconds = 0.0
-        claim = 2 if self.training.trains() else int(any(tally.count and not tally.own for tally in tallies))
+        claim = 2 if self.training.trains() else int(any(state.count and not state.own for state in states))
         if claim > self._claimed:
             self._claimed = claim
             self._claim_rank(claim > 1)
@@ -453,28 +453,28 @@ class Recorder:
             within_seconds: After so long no further Stat is begun with, and the next time begins there; None to empty all.
             above: Buffers with no more samples than this are left as they are.
         """
-        tallies = self._registry.tallies()
+        states = self._registry.states()
         started = self._clock()
-        first = self._first if self._first < len(tallies) else 0
+        first = self._first if self._first < len(states) else 0
         self._first = 0
-        for position in (*range(first, len(tallies)), *range(first)):
-            if len(tallies[position].buffer) <= above:
+        for position in (*range(first, len(states)), *range(first)):
+            if len(states[position].buffer) <= above:
                 continue
             if within_seconds is not None and self._clock() - started > within_seconds:
                 self._first = position
                 return
-            self._drain(tallies[position])
+            self._drain(states[position])
 
-    def _drain(self, tally: Tally) -> None:
+    def _drain(self, state: StatState) -> None:
         """Empty a buffer; at most what it held at the start, whatever is added meanwhile."""
-        for _ in range(len(tally.buffer) // 1024 + 1):
+        for _ in range(len(state.buffer) // 1024 + 1):
             self._give_way()
-            if not tally.drain(wall=self._wall()):
+            if not state.drain(wall=self._wall()):
                 return
 
-    def _reading(self, tally: Tally) -> StatReading:
+    def _reading(self, state: StatState) -> StatReading:
         self._give_way()
-        return tally.reading()
+        return state.reading()
 
     def _give_way(self) -> None:
         """Let the job's threads have the interpreter lock, if this one has worked for a while."""
@@ -500,15 +500,15 @@ class Recorder:
         return rules is not None
 
 
-def _measure(passive: list[Tally]) -> None:
+def _measure(passive: list[StatState]) -> None:
     """Call the callback of every passive Stat, on the worker's thread."""
-    for tally in passive:
-        if tally.measure is not None and tally.enabled:
+    for state in passive:
+        if state.measure is not None and state.enabled:
             try:
-                tally.buffer.append(tally.measure())
+                state.buffer.append(state.measure())
             except BaseException as error:  # noqa: BLE001  # the user's code, SystemExit too
-                tally.refusals.append("error")
-                name = tally.definition.name
+                state.refusals.append("error")
+                name = state.definition.name
                 tell_once(f"passive {name}", f"the passive Stat {name!r} could not be measured: {error!r}")
 
 

@@ -1,4 +1,4 @@
-"""Registry: the tally of every Stat of a process, made once, switched on and off by pattern.
+"""Registry: the state of every Stat of a process, made once, switched on and off by pattern.
 
 Used in the training process, by any thread. Making a Stat takes a lock; nothing that happens per sample does.
 """
@@ -16,7 +16,7 @@ from exporter.recording.naming import families_of
 from exporter.recording.notices import tell_once
 from exporter.recording.overrides import Rule, apply_rules, check_rules
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
-from exporter.recording.tally import BUFFER_SAMPLES, Tally
+from exporter.recording.state import BUFFER_SAMPLES, StatState
 from exporter.recording.values import Aggregation, StatDefinition
 
 MOST_STATS = 10_000
@@ -38,8 +38,8 @@ class Registry:
     def __init__(self, *, clock: Callable[[], float] = time) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._tallies: dict[Identity, Tally] = {}
-        self._order: tuple[Tally, ...] = ()
+        self._states: dict[Identity, StatState] = {}
+        self._order: tuple[StatState, ...] = ()
         self._owners: dict[str, str] = {}
         self._firsts: dict[str, StatDefinition] = {}
         self._rules: list[Rule] = []
@@ -54,8 +54,8 @@ class Registry:
         """Say what is to be called whenever a Stat was made; it must be cheap and never raise."""
         self._wake = start
 
-    def obtain(self, definition: StatDefinition, *, own: bool = False) -> Tally:
-        """Give the tally of a definition, made now or earlier.
+    def obtain(self, definition: StatDefinition, *, own: bool = False) -> StatState:
+        """Give the state of a definition, made now or earlier.
 
         Args:
             definition: Checked.
@@ -67,39 +67,39 @@ class Registry:
         """
         identity = (definition.name, definition.labels)
         # Without the lock: a signal handler or a finalizer may ask for a Stat while this thread is making one.
-        known = self._tallies.get(identity)
+        known = self._states.get(identity)
         if known is None:
-            if len(self._tallies) >= MOST_STATS or not self.recording:
+            if len(self._states) >= MOST_STATS or not self.recording:
                 if self.recording:
                     self.refused += 1
                     tell_once(
                         "stats",
                         f"only {MOST_STATS} Stats are recorded in a process: {definition.name!r} and those made after it are not",
                     )
-                return Tally(definition, wall=self._clock(), samples=0)
+                return StatState(definition, wall=self._clock(), samples=0)
             known = self._make(identity, definition, own=own)
             self._wake()
         if known.definition != definition:
             self._differs(identity, known.definition, definition)
         return known
 
-    def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> Tally:
+    def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> StatState:
         with self._lock:
             self._claim_names(definition, own=own)
-            tally = Tally(
+            state = StatState(
                 definition, wall=self._clock(), samples=BUFFER_SAMPLES, own=own, discard=self._discard
             )
-            self._apply(tally)
+            self._apply(state)
             # Another thread, or a handler that interrupted this one, may have been first.
-            kept = self._tallies.setdefault(identity, tally)
-            if kept is tally:
+            kept = self._states.setdefault(identity, state)
+            if kept is state:
                 self.origins[identity] = _origin()
-            while len(self._order) != len(self._tallies):  # a handler may make another between two steps
-                self._order = tuple(self._tallies.values())
+            while len(self._order) != len(self._states):  # a handler may make another between two steps
+                self._order = tuple(self._states.values())
             return kept
 
-    def tallies(self) -> tuple[Tally, ...]:
-        """Every tally, in order of construction; a snapshot that later Stats do not change."""
+    def states(self) -> tuple[StatState, ...]:
+        """Every state, in order of construction; a snapshot that later Stats do not change."""
         return self._order
 
     def switch(self, pattern: str, *, enabled: bool) -> None:
@@ -110,8 +110,8 @@ class Registry:
         with self._lock:
             self._switched = [rule for rule in self._switched if rule["match"] != pattern]
             self._switched.append({"match": pattern, "enabled": enabled})
-            for tally in self.tallies():
-                self._apply(tally)
+            for state in self.states():
+                self._apply(state)
 
     def override(self, rules: Sequence[Rule]) -> list[str]:
         """Put the configuration's rules in force; the code's own switches come after them.
@@ -123,24 +123,24 @@ class Registry:
         with self._lock:
             if good != self._rules:
                 self._rules = good
-                for tally in self.tallies():
-                    self._apply(tally)
+                for state in self.states():
+                    self._apply(state)
         return wrong
 
     def after_fork(self) -> None:
         """In a forked child: forget what the parent recorded, keep the Stats."""
         self._lock = threading.RLock()
         now = self._clock()
-        for tally in self.tallies():
-            tally.reset(wall=now)
+        for state in self.states():
+            state.reset(wall=now)
 
     def _discard(self, objects: list[object]) -> None:
         self.discard(objects)
 
-    def _apply(self, tally: Tally) -> None:
-        definition, enabled = apply_rules(tally.definition, [*self._rules, *self._switched])
-        if definition != tally.effective or enabled is not tally.enabled:
-            tally.override(definition, enabled=enabled)
+    def _apply(self, state: StatState) -> None:
+        definition, enabled = apply_rules(state.definition, [*self._rules, *self._switched])
+        if definition != state.effective or enabled is not state.enabled:
+            state.override(definition, enabled=enabled)
 
     def _claim_names(self, definition: StatDefinition, *, own: bool) -> None:
         first = self._firsts.get(definition.name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from exporter.errors import DefinitionError
 from exporter.recording.definition import check_definition
 from exporter.recording.registry import Registry
-from exporter.recording.tally import Tally
+from exporter.recording.state import StatState
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import Timer
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
@@ -56,10 +56,10 @@ class Stat:
     Source: RFC-0018 (torch.monitor) and what its reviewers asked for.
     """
 
-    __slots__ = ("_tally", "_tensors", "add")
+    __slots__ = ("_state", "_tensors", "add")
 
     add: Callable[[float], None]
-    _tally: Tally
+    _state: StatState
     _tensors: TensorReader | None
 
     def __new__(
@@ -92,18 +92,18 @@ class Stat:
         return cls._of(REGISTRY.obtain(definition))
 
     @classmethod
-    def _of(cls, tally: Tally) -> Self:
-        """Give the Stat of a tally, always the same object."""
-        known = _FACES.get((cls, tally))
+    def _of(cls, state: StatState) -> Self:
+        """Give the Stat of a state, always the same object."""
+        known = _FACES.get((cls, state))
         if known is None:
             known = stat = super().__new__(cls)
-            stat._tally = tally
-            stat.add = tally.buffer.append
+            stat._state = state
+            stat.add = state.buffer.append
             stat._tensors = None
             if (
-                tally.buffer.maxlen
+                state.buffer.maxlen
             ):  # else beyond the registry's bound, or recording is disabled: nothing is kept
-                known = _FACES.setdefault((cls, tally), stat)
+                known = _FACES.setdefault((cls, state), stat)
         return known  # type: ignore[return-value]  # keyed by cls
 
     @classmethod
@@ -142,7 +142,7 @@ class Stat:
             )
         wanted = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
         stat = cls(name, wanted, window_seconds=window_seconds, unit=unit, help=help, labels=labels)
-        known = stat._tally.measure
+        known = stat._state.measure
         if known is not None and known != measure:
             raise DefinitionError(
                 f"the passive Stat {name!r} is measured by {known!r} already, and now {measure!r} is to measure it",
@@ -150,7 +150,7 @@ class Stat:
                 found=measure,
                 allowed="one callable for each name and labels",
             )
-        stat._tally.measure = measure
+        stat._state.measure = measure
         return stat
 
     def add_tensor(self, tensor: object) -> None:
@@ -161,8 +161,8 @@ class Stat:
         replicated, calls during CUDA graph capture, and values beyond the copies that may be under way.
         """
         if self._tensors is None:
-            self._tensors = TensorReader(self.add, self._tally.refusals.append)
-            self._tally.tensors = self._tensors
+            self._tensors = TensorReader(self.add, self._state.refusals.append)
+            self._state.tensors = self._tensors
         self._tensors.add(tensor)
 
     def time(self) -> Timer:
@@ -171,52 +171,52 @@ class Stat:
         Raises:
             DefinitionError: The Stat's unit is not seconds.
         """
-        if self._tally.definition.unit not in {None, "seconds"}:
+        if self._state.definition.unit not in {None, "seconds"}:
             raise DefinitionError(
-                f"the Stat {self.name!r} cannot time: its unit is {self._tally.definition.unit!r}",
+                f"the Stat {self.name!r} cannot time: its unit is {self._state.definition.unit!r}",
                 field="unit",
-                found=self._tally.definition.unit,
+                found=self._state.definition.unit,
                 allowed=("seconds", None),
             )
         return Timer(self.add)
 
     def get(self) -> dict[Aggregation, float]:
         """Give the aggregations of the last closed window; empty when there is none, or no sample was in it."""
-        return dict(self._tally.closed.values)
+        return dict(self._state.closed.values)
 
     @property
     def name(self) -> str:
         """As the code wrote it."""
-        return self._tally.definition.name
+        return self._state.definition.name
 
     @property
     def definition(self) -> StatDefinition:
         """What is in force: the code's definition, changed by the configuration's overrides."""
-        return self._tally.effective
+        return self._state.effective
 
     @property
     def enabled(self) -> bool:
         """Whether it is recorded; see `Registry.switch` and the configuration's `recording:` rules."""
-        return self._tally.enabled
+        return self._state.enabled
 
     @property
     def window(self) -> WindowReading:
         """The last closed window."""
-        return self._tally.closed
+        return self._state.closed
 
     @property
     def count(self) -> int:
         """Samples accepted since the process began, as far as they are drained (`exporter.flush()` drains)."""
-        return self._tally.count
+        return self._state.count
 
     @property
     def sum(self) -> float:
         """Their exact sum."""
-        return self._tally.sum
+        return self._state.sum
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle it as its definition: a copy in this process is the same Stat."""
-        return _remade, (type(self), self._tally.definition)
+        return _remade, (type(self), self._state.definition)
 
     def __copy__(self) -> Self:
         return self
@@ -225,12 +225,12 @@ class Stat:
         return self
 
     def __repr__(self) -> str:
-        definition = self._tally.effective
+        definition = self._state.effective
         labels = "".join(f", {name}={value!r}" for name, value in definition.labels)
         return f"<Stat {definition.name!r}{labels}: {self.count} samples>"
 
 
-_FACES: dict[tuple[type[Stat], Tally], Stat] = {}
+_FACES: dict[tuple[type[Stat], StatState], Stat] = {}
 """So that the same definition is the same object; as many as the registry keeps."""
 
 
@@ -238,7 +238,7 @@ def _remade(cls: type[Stat], definition: StatDefinition) -> Stat:
     known = next(
         (
             each
-            for each in REGISTRY.tallies()
+            for each in REGISTRY.states()
             if each.definition.name == definition.name and each.definition.labels == definition.labels
         ),
         None,
@@ -266,9 +266,9 @@ class Stats:
     def matching(self, pattern: str = "*") -> list[Stat]:
         """List those whose names match a pattern (`*`: any characters, `?`: one), in order of construction."""
         return [
-            Stat._of(tally)  # noqa: SLF001  # its own file
-            for tally in self._registry.tallies()
-            if fnmatchcase(tally.definition.name, pattern)
+            Stat._of(state)  # noqa: SLF001  # its own file
+            for state in self._registry.states()
+            if fnmatchcase(state.definition.name, pattern)
         ]
 
     def names(self, pattern: str = "*") -> list[str]:
@@ -281,3 +281,34 @@ class Stats:
         What was counted stays counted; samples added while a Stat is off are dropped.
         """
         self._registry.switch(pattern, enabled=enabled)
+
+
+def metric(
+    kind: str,
+    name: str,
+    *,
+    unit: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    buckets: Iterable[float] | None = None,
+    own: bool = True,
+) -> Callable[[float], None]:
+    """Make a plain family, or one more series of it; a counter is 0 from then on, so that its first rise is seen.
+
+    Args:
+        kind: `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`.
+        name: With dots: `training.elastic.restarts` is `training_elastic_restarts_total`.
+        unit: A base unit.
+        labels: Of this series; the names are the same for every series of a family.
+        buckets: Of a histogram; None for a choice that suits the unit.
+        own: Whether the name is one of the exporter's own; False for one that the job has chosen.
+
+    Returns:
+        `add`, which takes any int or float, never raises and never waits.
+
+    Raises:
+        DefinitionError: It cannot be, or is another family already.
+    """
+    aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
+    definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
+    state = REGISTRY.obtain(definition.replace(kind=kind), own=own)
+    return state.buffer.append

@@ -19,7 +19,7 @@ from time import monotonic, time
 from typing import Any
 
 from exporter.errors import OneLoggerError
-from exporter.recording.late import CURRENT_SPAN, WHEN_TRAINING_IS_LOADED
+from exporter.recording.events import EVENTS
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training import buffers, calls
 from exporter.training.buffers import FULL_ITEMS, MOST_ITEMS, Hooks, SpanBuffer
@@ -339,7 +339,4 @@ def in_order(busy: list[SpanBuffer], until: float, most: int) -> list[Mark]:
 TRAINING = TrainingRecording()
 """That of this process."""
 
-CURRENT_SPAN.find = buffers.current_span_id
-
-for _tell in WHEN_TRAINING_IS_LOADED:
-    _tell(TRAINING)
+EVENTS.current_span = buffers.current_span_id

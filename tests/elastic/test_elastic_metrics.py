@@ -340,7 +340,7 @@ def test_names_beyond_the_bound_are_refused_and_counted(monkeypatch: pytest.Monk
     for number in range(100):
         stats.record(group, f"n{number}", 1)
 
-    made = [each for each in REGISTRY.tallies() if each.definition.name.startswith(f"{group}.")]
+    made = [each for each in REGISTRY.states() if each.definition.name.startswith(f"{group}.")]
     assert len(made) == 10
     assert len(stats._refused) == 5
     assert total("training.elastic.refused", reason="too_many") == before + 90

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from test_feed_codec import changed as changed_example
 from test_feed_codec import example, reason_of
 
-from exporter.feed.codec import decode, encode
-from exporter.feed.decoder import SLUG
-from exporter.feed.encoder import Encoder
+from exporter.feed.decoder import SLUG, decode
+from exporter.feed.encoder import Encoder, encode
 from exporter.recording.values import EventsReading, Recording
 
 labels = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.isprintable)

@@ -24,7 +24,7 @@ from feed_support import (
 )
 
 from exporter.errors import FeedDirectoryError
-from exporter.feed.codec import encode
+from exporter.feed.encoder import encode
 from exporter.feed.reader import LEFTOVER_SECONDS, SETTLE_SECONDS, FeedReader
 from exporter.feed.snapshot import Snapshot
 from exporter.feed.writer import FeedWriter

@@ -14,9 +14,8 @@ from test_feed_codec import changed as changed_example
 from test_feed_codec import example, reason_of, texts, times
 
 from exporter.errors import FeedFormatError
-from exporter.feed.codec import decode, encode
-from exporter.feed.decoder import SLUG
-from exporter.feed.encoder import Encoder
+from exporter.feed.decoder import SLUG, decode
+from exporter.feed.encoder import Encoder, encode
 from exporter.recording.values import Recording, TrainingReading
 
 slugs = st.from_regex(SLUG, fullmatch=True)

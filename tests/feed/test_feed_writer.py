@@ -22,7 +22,7 @@ from feed_support import (
 )
 
 from exporter.feed import writer as writer_module
-from exporter.feed.codec import decode
+from exporter.feed.decoder import decode
 from exporter.feed.reader import FeedReader
 from exporter.feed.writer import FeedWriter
 

@@ -12,7 +12,7 @@ import pytest
 from goodput_support import PaperJob, Watched
 from ledger_support import START, MemoryFeed, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
-from exporter.feed.codec import encode
+from exporter.feed.encoder import encode
 from exporter.ledger.store import StateStore
 from exporter.recording.aggregations import Aggregation
 from exporter.recording.values import WindowReading

@@ -9,26 +9,26 @@ from elastic_support import child, labelled, page_of, series
 from ledger_support import Sidecar, a_definition, a_process, a_reading, a_snapshot
 
 from exporter.errors import DefinitionError
-from exporter.feed.codec import decode, encode
+from exporter.feed.decoder import decode
+from exporter.feed.encoder import encode
 from exporter.ledger.admission import OWN
 from exporter.recording.naming import families_of
-from exporter.recording.plain import plain
 from exporter.recording.registry import Registry
-from exporter.recording.stat import Stat
+from exporter.recording.stat import Stat, metric
 from exporter.recording.values import KINDS, Aggregation
 
 RECORD = """
 import exporter
 exporter.configure(run="mine")
-from exporter.recording.plain import plain
-plain("counter", "training.elastic.restarts")
-add = plain("counter", "training.elastic.failure_restarts", labels={"worker_role": "a"})
+from exporter.recording.stat import metric
+metric("counter", "training.elastic.restarts")
+add = metric("counter", "training.elastic.failure_restarts", labels={"worker_role": "a"})
 add(1); add(2)
-left = plain("gauge", "training.elastic.remaining_restarts", labels={"worker_role": "a"})
+left = metric("gauge", "training.elastic.remaining_restarts", labels={"worker_role": "a"})
 left(3); left(-1)
-wait = plain("histogram", "training.elastic.rendezvous", unit="seconds", buckets=(1.0, 5.0))
+wait = metric("histogram", "training.elastic.rendezvous", unit="seconds", buckets=(1.0, 5.0))
 wait(0.5); wait(3)
-plain("summary", "training.elastic.flakiness", unit="ratio", labels={"worker_role": "a"})(0.25)
+metric("summary", "training.elastic.flakiness", unit="ratio", labels={"worker_role": "a"})(0.25)
 """
 
 
@@ -101,7 +101,7 @@ def test_a_stat_of_the_user_cannot_take_such_a_name() -> None:
     with pytest.raises(DefinitionError, match="reserved"):
         Stat("training.elastic.rendezvous", unit="seconds")
     with pytest.raises(DefinitionError, match="reserved"):
-        plain("counter", "training.elastic.restarts", own=False)
+        metric("counter", "training.elastic.restarts", own=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)

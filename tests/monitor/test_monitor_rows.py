@@ -159,7 +159,7 @@ def test_r7_histograms_percentiles_and_standard_deviation() -> None:
 
     assert drained(stat).get()[Aggregation.STDDEV] == 1.0
     assert stat.get()[Aggregation.P50] == 2.0
-    assert stat._tally.reading().bucket_counts == (1,)
+    assert stat._state.reading().bucket_counts == (1,)
 
 
 def test_r8_collectors_are_given_raw_samples() -> None:
@@ -276,7 +276,7 @@ def test_v3_no_data_is_no_value() -> None:
     wait_until(lambda: stat.window.started > over)
 
     assert stat.get() == {}
-    assert stat._tally.reading().last_sample is not None
+    assert stat._state.reading().last_sample is not None
 
 
 def test_v4_a_window_of_too_few_samples_is_no_data_and_their_number_is_always_published() -> None:
@@ -354,7 +354,7 @@ def test_v12_a_loss_that_is_no_number_is_counted_and_kept_out() -> None:
         stat.add(value)
 
     assert drained(stat).get() == {Aggregation.VALUE: 0.5}
-    assert stat._tally.reading().rejected == {"nan": 1, "infinite": 1}
+    assert stat._state.reading().rejected == {"nan": 1, "infinite": 1}
 
 
 def test_v13_gpus_are_watched() -> None:

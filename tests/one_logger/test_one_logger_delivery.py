@@ -54,7 +54,7 @@ def total(name: str, **labels: str) -> float:
     RECORDER.flush(SOON)
     return sum(
         each.sum
-        for each in REGISTRY.tallies()
+        for each in REGISTRY.states()
         if each.definition.name == name and each.definition.labels == tuple(sorted(labels.items()))
     )
 
@@ -281,7 +281,7 @@ def test_its_families_are_admitted_to_the_page(sinks: list[Delivery]) -> None:
     begun(sinks, KeepingExporter())
     made = {
         f"{each.definition.name.replace('.', '_')}_total": each.definition
-        for each in REGISTRY.tallies()
+        for each in REGISTRY.states()
         if each.definition.name.startswith("training.span.exporter.")
     }
 

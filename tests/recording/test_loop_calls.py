@@ -205,7 +205,7 @@ def test_every_stat_that_threads_make_at_once_is_listed() -> None:
     from exporter.recording.definition import check_definition
 
     registry = Registry()
-    listing = threading.Thread(target=lambda: [registry.tallies() for _ in range(3000)])
+    listing = threading.Thread(target=lambda: [registry.states() for _ in range(3000)])
     making = [
         threading.Thread(
             target=lambda part=part: [registry.obtain(check_definition(f"s{part}.n{n}")) for n in range(100)]
@@ -217,7 +217,7 @@ def test_every_stat_that_threads_make_at_once_is_listed() -> None:
     for thread in (listing, *making):
         thread.join()
 
-    assert len(registry.tallies()) == 400
+    assert len(registry.states()) == 400
 
 
 def test_stats_beyond_the_most_are_said_and_counted_in_the_feed(feed: Path) -> None:

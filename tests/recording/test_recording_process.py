@@ -356,7 +356,7 @@ def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None
         exporter.configure(run="other")
         assert exporter.flush()
         exporter.shutdown()
-        assert len(loss._tally.buffer) == 0
+        assert len(loss._state.buffer) == 0
         assert threading.active_count() == 1
     """
     run(feed, program, EXPORTER_DISABLED="1")
@@ -472,7 +472,7 @@ def test_a_runaway_label_neither_raises_nor_fills_the_memory(feed: Path) -> None
         module.MOST_STATS = 100
         for number in range(1000):
             Stat("train.layer", ["mean"], labels={"layer": str(number)}).add(1.0)
-        assert len(registry.tallies()) == 100
+        assert len(registry.states()) == 100
         assert registry.refused == 900
     """
     run(feed, program)

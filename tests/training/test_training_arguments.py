@@ -15,7 +15,7 @@ from one_logger_support import run_python
 from training_support import Memory, begun_anew, configured, exported, misuses, of, told
 
 from exporter import training
-from exporter.feed.codec import decode
+from exporter.feed.decoder import decode
 from exporter.recording.values import StatReading
 from exporter.training.attributes import Unusable, plain_value, shown, taken
 from exporter.training.recording import TRAINING

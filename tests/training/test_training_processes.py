@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from places import PROJECT
 
-from exporter.feed.codec import decode
+from exporter.feed.decoder import decode
 from exporter.feed.snapshot import Snapshot
 
 ROOT = PROJECT
@@ -392,7 +392,7 @@ def test_a_save_is_published_before_the_next_flush(tmp_path: Path) -> None:
         import os, signal, time
         from pathlib import Path
         from exporter import training
-        from exporter.feed.codec import decode
+        from exporter.feed.decoder import decode
 
         with training.application(), training.training_loop(train_iterations_start=0):
             for _ in range(7):

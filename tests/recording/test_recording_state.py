@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.recording.definition import check_definition
-from exporter.recording.tally import CHUNK_SAMPLES, Tally
+from exporter.recording.state import CHUNK_SAMPLES, StatState
 from exporter.recording.values import Aggregation, StatReading
 
 SIMPLE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.SUM)
 
 
-def drained(tally: Tally, *samples: object, wall: float = 100.0) -> StatReading:
-    tally.buffer.extend(samples)
-    while tally.drain(wall=wall):
+def drained(state: StatState, *samples: object, wall: float = 100.0) -> StatReading:
+    state.buffer.extend(samples)
+    while state.drain(wall=wall):
         pass
-    return tally.reading()
+    return state.reading()
 
 
 class Liar(float):
@@ -33,10 +33,10 @@ class NumberLike:
 
 
 def test_what_is_no_finite_number_is_counted_by_reason_and_kept_out() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=0.0)
+    state = StatState(check_definition("a", SIMPLE), wall=0.0)
 
     reading = drained(
-        tally, 1, 2.5, True, Decimal("1.5"), Fraction(1, 2), math.nan, math.inf, -math.inf, "3", None, 10**400
+        state, 1, 2.5, True, Decimal("1.5"), Fraction(1, 2), math.nan, math.inf, -math.inf, "3", None, 10**400
     )
 
     assert (reading.count, reading.sum) == (5, 6.5)
@@ -44,9 +44,9 @@ def test_what_is_no_finite_number_is_counted_by_reason_and_kept_out() -> None:
 
 
 def test_numbers_of_the_users_own_classes_never_run_their_code() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=0.0)
+    state = StatState(check_definition("a", SIMPLE), wall=0.0)
 
-    reading = drained(tally, Liar(2.0), NumberLike(), math.nan)
+    reading = drained(state, Liar(2.0), NumberLike(), math.nan)
 
     assert (reading.count, reading.sum) == (1, 2.0)
     assert reading.rejected == {"nan": 1, "not_a_number": 1}
@@ -54,26 +54,26 @@ def test_numbers_of_the_users_own_classes_never_run_their_code() -> None:
 
 def test_a_tensor_in_the_buffer_is_no_number() -> None:
     torch = pytest.importorskip("torch", reason="install torch: pip install torch")
-    tally = Tally(check_definition("a", SIMPLE), wall=0.0)
+    state = StatState(check_definition("a", SIMPLE), wall=0.0)
 
-    reading = drained(tally, torch.tensor(1.0), torch.ones(3), 2.0)
+    reading = drained(state, torch.tensor(1.0), torch.ones(3), 2.0)
 
     assert (reading.count, reading.rejected) == (1, {"not_a_number": 2})
 
 
 def test_a_negative_sample_ends_the_sum_but_not_the_count() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=0.0)
+    state = StatState(check_definition("a", SIMPLE), wall=0.0)
 
-    assert drained(tally, 1.0).sum == 1.0
-    assert drained(tally, -0.5, 2.0).sum is None
-    assert drained(tally, 3.0).count == 4
+    assert drained(state, 1.0).sum == 1.0
+    assert drained(state, -0.5, 2.0).sum is None
+    assert drained(state, 3.0).count == 4
 
 
 def test_a_buffer_found_full_is_an_overflow_that_is_told() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=0.0, samples=8)
+    state = StatState(check_definition("a", SIMPLE), wall=0.0, samples=8)
 
-    assert drained(tally, *range(7)).overflows == 0
-    reading = drained(tally, *range(50))
+    assert drained(state, *range(7)).overflows == 0
+    reading = drained(state, *range(50))
 
     assert (reading.count, reading.overflows) == (7 + 8, 1)
 
@@ -82,10 +82,10 @@ def test_a_buffer_found_full_is_an_overflow_that_is_told() -> None:
 def test_count_windows_close_at_their_nth_sample_and_the_next_begins_at_once(
     samples: list[float], limit: int, portion: int
 ) -> None:
-    tally = Tally(check_definition("a", SIMPLE, window_seconds=None, window_samples=limit), wall=0.0)
+    state = StatState(check_definition("a", SIMPLE, window_seconds=None, window_samples=limit), wall=0.0)
     for start in range(0, len(samples), portion):
-        drained(tally, *samples[start : start + portion])
-    reading = tally.reading()
+        drained(state, *samples[start : start + portion])
+    reading = state.reading()
     closed = len(samples) // limit
 
     assert reading.count == len(samples)
@@ -98,70 +98,70 @@ def test_count_windows_close_at_their_nth_sample_and_the_next_begins_at_once(
 
 
 def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
-    tally = Tally(check_definition("a", SIMPLE, window_seconds=60, window_samples=3), wall=100.0)
+    state = StatState(check_definition("a", SIMPLE, window_seconds=60, window_samples=3), wall=100.0)
 
-    drained(tally, 1, 2, 3, 4, wall=110.0)
-    by_count = tally.closed
-    tally.close_window(60.0, 120.0, late_windows=False, wall=120.0)
+    drained(state, 1, 2, 3, 4, wall=110.0)
+    by_count = state.closed
+    state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
 
     assert (by_count.started, by_count.ended, by_count.samples) == (100.0, 110.0, 3)
-    assert (tally.closed.started, tally.closed.ended, tally.closed.samples) == (110.0, 120.0, 1)
+    assert (state.closed.started, state.closed.ended, state.closed.samples) == (110.0, 120.0, 1)
 
 
 def test_an_empty_window_is_no_data() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=100.0)
-    drained(tally, 5.0)
-    tally.close_window(60.0, 120.0, late_windows=False, wall=120.0)
-    assert tally.closed.samples == 1
+    state = StatState(check_definition("a", SIMPLE), wall=100.0)
+    drained(state, 5.0)
+    state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
+    assert state.closed.samples == 1
 
-    tally.close_window(120.0, 180.0, late_windows=False, wall=180.0)
+    state.close_window(120.0, 180.0, late_windows=False, wall=180.0)
 
-    assert (tally.closed.samples, dict(tally.closed.values)) == (0, {})
+    assert (state.closed.samples, dict(state.closed.values)) == (0, {})
 
 
 def test_windows_that_passed_during_a_suspension_leave_no_data_behind() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=100.0)
-    drained(tally, 5.0)
+    state = StatState(check_definition("a", SIMPLE), wall=100.0)
+    drained(state, 5.0)
 
-    tally.close_window(60.0, 120.0, late_windows=True, wall=900.0)
+    state.close_window(60.0, 120.0, late_windows=True, wall=900.0)
 
-    assert tally.closed.samples == 0
+    assert state.closed.samples == 0
 
 
 def test_a_window_of_too_few_samples_has_no_values_but_their_number() -> None:
-    tally = Tally(check_definition("a", SIMPLE, min_samples=3), wall=0.0)
-    drained(tally, 1.0, 2.0)
-    tally.close_window(0.0, 60.0, late_windows=False, wall=60.0)
-    few = tally.closed
-    drained(tally, 1.0, 2.0, 3.0)
-    tally.close_window(60.0, 120.0, late_windows=False, wall=120.0)
+    state = StatState(check_definition("a", SIMPLE, min_samples=3), wall=0.0)
+    drained(state, 1.0, 2.0)
+    state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+    few = state.closed
+    drained(state, 1.0, 2.0, 3.0)
+    state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
 
     assert (few.samples, few.values) == (2, {})
-    assert (tally.closed.samples, bool(tally.closed.values)) == (3, True)
-    assert tally.count == 5
+    assert (state.closed.samples, bool(state.closed.values)) == (3, True)
+    assert state.count == 5
 
 
 def test_a_count_window_goes_stale_without_samples() -> None:
-    tally = Tally(
+    state = StatState(
         check_definition("a", SIMPLE, window_seconds=None, window_samples=2, stale_seconds=30), wall=0.0
     )
-    drained(tally, 1.0, 2.0, wall=100.0)
-    tally.expire(wall=130.0)
-    assert tally.closed.samples == 2
+    drained(state, 1.0, 2.0, wall=100.0)
+    state.expire(wall=130.0)
+    assert state.closed.samples == 2
 
-    tally.expire(wall=130.1)
+    state.expire(wall=130.1)
 
-    assert tally.reading().window is tally.closed
-    assert tally.closed.samples == 0
+    assert state.reading().window is state.closed
+    assert state.closed.samples == 0
 
 
 @given(st.lists(st.floats(-10, 10), max_size=200))
 def test_buckets_count_samples_at_or_below_their_bound_since_the_process_began(samples: list[float]) -> None:
-    tally = Tally(check_definition("a", ["histogram"], buckets=[-1, 0, 2.5]), wall=0.0)
-    drained(tally, *samples[:50])
-    tally.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+    state = StatState(check_definition("a", ["histogram"], buckets=[-1, 0, 2.5]), wall=0.0)
+    drained(state, *samples[:50])
+    state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
 
-    reading = drained(tally, *samples[50:])
+    reading = drained(state, *samples[50:])
 
     assert reading.bucket_counts == tuple(
         sum(sample <= bound for sample in samples) for bound in (-1, 0, 2.5)
@@ -169,12 +169,12 @@ def test_buckets_count_samples_at_or_below_their_bound_since_the_process_began(s
 
 
 def test_a_chunk_is_bounded_so_that_no_drain_holds_the_interpreter_for_long() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=0.0)
-    tally.buffer.extend([1.0] * (CHUNK_SAMPLES + 1))
+    state = StatState(check_definition("a", SIMPLE), wall=0.0)
+    state.buffer.extend([1.0] * (CHUNK_SAMPLES + 1))
 
-    assert tally.drain(wall=1.0)
-    assert tally.reading().count == CHUNK_SAMPLES
-    assert not tally.drain(wall=1.0)
+    assert state.drain(wall=1.0)
+    assert state.reading().count == CHUNK_SAMPLES
+    assert not state.drain(wall=1.0)
 
 
 def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the_first_sample() -> None:
@@ -182,7 +182,7 @@ def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the
     wanted = definition.replace(
         aggregations=frozenset({Aggregation.MAX, Aggregation.HISTOGRAM}), buckets=(5.0,)
     )
-    early, late = Tally(definition, wall=0.0), Tally(definition, wall=0.0)
+    early, late = StatState(definition, wall=0.0), StatState(definition, wall=0.0)
     early.override(wanted, enabled=True)
     drained(late, 1.0)
     late.override(wanted, enabled=True)
@@ -195,18 +195,18 @@ def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the
 
 
 def test_a_disabled_stat_drops_what_is_added_and_keeps_what_was_counted() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=0.0)
-    drained(tally, 1.0)
-    tally.override(tally.definition, enabled=False)
-    drained(tally, 2.0)
-    tally.override(tally.definition, enabled=True)
+    state = StatState(check_definition("a", SIMPLE), wall=0.0)
+    drained(state, 1.0)
+    state.override(state.definition, enabled=False)
+    drained(state, 2.0)
+    state.override(state.definition, enabled=True)
 
-    assert drained(tally, 4.0).sum == 5.0
+    assert drained(state, 4.0).sum == 5.0
 
 
 def test_a_reading_is_the_same_object_until_something_changes() -> None:
-    tally = Tally(check_definition("a", SIMPLE), wall=0.0)
-    first = tally.reading()
+    state = StatState(check_definition("a", SIMPLE), wall=0.0)
+    first = state.reading()
 
-    assert tally.reading() is first
-    assert drained(tally, 1.0) is not first
+    assert state.reading() is first
+    assert drained(state, 1.0) is not first

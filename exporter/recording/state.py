@@ -1,4 +1,4 @@
-"""Tally: what has become of one Stat's samples, from its buffer to its last closed window and its totals.
+"""StatState: what has become of one Stat's samples, from its buffer to its last closed window and its totals.
 
 Used by the recording thread of the training process. The job's threads touch only the buffer and the
 refusals, with single appends; everything else belongs to whoever holds the recorder's cycle.
@@ -30,7 +30,7 @@ _FOREIGN_NUMBERS = {
 """Immutable numbers of known libraries: module, and class name without its bits."""
 
 
-class Tally:
+class StatState:
     """The state of one Stat.
 
     Attributes:
