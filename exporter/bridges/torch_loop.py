@@ -389,7 +389,8 @@ class LoopSource(Source):
         if tracker is None:
             return
         tracker.end(SAVE, error)
-        self._turn_begins(tracker)
+        if not tracker.is_open(EVALUATION):  # it goes on until the model is trained again
+            self._turn_begins(tracker)
         if self._handed_over is not None:
             report_when_written(tracker.training, *self._handed_over, result, error)
             self._handed_over = None

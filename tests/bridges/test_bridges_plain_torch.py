@@ -762,6 +762,27 @@ def test_gradients_that_an_optimizer_is_to_use_or_that_belong_to_no_training_end
     assert kept.value("training_steps_total", mode="train") == 1
 
 
+@pytest.mark.parametrize("optimizer", ["torch.optim.SGD(model.parameters(), lr=0.1)", "None"])
+def test_a_save_between_evaluation_and_training_makes_no_step(tmp_path: Path, optimizer: str) -> None:
+    program = f"""
+model = nn.Sequential(nn.Linear(4, 1))
+optimizer = {optimizer}
+for epoch in range(3):
+    model.train()
+    for _ in range(5):
+        (optimizer or model).zero_grad()
+        model(torch.randn(4, 4)).pow(2).mean().backward()
+        if optimizer:
+            optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(4, 4))
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+    assert job(tmp_path, PRELUDE + program, AUTO).value("training_steps_total", mode="train") == 15
+
+
 def test_values_that_cannot_be_had_without_waiting_are_left_out(tmp_path: Path) -> None:
     program = """
 from exporter.bridges.loop import LoopTracker
