@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
 from prometheus_client.core import Metric
 
 from exporter.families import Distribution
+from exporter.feed.reader import FeedEntry, Scan
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.store import StateStore
@@ -104,43 +105,29 @@ def a_snapshot(
     written: float = START,
     dropped: Mapping[str, int] | None = None,
     final: bool = False,
-    stuck: float | None = None,
 ) -> Snapshot:
-    recording = Recording(stats, final, drain_delay_seconds=0.25, passive_stuck_since=stuck)
-    return Snapshot(process, sequence, written, 1.0, recording, dropped or {})
-
-
-@dataclass
-class MemoryEntry:
-    snapshot: Snapshot
-    alive: bool = True
-    age_seconds: float = 0.5
-    pid: int | None = None
-
-
-@dataclass
-class MemoryScan:
-    entries: tuple[MemoryEntry, ...]
-    refused: tuple[tuple[str, str], ...]
+    return Snapshot(process, sequence, written, 1.0, Recording(stats, final), dropped or {})
 
 
 @dataclass
 class MemoryFeed:
     """A feed directory without files; stands for `FeedReader`, which has tests of its own with real ones."""
 
-    files: dict[str, MemoryEntry] = field(default_factory=dict)
+    files: dict[str, FeedEntry] = field(default_factory=dict)
     refused: tuple[tuple[str, str], ...] = ()
     owned: bool = True
     removable: bool = True
 
-    def put(self, snapshot: Snapshot, *, alive: bool = True, age_seconds: float = 0.5) -> None:
-        self.files[snapshot.process.id] = MemoryEntry(snapshot, alive, age_seconds)
+    def put(
+        self, snapshot: Snapshot, *, alive: bool = True, age_seconds: float = 0.5, pid: int | None = None
+    ) -> None:
+        self.files[snapshot.process.id] = FeedEntry(snapshot, alive, age_seconds, pid)
 
     def kill(self, process: ProcessIdentity) -> None:
-        self.files[process.id].alive = False
+        self.files[process.id] = replace(self.files[process.id], alive=False)
 
-    def scan(self) -> MemoryScan:
-        return MemoryScan(tuple(self.files.values()), self.refused)
+    def scan(self) -> Scan:
+        return Scan(tuple(self.files.values()), self.refused)
 
     def acquire_ownership(self) -> bool:
         return self.owned

@@ -171,7 +171,7 @@ class Wiring:
     def configure_goodput(self, settings: Goodput) -> None:
         """Count by other rules."""
         self._jobs.sessions.configure(settings.options())
-        self._jobs.info.peaks = settings.peaks()
+        self._jobs.peaks = settings.peaks()
 
     def close(self) -> None:
         """Let go of the GPUs, and let another exporter of this machine count its energy."""

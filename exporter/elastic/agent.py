@@ -1,7 +1,7 @@
 """The agent: what torchelastic's metrics and events say of it and of its workers, as families of the exporter's own.
 
 Used in the training process and in torchrun's agent, on the thread that records, by the faces and by the bridge. Nothing
-here raises. The families are declared in `exporter.ledger.families.frameworks`.
+here raises. The families are declared in `exporter.ledger.families.training`.
 
 Of the metrics, those that torchelastic emits in its own group are taken; whatever else is in that group is the job's:
 

@@ -4,12 +4,10 @@ Runs in the sidecar, on the ledger's collecting thread; no I/O. Definitions come
 names its Stats as it likes; what goes out is the same for the whole exposition: a name has one family, one type, one unit
 and one set of buckets.
 
-The rule, for every name a Stat's families and samples would take:
-
 - Names of the exporter's own families are refused, except to a Stat that is just that family (`OWN`).
-- A family belongs to the living processes that have it. The first (by the order given, in which processes that already
-  hold the family come before new ones) decides type, unit and buckets; a Stat that differs in one of them, or whose
-  other families collide with a held name, is refused while a holder lives.
+- A family belongs to the living processes that have it. The first (those that already hold it come before new ones)
+  decides type, unit and buckets; a Stat that differs in one of them, or whose other families collide with a held name, is
+  refused while a holder lives.
 - Help may differ (the first one's is published), and so may labels: the family then has the union of the label names,
   and those that a Stat lacks are absent from its series.
 - What only the dead have recorded lingers under the same rule, after all the living.
@@ -18,12 +16,12 @@ The rule, for every name a Stat's families and samples would take:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING
 
 from exporter.families import FamilySpec
-from exporter.ledger.families import frameworks, training
+from exporter.ledger.families import training
 from exporter.ledger.families.training import IDENTITY_LABELS
 from exporter.recording.aggregations import Aggregation
 from exporter.recording.naming import StatFamilies, families_of
@@ -37,9 +35,9 @@ SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 """What a Stat is under, over restarts and versions of the code: its main family and its labels."""
 
 Shape = tuple[bool, str | None, tuple[float, ...], str]
-"""Histogram or not, unit, bounds of the buckets, kind."""
+"""Histogram or not, unit, bounds of the buckets, kind: what must be the same for numbers to be added up."""
 
-OWN: Mapping[str, FamilySpec] = {spec.name: spec for spec in (*training.SPECS, *frameworks.SPECS)}
+OWN: Mapping[str, FamilySpec] = {spec.name: spec for spec in training.SPECS}
 """Families of the exporter's own that Stats fill: their names are reserved, and theirs alone."""
 
 _MOST_LABELS = 64
@@ -47,21 +45,23 @@ _MOST_LABELS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A definition with all that follows from it.
-
-    Attributes:
-        definition: As the feed gave it.
-        families: The names of its families.
-        names: The names of its families and their samples, as they could collide.
-        key: What its totals are kept under.
-        shape: What must be the same over a family.
-    """
+    """A definition with all that follows from it; `names` are those of its families and their samples."""
 
     definition: StatDefinition
     families: StatFamilies
     names: frozenset[str]
     key: SeriesKey
     shape: Shape
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A family, its sample names and its window gauges, held by all Stats that feed it."""
+
+    main: str
+    shape: Shape
+    first: StatDefinition  # of its first holder, for help
+    label_names: tuple[str, ...] = ()  # the union over all holders, sorted
 
 
 def identity_labels(spec: FamilySpec) -> tuple[str, ...]:
@@ -71,12 +71,8 @@ def identity_labels(spec: FamilySpec) -> tuple[str, ...]:
 
 def fits(definition: StatDefinition, spec: FamilySpec) -> bool:
     """Tell whether a Stat is a family of the exporter's own."""
-    labels = tuple([name for name, _ in definition.labels])
-    return (
-        definition.kind == spec.type
-        and (definition.unit or "") == spec.unit
-        and labels == spec.labels[len(identity_labels(spec)) :]
-    )
+    labels = identity_labels(spec) + tuple([name for name, _ in definition.labels])
+    return (definition.kind, definition.unit or "", labels) == (spec.type, spec.unit, spec.labels)
 
 
 def shape_of(definition: StatDefinition) -> Shape:
@@ -85,47 +81,27 @@ def shape_of(definition: StatDefinition) -> Shape:
     return histogram, definition.unit, definition.buckets, definition.kind
 
 
-@dataclass(slots=True, eq=False)
-class Claim:
-    """A family, its sample names and its window gauges, held by all Stats that feed it.
-
-    Attributes:
-        main: Name of the main family.
-        shape: Of its first holder.
-        first: The definition of its first holder, for help.
-        label_names: The union over all holders, sorted.
-    """
-
-    main: str
-    shape: Shape
-    first: StatDefinition
-    label_names: tuple[str, ...] = field(default_factory=tuple)
-
-
 class Admission:
     """Makes plans of definitions, settles who may use which names, and counts what is admitted.
 
-    Args:
-        reserved: Names of fixed families that no Stat may take, beside the generated list.
+    Attributes:
+        settled: How often it was settled who holds what; the claims of plans are the same in between.
     """
 
     def __init__(self, *, reserved: Iterable[str] = ()) -> None:
+        """Refuse these names too, beside the generated list."""
+        self.settled = 0
         self._reserved = RESERVED | frozenset(reserved)
         self._claims: dict[str, Claim] = {}
         self._names: dict[str, Claim] = {}
-        self._settled: tuple[list[object], list[object]] = ([], [])
+        self._lists: tuple[list[object], list[object]] = ([], [])
 
     def count(self, processes: Sequence[Process], lingering: Sequence[Totals]) -> None:
-        """Settle what counts, and count it.
-
-        Args:
-            processes: All that have a record.
-            lingering: What the dead have left that is still shown.
-        """
+        """Settle what counts, and count it, of all processes with a record and of what the dead have left."""
         participants = [each for each in processes if self._look(each)]
         participants.sort(key=lambda each: (each.identity.started, each.identity.id))
         lists: list[object] = [each.plans for each in participants]
-        before, leftovers_before = self._settled
+        before, leftovers_before = self._lists
         changed = not _same(lists, before)
         if changed:
             self._settle(participants, ())
@@ -136,29 +112,7 @@ class Admission:
         leftovers = [plans for each in lingering if (plans := self._leftover(each))]
         if changed or not _same(leftovers, leftovers_before):
             self._settle(participants, leftovers)
-        self._settled = lists, list(leftovers)
-
-    def plans(
-        self, definitions: Iterable[StatDefinition], known: Mapping[StatDefinition, Plan | None]
-    ) -> list[Plan | None]:
-        """Make the plans of one process's definitions; None for what may never be published.
-
-        The second of two that become the same series (`a.b` and `a_b`) is such a one.
-
-        Args:
-            definitions: All of them.
-            known: Plans that were made before.
-        """
-        plans: list[Plan | None] = []
-        seen: set[SeriesKey] = set()
-        for definition in definitions:
-            plan = known.get(definition) or self._made(definition)
-            if plan is not None and plan.key in seen:
-                plan = None
-            if plan is not None:
-                seen.add(plan.key)
-            plans.append(plan)
-        return plans
+        self._lists = lists, list(leftovers)
 
     def claim(self, plan: Plan) -> Claim | None:
         """Find the family that a plan feeds; None when another family has its names."""
@@ -169,32 +123,54 @@ class Admission:
 
     def _look(self, process: Process) -> bool:
         """Bring a process's plans up to date; True when it has a say in the settlement."""
-        snapshot = process.snapshot
-        if snapshot is None:
+        if process.snapshot is None:
             return False
-        definitions = [reading.definition for reading in snapshot.recording.stats]
+        definitions = [reading.definition for reading in process.snapshot.recording.stats]
         first = process.definitions is None
         renewed = process.definitions is None or not _same(definitions, process.definitions)
         if renewed:
             process.definitions = definitions
             known = {plan.definition: plan for plan in process.plans if plan is not None}
-            process.plans = self.plans(definitions, known)
-        if process.living:
-            return True
-        if first:
-            # It died before anybody saw it: its totals are counted, and shown if they fit those of the living.
-            process.admitted = process.plans
-            return False
-        return renewed
+            process.plans = self._plans(definitions, known)
+        if process.living or not first:
+            return process.living or renewed
+        # It died before anybody saw it: its totals are counted, and shown if they fit those of the living.
+        process.admitted = process.plans
+        return False
 
     def _leftover(self, totals: Totals) -> list[Plan | None]:
         if totals.lingering is None:
-            totals.lingering = self.plans([reading.definition for reading in totals.series.values()], {})
+            totals.lingering = self._plans([reading.definition for reading in totals.series.values()], {})
         return totals.lingering
+
+    def _plans(
+        self, definitions: Iterable[StatDefinition], known: Mapping[StatDefinition, Plan]
+    ) -> list[Plan | None]:
+        """Make the plans of one process; of two definitions that become one series (`a.b` and `a_b`) the second has none."""
+        plans: list[Plan | None] = []
+        seen: set[SeriesKey] = set()
+        for definition in definitions:
+            plan = known.get(definition) or self._plan(definition)
+            plans.append(plan if plan is not None and plan.key not in seen else None)
+            if plan is not None:
+                seen.add(plan.key)
+        return plans
+
+    def _plan(self, definition: StatDefinition) -> Plan | None:
+        families = families_of(definition)
+        names, own = families.names(), OWN.get(families.main)
+        if own is not None:
+            refused = not fits(definition, own)
+        else:
+            refused = any(name in self._reserved or name.startswith(RESERVED_PREFIXES) for name in names)
+        if refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
+            return None
+        return Plan(definition, families, names, (families.main, definition.labels), shape_of(definition))
 
     def _settle(self, living: Sequence[Process], dead: Iterable[Sequence[Plan | None]]) -> None:
         """Decide anew who holds which family."""
         self._claims, self._names = {}, {}
+        self.settled += 1
         # A family that is held stays with its holders, whatever order the processes come in.
         for process in living:
             held = {(plan.key, plan.shape) for plan in process.admitted if plan is not None}
@@ -210,34 +186,17 @@ class Admission:
                 if plan is not None:
                     self._hold(plan)
 
-    def _made(self, definition: StatDefinition) -> Plan | None:
-        families = families_of(definition)
-        names = families.names()
-        own = OWN.get(families.main)
-        if own is not None:
-            refused = not fits(definition, own)
-        else:
-            refused = any(name in self._reserved or name.startswith(RESERVED_PREFIXES) for name in names)
-        if refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
-            return None
-        return Plan(definition, families, names, (families.main, definition.labels), shape_of(definition))
-
     def _hold(self, plan: Plan) -> bool:
-        main = plan.key[0]
-        claim = self._claims.get(main)
-        if claim is not None and claim.shape != plan.shape:
+        claim = self._claims.get(plan.key[0]) or Claim(plan.key[0], plan.shape, plan.definition)
+        if claim.shape != plan.shape or any(self._names.get(name, claim) is not claim for name in plan.names):
             return False
-        if any(self._names.get(name, claim) is not claim for name in plan.names):
+        labels = {*claim.label_names, *[name for name, _ in plan.key[1]]}
+        if len(labels) > _MOST_LABELS:
             return False
-        labels = {name for name, _ in plan.key[1]}
-        if claim is None:
-            claim = self._claims[main] = Claim(main, plan.shape, plan.definition)
-        elif len(labels.union(claim.label_names)) > _MOST_LABELS:
-            return False
-        if not labels.issubset(claim.label_names):
-            claim.label_names = tuple(sorted(labels.union(claim.label_names)))
-        for name in plan.names:
-            self._names[name] = claim
+        if len(labels) > len(claim.label_names):
+            claim.label_names = tuple(sorted(labels))
+        self._claims[claim.main] = claim
+        self._names.update(dict.fromkeys(plan.names, claim))
         return True
 
 

@@ -32,16 +32,17 @@ from typing import Protocol
 from exporter.collectors.job import JobProcess
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected, FamilySpec
+from exporter.feed.reader import FeedEntry, Scan
 from exporter.ledger.admission import Admission
 from exporter.ledger.energy.work import ProcessWork, WorkUse
-from exporter.ledger.families import events, feed, run_info
-from exporter.ledger.families.run_info import Gpus, RankDevices, RunInfo
+from exporter.ledger.families import feed, run_info
+from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, run_info_families
 from exporter.ledger.families.stats import StatFamilies
 from exporter.ledger.goodput import families as goodput_families
 from exporter.ledger.goodput import run_state
 from exporter.ledger.goodput.run_state import RunStates
 from exporter.ledger.goodput.sessions import Sessions
-from exporter.ledger.rank import Entry, RankKey
+from exporter.ledger.rank import RankKey
 from exporter.ledger.ranks import Ranks
 from exporter.ledger.store import StateStore
 from exporter.ledger.totals import Moment
@@ -58,7 +59,7 @@ CONFLICT_SECONDS = 15.0
 class Feed(Protocol):
     """What the ledger needs of `exporter.feed.reader.FeedReader`."""
 
-    def scan(self) -> Scanned:
+    def scan(self) -> Scan:
         """Read every feed file."""
         ...
 
@@ -71,42 +72,33 @@ class Feed(Protocol):
         ...
 
 
-class Scanned(Protocol):
-    """What a scan of the feed directory has found."""
-
-    @property
-    def entries(self) -> Sequence[Entry]:
-        """The readable files."""
-        ...
-
-    @property
-    def refused(self) -> Sequence[tuple[str, str]]:
-        """The others: file name, reason."""
-        ...
-
-
 class JobCollector:
     """Publishes what the processes of the job have recorded.
+
+    Args:
+        reader: The feed directory.
+        state: Where totals are kept.
+        stale_after_seconds: After so long without a new snapshot a living process has no window gauges.
+        linger_seconds: How long the totals of the dead are shown.
+        clock: Unix time.
+        monotonic: A clock that is never set.
+        directory: Where the reader looks, for the log.
+        reserved: Names that no Stat may take, beside the generated list and this collector's own.
+        sessions: Counts goodput; None for one with the usual options.
 
     Attributes:
         loaded: True once the state has been loaded and one pass over the feed was made (or was not possible: then there
             is nothing of the job to publish, and the rest of the page need not wait).
         living: Living processes at the last pass.
         processes: Who records, and who did a short while ago; None while the feed cannot be read.
-        sessions: Counts goodput.
-        info: Says who trains what.
         work: What the processes do, as of the last pass.
-        gpus: What is known of GPUs; set by the composition root.
+        gpus: What is known of GPUs; set by the composition root, as are the peaks that are configured of them.
     """
 
     name = "feed"
     reasons = ("directory", "state")
     specs: tuple[FamilySpec, ...] = (
-        *feed.SPECS,
-        *events.SPECS,
-        *goodput_families.SPECS,
-        *run_state.SPECS,
-        *run_info.SPECS,
+        *(*feed.SPECS, *goodput_families.SPECS, *run_state.SPECS, *run_info.SPECS),
     )
     """Every family with a fixed name; those of Stats are named by the job."""
 
@@ -123,24 +115,11 @@ class JobCollector:
         reserved: Iterable[str] = (),
         sessions: Sessions | None = None,
     ) -> None:
-        """Touch nothing yet.
-
-        Args:
-            reader: The feed directory.
-            state: Where totals are kept.
-            stale_after_seconds: After so long without a new snapshot a living process has no window gauges.
-            linger_seconds: How long the totals of the dead are shown.
-            clock: Unix time.
-            monotonic: A clock that is never set.
-            directory: Where the reader looks, for the log.
-            reserved: Names that no Stat may take, beside the generated list and this collector's own.
-            sessions: Counts goodput; None for one with the usual options.
-        """
         self.loaded = False
         self.living = 0
         self.processes: tuple[JobProcess, ...] | None = None
-        self.info = RunInfo()
         self.gpus = Gpus()
+        self.peaks: Sequence[PeakSetting] = ()
         self.work = WorkUse()
         self.sessions = sessions or Sessions(state, linger_seconds=linger_seconds)
         self._feed = reader
@@ -155,7 +134,7 @@ class JobCollector:
         self._ranks = Ranks(state, stale_after_seconds=stale_after_seconds, linger_seconds=linger_seconds)
         self._states = RunStates(state, self.sessions.ends, linger_seconds=linger_seconds)
         self._refused: frozenset[tuple[str, str]] = frozenset()
-        self._refusals: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
         self._kept_files: set[str] = set()
         self._started: float | None = None
         self._told_of_no_feed = False
@@ -174,13 +153,19 @@ class JobCollector:
             self.loaded = True
             self.processes = None
             raise CollectError(str(error), reason="directory") from error
-        rules = self._rules()
-        entries = _by_id(scan.entries)
+        options = self.sessions.options
+        rules = GapRules(
+            self._stale_after_seconds, self._linger_seconds, options.hang_seconds, options.hang_steps
+        )
+        entries: dict[str, FeedEntry] = {}
+        for entry in scan.entries:  # a listing shows twice what was replaced meanwhile
+            before = entries.get(entry.snapshot.process.id)
+            if before is None or before.snapshot.sequence <= entry.snapshot.sequence:
+                entries[entry.snapshot.process.id] = entry
         unreadable = {name.partition(".")[0] for name, _ in scan.refused}
         self._note_feed(now, entries)
         problems = self._ranks.observe(owner, entries, unreadable, now)
         self._note_refused([*scan.refused, *self._taken(entries)])
-        processes = list(self._ranks.processes())
         lingering = [
             part
             for rank in self._ranks
@@ -188,12 +173,12 @@ class JobCollector:
             for part in slot.parts()
             if rules.lingers(part, now)
         ]
-        self._admission.count(processes, lingering)
+        self._admission.count(list(self._ranks.processes()), lingering)
         problems += self._ranks.save()
         problems += self.sessions.update(self._ranks, entries, now)
         problems += self._states.update(self._ranks, rules, now)
         slots = list(self._visible(rules, now))
-        collected = self._families(slots, entries, len(scan.refused), now)
+        collected = self._families(slots, entries, now)
         if owner:
             self._remove_dead(entries)
         self._ranks.forget({each.slot for each in slots}, {*entries, *unreadable})
@@ -205,13 +190,7 @@ class JobCollector:
             collected.problems.append(("state", f"totals are withheld: {problems[0]}{more}"))
         return collected
 
-    def _rules(self) -> GapRules:
-        options = self.sessions.options
-        return GapRules(
-            self._stale_after_seconds, self._linger_seconds, options.hang_seconds, options.hang_steps
-        )
-
-    def _note_feed(self, now: Moment, entries: Mapping[str, Entry]) -> None:
+    def _note_feed(self, now: Moment, entries: Mapping[str, FeedEntry]) -> None:
         if self._started is None:
             self._started = now.monotonic
         if entries:
@@ -225,7 +204,7 @@ class JobCollector:
                 f" {self._directory}" if self._directory else "",
             )
 
-    def _taken(self, entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
+    def _taken(self, entries: Mapping[str, FeedEntry]) -> Iterator[tuple[str, str]]:
         """Living processes that were taken for dead so long ago that they cannot be told from a copy."""
         for process_id, entry in entries.items():
             rank = self._ranks[RankKey.of(entry.snapshot.process)]
@@ -233,11 +212,10 @@ class JobCollector:
                 yield f"{process_id}.feed", "taken"
 
     def _note_refused(self, refused: Sequence[tuple[str, str]]) -> None:
-        fresh = set(refused) - self._refused
-        for _, reason in fresh:
-            self._refusals[reason] += 1
+        fresh = Counter(reason for _, reason in set(refused) - self._refused)
+        self._refusals.update(fresh)
         # A line when the first of a reason comes, not one for each of a hundred thousand.
-        for reason in {reason for _, reason in fresh} - {reason for _, reason in self._refused}:
+        for reason in fresh.keys() - {reason for _, reason in self._refused}:
             names = sorted(name for name, why in refused if why == reason)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             _log.warning("feed file %r%s refused: %s", names[0], more, reason)
@@ -251,30 +229,27 @@ class JobCollector:
                     yield seen
 
     def _families(
-        self, slots: Sequence[VisibleSlot], entries: Mapping[str, Entry], refused: int, now: Moment
+        self, slots: Sequence[VisibleSlot], entries: Mapping[str, FeedEntry], now: Moment
     ) -> Collected:
-        state, devices = self._state, RankDevices(self.gpus)
+        devices = RankDevices(self.gpus)
         pids = {process_id: entry.pid for process_id, entry in entries.items() if entry.alive}
         self.work = self._work(slots, pids, devices)
-        counts = feed.SelfCounts(
-            files=len(entries) + refused,
-            refused=self._refusals,
-            owner=self._ranks.owner,
-            errors=state.errors,
-            damaged=state.damaged,
-            withheld=self._ranks.withheld,
-            last_write=state.last_write,
-        )
         collected = Collected()
         collected += self._stats.fill(slots, now)
         collected += feed.process_families(
             slots, self._conflicts(now), lambda process_id: devices.of(pids.get(process_id))
         )
-        collected += self.info.families(slots, pids, devices)
-        collected += events.event_families(slots)
+        collected += run_info_families(slots, pids, devices, self.peaks)
         collected += self.sessions.families()
         collected += self._states.families({each.labels[0] for each in slots})
-        collected += feed.self_families(counts)
+        collected.add_family(feed.FEED_REFUSED, {(reason,): n for reason, n in self._refusals.items()})
+        collected.add(feed.FEED_OWNER, int(self._ranks.owner))
+        errors: dict[tuple[str, ...], float] = {
+            ("failed",): self._state.errors,
+            ("damaged",): self._state.damaged,
+        }
+        collected.add_family(feed.STATE_ERRORS, errors)
+        collected.add(feed.STATE_WITHHELD, self._ranks.withheld)
         return collected
 
     def _work(
@@ -282,16 +257,10 @@ class JobCollector:
     ) -> WorkUse:
         """Tell what the processes do, for whoever divides energy by it."""
         processes = [
-            ProcessWork(
-                run=identity.run,
-                rank=identity.rank,
-                process=identity.id,
-                phases=training.phases,
-                device=devices.alone(pids.get(identity.id)),
-            )
+            ProcessWork(who.run, who.rank, who.id, training.phases, devices.alone(pids.get(who.id)))
             for each in slots
-            for identity, training in [(each.process.identity, each.process.training)]
-            if training is not None and each.process.living and identity.rank is not None
+            for who, training in [(each.process.identity, each.process.training)]
+            if training is not None and each.process.living and who.rank is not None
         ]
         processes.sort(key=lambda each: (each.run, each.rank))
         return WorkUse(tuple(processes), self.sessions.flows())
@@ -313,7 +282,7 @@ class JobCollector:
         return found
 
     def _job_processes(
-        self, slots: Sequence[VisibleSlot], entries: Mapping[str, Entry]
+        self, slots: Sequence[VisibleSlot], entries: Mapping[str, FeedEntry]
     ) -> Iterator[JobProcess]:
         """Every process that lives, and of each slot that is shown the last ones that did."""
         for entry in entries.values():
@@ -324,7 +293,7 @@ class JobCollector:
                 if process.identity.id not in entries:
                     yield JobProcess(process.identity, alive=False, final=process.final)
 
-    def _remove_dead(self, entries: Mapping[str, Entry]) -> None:
+    def _remove_dead(self, entries: Mapping[str, FeedEntry]) -> None:
         """Remove the files of processes that are dead and counted."""
         for process_id, entry in entries.items():
             rank = self._ranks[RankKey.of(entry.snapshot.process)]
@@ -337,13 +306,3 @@ class JobCollector:
                     _log.warning("the files of dead process %s cannot be removed: %s", process_id, error)
                 self._kept_files.add(process_id)
         self._kept_files &= entries.keys()
-
-
-def _by_id(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Drop what a listing shows twice since a file was replaced meanwhile."""
-    found: dict[str, Entry] = {}
-    for entry in entries:
-        before = found.get(entry.snapshot.process.id)
-        if before is None or before.snapshot.sequence <= entry.snapshot.sequence:
-            found[entry.snapshot.process.id] = entry
-    return found

@@ -13,18 +13,17 @@ to a process that trains as soon as there is one. As long as there is a record, 
 dead, in this or a later life of the sidecar, and is counted once; a record becomes part of the base only when its feed
 file is gone. The last few of the dead keep theirs even without a file, so that a process whose files were deleted under
 it, and that writes them anew, is still the same process; the ids of some more before them are remembered.
-
-A slot's total is base + first process + … + last process, added in this order, always.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
-from exporter.feed.snapshot import ProcessIdentity, Snapshot
+from exporter.feed.reader import FeedEntry
+from exporter.feed.snapshot import ProcessIdentity
 from exporter.ledger import codec
 from exporter.ledger.totals import Moment, Process, Slot, Totals
 from exporter.recording.aggregations import Aggregation
@@ -35,30 +34,6 @@ KEPT_PROCESSES = 2
 """Departed processes per slot whose record outlives their feed file."""
 KEPT_IDS = 32
 """Ids per rank that are remembered after their record has become part of a base."""
-
-
-class Entry(Protocol):
-    """What the feed reader knows of one file; `exporter.feed.reader.FeedEntry`."""
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The last complete one."""
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """Whether the kernel holds the writer's lock."""
-        ...
-
-    @property
-    def age_seconds(self) -> float:
-        """Time since this reader saw the sequence change; at first sight, since the file was written."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """The process as seen from here, None when it is dead or cannot be seen."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +52,19 @@ class RankKey:
         return cls(process.run, None, "" if process.role == "trainer" else process.role)
 
 
+@dataclass(slots=True, eq=False)
 class RankTotals:
-    """All slots of a rank.
+    """All slots of a rank, by number."""
 
-    Attributes:
-        slots: By number.
-        taken: Ids of processes that are part of a base, oldest first.
-        changed: Whether there is something that was not yet saved; set here, cleared by whoever saves.
-    """
-
-    __slots__ = ("_definitions", "_definitions_text", "changed", "slots", "taken")
-
-    def __init__(self, slots: Mapping[int, Slot] | None = None, taken: Sequence[str] = ()) -> None:
-        self.slots: dict[int, Slot] = dict(slots or {})
-        self.taken: dict[str, None] = dict.fromkeys(taken)
-        self.changed = False
-        self._definitions: list[StatDefinition] = []
-        self._definitions_text = "[]"
+    slots: dict[int, Slot] = field(default_factory=dict)
+    taken: dict[str, None] = field(default_factory=dict)  # ids of what is part of a base, oldest first
+    changed: bool = False  # since it was saved
 
     def processes(self) -> Iterator[tuple[Slot, Process]]:
         """Every process that has a record."""
         for slot in self.slots.values():
             for process in slot.processes:
                 yield slot, process
-
-    def leading(self) -> Slot | None:
-        """The slot whose process speaks for the rank: slot 0."""
-        return self.slots.get(0)
 
     def resume(self, present: Collection[str], now: Moment) -> None:
         """Go on from a state file: whoever lived when it was saved and has no file now has died since."""
@@ -138,7 +99,12 @@ class RankTotals:
         self.changed = True
 
     def observe(
-        self, entries: Sequence[Entry], unreadable: Collection[str], now: Moment, *, patience_seconds: float
+        self,
+        entries: Sequence[FeedEntry],
+        unreadable: Collection[str],
+        now: Moment,
+        *,
+        patience_seconds: float,
     ) -> None:
         """Bind what the feed shows to slots: the known, then the dead, then the new ones.
 
@@ -194,7 +160,7 @@ class RankTotals:
                 self.changed = True
                 return
 
-    def _see(self, process: Process, entry: Entry, now: Moment) -> None:
+    def _see(self, process: Process, entry: FeedEntry, now: Moment) -> None:
         process.unseen, process.seen_monotonic = 0, now.monotonic
         process.age_seconds = entry.age_seconds
         process.identity = entry.snapshot.process  # what it says of itself may have changed
@@ -216,35 +182,58 @@ class RankTotals:
         number = next(number for number in range(len(occupied) + 1) if number not in occupied)
         return self.slots.setdefault(number, Slot(number))
 
-    # The content of its state file --------------------------------------------------------------------
+    # The content of its state file: the definitions of the Stats once each, and the numbers ------------
 
     def encode(self) -> bytes:
-        """Write everything: the definitions of the Stats, which rarely change, and the numbers."""
-        index: dict[int, int] = {}
-        definitions: list[StatDefinition] = []
+        """Write everything."""
+        stats: dict[int, tuple[int, StatDefinition]] = {}
+
+        def written(totals: Totals) -> dict[str, object]:
+            return {
+                "departed": totals.departed,
+                "refused": totals.refused,
+                "dropped": totals.dropped,
+                "events": codec.to_json(totals.events) if totals.events else None,
+                "series": [
+                    (
+                        stats.setdefault(id(each.definition), (len(stats), each.definition))[0],
+                        *(each.count, each.sum, each.bucket_counts, each.last_sample),
+                        *(each.rejected, each.overflows),
+                    )
+                    for each in totals.series.values()
+                ],
+            }
+
         slots = [
             {
                 "slot": slot.number,
-                "base": _totals_to_json(slot.base, definitions, index),
+                "base": written(slot.base),
                 "processes": [
                     {
                         "identity": codec.to_json(each.identity),
                         "written": each.written,
                         "sequence": each.sequence,
-                        "totals": _totals_to_json(each, definitions, index),
+                        "totals": written(each),
                     }
                     for each in slot.processes
                 ],
             }
             for slot in self.slots.values()
         ]
-        if len(definitions) != len(self._definitions) or any(
-            one is not other for one, other in zip(definitions, self._definitions, strict=True)
-        ):
-            self._definitions = definitions
-            self._definitions_text = _dumps([_definition_to_json(each) for each in definitions])
-        body = _dumps({"taken": list(self.taken), "slots": slots})
-        return f'{{"stats":{self._definitions_text},\n"totals":{body}}}\n'.encode("ascii")
+        definitions = [
+            (
+                each.name,
+                each.unit,
+                each.help,
+                each.labels,
+                Aggregation.HISTOGRAM in each.aggregations,
+                each.buckets,
+                each.kind,
+            )
+            for _, each in stats.values()
+        ]
+        body = {"stats": definitions, "totals": {"taken": list(self.taken), "slots": slots}}
+        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
     @classmethod
     def decode(cls, content: bytes) -> RankTotals:
@@ -256,16 +245,21 @@ class RankTotals:
         try:
             body = json.loads(content)
             definitions = [_definition(*each) for each in body["stats"]]
-            slots = {each["slot"]: _slot(each, definitions) for each in body["totals"]["slots"]}
-            return cls(slots, body["totals"]["taken"])
+            ranks = cls(taken=dict.fromkeys(body["totals"]["taken"]))
+            for each in body["totals"]["slots"]:
+                slot = ranks.slots[each["slot"]] = Slot(each["slot"])
+                _fill(slot.base, each["base"], definitions)
+                for found in each["processes"]:
+                    identity: ProcessIdentity = codec.from_json(ProcessIdentity, found["identity"])
+                    process = Process(identity=identity, written=found["written"], sequence=found["sequence"])
+                    _fill(process, found["totals"], definitions)
+                    slot.processes.append(process)
         except (LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
+        return ranks
 
 
-_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-def _made(entry: Entry, now: Moment) -> Process:
+def _made(entry: FeedEntry, now: Moment) -> Process:
     process = Process(identity=entry.snapshot.process, snapshot=entry.snapshot)
     process.seen_monotonic = process.first_seen = now.monotonic
     process.age_seconds = entry.age_seconds
@@ -273,32 +267,6 @@ def _made(entry: Entry, now: Moment) -> Process:
         process.depart(now.wall - entry.age_seconds, now)
     process.note_progress(now)
     return process
-
-
-def _totals_to_json(
-    totals: Totals, definitions: list[StatDefinition], index: dict[int, int]
-) -> dict[str, object]:
-    rows = []
-    for reading in totals.series.values():
-        of = id(reading.definition)
-        if of not in index:
-            index[of] = len(definitions)
-            definitions.append(reading.definition)
-        numbers = (reading.count, reading.sum, reading.bucket_counts, reading.last_sample)
-        rows.append((index[of], *numbers, reading.rejected, reading.overflows))
-    return {
-        "departed": totals.departed,
-        "refused": totals.refused,
-        "dropped": totals.dropped,
-        "events": codec.to_json(totals.events) if totals.events else None,
-        "series": rows,
-    }
-
-
-def _definition_to_json(definition: StatDefinition) -> tuple[object, ...]:
-    histogram = Aggregation.HISTOGRAM in definition.aggregations
-    names = definition.name, definition.unit, definition.help, definition.labels
-    return (*names, histogram, definition.buckets, definition.kind)
 
 
 def _definition(
@@ -313,17 +281,6 @@ def _definition(
         buckets=tuple(buckets),
         kind=kind,
     )
-
-
-def _slot(body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Slot:
-    slot = Slot(body["slot"])
-    _fill(slot.base, body["base"], definitions)
-    for each in body["processes"]:
-        identity: ProcessIdentity = codec.from_json(ProcessIdentity, each["identity"])
-        process = Process(identity=identity, written=each["written"], sequence=each["sequence"])
-        _fill(process, each["totals"], definitions)
-        slot.processes.append(process)
-    return slot
 
 
 def _fill(totals: Totals, body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> None:

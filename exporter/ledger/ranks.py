@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from exporter.errors import StateError
-from exporter.ledger.rank import Entry, RankKey, RankTotals
+from exporter.feed.reader import FeedEntry
+from exporter.ledger.rank import RankKey, RankTotals
 from exporter.ledger.store import StateKey, StateStore
 from exporter.ledger.totals import Moment, Process, Slot
 
@@ -23,38 +24,28 @@ KIND = "rank"
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """A rank in memory.
-
-    Attributes:
-        key: Which.
-        totals: Its slots.
-        kept: Whether its state was loaded, so that totals are complete and may be saved.
-        safe: Whether the totals, as they are, may be shown.
-        released: Whether it is over, and another sidecar may keep it.
-    """
+    """A rank in memory."""
 
     key: RankKey
     totals: RankTotals = field(default_factory=RankTotals)
-    kept: bool = False
-    safe: bool = False
-    released: bool = False
+    kept: bool = False  # its state was loaded, so that totals are complete and may be saved
+    safe: bool = False  # the totals, as they are, may be shown
+    released: bool = False  # it is over, and another sidecar may keep it
 
 
 class Ranks:
     """All ranks of one feed directory.
+
+    Args:
+        state: Where totals are kept.
+        stale_after_seconds: How long an unreadable file may be a living process.
+        linger_seconds: How long the totals of the dead are shown, also over a restart.
 
     Attributes:
         owner: Whether this sidecar keeps the totals, or only looks on.
     """
 
     def __init__(self, state: StateStore, *, stale_after_seconds: float, linger_seconds: float) -> None:
-        """Start without ranks.
-
-        Args:
-            state: Where totals are kept.
-            stale_after_seconds: How long an unreadable file may be a living process.
-            linger_seconds: How long the totals of the dead are shown, also over a restart.
-        """
         self.owner = False
         self._state = state
         self._stale_after_seconds = stale_after_seconds
@@ -76,12 +67,10 @@ class Ranks:
 
     def processes(self) -> Iterator[Process]:
         """Every process that has a record."""
-        for rank in self:
-            for _, process in rank.totals.processes():
-                yield process
+        return (process for rank in self for _, process in rank.totals.processes())
 
     def observe(
-        self, owner: bool, entries: Mapping[str, Entry], unreadable: Collection[str], now: Moment
+        self, owner: bool, entries: Mapping[str, FeedEntry], unreadable: Collection[str], now: Moment
     ) -> list[str]:
         """Bind all processes, and load the state of ranks that are new here.
 
@@ -101,29 +90,27 @@ class Ranks:
                 self._state.release(self._state_key(key))
             self._ranks.clear()
         self.owner = owner
-        by_rank: dict[RankKey, list[Entry]] = {}
+        by_rank: dict[RankKey, list[FeedEntry]] = {}
         for entry in entries.values():
             by_rank.setdefault(RankKey.of(entry.snapshot.process), []).append(entry)
         self._follow_claims(entries)
         present = {*entries, *unreadable}
         problems = self._resume_recent(by_rank, present, now) if renewed or not self._resumed else []
         for key in by_rank:
-            if key not in self._ranks:
+            rank = self._ranks.get(key)
+            if rank is None:
                 self._ranks[key] = Rank(key)
-            elif self._ranks[key].released:
+            elif rank.released:
                 # Another sidecar may have kept it meanwhile; where its file is damaged, memory is right.
-                self._ranks[key] = Rank(key, self._ranks[key].totals)
+                self._ranks[key] = Rank(key, rank.totals)
         for key, rank in self._ranks.items():
-            if rank.released:
-                continue
-            if not rank.kept:
-                problems += self._load(rank, present, now)
-            rank.totals.observe(
-                by_rank.get(key, ()), unreadable, now, patience_seconds=self._stale_after_seconds
-            )
+            if not rank.released:
+                problems += [] if rank.kept else self._load(rank, present, now)
+                patience = self._stale_after_seconds
+                rank.totals.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
         return problems
 
-    def _follow_claims(self, entries: Mapping[str, Entry]) -> None:
+    def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
         """Take a process that has claimed a rank, or changed its run, from where it was counted until then."""
         found = {process_id: RankKey.of(entry.snapshot.process) for process_id, entry in entries.items()}
         for process_id, key in found.items():
@@ -156,16 +143,13 @@ class Ranks:
 
     def _load(self, rank: Rank, present: Collection[str], now: Moment) -> list[str]:
         """Make a rank complete; until that succeeds, its slots are provisional and its totals withheld."""
-        state_key = self._state_key(rank.key)
+        key, state_key = rank.key, self._state_key(rank.key)
         try:
             if self.owner and not self._state.claim(state_key):
-                key = rank.key
                 shown = f"rank {key.rank}" if key.rank is not None else f"role {key.role!r}"
-                problem = (
-                    f"another sidecar keeps the totals of run {key.run!r}, {shown}, in {self._state.directory}: end"
-                    " it, or give the runs different names with EXPORTER_RUN"
-                )
-                return [problem]
+                where = f"run {key.run!r}, {shown}, in {self._state.directory}"
+                remedy = "end it, or give the runs different names with EXPORTER_RUN"
+                return [f"another sidecar keeps the totals of {where}: {remedy}"]
             loaded = self._state.load(state_key, RankTotals.decode)
         except StateError as error:
             if self.owner:
@@ -174,18 +158,14 @@ class Ranks:
         rank.kept = True
         if loaded is None:  # nothing was saved, or it is damaged: memory knows all there is
             rank.totals.changed = True
-            return []
-        provisional, rank.totals = rank.totals, loaded
-        rank.totals.resume(present, now)
-        rank.totals.adopt(provisional, present)
+        else:
+            provisional, rank.totals = rank.totals, loaded
+            rank.totals.resume(present, now)
+            rank.totals.adopt(provisional, present)
         return []
 
     def save(self) -> list[str]:
-        """Write what has changed; what cannot be written is withheld.
-
-        Returns:
-            What went wrong.
-        """
+        """Write what has changed; what cannot be written is withheld, and why is returned."""
         problems: list[str] = []
         for rank in self:
             if not self.owner:
@@ -193,13 +173,12 @@ class Ranks:
             elif not rank.kept:
                 rank.safe = False
             elif rank.totals.changed or not (rank.safe or rank.released):
-                rank.safe = False
                 try:
                     self._state.save(self._state_key(rank.key), rank.totals.encode())
+                    rank.totals.changed, rank.safe = False, True
                 except StateError as error:
                     problems.append(str(error))
-                else:
-                    rank.totals.changed, rank.safe = False, True
+                    rank.safe = False
         return problems
 
     def forget(self, shown: Collection[Slot], present: Collection[str]) -> None:
@@ -210,11 +189,10 @@ class Ranks:
             present: Ids whose files were there.
         """
         for key, rank in list(self._ranks.items()):
-            totals = rank.totals
-            processes = [process for _, process in totals.processes()]
-            ids = {process.identity.id for process in processes}.union(totals.taken)
+            processes = [process for _, process in rank.totals.processes()]
+            ids = {process.identity.id for process in processes}.union(rank.totals.taken)
             over = ids.isdisjoint(present) and not any(process.living for process in processes)
-            lingers = any(slot in shown for slot in totals.slots.values())
+            lingers = any(slot in shown for slot in rank.totals.slots.values())
             # One that could not be loaded yet is not given up before that.
             if over and not rank.released and (rank.safe or not (rank.kept or lingers)):
                 self._state.release(self._state_key(key))

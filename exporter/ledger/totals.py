@@ -6,11 +6,11 @@ base + first process + … + last process, added in this order, always; nothing 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import lt
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.admission import Plan, SeriesKey, shape_of
@@ -25,12 +25,7 @@ Key = TypeVar("Key", str, tuple[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a pass is made.
-
-    Attributes:
-        wall: Unix time, seconds.
-        monotonic: A clock that is never set, seconds.
-    """
+    """When a pass is made: Unix time, and seconds of a clock that is never set."""
 
     wall: float
     monotonic: float
@@ -38,25 +33,15 @@ class Moment:
 
 @dataclass(slots=True, eq=False)
 class Totals:
-    """What one process, or all before it, brought to a slot; all of it only grows.
-
-    Attributes:
-        series: Last reading of each Stat; of a base, the sum.
-        dropped: What writers lost, by reason.
-        events: What has become of the events.
-        refused: Readings of Stats that were kept out since their definition did not fit.
-        departed: Unix time of the end; None while alive.
-        departed_monotonic: The same, for this life of the sidecar.
-        lingering: The plans of its Stats for the time after its end; None when they are to be made anew.
-    """
+    """What one process, or all before it, brought to a slot; all of it only grows."""
 
     series: dict[SeriesKey, StatReading] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)  # what writers lost, by reason
     events: EventsReading = NO_EVENTS
-    refused: int = 0
-    departed: float | None = None
+    refused: int = 0  # readings of Stats whose definition did not fit
+    departed: float | None = None  # Unix time of the end; None while alive
     departed_monotonic: float = 0.0
-    lingering: list[Plan | None] | None = None
+    lingering: list[Plan | None] | None = None  # of its Stats after its end; None when to be made anew
 
     def depart(self, wall: float, now: Moment) -> None:
         """Note the end, at a wall time that may be long ago but is never in the future."""
@@ -76,40 +61,22 @@ class Totals:
 
 @dataclass(slots=True, eq=False)
 class Process(Totals):
-    """One process.
-
-    Attributes:
-        identity: Who.
-        written: Unix time of its last snapshot.
-        sequence: Of the last one that was counted.
-        snapshot: The last one seen in this life of the sidecar.
-        counted: The last one that was counted.
-        definitions: Of the Stats in the snapshot; None before one was looked at.
-        plans: The plans of its Stats, in the snapshot's order; None where it may not be published at all.
-        admitted: The same, None also where another process's definition stands.
-        current: What counts of each Stat in the snapshot, in its order; None where it is not admitted.
-        age_seconds: Since its last snapshot changed.
-        unseen: Passes in a row in which its file was not there or could not be read.
-        seen_monotonic: When it was last there and readable.
-        first_seen: When it was first there, by the same clock.
-        progress: Unix time of its latest step, as it says.
-        progress_monotonic: When that was, by the clock that is never set.
-    """
+    """One process; `plans`, `admitted` and `current` are in the order of the snapshot's Stats."""
 
     identity: ProcessIdentity = field(kw_only=True)
-    written: float = 0.0
-    sequence: int = 0
-    snapshot: Snapshot | None = None
-    counted: Snapshot | None = None
-    definitions: list[StatDefinition] | None = None
-    plans: list[Plan | None] = field(default_factory=list)
-    admitted: list[Plan | None] = field(default_factory=list)
-    current: list[StatReading | None] = field(default_factory=list)
-    age_seconds: float = 0.0
-    unseen: int = 0
+    written: float = 0.0  # Unix time of its last snapshot
+    sequence: int = 0  # of the last snapshot that was counted
+    snapshot: Snapshot | None = None  # the last one seen in this life of the sidecar
+    counted: Snapshot | None = None  # the last one that was counted
+    definitions: list[StatDefinition] | None = None  # of the Stats; None before a snapshot was looked at
+    plans: list[Plan | None] = field(default_factory=list)  # None where a Stat may not be published at all
+    admitted: list[Plan | None] = field(default_factory=list)  # None also where another's definition stands
+    current: list[StatReading | None] = field(default_factory=list)  # what counts of each Stat
+    age_seconds: float = 0.0  # since its last snapshot changed
+    unseen: int = 0  # passes in a row in which its file was not there or could not be read
     seen_monotonic: float = 0.0
     first_seen: float = 0.0
-    progress: float | None = None
+    progress: float | None = None  # Unix time of its latest step, as it says
     progress_monotonic: float = 0.0
 
     @property
@@ -172,15 +139,9 @@ class Process(Totals):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A worker slot of a rank.
+    """A worker slot of a rank: the sum over processes without a record, and the others in the order in which they came."""
 
-    Attributes:
-        number: 0 for the rank's only or first process.
-        base: The sum over processes without a record.
-        processes: In the order in which they came.
-    """
-
-    number: int
+    number: int  # 0 for the rank's only or first process
     base: Totals = field(default_factory=Totals)
     processes: list[Process] = field(default_factory=list)
 
@@ -201,31 +162,23 @@ class Slot:
         """The sum over all parts; None when none of them has the Stat."""
         total: StatReading | None = None
         for part in self.parts():
-            reading = part.series.get(key)
-            if reading is not None:
+            if (reading := part.series.get(key)) is not None:
                 total = added(total, reading)
         return total
 
-    def fold(self, keep: int, present: Collection[str]) -> list[str]:
-        """Move the oldest departed processes into the base, but for so many of them.
+    def fold(self, keep: int, present: Collection[str]) -> Iterator[str]:
+        """Move the oldest departed processes into the base, but for `keep` of them and those whose files are `present`.
 
-        Args:
-            keep: So many stay.
-            present: Ids whose files are still there; their records stay, and all after them.
-
-        Returns:
+        Yields:
             The ids that no longer have a record.
         """
         departed = sum(not each.living for each in self.processes)
-        gone: list[str] = []
         while (
-            departed > keep and not self.processes[0].living and self.processes[0].identity.id not in present
+            departed > keep and not (first := self.processes[0]).living and first.identity.id not in present
         ):
-            first = self.processes.pop(0)
-            self.base.absorb(first)
-            gone.append(first.identity.id)
+            self.base.absorb(self.processes.pop(0))
             departed -= 1
-        return gone
+            yield first.identity.id
 
 
 def added(before: StatReading | None, after: StatReading) -> StatReading:
@@ -236,16 +189,14 @@ def added(before: StatReading | None, after: StatReading) -> StatReading:
     """
     if before is None:
         return after
-    total: float | None = None
-    count, counts = after.count, after.bucket_counts
-    if before.sum is not None and after.sum is not None:
-        total = after.sum
+    total, count, counts = after.sum, after.count, after.bucket_counts
+    if before.sum is None:
+        total = None
     if before.definition is after.definition or shape_of(before.definition) == shape_of(after.definition):
         count += before.count
         counts = tuple(map(int.__add__, before.bucket_counts, counts))
         if total is not None and before.sum is not None:
-            total += before.sum
-            total = total if isfinite(total) else None
+            total = total + before.sum if isfinite(total + before.sum) else None
     return StatReading(
         after.definition,
         count,
@@ -264,7 +215,9 @@ def added_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping
         return first or second
     total = dict(first)
     for key, number in second.items():
-        kept = key if key in total or len(total) < MOST_KEYS else _other(key)
+        kept = key
+        if key not in total and len(total) >= MOST_KEYS:
+            kept = OTHER if isinstance(key, str) else (OTHER, key[1])
         total[kept] = total.get(kept, 0) + number
     return total
 
@@ -273,30 +226,26 @@ def added_events(before: EventsReading, after: EventsReading) -> EventsReading:
     """Add the reading of a process to the total of those before it."""
     if not before or not after:
         return before or after or NO_EVENTS
-    counts = added_counts(before.counts, after.counts)
-    last = {**before.last, **after.last}
+    total = _merged(before, after, added_counts)
+    last = dict(total.last)
     for pair, when in after.last.items():
-        if pair not in counts:
+        if pair not in total.counts:
             last[OTHER, pair[1]] = max(when, last.get((OTHER, pair[1]), when))
-    return EventsReading(
-        counts,
-        {pair: when for pair, when in last.items() if pair in counts},
-        added_counts(before.suppressed, after.suppressed),
-        added_counts(before.delivered, after.delivered),
-        added_counts(before.dropped, after.dropped),
-    )
+    return total.replace(last={pair: when for pair, when in last.items() if pair in total.counts})
 
 
 def continued_events(old: EventsReading, new: EventsReading) -> EventsReading:
     """Take a newer reading of the same process; a number that is lower than before is not believed."""
-    if new is old or new == old:
-        return old
+    return old if new is old or new == old else _merged(old, new, _highest)
+
+
+def _merged(old: EventsReading, new: EventsReading, merge: Callable[[Any, Any], Any]) -> EventsReading:
     return EventsReading(
-        _highest(old.counts, new.counts),
+        merge(old.counts, new.counts),
         {**old.last, **new.last},
-        _highest(old.suppressed, new.suppressed),
-        _highest(old.delivered, new.delivered),
-        _highest(old.dropped, new.dropped),
+        merge(old.suppressed, new.suppressed),
+        merge(old.delivered, new.delivered),
+        merge(old.dropped, new.dropped),
     )
 
 
@@ -304,10 +253,6 @@ def _highest(old: Mapping[Key, int], new: Mapping[Key, int]) -> Mapping[Key, int
     if not old or not new:
         return old or new
     return {key: max(old.get(key, 0), new.get(key, 0)) for key in {**old, **new}}
-
-
-def _other(key: Key) -> Key:
-    return OTHER if isinstance(key, str) else (OTHER, key[1])
 
 
 def _continues(old: StatReading, new: StatReading) -> bool:

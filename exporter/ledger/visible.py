@@ -23,31 +23,23 @@ from exporter.training.phases import PHASES
 
 LONGEST_FLUSH_SECONDS = 600.0
 """A writer that claims to write less often is measured by this."""
-_IDEAL: SeriesKey = ("training_step_ideal_seconds", ())
 LONG_PHASES = frozenset(
     name
     for name, phase in PHASES.items()
     if phase.badput in {"compile", "validation", "checkpoint_load", "checkpoint_save"}
 )
 """Phases that may take longer than steps do."""
+_IDEAL: SeriesKey = ("training_step_ideal_seconds", ())
 
 
 @dataclass(frozen=True, slots=True)
 class GapRules:
-    """When data ends.
+    """When data ends: without a refresh of the feed, after the end of a process, and without a step (a hang)."""
 
-    Attributes:
-        stale_after_seconds: A feed that is not refreshed for so long has no windows; at least three times what its
-            writer means to take.
-        linger_seconds: How long totals are shown after the end of a process.
-        hang_seconds: No step for so long, and for `hang_steps` usual steps, is a hang.
-        hang_steps: Likewise.
-    """
-
-    stale_after_seconds: float = 10.0
+    stale_after_seconds: float = 10.0  # at least three times what the writer means to take
     linger_seconds: float = 900.0
     hang_seconds: float = 60.0
-    hang_steps: float = 10.0
+    hang_steps: float = 10.0  # usual steps; a hang is longer than both
 
     def fresh(self, process: Process) -> bool:
         """Whether the windows of a process tell of now."""
@@ -59,9 +51,8 @@ class GapRules:
 
     def lingers(self, totals: Totals, now: Moment) -> bool:
         """Whether what the dead have left is still shown."""
-        return (
-            totals.departed is not None and now.monotonic - totals.departed_monotonic <= self.linger_seconds
-        )
+        gone = now.monotonic - totals.departed_monotonic
+        return totals.departed is not None and gone <= self.linger_seconds
 
     def without_step(self, process: Process, now: Moment) -> float | None:
         """Give how long no step has ended, where that is longer than it may be; None where all is well.
@@ -77,42 +68,29 @@ class GapRules:
         if usual is None:
             usual = reading.work_seconds / reading.steps
         limit = max(self.hang_seconds, self.hang_steps * usual)
-        if reading.phase in LONG_PHASES:
-            limit *= 5.0
-        return since if since > limit else None
+        return since if since > limit * (5.0 if reading.phase in LONG_PHASES else 1.0) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisibleSlot:
-    """One worker slot in one pass.
+    """One worker slot in one pass."""
 
-    Attributes:
-        labels: Values of run, rank, worker and role.
-        slot: Which.
-        process: The living one, else the last one.
-        fresh: Whether its window gauges may be shown.
-        advancing: Whether the last values of its training may be.
-        counted: Whether its totals are in the state file and may be shown.
-        lingering: Totals of processes that ended a short while ago.
-    """
-
-    labels: tuple[str, str, str, str]
+    labels: tuple[str, str, str, str]  # run, rank, worker, role
     slot: Slot
-    process: Process
-    fresh: bool
-    advancing: bool
-    counted: bool
-    lingering: tuple[Totals, ...]
+    process: Process  # the living one, else the last one
+    fresh: bool  # its window gauges may be shown
+    advancing: bool  # the last values of its training may be
+    counted: bool  # its totals are in the state file and may be shown
+    lingering: tuple[Totals, ...]  # of processes that ended a short while ago
 
     def leftovers(self) -> dict[SeriesKey, Plan]:
         """What lingers, without the Stats that the living process has itself."""
         plans = {
             plan.key: plan for part in self.lingering for plan in part.lingering or () if plan is not None
         }
-        if plans and self.process.living:
-            for plan in self.process.admitted:
-                if plan is not None:
-                    plans.pop(plan.key, None)
+        for plan in self.process.admitted if plans and self.process.living else ():
+            if plan is not None:
+                plans.pop(plan.key, None)
         return plans
 
 
@@ -123,13 +101,9 @@ def visible(key: RankKey, slot: Slot, rules: GapRules, now: Moment, *, counted: 
     if process is None or not (process.living or lingering):
         return None
     fresh = rules.fresh(process)
+    rank, worker = "" if key.rank is None else str(key.rank), str(slot.number or "")
     return VisibleSlot(
-        labels=(
-            key.run,
-            "" if key.rank is None else str(key.rank),
-            str(slot.number) if slot.number else "",
-            key.role,
-        ),
+        labels=(key.run, rank, worker, key.role),
         slot=slot,
         process=process,
         fresh=fresh,

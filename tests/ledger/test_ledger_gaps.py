@@ -85,7 +85,6 @@ def test_windows_go_as_soon_as_the_process_is_dead(sidecar: Sidecar) -> None:
 
     assert shown(page) == TOTALS_ONLY
     assert page.get("training_feed_alive", **RANK_0) == 0
-    assert page.get("training_feed_drain_delay_seconds", **RANK_0) is None
 
 
 def test_totals_of_the_dead_linger_for_their_time_and_come_back_with_a_restart(sidecar: Sidecar) -> None:
@@ -216,12 +215,6 @@ def test_aggregations_that_are_switched_on_and_off_come_and_go(sidecar: Sidecar)
     assert page.get("train_step_window_max_seconds", **RANK_0) == 0.5
 
 
-def test_a_hanging_passive_callback_shows(sidecar: Sidecar) -> None:
-    sidecar.feed.put(a_snapshot(a_process(), stuck=START - 5))
-
-    assert sidecar.collect().get("training_feed_passive_stuck", **RANK_0) == 1
-
-
 def test_losses_that_can_happen_once_begin_at_zero(sidecar: Sidecar) -> None:
     sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [])))
 
@@ -242,10 +235,8 @@ def test_what_describes_a_process_is_in_info_families(sidecar: Sidecar) -> None:
 
     who = {"node": "node-a", "version": "0.1.0"}
     trainer = {"run": "r", "rank": "3", "role": "trainer", "local_rank": "3"}
-    assert page.get("training_rank_info", **trainer, **who) == 1
-    assert page.get("training_rank_info", run="r", role="agent", **who) == 1
-    assert page.get("training_rank_labels_info", run="r", rank="3", label_team="nlp") == 1
-    assert page.get("training_rank_labels_info", run="r", role="agent", label_zone="b") == 1
+    assert page.get("training_rank_info", **trainer, **who, label_team="nlp") == 1
+    assert page.get("training_rank_info", run="r", role="agent", **who, label_zone="b") == 1
 
 
 def test_what_a_process_says_of_itself_may_change(sidecar: Sidecar) -> None:
@@ -256,7 +247,7 @@ def test_what_a_process_says_of_itself_may_change(sidecar: Sidecar) -> None:
 
     page = sidecar.after(1)
 
-    assert page.get("training_rank_labels_info", **RANK_0, label_team="nlp") == 1
+    assert [labels["label_team"] for labels, _ in page.families["training_rank_info"].samples] == ["nlp"]
 
 
 def test_refused_files_are_counted_once_and_disturb_nobody(
@@ -270,7 +261,6 @@ def test_refused_files_are_counted_once_and_disturb_nobody(
 
     assert page.get("exporter_feed_refused_total", reason="checksum") == 1
     assert page.get("exporter_feed_refused_total", reason="version") == 0
-    assert page.get("exporter_feed_files") == 2
     assert page.count(TOTAL, **RANK_0) == 1
     assert len([record for record in caplog.records if "refused" in record.message]) == 1
 
@@ -346,7 +336,7 @@ def a_small_job(sidecar: Sidecar) -> list[Metric]:
                 written=START + 0.5,
             )
         )
-    sidecar.feed.put(a_snapshot(a_process(rank=None, role="agent"), a_reading(split, [-1.0]), stuck=START))
+    sidecar.feed.put(a_snapshot(a_process(rank=None, role="agent"), a_reading(split, [-1.0])))
     return sidecar.collector.collect()
 
 
@@ -379,7 +369,8 @@ def test_every_fixed_family_is_specified(sidecar: Sidecar) -> None:
     published = set(Page(a_small_job(sidecar)).families)
 
     fixed = {spec.name for spec in SPECS}
-    assert fixed - {"training_rank_conflicts"} <= published
+    absent = {name for name in fixed if name.startswith(("training_event", "training_rank_conflicts"))}
+    assert fixed - absent <= published
     assert not {
         name
         for name in published - fixed

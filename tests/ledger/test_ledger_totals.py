@@ -386,7 +386,7 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
     assert page.get("training_feed_alive", **RANK_0) == 0
     assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
     assert page.get("exporter_ledger_withheld_ranks") == 1
-    assert page.all("exporter_ledger_state_errors_total")[()] > 0
+    assert page.all("exporter_ledger_state_errors_total")[("reason", "failed"),] > 0
     assert process.id in sidecar.feed.files, "its totals are nowhere else yet"
     mend_state(sidecar)
     assert sidecar.after(1).count("loss", **RANK_0) == 4
@@ -448,7 +448,7 @@ def test_a_damaged_state_goes_on_from_the_feed_and_says_so(sidecar: Sidecar) -> 
     page = sidecar.after(1)
 
     assert page.count("loss", **RANK_0) == 3
-    assert page.get("exporter_ledger_state_damaged_total") == 1
+    assert page.get("exporter_ledger_state_errors_total", reason="damaged") == 1
 
 
 def test_who_does_not_own_the_directory_looks_on_without_a_trace(tmp_path: Path, sidecar: Sidecar) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -270,7 +271,8 @@ class Machine:
         """Let the clock be where the job is, and both look."""
         before = self.clock.monotonic
         self.job.write()
-        self.sidecar.feed.files[self.job.process.id].pid = 7
+        process_id = self.job.process.id
+        self.sidecar.feed.files[process_id] = replace(self.sidecar.feed.files[process_id], pid=7)
         self.joules += watts * (self.clock.monotonic - before)
         self.sidecar.collect()
         return told(self.collector.collect())

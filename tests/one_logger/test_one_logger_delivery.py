@@ -14,7 +14,7 @@ from one_logger_support import KeepingExporter, reported
 
 from exporter.errors import OneLoggerError
 from exporter.ledger.admission import OWN, fits
-from exporter.ledger.families.frameworks import SPAN_EXPORTERS
+from exporter.ledger.families.training import SPAN_EXPORTERS
 from exporter.one_logger import delivery
 from exporter.one_logger.delivery import Delivery, Filter
 from exporter.one_logger.exporters import METHODS, missing_methods

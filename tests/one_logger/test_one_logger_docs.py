@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from one_logger_support import ROOT, run_python
 
-from exporter.ledger.families.frameworks import SPAN_EXPORTERS
+from exporter.ledger.families.training import SPAN_EXPORTERS
 from exporter.one_logger import delivery
 from exporter.one_logger.config import (
     LoggerConfig,

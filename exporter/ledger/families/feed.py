@@ -1,4 +1,4 @@
-"""Families about the feed and the ledger themselves, and about who is which rank.
+"""Families about who is which rank, its feed and its events, and about the ledger itself.
 
 Runs in the sidecar, on the ledger's collecting thread; no I/O. Visible slots come in, families go out.
 """
@@ -8,168 +8,148 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from exporter.families import FamilySpec
+from exporter.families import FamilySpec, family
 from exporter.ledger.families.training import IDENTITY_LABELS
+from exporter.ledger.totals import added_events
 from exporter.ledger.visible import VisibleSlot
+from exporter.recording.values import NO_EVENTS
 
 DROP_REASONS = (
-    "nan",
-    "infinite",
-    "not_a_number",
-    "out_of_range",
-    "capture",
-    "device",
-    "shape",
-    "backlog",
-    "overflow",
-    "write_failed",
-    "too_large",
-    "memory",
-    "definition",
+    *("nan", "infinite", "not_a_number", "out_of_range", "capture", "device", "shape", "backlog", "overflow"),
+    *("write_failed", "too_large", "memory", "definition"),
 )
 """Every reason that this version knows; what a later one reports beside them is `other`."""
 FOREMOST_DROP_REASONS = ("nan", "overflow", "write_failed")
 """Those that begin at 0: what can happen once, to a job that does nothing wrong, is then not missed by an `increase()`."""
 REFUSAL_REASONS = (
-    "magic",
-    "version",
-    "truncated",
-    "checksum",
-    "content",
-    "name",
-    "too_many",
-    "too_large",
-    "owner",
-    "symlink",
-    "links",
-    "not_regular",
-    "unreadable",
-    "lock",
-    "taken",
+    *(
+        "magic",
+        "version",
+        "truncated",
+        "checksum",
+        "content",
+        "name",
+        "too_many",
+        "too_large",
+        "owner",
+        "symlink",
+    ),
+    *("links", "not_regular", "unreadable", "lock", "taken"),
 )
 """Every reason that the feed reader of this version gives, and the ledger's own (`taken`)."""
 _MOST_DESCRIPTIVE_LABELS = 32
 _LONGEST_DESCRIPTION = 1024
 
-ALIVE = FamilySpec(
+ALIVE = family(
     "training_feed_alive",
-    "gauge",
     "1 while the process lives, 0 while its totals linger after its end; absent then.",
-    IDENTITY_LABELS,
-    source="record lock of the process on its lock file",
+    "record lock of the process on its lock file",
+    *IDENTITY_LABELS,
 )
-LAST_UPDATE = FamilySpec(
+LAST_UPDATE = family(
     "training_feed_last_update_timestamp_seconds",
-    "gauge",
     "Unix time of the last snapshot that the process wrote; grows old when it hangs or is stopped, absent when its"
     " totals no longer linger.",
-    IDENTITY_LABELS,
-    "seconds",
     "Snapshot.written",
+    *IDENTITY_LABELS,
 )
-DROPPED = FamilySpec(
+DROPPED = family(
     "training_feed_dropped_total",
-    "counter",
     "What was recorded and lost: samples that were rejected (nan to backlog), drains that found a buffer full"
     " (overflow), snapshots that could not be written (write_failed), Stats that were left out of a snapshot for its"
     " size (too_large) or that the sidecar has no memory for (memory), readings of a Stat whose family is defined"
     " otherwise by another process or by the exporter (definition). nan, overflow and write_failed begin at 0, others"
     " are absent before the first; all are when the rank's totals are.",
-    (*IDENTITY_LABELS, "reason"),
-    source="StatReading.rejected and .overflows, Snapshot.dropped, admission",
+    "StatReading.rejected and .overflows, Snapshot.dropped, admission",
+    *(*IDENTITY_LABELS, "reason"),
 )
-REJECTED = FamilySpec(
+REJECTED = family(
     "training_stat_rejected_samples_total",
-    "counter",
     "Samples of one Stat that were kept out of every aggregate, and drains that found its buffer full (reason:"
     " overflow), which lost an unknown number; absent while there are none, since it would be a series for every Stat"
     " and reason.",
-    (*IDENTITY_LABELS, "stat", "reason"),
-    source="StatReading.rejected, .overflows",
+    "StatReading.rejected, .overflows",
+    *(*IDENTITY_LABELS, "stat", "reason"),
 )
-DRAIN_DELAY = FamilySpec(
-    "training_feed_drain_delay_seconds",
-    "gauge",
-    "Longest time by which a window was closed after its end, since the snapshot before; absent when the process is"
-    " gone or its feed is not refreshed.",
-    IDENTITY_LABELS,
-    "seconds",
-    "Recording.drain_delay_seconds",
-)
-PASSIVE_STUCK = FamilySpec(
-    "training_feed_passive_stuck",
-    "gauge",
-    "1 while a passive callback has not returned, so that no passive Stat is measured; absent when the process is gone"
-    " or its feed is not refreshed.",
-    IDENTITY_LABELS,
-    source="Recording.passive_stuck_since",
-)
-RANK_INFO = FamilySpec(
+RANK_INFO = family(
     "training_rank_info",
-    "info",
-    "The process that is this rank now, or was last, and the GPU that it holds (gpu and uuid are absent where it holds"
-    " none or several, or nobody can tell); absent when its totals no longer linger.",
-    (*IDENTITY_LABELS, "local_rank", "node", "version", "gpu", "uuid"),
-    source="ProcessIdentity, processes that NVML lists",
+    "The process that is this rank now, or was last, the GPU that it holds (gpu and uuid are absent where it holds"
+    " none or several, or nobody can tell), and what exporter.configure(labels=...) said of it, each as label_<name>;"
+    " absent when its totals no longer linger.",
+    "ProcessIdentity, processes that NVML lists",
+    *(*IDENTITY_LABELS, "local_rank", "node", "version", "gpu", "uuid"),
 )
-RANK_LABELS_INFO = FamilySpec(
-    "training_rank_labels_info",
-    "info",
-    "What exporter.configure(labels=…) said of the process, each as label_<name>; absent without such labels.",
-    IDENTITY_LABELS,
-    source="ProcessIdentity.labels",
-)
-CONFLICTS = FamilySpec(
+CONFLICTS = family(
     "training_rank_conflicts",
-    "gauge",
     "Living processes beyond the first that train as this rank of a run whose name was given: two jobs share the name."
     " Absent while there are none.",
-    ("run", "rank"),
-    source="processes of one rank that have lived together for 15 s",
+    "processes of one rank that have lived together for 15 s",
+    *("run", "rank"),
 )
-FEED_FILES = FamilySpec(
-    "exporter_feed_files",
-    "gauge",
-    "Feed files in the feed directory, readable or not; absent while the directory cannot be read.",
+EVENTS = family(
+    "training_events_total",
+    "Events that were logged, over all processes that were this rank; types beyond the first 100 of a process, or not"
+    " on its list, are `other`; absent before the first, and when the rank's totals are.",
+    "exporter.log, exporter.monitor.log_event and the bridges",
+    *(*IDENTITY_LABELS, "type", "severity"),
 )
-FEED_REFUSED = FamilySpec(
+LAST_EVENT = family(
+    "training_event_last_timestamp_seconds",
+    "Unix time at which the event that was logged last happened; absent before the first, and when the rank's totals no"
+    " longer linger.",
+    "Event.timestamp",
+    *(*IDENTITY_LABELS, "type", "severity"),
+)
+SUPPRESSED = family(
+    "training_events_suppressed_total",
+    "Events that were counted, but not handed to the handlers, since only a share of them is (sampled) or since there"
+    " were too many of their kind in one second (rate_limit); payload counts those that went to the handlers without"
+    " their payload, which could not be made; absent while there are none.",
+    "exporter.events.limit and the configuration's rules",
+    *(*IDENTITY_LABELS, "type", "reason"),
+)
+TAKEN = family(
+    "training_event_handler_events_total",
+    "Events that a handler took; absent where none is registered.",
+    "exporter.events.register",
+    *(*IDENTITY_LABELS, "handler"),
+)
+MISSED = family(
+    "training_event_handler_dropped_total",
+    "Events that a handler missed: its queue was full (queue_full), it raised (error), could not write (write), or had"
+    " not taken them when it was unregistered or its process ended (unregistered, exit); 0 from the start for"
+    " queue_full and error, absent for the others while there are none.",
+    "exporter.events.register",
+    *(*IDENTITY_LABELS, "handler", "reason"),
+)
+FEED_REFUSED = family(
     "exporter_feed_refused_total",
-    "counter",
     "Feed files that were refused, each once for as long as it is refused for the same reason; other files are not"
     " affected.",
-    ("reason",),
+    "feed directory",
+    "reason",
 )
-FEED_OWNER = FamilySpec(
+FEED_OWNER = family(
     "exporter_feed_owner",
-    "gauge",
     "1 when this sidecar owns the feed directory: it alone removes files of the dead and keeps the ledger; 0 when"
     " another does and this one only looks on.",
+    "owner.lock",
 )
-STATE_ERRORS = FamilySpec(
+STATE_ERRORS = family(
     "exporter_ledger_state_errors_total",
-    "counter",
-    "Attempts to read, write or lock a state file that failed; the totals of its rank are absent until one succeeds.",
+    "Attempts to read, write or lock a state file that failed (failed): the totals of its rank are absent until one"
+    " succeeds. State files that were damaged or of another version and were moved aside (damaged): totals go on from"
+    " what the sidecar and the feed still have.",
+    "state directory",
+    "reason",
 )
-STATE_DAMAGED = FamilySpec(
-    "exporter_ledger_state_damaged_total",
-    "counter",
-    "State files that were damaged or of another version and were moved aside; totals go on from what the sidecar and"
-    " the feed still have.",
-)
-STATE_WITHHELD = FamilySpec(
+STATE_WITHHELD = family(
     "exporter_ledger_withheld_ranks",
-    "gauge",
     "Ranks whose totals are absent, since their state cannot be written or is kept by another sidecar.",
-)
-STATE_LAST_WRITE = FamilySpec(
-    "exporter_ledger_state_last_write_timestamp_seconds",
-    "gauge",
-    "Unix time at which a state file was last written; absent before the first.",
-    unit="seconds",
+    "state directory",
 )
 
 OF_PROCESSES = (
@@ -177,22 +157,16 @@ OF_PROCESSES = (
     LAST_UPDATE,
     DROPPED,
     REJECTED,
-    DRAIN_DELAY,
-    PASSIVE_STUCK,
-    RANK_INFO,
     CONFLICTS,
+    EVENTS,
+    LAST_EVENT,
+    SUPPRESSED,
+    TAKEN,
+    MISSED,
 )
-SPECS = (
-    *OF_PROCESSES,
-    RANK_LABELS_INFO,
-    FEED_FILES,
-    FEED_REFUSED,
-    FEED_OWNER,
-    STATE_ERRORS,
-    STATE_DAMAGED,
-    STATE_WITHHELD,
-    STATE_LAST_WRITE,
-)
+SPECS = (*OF_PROCESSES, RANK_INFO, FEED_REFUSED, FEED_OWNER, STATE_ERRORS, STATE_WITHHELD)
+
+Samples = dict[FamilySpec, dict[tuple[str, ...], float]]
 
 
 def sample_names(specs: Iterable[FamilySpec]) -> frozenset[str]:
@@ -204,49 +178,10 @@ def sample_names(specs: Iterable[FamilySpec]) -> frozenset[str]:
     return frozenset(names)
 
 
-class SelfCounts(NamedTuple):
-    """The sidecar's own numbers of one pass.
-
-    Attributes:
-        files: Feed files seen.
-        refused: Refusals so far, by reason.
-        owner: Whether the directory is ours.
-        errors: Failures so far.
-        damaged: Damaged state files so far.
-        withheld: Ranks without totals now.
-        last_write: Unix time, None before the first.
-    """
-
-    files: int
-    refused: Counter[str]
-    owner: bool
-    errors: int
-    damaged: int
-    withheld: int
-    last_write: float | None
-
-
-def self_families(counts: SelfCounts) -> list[Metric]:
-    """Fill what the sidecar says of its own reading and keeping."""
-    singles: list[tuple[FamilySpec, float | None]] = [
-        (FEED_FILES, counts.files),
-        (FEED_OWNER, int(counts.owner)),
-        (STATE_ERRORS, counts.errors),
-        (STATE_DAMAGED, counts.damaged),
-        (STATE_WITHHELD, counts.withheld),
-        (STATE_LAST_WRITE, counts.last_write),
-    ]
-    by_reason = dict.fromkeys(REFUSAL_REASONS, 0) | counts.refused
-    return [
-        *(spec.family({(): value}) for spec, value in singles if value is not None),
-        FEED_REFUSED.family({(reason,): count for reason, count in by_reason.items()}),
-    ]
-
-
 def process_families(
     slots: Sequence[VisibleSlot],
     conflicts: Mapping[tuple[str, ...], float],
-    gpu_of: Callable[[str], tuple[str, str] | None] = lambda _: None,
+    gpu_of: Callable[[str], tuple[str, str] | None],
 ) -> list[Metric]:
     """Fill the families about the processes that write the feed.
 
@@ -255,30 +190,55 @@ def process_families(
         conflicts: Processes too many, by run and rank.
         gpu_of: Gives index and UUID of the GPU that a process holds, by process id.
     """
-    samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in OF_PROCESSES}
+    samples: Samples = {spec: {} for spec in OF_PROCESSES}
     samples[CONFLICTS].update(conflicts)
     for each in slots:
-        process, labels = each.process, each.labels
-        who, gpu = process.identity, gpu_of(process.identity.id) or ("", "")
-        samples[ALIVE][labels] = int(process.living)
-        samples[LAST_UPDATE][labels] = process.written
-        local_rank = "" if who.local_rank is None else str(who.local_rank)
-        # The role that is part of the identity is empty for a rank; here it is told in any case.
-        told = (*labels[:3], who.role, local_rank, who.node, who.version, *gpu)
-        samples[RANK_INFO][told] = 1
-        if each.fresh and process.snapshot is not None:
-            recording = process.snapshot.recording
-            samples[DRAIN_DELAY][labels] = recording.drain_delay_seconds
-            samples[PASSIVE_STUCK][labels] = int(recording.passive_stuck_since is not None)
+        samples[ALIVE][each.labels] = int(each.process.living)
+        samples[LAST_UPDATE][each.labels] = each.process.written
+        _count_events(each, samples)
         if each.counted:
-            _count_losses(each, samples[DROPPED], samples[REJECTED])
-    families = [spec.family(found) for spec, found in samples.items() if found]
-    return [*families, *_descriptions(slots)]
+            _count_losses(each, samples)
+    return [
+        *[spec.family(found) for spec, found in samples.items() if found],
+        *([_rank_info(slots, gpu_of)] if slots else []),
+    ]
 
 
-def _count_losses(
-    visible: VisibleSlot, dropped: dict[tuple[str, ...], float], rejected: dict[tuple[str, ...], float]
-) -> None:
+def _rank_info(slots: Sequence[VisibleSlot], gpu_of: Callable[[str], tuple[str, str] | None]) -> Metric:
+    """Say who is which rank; the family has the union of the labels that the processes were given."""
+    names = sorted({name for each in slots for name, _ in each.process.identity.labels})
+    names = names[:_MOST_DESCRIPTIVE_LABELS]
+    spec = replace(RANK_INFO, labels=RANK_INFO.labels + tuple(f"label_{name}" for name in names))
+    samples: dict[tuple[str, ...], float] = {}
+    for each in slots:
+        who, own = each.process.identity, dict(each.process.identity.labels)
+        local_rank = "" if who.local_rank is None else str(who.local_rank)
+        described = [own.get(name, "")[:_LONGEST_DESCRIPTION] for name in names]
+        # The role that is part of the identity is empty for a rank; here it is told in any case.
+        told = (*each.labels[:3], who.role, local_rank, who.node, who.version)
+        key = (*told, *(gpu_of(who.id) or ("", "")), *described)
+        samples[key] = 1
+    return spec.family(samples)
+
+
+def _count_events(visible: VisibleSlot, samples: Samples) -> None:
+    """Add up what has become of the events of a slot."""
+    total = NO_EVENTS
+    for part in visible.slot.parts():
+        total = added_events(total, part.events)
+    labels: tuple[str, ...] = visible.labels
+    samples[LAST_EVENT].update({labels + pair: when for pair, when in total.last.items()})
+    if not visible.counted:
+        return
+    for spec, counts in ((EVENTS, total.counts), (SUPPRESSED, total.suppressed), (MISSED, total.dropped)):
+        samples[spec].update({labels + pair: count for pair, count in counts.items()})
+    for handler, count in total.delivered.items():
+        samples[TAKEN].update({(*labels, handler): count})
+        for reason in ("queue_full", "error"):
+            samples[MISSED].setdefault((*labels, handler, reason), 0)
+
+
+def _count_losses(visible: VisibleSlot, samples: Samples) -> None:
     """Add up what a slot has lost, by reason and by Stat."""
     by_stat: Counter[tuple[str, str]] = Counter()
     total: Counter[str] = Counter()
@@ -293,30 +253,11 @@ def _count_losses(
         total["definition"] += part.refused
     for (_, reason), count in by_stat.items():
         total[reason] += count
-    of_slot: tuple[str, ...] = visible.labels
-    for reason in (*DROP_REASONS, "other"):
-        if total[reason] or reason in FOREMOST_DROP_REASONS:
-            key = *of_slot, reason
-            dropped[key] = total[reason]
-    rejected.update({(*visible.labels, *pair): count for pair, count in by_stat.items() if count})
+    labels: tuple[str, ...] = visible.labels
+    shown = {reason for reason, count in total.items() if count}.union(FOREMOST_DROP_REASONS)
+    samples[DROPPED].update({(*labels, reason): total[reason] for reason in sorted(shown)})
+    samples[REJECTED].update({labels + pair: count for pair, count in by_stat.items() if count})
 
 
 def _known(reason: str) -> str:
     return reason if reason in DROP_REASONS else "other"
-
-
-def _descriptions(slots: Sequence[VisibleSlot]) -> list[Metric]:
-    """The processes' own labels; the family has the union of their names."""
-    described = [(each, dict(each.process.identity.labels)) for each in slots if each.process.identity.labels]
-    names = sorted({name for _, labels in described for name in labels})[:_MOST_DESCRIPTIVE_LABELS]
-    if not names:
-        return []
-    spec = replace(RANK_LABELS_INFO, labels=IDENTITY_LABELS + tuple(f"label_{name}" for name in names))
-    return [
-        spec.family(
-            {
-                (*each.labels, *[labels.get(name, "")[:_LONGEST_DESCRIPTION] for name in names]): 1
-                for each, labels in described
-            }
-        )
-    ]

@@ -12,67 +12,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 _TERA = 1e12
 
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A model of accelerator.
-
-    Attributes:
-        needs: Words that its name has, all of them.
-        never: Words that it has not.
-        tera_flops: By data type.
-    """
-
-    needs: frozenset[str]
-    never: frozenset[str]
-    tera_flops: Mapping[str, float]
-
-
-def _model(
-    needs: str,
-    half: float,
-    *,
-    fp8: float | None = None,
-    tf32: float | None = None,
-    never: str = "",
-    fp16_only: bool = False,
-) -> _Model:
-    rates = {"fp16": half} if fp16_only else {"bf16": half, "fp16": half}
-    rates |= {"fp8": fp8} if fp8 is not None else {}
-    rates |= {"tf32": tf32} if tf32 is not None else {}
-    return _Model(frozenset(needs.split()), frozenset(never.split()), rates)
-
-
-_MODELS = (
-    _model("GB300", 2500, fp8=5000, tf32=1250),
-    _model("GB200", 2500, fp8=5000, tf32=1250),
-    _model("B300", 2250, fp8=4500, tf32=1125),
-    _model("B200", 2250, fp8=4500, tf32=1125),
-    _model("GH200", 989, fp8=1979, tf32=494.5),
-    _model("H200", 989, fp8=1979, tf32=494.5, never="NVL"),
-    _model("H100 HBM3", 989, fp8=1979, tf32=494.5, never="NVL PCIE"),
-    _model("H100 SXM5", 989, fp8=1979, tf32=494.5, never="NVL PCIE HBM3"),
-    _model("H100 NVL", 835),
-    _model("H100 PCIE", 756, fp8=1513, tf32=378, never="NVL"),
-    _model("H20", 148),
-    _model("A100", 312, tf32=156),
-    _model("L40S", 362, fp8=733, tf32=183),
-    _model("L4", 121),
-    _model("A10", 125),
-    _model("A6000", 154.8),
-    _model("V100 SXM2", 125, fp16_only=True),
-    _model("V100 SXM3", 125, fp16_only=True),
-    _model("V100 PCIE", 112, fp16_only=True),
-    _model("T4", 65, fp16_only=True),
-    _model("MI355X", 2500),
-    _model("MI325X", 1300, fp8=2610),
-    _model("MI300X", 1300, fp8=2610),
-    _model("MI250X", 191.5),  # of one of its two dies, each of which is a device
+_HOPPER = {"bf16": 989, "fp16": 989, "fp8": 1979, "tf32": 494.5}
+_MODELS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
+    ("GB300", "", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
+    ("GB200", "", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
+    ("B300", "", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
+    ("B200", "", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
+    ("GH200", "", _HOPPER),
+    ("H200", "NVL", _HOPPER),
+    ("H100 HBM3", "NVL PCIE", _HOPPER),
+    ("H100 SXM5", "NVL PCIE HBM3", _HOPPER),
+    ("H100 NVL", "", {"bf16": 835, "fp16": 835}),
+    ("H100 PCIE", "NVL", {"bf16": 756, "fp16": 756, "fp8": 1513, "tf32": 378}),
+    ("H20", "", {"bf16": 148, "fp16": 148}),
+    ("A100", "", {"bf16": 312, "fp16": 312, "tf32": 156}),
+    ("L40S", "", {"bf16": 362, "fp16": 362, "fp8": 733, "tf32": 183}),
+    ("L4", "", {"bf16": 121, "fp16": 121}),
+    ("A10", "", {"bf16": 125, "fp16": 125}),
+    ("A6000", "", {"bf16": 154.8, "fp16": 154.8}),
+    ("V100 SXM2", "", {"fp16": 125}),
+    ("V100 SXM3", "", {"fp16": 125}),
+    ("V100 PCIE", "", {"fp16": 112}),
+    ("T4", "", {"fp16": 65}),
+    ("MI355X", "", {"bf16": 2500, "fp16": 2500}),
+    ("MI325X", "", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
+    ("MI300X", "", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
+    ("MI250X", "", {"bf16": 191.5, "fp16": 191.5}),  # of one of its two dies, each of which is a device
 )
+"""Words that a device's name has, words that it has not, dense TFLOP/s by data type."""
 
 _SLICE = re.compile(r"MIG|GRID|VGPU|\d+[ABCQ]")
 """A word in the name of a part of a device, which has not its peak (`GRID A100-10C`)."""
@@ -86,35 +56,20 @@ _TYPES: tuple[tuple[str, str], ...] = (
 
 
 def data_type(precision: str) -> str:
-    """Tell the data type in which a run multiplies matrices.
-
-    Args:
-        precision: In the words of the run's framework: `bf16`, `bf16-mixed`, `16-mixed`, `torch.float16`, `fp8` …
+    """Tell the data type in which a run multiplies matrices, from its framework's word (`16-mixed`, `torch.float16`, ...).
 
     Returns:
         `bf16`, `fp16`, `fp8` or `tf32`; "" where that is not clear, or is one without a row in the table.
     """
-    for pattern, name in _TYPES:
-        if re.search(pattern, precision.lower()):
-            return name
-    return ""
+    return next((name for pattern, name in _TYPES if re.search(pattern, precision.lower())), "")
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """Look a device up.
-
-    Args:
-        device: Its name, as the driver gives it.
-        dtype: As `data_type` gives it.
-
-    Returns:
-        Dense FLOP/s; None where they are not known.
-    """
-    words = frozenset(re.findall(r"[A-Z0-9]+", device.upper()))
+    """Look up the dense FLOP/s of a device, by the name that its driver gives it; None where they are not known."""
+    words = set(re.findall(r"[A-Z0-9]+", device.upper()))
     if any(map(_SLICE.fullmatch, words)):
         return None
-    for model in _MODELS:
-        if model.needs <= words and not model.never & words:
-            rate = model.tera_flops.get(dtype)
-            return None if rate is None else rate * _TERA
+    for needs, never, tera_flops in _MODELS:
+        if words.issuperset(needs.split()) and words.isdisjoint(never.split()):
+            return tera_flops[dtype] * _TERA if dtype in tera_flops else None
     return None

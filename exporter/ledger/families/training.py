@@ -1,322 +1,378 @@
-"""Families of the training itself, filled by Stats: progress, phases, checkpoints, model state.
+"""Families of the training, of torchelastic and of the bridges, which the job's processes fill by Stats.
 
-Runs in the sidecar. The processes of the job make Stats of these names (`exporter.training`), which come through the
-feed as any Stat does; here is what they are. The names are reserved: a Stat whose main family has one of them is
-admitted when it is just that family, so that type, unit and labels are what the metric reference says, whatever a feed
-contains.
-
-A family without the label `rank` is the run's: every rank fills it, and what rank 0's process says is published, by the
-sidecar that reads it.
+Used in the sidecar. The names are reserved: a Stat with one of them is admitted when it is just that family, so that type,
+unit and labels are what the metric reference says, whatever a feed contains. Of a family without the label `rank`, which
+every rank fills, what rank 0's process says is published, by the sidecar that reads it. Those of torchelastic are the
+agent's (`role="agent"`, no rank), but for `training_elastic_refused_total`.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from exporter.families import FamilySpec, FamilyType
 
 IDENTITY_LABELS = ("run", "rank", "worker", "role")
 """The labels that the ledger puts on every series of a process, in the order of the samples."""
 
-_TOTAL = (
-    "; absent where the job does not tell, when its totals no longer linger, and while the ledger's state cannot be"
-    " written."
-)
-_GAUGE = "; absent where the job does not tell, when the process is gone or its feed is not refreshed."
-_LAST = (
-    "; absent where the job does not tell, when the process is gone or its feed is not refreshed, and while no step ends"
-    " (goodput.hang_after)."
-)
+_TELLS = "; absent where the job does not tell, "
+_TOTAL = _TELLS + "when its totals no longer linger, and while the ledger's state cannot be written."
+_GAUGE = _TELLS + "when the process is gone or its feed is not refreshed."
+_LAST = _GAUGE[:-1] + ", and while no step ends (goodput.hang_after)."
 _UNITS = ("seconds", "bytes", "ratio")
 
-HANGING: set[str] = set()
-"""Families of last values that go when no step ends."""
+LAST_VALUES: set[str] = set()
+"""Families of last values, which go when no step ends."""
 
 
 def _spec(
-    name: str, kind: FamilyType, text: str, labels: tuple[str, ...], source: str, *, last: bool
+    identity: tuple[str, ...],
+    name: str,
+    text: str,
+    source: str,
+    *,
+    kind: FamilyType | None = None,
+    last: bool = False,
 ) -> FamilySpec:
+    """Describe a family; its own labels stand in braces after the name, as in an exposition."""
+    name, _, labels = name.rstrip("}").partition("{")
     unit = name.removesuffix("_total").rpartition("_")[2]
-    absent = _LAST if last else _GAUGE if kind == "gauge" else _TOTAL
+    kind = kind or ("counter" if name.endswith("_total") else "gauge")
     if last:
-        HANGING.add(name)
-    if "rank" not in labels:
-        absent += " Rank 0's."
-    return FamilySpec(name, kind, text + absent, labels, unit if unit in _UNITS else "", source)
+        LAST_VALUES.add(name)
+    text += _LAST if last else _GAUGE if kind == "gauge" else _TOTAL
+    text += "" if "rank" in identity else " Rank 0's."
+    own = tuple(labels.split(",")) if labels else ()
+    return FamilySpec(name, kind, text, identity + own, unit if unit in _UNITS else "", source)
 
 
-def of_rank(
-    name: str, kind: FamilyType, text: str, *labels: str, source: str = "", last: bool = False
-) -> FamilySpec:
-    """A family of each rank."""
-    return _spec(name, kind, text, (*IDENTITY_LABELS, *labels), source, last=last)
-
-
-def of_run(
-    name: str, kind: FamilyType, text: str, *labels: str, source: str = "", last: bool = False
-) -> FamilySpec:
-    """A family of the run."""
-    return _spec(name, kind, text, ("run", *labels), source, last=last)
-
+of_rank = partial(_spec, IDENTITY_LABELS)
+of_run = partial(_spec, IDENTITY_LABELS[:1])
 
 PROGRESS = (
     of_rank(
-        "training_steps_total",
-        "counter",
-        "Steps that were executed, repeated ones included: optimizer steps (train), batches (validation, test)",
-        "mode",
-        source="ends of training_iteration, validation_iteration and testing_iteration",
+        "training_steps_total{mode}",
+        "Steps that were executed, repeated ones included: optimizer steps (train), batches (validation, "
+        "test)",
+        "ends of training_iteration, validation_iteration and testing_iteration",
     ),
     of_rank(
-        "training_samples_total",
-        "counter",
+        "training_samples_total{mode}",
         "Samples of this rank's own share, so that the sum over ranks is the run's",
-        "mode",
-        source="training.record(samples=...), else the configured batch size",
+        "training.record(samples=...), else the configured batch size",
     ),
     of_rank(
-        "training_tokens_total",
-        "counter",
+        "training_tokens_total{mode}",
         "Tokens of this rank's own share, so that the sum over ranks is the run's",
-        "mode",
-        source="training.record(tokens=...), else samples * sequence length",
+        "training.record(tokens=...), else samples * sequence length",
     ),
     of_rank(
         "training_microbatches_total",
-        "counter",
         "Micro-batches, of which several make a step under gradient accumulation",
-        source="training.record(microbatches=...)",
+        "training.record(microbatches=...)",
     ),
-    of_rank(
-        "training_epochs_total", "counter", "Epochs that have ended", source="training.record(epoch=...)"
-    ),
+    of_rank("training_epochs_total", "Epochs that have ended", "training.record(epoch=...)"),
     of_run(
         "training_step",
-        "gauge",
-        "Steps completed as the job counts them, those before this process included; goes back after a restart",
-        source="train_iterations_start + completed iterations",
+        "Steps completed as the job counts them, those before this process included; goes back after a "
+        "restart",
+        "train_iterations_start + completed iterations",
     ),
     of_run(
         "training_step_target",
-        "gauge",
         "Step at which the training is to end",
-        source="train_iterations_target, training.describe(step_target=...)",
+        "train_iterations_target, training.describe(step_target=...)",
     ),
-    of_run("training_epoch", "gauge", "Epoch that is under way", source="training.record(epoch=...)"),
+    of_run("training_epoch", "Epoch that is under way", "training.record(epoch=...)"),
     of_run(
-        "training_step_duration_seconds",
-        "histogram",
+        "training_step_duration_seconds{mode}",
         "Duration of steps",
-        "mode",
-        source="begin to end of an iteration",
+        "begin to end of an iteration",
+        kind="histogram",
     ),
     of_run(
         "training_step_longest_seconds",
-        "gauge",
         "Longest of the last 100 steps without the first",
-        source="training_step_duration_seconds",
+        "training_step_duration_seconds",
         last=True,
     ),
     of_run(
         "training_step_ideal_seconds",
-        "gauge",
         "Mean of those of the last 200 steps that are no slower than median + 3 * median absolute deviation",
-        source="training_step_duration_seconds",
+        "training_step_duration_seconds",
         last=True,
     ),
     of_rank(
         "training_slow_step_excess_seconds_total",
-        "counter",
         "Time by which slow steps (above median + 3 * median absolute deviation) were longer than an ideal one",
-        source="sum of duration - ideal over slow steps",
+        "sum of duration - ideal over slow steps",
     ),
     of_rank(
         "training_last_progress_timestamp_seconds",
-        "gauge",
-        "Unix time at which the latest step or validation batch ended, from the first one to the end of the training"
-        " loop",
-        source="end of an iteration",
+        "Unix time at which the latest step or validation batch ended, from the first one to the end of the"
+        " training loop",
+        "end of an iteration",
     ),
     of_rank(
         "training_model_flops_total",
-        "counter",
         "Floating-point operations that the model needs for what was trained, forward and backward",
-        source="flops_per_token * tokens or flops_per_sample * samples",
+        "flops_per_token * tokens or flops_per_sample * samples",
     ),
     of_rank(
         "training_hardware_flops_total",
-        "counter",
         "Floating-point operations that were executed for it, with what is computed again",
-        source="hardware_flops_per_token * tokens",
+        "hardware_flops_per_token * tokens",
     ),
     of_rank(
         "training_rank_compute_seconds",
-        "gauge",
-        "Median over the last 50 steps of the time without waiting for data and for other ranks: what a straggler is"
-        " measured by",
-        source="step - data_loading - grad_sync",
+        "Median over the last 50 steps of the time without waiting for data and for other ranks: what a "
+        "straggler is measured by",
+        "step - data_loading - grad_sync",
         last=True,
     ),
 )
 
 PHASES = (
     of_rank(
-        "training_phase_seconds_total",
-        "counter",
-        "Time of the main thread by what it did; each moment counts for one phase, so that they sum to wall time",
-        "phase",
-        source="exclusive time of spans",
+        "training_phase_seconds_total{phase}",
+        "Time of the main thread by what it did; each moment counts for one phase, so that they sum to wall"
+        " time",
+        "exclusive time of spans",
     ),
-    of_rank("training_phase_entries_total", "counter", "Times that a phase began", "phase", source="spans"),
+    of_rank("training_phase_entries_total{phase}", "Times that a phase began", "spans"),
     of_run(
-        "training_phase_duration_seconds",
-        "histogram",
+        "training_phase_duration_seconds{phase}",
         "Duration of phases that recur, without what was done within them",
-        "phase",
-        source="exclusive time of one span",
+        "exclusive time of one span",
+        kind="histogram",
     ),
     of_rank(
-        "training_phase_active",
-        "gauge",
+        "training_phase_active{phase}",
         "1 for the phase in which the main thread is, 0 for those in which it was",
-        "phase",
-        source="innermost open span of the main thread",
+        "innermost open span of the main thread",
     ),
     of_rank(
         "training_phase_active_since_timestamp_seconds",
-        "gauge",
         "Unix time since which the main thread is in its phase",
-        source="begin of the innermost open span",
+        "begin of the innermost open span",
     ),
     of_run(
-        "training_background_seconds_total",
-        "counter",
-        "Time of work beside the training, such as checkpoint_upload, checkpoint_finalize, prefetch, eval_async; in no"
-        " phase",
-        "task",
-        source="training.background(...)",
+        "training_background_seconds_total{task}",
+        "Time of work beside the training, such as checkpoint_upload, checkpoint_finalize, prefetch, "
+        "eval_async; in no phase",
+        "training.background(...)",
     ),
 )
 
 MODEL = (
+    of_run("training_loss{mode}", "Last finite loss", "training.record(loss=...)", last=True),
     of_run(
-        "training_loss", "gauge", "Last finite loss", "mode", source="training.record(loss=...)", last=True
+        "training_grad_norm", "Last finite norm of the gradient", "training.record(grad_norm=...)", last=True
     ),
-    of_run(
-        "training_grad_norm",
-        "gauge",
-        "Last finite norm of the gradient",
-        source="training.record(grad_norm=...)",
-        last=True,
-    ),
-    of_run(
-        "training_learning_rate",
-        "gauge",
-        "Learning rate",
-        source="training.record(learning_rate=...)",
-        last=True,
-    ),
+    of_run("training_learning_rate", "Learning rate", "training.record(learning_rate=...)", last=True),
     of_run(
         "training_loss_scale",
-        "gauge",
         "Scale of the loss under mixed precision",
-        source="training.record(loss_scale=...)",
+        "training.record(loss_scale=...)",
         last=True,
     ),
     of_run(
-        "training_nonfinite_total",
-        "counter",
+        "training_nonfinite_total{kind,value}",
         "Losses and gradient norms (kind: loss, grad) that were no finite number (value: nan, inf)",
-        "kind",
-        "value",
-        source="training.record(loss=..., grad_norm=...)",
+        "training.record(loss=..., grad_norm=...)",
     ),
     of_run(
-        "training_skipped_steps_total",
-        "counter",
+        "training_skipped_steps_total{reason}",
         "Steps without an update of the model (reason: overflow, nonfinite)",
-        "reason",
-        source="training.skipped_step(...)",
+        "training.skipped_step(...)",
     ),
     of_rank(
-        "training_misuse_total",
-        "counter",
-        "Calls of exporter.training that could not be meant so, by function and by the rule that they broke; each was"
-        " logged, and what it would have changed is as before",
-        "call",
-        "rule",
-        source="exporter.training",
+        "training_misuse_total{call,rule}",
+        "Calls of exporter.training that could not be meant so, by function and by the rule that they "
+        "broke; each was logged, and what it would have changed is as before",
+        "exporter.training",
     ),
 )
 
 CHECKPOINTS = (
     of_run(
-        "training_checkpoints_total",
-        "counter",
+        "training_checkpoints_total{kind,result}",
         "Saves by kind (sync, async, local) and result (ok, failed)",
-        "kind",
-        "result",
-        source="checkpoint_save, on_save_checkpoint_*",
+        "checkpoint_save, on_save_checkpoint_*",
     ),
     of_run(
-        "training_checkpoint_duration_seconds",
-        "histogram",
-        "Duration of saves: of what held up the training (part: blocking), and until the save was safe (total)",
-        "kind",
-        "part",
-        source="checkpoint_save, on_save_checkpoint_*",
+        "training_checkpoint_duration_seconds{kind,part}",
+        "Duration of saves: of what held up the training (part: blocking), and until the save was safe "
+        "(total)",
+        "checkpoint_save, on_save_checkpoint_*",
+        kind="histogram",
     ),
     of_run(
         "training_checkpoint_last_success_timestamp_seconds",
-        "gauge",
         "Unix time of the latest successful save",
-        source="on_save_checkpoint_success",
+        "on_save_checkpoint_success",
     ),
     of_run(
-        "training_checkpoint_last_step",
-        "gauge",
-        "Step of the latest successful save",
-        source="on_save_checkpoint_success",
+        "training_checkpoint_last_step", "Step of the latest successful save", "on_save_checkpoint_success"
     ),
     of_run(
         "training_checkpoint_last_bytes",
-        "gauge",
         "Size of the latest successful save",
-        source="training.checkpoint_saved(bytes=...)",
+        "training.checkpoint_saved(bytes=...)",
     ),
     of_run(
         "training_checkpoint_interval_seconds",
-        "gauge",
         "Median time between the last 5 successful saves",
-        source="on_save_checkpoint_success",
+        "on_save_checkpoint_success",
     ),
 )
 
 GPU = (
     of_rank(
-        "training_gpu_memory_bytes",
-        "gauge",
-        "Memory of the GPU as torch's allocator sees it (state: allocated, reserved, peak_allocated, peak_reserved;"
-        " peaks since the job last reset them; uuid is unknown before torch 2.4)",
-        "gpu",
-        "state",
-        "uuid",
-        source="torch.cuda.memory_stats",
+        "training_gpu_memory_bytes{gpu,state,uuid}",
+        "Memory of the GPU as torch's allocator sees it (state: allocated, reserved, peak_allocated, "
+        "peak_reserved; peaks since the job last reset them; uuid is unknown before torch 2.4)",
+        "torch.cuda.memory_stats",
     ),
     of_rank(
-        "training_gpu_alloc_retries_total",
-        "counter",
+        "training_gpu_alloc_retries_total{gpu,uuid}",
         "Allocations that succeeded only after torch had emptied its cache",
-        "gpu",
-        "uuid",
-        source="torch.cuda.memory_stats: num_alloc_retries",
+        "torch.cuda.memory_stats: num_alloc_retries",
     ),
     of_rank(
-        "training_gpu_oom_total",
-        "counter",
+        "training_gpu_oom_total{gpu,uuid}",
         "Allocations that failed for want of memory",
-        "gpu",
-        "uuid",
-        source="torch.cuda.memory_stats: num_ooms",
+        "torch.cuda.memory_stats: num_ooms",
     ),
 )
 
-SPECS = (*PROGRESS, *PHASES, *MODEL, *CHECKPOINTS, *GPU)
+ELASTIC = (
+    of_rank(
+        "training_elastic_function_calls_total{function,outcome}",
+        "Calls of the torchelastic agent's own functions that have returned (success) or raised (failure)",
+        "torchelastic metrics <class>.<function>.{success,failure}",
+    ),
+    of_rank(
+        "training_elastic_function_seconds{function}",
+        "How long calls of the agent's own functions took, in whole milliseconds",
+        "torchelastic metrics <class>.<function>.duration.ms",
+        kind="summary",
+    ),
+    of_rank(
+        "training_elastic_rendezvous_seconds",
+        "How long the agent waited for the others at each rendezvous",
+        "torchelastic metric SimpleElasticAgent._rendezvous.duration.ms",
+        kind="histogram",
+    ),
+    of_rank(
+        "training_elastic_restarts_total",
+        "Restarts of this agent's workers, whoever caused them: a failure here, or nodes that failed, came "
+        "or went",
+        "torchelastic metric SimpleElasticAgent._restart_workers.success",
+    ),
+    of_rank(
+        "training_elastic_failure_restarts_total{worker_role}",
+        "Restarts that a failure of this agent's own workers has used up",
+        "falls of the torchelastic metric workers.<role>.remaining_restarts",
+    ),
+    of_rank(
+        "training_elastic_remaining_restarts{worker_role}",
+        "Restarts that failures may still use up",
+        "torchelastic metric workers.<role>.remaining_restarts",
+    ),
+    of_rank(
+        "training_elastic_worker_state_checks_total{state,worker_role}",
+        "Looks of the agent at its workers, by what it found (healthy, succeeded, failed, unhealthy, ...); "
+        "the time in a state is the increase times the agent's monitor interval",
+        "torchelastic metrics workers.<role>.<state>",
+    ),
+    of_rank(
+        "training_elastic_flakiness_ratio{worker_role}",
+        "Share of the allowed restarts that a run has used up, or 1 when it failed: sum / count",
+        "torchelastic metric workers.<role>.flakiness",
+        kind="summary",
+    ),
+    of_rank(
+        "training_elastic_runs_total{outcome,worker_role}",
+        "Runs of the agent that have ended, by what became of the workers: success_no_retries, "
+        "success_with_retries, failed_no_retries, failed_with_retries, or interrupted (a signal or an error"
+        " of the agent); what the agent calls its own success says only that it returned",
+        "torchelastic metrics workers.<role>.run_*, SimpleElasticAgent.run.failure",
+    ),
+    of_rank(
+        "training_elastic_worker_starts_total{worker_role}",
+        "Worker processes that the agent has started",
+        "torchelastic event torchelastic.worker.status.START",
+    ),
+    of_rank(
+        "training_elastic_worker_results_total{exit_code,result,worker_role}",
+        "Final results of workers (succeeded, failed, terminated) with their exit codes; a failure that "
+        "leads to a restart is none. Of several that failed, those with exit code -15 or -9 were mostly "
+        "ended by the agent",
+        "torchelastic events torchelastic.worker.status.{SUCCEEDED,FAILED,TERMINATED} of workers",
+    ),
+    of_rank(
+        "training_elastic_refused_total{reason}",
+        "Values of torchelastic metrics that were not recorded: another pair of group and name has the same"
+        " family (collision), too many names (too_many), no usable name (name), a family that is somebody "
+        "else's (definition), and metrics that a handler missed since it raised (handler)",
+        "exporter.elastic",
+    ),
+)
+
+BRIDGES = (
+    of_rank(
+        "training_torch_wait_calls_total{key}",
+        "Waits of torch's stores, process groups and compiler that have begun",
+        "wait_counter_values of torch's control plane: total_calls",
+    ),
+    of_rank(
+        "training_torch_wait_seconds_total{key}",
+        "Time of the waits of torch's stores, process groups and compiler that have ended",
+        "wait_counter_values: total_time_us",
+    ),
+    of_rank(
+        "training_torch_waits{key}",
+        "Waits of torch's stores, process groups and compiler that are under way",
+        "wait_counter_values: active_count",
+    ),
+    of_rank(
+        "training_torch_wait_longest_seconds{key}",
+        "The longest wait of torch's stores, process groups and compiler in this process so far",
+        "wait_counter_values: max_time_us",
+    ),
+    of_rank(
+        "training_torch_monitor_overflows_total",
+        "Looks that found the bridge's queue of torch.monitor events full, so that an unknown number of "
+        "them was lost",
+        "exporter.bridges.torch_monitor",
+    ),
+    of_rank(
+        "training_torch_monitor_refused_total",
+        "Numbers of torch.monitor Stats that were not recorded (a name that cannot be used or is somebody "
+        "else's, too many names, no number), and events of a class that cannot be read",
+        "exporter.bridges.torch_monitor",
+    ),
+)
+
+SPAN_EXPORTERS = (
+    of_rank(
+        "training_span_exporter_records_total{exporter}",
+        "Records (starts, stops, events and errors of spans) that an exporter of the job has taken",
+        "exporter of spans; `exporter` is the class, with -2 and so on for more of the same",
+    ),
+    of_rank(
+        "training_span_exporter_dropped_total{exporter,reason}",
+        "Records that an exporter of the job missed: its queue was full (queue_full), it raised every time "
+        "it was asked (failed), or the process ended first (exit)",
+        "exporter of spans",
+    ),
+    of_rank(
+        "training_span_exporter_errors_total{exporter}",
+        "Calls of an exporter of the job that raised; each is tried again, so most cost no record",
+        "exporter of spans",
+    ),
+)
+
+TRAINING = (*PROGRESS, *PHASES, *MODEL, *CHECKPOINTS, *GPU)
+SPECS = (*TRAINING, *ELASTIC, *BRIDGES, *SPAN_EXPORTERS)

@@ -22,13 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from exporter.errors import StateError
+from exporter.feed.reader import FeedEntry
 from exporter.ledger import codec
 from exporter.ledger.energy.work import Flows
 from exporter.ledger.goodput.ends import Ends
 from exporter.ledger.goodput.families import goodput_families
 from exporter.ledger.goodput.session import GoodputOptions, Session, session_key, shown
 from exporter.ledger.goodput.task import Goodput
-from exporter.ledger.rank import Entry
 from exporter.ledger.ranks import Rank, Ranks
 from exporter.ledger.store import StateKey, StateStore, file_name
 from exporter.ledger.totals import Moment, Process
@@ -95,7 +95,7 @@ class Sessions:
 
     # One pass -------------------------------------------------------------------------------------------
 
-    def update(self, ranks: Ranks, entries: Mapping[str, Entry], now: Moment) -> list[str]:
+    def update(self, ranks: Ranks, entries: Mapping[str, FeedEntry], now: Moment) -> list[str]:
         """Count what the processes of rank 0 have brought, and save it.
 
         Args:

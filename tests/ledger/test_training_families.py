@@ -10,7 +10,7 @@ from ledger_support import Sidecar, a_definition, a_process, a_reading, a_snapsh
 from exporter.families import FamilySpec
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.admission import identity_labels
-from exporter.ledger.families.training import SPECS
+from exporter.ledger.families.training import TRAINING as SPECS
 from exporter.recording.naming import families_of
 from exporter.recording.values import Aggregation, StatDefinition, StatReading
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ledger_support import Page, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import Page, Sidecar, a_process, a_snapshot
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.families.peak_flops import data_type, peak_flops
 from exporter.ledger.families.run_info import Gpus, PeakSetting
-from exporter.recording.values import StatReading, TrainingReading
+from exporter.recording.values import TrainingReading
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,9 @@ def page_with(
     """Processes whose pid, as seen from here, is 100 and their rank."""
     sidecar = Sidecar(tmp_path)
     sidecar.collector.gpus = Gpus(use=lambda: uses, readings=lambda: gpus)
-    sidecar.collector.info.peaks = peaks
+    sidecar.collector.peaks = peaks
     for snapshot in snapshots:
-        sidecar.feed.put(snapshot)
-        sidecar.feed.files[snapshot.process.id].pid = 100 + (snapshot.process.rank or 0)
+        sidecar.feed.put(snapshot, pid=100 + (snapshot.process.rank or 0))
     return sidecar.collect()
 
 
@@ -217,41 +216,3 @@ def test_what_is_told_goes_before_what_is_configured_and_that_before_the_table(t
         ("r", "1", "", "", "bf16", "config", H100): 2e15,
         ("r", "2", "", "", "fp8", "config", H100): 3e15,
     }
-
-
-def counted(name: str, unit: str, seconds: float, **labels: str) -> StatReading:
-    definition = a_definition(name, labels=tuple(labels.items()), unit=unit)
-    return a_reading(definition.replace(kind="counter", aggregations=frozenset()), [seconds])
-
-
-def test_waiting_for_other_ranks_is_what_the_phases_and_torch_say(tmp_path: Path) -> None:
-    phase, wait = "training.phase", "training.torch.wait"
-    page = page_with(
-        tmp_path,
-        a_snapshot(
-            a_process(rank=0),
-            counted(phase, "seconds", 2.0, phase="grad_sync"),
-            counted(phase, "seconds", 8.0, phase="forward"),
-            counted(wait, "seconds", 1.0, key="c10d.all_reduce"),
-            counted(wait, "seconds", 16.0, key="c10d.init_process_group"),
-        ),
-        a_snapshot(a_process(rank=1), counted(phase, "seconds", 8.0, phase="forward")),
-    )
-
-    assert page.get("training_collective_wait_seconds_total", run="r", rank="0") == 3.0
-    assert page.get("training_collective_wait_seconds_total", run="r", rank="1") is None
-
-
-def test_waits_of_the_dead_count_before_the_living_wait_for_the_first_time(tmp_path: Path) -> None:
-    phase, wait = "training.phase", "training.torch.wait"
-    sidecar = Sidecar(tmp_path)
-    first, second = a_process(), a_process()
-    spent = counted(phase, "seconds", 2.0, phase="grad_sync")
-    sidecar.feed.put(a_snapshot(first, spent, counted(wait, "seconds", 1.0, key="c10d.all_reduce")))
-    before = sidecar.collect()
-    sidecar.feed.kill(first)
-    sidecar.feed.put(a_snapshot(second, counted(phase, "seconds", 0.25, phase="grad_sync")))
-    after = sidecar.collect()
-
-    assert before.get("training_collective_wait_seconds_total", run="r", rank="0") == 3.0
-    assert after.get("training_collective_wait_seconds_total", run="r", rank="0") == 3.25
