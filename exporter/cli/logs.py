@@ -34,10 +34,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from prometheus_client.core import Metric
-
-from exporter.families import FamilySpec
-
 Level = Literal["debug", "info", "warn", "error"]
 Form = Literal["logfmt", "json"]
 
@@ -52,19 +48,6 @@ LONGEST_VALUE = 4000
 """Characters of one value; the rest is cut off. A traceback fits, a hostile label does not fill a disk."""
 
 QUEUED_LINES = 1000
-
-MESSAGES = FamilySpec(
-    "exporter_log_messages_total",
-    "counter",
-    "Log records of the sidecar by level, whether or not they could be written.",
-    ("level",),
-)
-DROPPED = FamilySpec(
-    "exporter_log_dropped_total",
-    "counter",
-    "Log lines that could not be written because stderr was closed or did not take them in time.",
-)
-SPECS = (MESSAGES, DROPPED)
 
 # What every LogRecord has; all else came through `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -155,7 +138,6 @@ class Handler(logging.Handler):
         self.setFormatter(Formatter(form))
         self._descriptor = descriptor
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)
-        self._counts: dict[Level, int] = dict.fromkeys(LEVELS, 0)
         self._refused = 0  # by the queue; counted under the handler's lock
         self._failed = 0  # counted by the thread
         self._closing = threading.Event()
@@ -164,7 +146,6 @@ class Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record's line, or count it as dropped."""
-        self._counts[level_name(record.levelno)] += 1  # under the handler's lock
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
@@ -176,11 +157,6 @@ class Handler(logging.Handler):
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         self._thread.join(timeout_seconds)
-
-    def families(self) -> list[Metric]:
-        """The handler's own counters."""
-        counts: dict[tuple[str, ...], float] = {(level,): count for level, count in self._counts.items()}
-        return [MESSAGES.family(dict(counts)), DROPPED.family({(): self._refused + self._failed})]
 
     def _write_lines(self) -> None:
         told = 0
@@ -246,10 +222,6 @@ class Logs:
         """Change what is shown, and how, from the next record on."""
         logging.getLogger().setLevel(LEVELS[level])
         self._handler.setFormatter(Formatter(form))
-
-    def families(self) -> list[Metric]:
-        """Counters of the records by level, and of the lines that were lost."""
-        return self._handler.families()
 
     def close(self, timeout_seconds: float = 1.0) -> None:
         """Undo `install` and write what is left, within a time."""

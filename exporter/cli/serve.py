@@ -247,7 +247,6 @@ class Sidecar:
         """
         self._page.watch("exporter.collectors", self._scheduler.families)
         self._page.watch("exporter.configuration", self._reloader.families)
-        self._page.watch("exporter.logs", self._logs.families)
         self._page.watch("exporter.page", self._page.families)
         self._page.watch("exporter.web", self._server.families)
         self._check_directories()

@@ -51,14 +51,7 @@ SERIES_DROPPED = FamilySpec(
     ("family", "reason"),
     source="exposition",
 )
-BLOCK_FAILURES = FamilySpec(
-    "exporter_block_failures_total",
-    "counter",
-    "Failures to make a block of the exporter's own numbers, which is missing from the page until it succeeds.",
-    ("block",),
-    source="exposition",
-)
-SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED, BLOCK_FAILURES)
+SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED)
 """The families of `Page.families`."""
 
 MAX_COUNTED_FAMILIES = 200
@@ -110,7 +103,7 @@ class Page:
         self._published: dict[str, Families] = {}
         self._watched: dict[str, Callable[[], Iterable[Metric]]] = {}
         self._dropped: Counter[tuple[str, Reason]] = Counter()
-        self._failures: Counter[str] = Counter()
+        self._failing: set[str] = set()
         self._logged: set[tuple[str, Reason]] = set()
         self._writing = threading.Lock()  # held by the scrape that writes; guards the rest
         self._blocks: dict[str, _Block] = {}
@@ -138,7 +131,6 @@ class Page:
         """
         with self._lock:
             self._watched[name] = families
-            self._failures[name] += 0
 
     def render(self, form: Format, names: Iterable[str] = ()) -> bytes:
         """Make the body of a scrape.
@@ -170,14 +162,10 @@ class Page:
         """What the page knows of itself, to be watched by it."""
         with self._lock:
             dropped: dict[tuple[str, ...], float] = dict(sorted(self._dropped.items()))
-            failures: dict[tuple[str, ...], float] = {
-                (name,): count for name, count in sorted(self._failures.items())
-            }
         return (
             SERIES.family({(): self._series}),
             SERIES_LIMIT.family({(): self._max_series}),
             SERIES_DROPPED.family(dropped),
-            BLOCK_FAILURES.family(failures),
         )
 
     # Writing --------------------------------------------------------------------------------------------------------
@@ -211,15 +199,13 @@ class Page:
             return [self._blocks[name] for name in order]
 
     def _ask(self, name: str, families: Callable[[], Iterable[Metric]]) -> Families | None:
-        """The families of a watched block; None, and counted, when making them failed."""
+        """The families of a watched block; None when making them failed."""
         try:
             found = families()
             return found if isinstance(found, tuple) else tuple(found)
         except Exception:  # noqa: BLE001  foreign code, of which a scrape must not fail
-            with self._lock:
-                self._failures[name] += 1
-                first = self._failures[name] == 1
-            if first:
+            if name not in self._failing:
+                self._failing.add(name)
                 _LOG.exception("block %s is left out of the page, as making it failed", name)
             return None
 

@@ -1,7 +1,6 @@
 """What the web server counts about itself, the families it shows it as, and who scrapes it regularly.
 
-Used in the sidecar. The loop's thread alone writes; any thread reads. No file, no lock: each number is read
-once, and a dict is copied in one step before it is walked.
+Used in the sidecar. The loop's thread alone writes; any thread reads.
 """
 
 from __future__ import annotations
@@ -10,22 +9,15 @@ import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client.core import Metric
 
 from exporter.families import FamilySpec
 
-PeerError = Literal["reset", "truncated", "head_timeout", "write_timeout", "tls", "certificate"]
-
-PEER_ERRORS: tuple[PeerError, ...] = (
-    "certificate",
-    "head_timeout",
-    "reset",
-    "tls",
-    "truncated",
-    "write_timeout",
-)
+Reason = Literal[
+    "accept", "certificate", "evicted", "full", "head_timeout", "reset", "tls", "truncated", "write_timeout"
+]
 
 SCRAPES = FamilySpec(
     "exporter_scrapes_total",
@@ -39,13 +31,6 @@ SCRAPE_DURATION = FamilySpec(
     "Time from the end of a scrape's request to the end of its answer, of all complete answers together.",
     unit="seconds",
     source="web server, monotonic clock",
-)
-RESPONSE_BYTES = FamilySpec(
-    "exporter_response_bytes",
-    "gauge",
-    "Size of the last complete answer of the telemetry path as sent, without its header; absent before it.",
-    unit="bytes",
-    source="web server",
 )
 REQUESTS = FamilySpec(
     "exporter_http_requests_total",
@@ -61,60 +46,14 @@ CONNECTIONS = FamilySpec(
     labels=("state",),
     source="web server's guard",
 )
-EVICTED = FamilySpec(
-    "exporter_http_connections_evicted_total",
+CONNECTION_ERRORS = FamilySpec(
+    "exporter_http_connection_errors_total",
     "counter",
-    "Connections closed to make room for a newer one.",
-    source="web server's guard",
-)
-REFUSED = FamilySpec(
-    "exporter_http_connections_refused_total",
-    "counter",
-    "Connections closed at once because all others were being answered.",
-    source="web server's guard",
-)
-ACCEPT_ERRORS = FamilySpec(
-    "exporter_http_accept_errors_total",
-    "counter",
-    "Failures to accept a connection, for want of file descriptors or memory.",
-    source="accept(2)",
-)
-PEER_ERROR = FamilySpec(
-    "exporter_http_peer_errors_total",
-    "counter",
-    "Connections that ended by a peer's fault: too slow, broken off, or without a valid TLS session.",
+    "Connections that were not accepted or ended before their time. Reasons: accept (no descriptors or memory), "
+    "full (all others were being answered), evicted (to make room for a newer one); and by the peer's fault "
+    "certificate, head_timeout, reset, tls, truncated, write_timeout.",
     labels=("reason",),
-    source="web server",
-)
-RENDER_TIMEOUTS = FamilySpec(
-    "exporter_http_render_timeouts_total",
-    "counter",
-    "Requests answered 503 because their answer was not made in time.",
-    source="web server",
-)
-RENDERS = FamilySpec(
-    "exporter_http_renders_total",
-    "counter",
-    "Answers made by a worker thread.",
-    source="web server",
-)
-RENDERS_JOINED = FamilySpec(
-    "exporter_http_renders_joined_total",
-    "counter",
-    "Requests that shared an answer that was being made already.",
-    source="web server",
-)
-RELOADS = FamilySpec(
-    "exporter_web_config_reloads_total",
-    "counter",
-    "Changes of web.config.yml or its files that were taken over; absent without that file.",
-    source="web server",
-)
-RELOAD_ERRORS = FamilySpec(
-    "exporter_web_config_reload_errors_total",
-    "counter",
-    "Changes of web.config.yml or its files that could not be taken over; absent without that file.",
-    source="web server",
+    source="web server's guard",
 )
 RELOAD_SUCCESSFUL = FamilySpec(
     "exporter_web_config_last_reload_successful",
@@ -123,26 +62,6 @@ RELOAD_SUCCESSFUL = FamilySpec(
     "absent without that file.",
     source="web server",
 )
-
-SPECS = (
-    SCRAPES,
-    SCRAPE_DURATION,
-    RESPONSE_BYTES,
-    REQUESTS,
-    CONNECTIONS,
-    EVICTED,
-    REFUSED,
-    ACCEPT_ERRORS,
-    PEER_ERROR,
-    RENDER_TIMEOUTS,
-    RENDERS,
-    RENDERS_JOINED,
-    RELOADS,
-    RELOAD_ERRORS,
-    RELOAD_SUCCESSFUL,
-)
-"""Every family of this server."""
-
 
 MAX_CLIENTS = 64
 REMEMBERED_SCRAPES = 3
@@ -177,73 +96,32 @@ class Scrapers:
         """
         with self._lock:
             seen = list(self._times.values())
-        expected = [(times[-1], interval) for times in seen if (interval := _interval(times)) is not None]
-        return min((last + gap for last, gap in expected if now < last + 2 * gap), default=None)
-
-
-def _interval(times: tuple[float, ...]) -> float | None:
-    gaps = [later - earlier for earlier, later in pairwise(times)]
-    if not gaps:
-        return None
-    shortest, longest = min(gaps), max(gaps)
-    regular = longest - shortest <= max(TOLERANCE_SECONDS, TOLERANCE_RATIO * longest)
-    return gaps[-1] if regular else None
+        due = []
+        for times in seen:
+            gaps = [later - earlier for earlier, later in pairwise(times)]
+            if not gaps or max(gaps) - min(gaps) > max(TOLERANCE_SECONDS, TOLERANCE_RATIO * max(gaps)):
+                continue
+            if now < times[-1] + 2 * gaps[-1]:
+                due.append(times[-1] + gaps[-1])
+        return min(due, default=None)
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far; plain numbers that only the loop's thread changes.
-
-    Attributes:
-        scrapes: Complete answers of the telemetry path.
-        scrape_seconds: The time they took, together.
-        response_bytes: Size of the last of them; None before the first.
-        requests: By (route, status).
-        peer_errors: By reason.
-        refused: Connections closed for want of room.
-        accept_errors: Failed accepts.
-        render_timeouts: Answers that were late.
-        renders: Answers made.
-        renders_joined: Requests that shared one.
-        scrapers: Who comes back at an interval.
-    """
+    """What has happened so far; requests by route and status, errors by reason."""
 
     scrapes: int = 0
     scrape_seconds: float = 0.0
-    response_bytes: int | None = None
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    peer_errors: Counter[PeerError] = field(default_factory=Counter)
-    refused: int = 0
-    accept_errors: int = 0
-    render_timeouts: int = 0
-    renders: int = 0
-    renders_joined: int = 0
+    errors: Counter[Reason] = field(default_factory=Counter)
     scrapers: Scrapers = field(default_factory=Scrapers)
 
-    def scraped(self, seconds: float, size: int) -> None:
-        """Count one complete answer of the telemetry path."""
-        self.scrapes += 1
-        self.scrape_seconds += seconds
-        self.response_bytes = size
-
     def families(self) -> list[Metric]:
-        """These numbers as families; the guard and the settings add theirs."""
+        """These numbers as families."""
         requests = sorted(self.requests.copy().items())
-        last = self.response_bytes
         return [
-            number(SCRAPES, self.scrapes),
-            number(SCRAPE_DURATION, self.scrape_seconds),
-            RESPONSE_BYTES.family({} if last is None else {(): last}),
+            SCRAPES.family({(): self.scrapes}),
+            SCRAPE_DURATION.family({(): self.scrape_seconds}),
             REQUESTS.family({(route, str(code)): count for (route, code), count in requests}),
-            number(REFUSED, self.refused),
-            number(ACCEPT_ERRORS, self.accept_errors),
-            PEER_ERROR.family({(reason,): self.peer_errors[reason] for reason in PEER_ERRORS}),
-            number(RENDER_TIMEOUTS, self.render_timeouts),
-            number(RENDERS, self.renders),
-            number(RENDERS_JOINED, self.renders_joined),
+            CONNECTION_ERRORS.family({(reason,): self.errors[reason] for reason in get_args(Reason)}),
         ]
-
-
-def number(spec: FamilySpec, value: float) -> Metric:
-    """A family of one sample without labels."""
-    return spec.family({(): value})

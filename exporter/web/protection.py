@@ -1,73 +1,159 @@
-"""The settings of `web.config.yml` that are in force, and taking over the file when it has changed.
+"""Who may come in: what `web.config.yml` asks for, in force, with its passwords and its rate limit.
 
-Used in the sidecar. Loaded on the thread that starts the server, where every problem is an error (without
-its protection nothing is served); looked at again before a connection or request is judged, at most once a
-second, on a worker thread, because a file may lie on a share that hangs. A new version that cannot be taken
-over leaves the old one in force, is counted, and is logged once.
+Used in the sidecar. The file is loaded on the thread that starts the server, where every problem is an error (without
+its protection nothing is served); it is looked at again before a connection or request is judged, at most once a
+second, on a worker thread, because it may lie on a share that hangs. A new version that cannot be taken over leaves the
+old one in force and is logged once. A changed file never takes a protection away: TLS, passwords and the demand for
+client certificates stay until a restart; a half-written file would otherwise open the server for a moment.
 
-A changed file never takes a protection away: TLS, passwords and the demand for client certificates stay until
-a restart. An editor or a half-written file would otherwise open the server for a moment.
+bcrypt runs on a worker thread too, because one check takes 50 to 250 ms. A password that has been found right once is
+answered from memory, so a flood of wrong ones does not delay it; equal questions share one check, and only so many
+checks may wait, of one address fewer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import importlib.util
 import logging
-from collections.abc import Mapping
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client.core import Metric
-
 from exporter.errors import ConfigurationError, Problem
-from exporter.web.auth import Check, Passwords, RateLimiter
-from exporter.web.counts import RELOAD_ERRORS, RELOAD_SUCCESSFUL, RELOADS, number
-from exporter.web.flights import Workers
 from exporter.web.limits import Limits
-from exporter.web.tls import ServerTls, files_of, make_tls
-from exporter.web.webconfig import WebConfig, load_web_config
+from exporter.web.webconfig import ServerTls, WebConfig, load_web_config, make_tls
+from exporter.web.workers import BusyError, LateError, Workers
 
 _PATIENCE_SECONDS = 0.5
 
-Signature = tuple[tuple[int, int, int] | None, ...]
+MAX_PASSWORD_BYTES = 72
+"""bcrypt looks at no more, and the library refuses longer ones."""
+
+# exporter-toolkit's: nobody's password. Only the cost is replaced, by the highest of the configured ones.
+_NOBODY = "$2y${cost:02d}$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
+
+Signatures = Mapping[Path, tuple[int, int, int] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is in force for a connection or a request.
+class Passwords:
+    """Checks passwords, and remembers those that were right for as long as the user's hash is the same."""
 
-    Attributes:
-        tls: None for plain HTTP.
-        headers: Added to every answer.
-        passwords: None when nobody has to log in.
-        limiter: None without a limit.
+    def __init__(self, limits: Limits) -> None:
+        self._workers = Workers("exporter-passwords", max_waiting=limits.passwords_waiting)
+        self._most_of_peer = limits.passwords_waiting_per_peer
+        self._asking: Counter[str] = Counter()
+        self._salt = os.urandom(32)
+        self._right: set[bytes] = set()
+
+    async def admits(
+        self, users: Mapping[str, str], authorization: str | None, peer: str, deadline: float
+    ) -> bool:
+        """Whether a request may pass.
+
+        Args:
+            users: bcrypt hash by name; at least one.
+            authorization: The header field; None when it is missing.
+            peer: The address of the client.
+            deadline: By the loop's clock.
+
+        Raises:
+            BusyError: It would have to wait behind too many others.
+            LateError: It has waited for too long.
+        """
+        user, password = _credentials(authorization)
+        if not password or len(password) > MAX_PASSWORD_BYTES or b"\0" in password:
+            return False
+        known = users.get(user)
+        # An unknown user costs as much as a known one, else the time of an answer would tell them apart.
+        expected = known or _NOBODY.format(cost=max(int(value.split("$")[2]) for value in users.values()))
+        # The plain password is not kept in memory, and what is kept says nothing without the salt.
+        words = f"{user}\0{expected}\0".encode() + password
+        key = hashlib.blake2b(words, key=self._salt, digest_size=32).digest()
+        if key in self._right:
+            return True
+        if self._asking[peer] >= self._most_of_peer:
+            raise BusyError
+        self._asking[peer] += 1
+        try:
+            right = await self._workers.run(key, lambda: _check(password, expected), deadline)
+        finally:
+            self._asking[peer] -= 1
+            self._asking += Counter()  # without those at zero
+        if known is None or not right:
+            return False
+        self._right.add(key)
+        return True
+
+    def stop(self) -> None:
+        """Let the worker thread end."""
+        self._workers.stop()
+
+
+class RateLimiter:
+    """A token bucket over all requests, as in exporter-toolkit.
+
+    Args:
+        interval_seconds: One request more is allowed every so often.
+        burst: How many may be saved up.
+        clock: Monotonic seconds.
     """
 
-    tls: ServerTls | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    passwords: Passwords | None = None
-    limiter: RateLimiter | None = None
+    def __init__(
+        self, interval_seconds: float, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.retry_after_seconds = max(1, math.ceil(interval_seconds))
+        self._interval_seconds = interval_seconds
+        self._burst = burst
+        self._clock = clock
+        self._tokens = float(burst)
+        self._filled = clock()
 
-
-_NO_SETTINGS = Settings()
+    def allow(self) -> bool:
+        """Take one token; False when there is none."""
+        now = self._clock()
+        self._tokens = min(float(self._burst), self._tokens + (now - self._filled) / self._interval_seconds)
+        self._filled = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
-    """One version of the file as it was read."""
-
-    config: WebConfig
-    settings: Settings
-    files: tuple[Path, ...]
-    signature: Signature
-
-
 class Protection:
-    """The settings in force.
+    """One version of the file, ready for use.
+
+    Attributes:
+        config: As it was read.
+        tls: None for plain HTTP.
+        limiter: None without a limit.
+        files: What the files that it was read from looked like before they were.
+    """
+
+    config: WebConfig = field(default_factory=WebConfig)
+    tls: ServerTls | None = None
+    limiter: RateLimiter | None = None
+    files: Signatures = field(default_factory=dict)
+
+
+class WebConfigFile:
+    """The file, looked at whenever it is due.
+
+    Attributes:
+        failure: Why the file as it is now is not in force; "" when it is.
 
     Args:
         path: The file; None for a server without any.
-        limits: How often it is looked at, and what passwords may cost.
+        limits: How often it is looked at.
         log: Where changes are noted.
 
     Raises:
@@ -75,136 +161,90 @@ class Protection:
     """
 
     def __init__(self, path: Path | None, limits: Limits, log: logging.Logger) -> None:
+        self.failure = ""
         self._path = path
-        self._limits = limits
         self._log = log
-        self._password_worker = Workers("exporter-passwords", 1)
-        self._file_worker = Workers("exporter-web-config", 1)
-        self._check: asyncio.Future[_Version | None] | None = None
+        self._interval_seconds = limits.file_check_seconds
         self._next_check = 0.0
-        self._patience_ends = 0.0
-        self._complaint: tuple[Signature, str] | None = None
-        self._reloads = 0
-        self._errors = 0
-        self._version = None if path is None else self._load(path, None)
-        if self._version is not None and self._version.config.http_server_config.http2 and self.tls:
+        self._workers = Workers("exporter-web-config")
+        self._current = Protection() if path is None else _load(path, Protection())
+        if self._current.config.http_server_config.http2 and self.tls:
             log.info("HTTP/2 is not offered, clients are served with HTTP/1.1")
 
     @property
     def tls(self) -> bool:
-        """Whether connections are encrypted; never changes."""
-        return self._version is not None and self._version.settings.tls is not None
+        """Whether connections are encrypted."""
+        return self._current.tls is not None
 
-    async def current(self) -> Settings:
-        """The settings in force now; the file is looked at when that is due."""
-        if self._version is None:
-            return _NO_SETTINGS
-        loop = asyncio.get_running_loop()
-        if self._check is None and loop.time() >= self._next_check:
-            version = self._version
-            self._check = self._file_worker.submit(lambda: self._changed(version))
-            self._check.add_done_callback(self._checked)
-            self._patience_ends = loop.time() + _PATIENCE_SECONDS
-        patience = self._patience_ends - loop.time()
-        if self._check is not None and patience > 0:
-            # A share that hangs delays requests by no more than this; the settings in force go on.
-            await asyncio.wait([self._check], timeout=patience)
-        return self._version.settings
+    async def current(self) -> Protection:
+        """What is in force now; the file is looked at when that is due."""
+        path = self._path
+        if path is not None and time.monotonic() >= self._next_check:
+            self._next_check = float("inf")  # a share that hangs delays one request, and by no more than this
+            deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+            with contextlib.suppress(LateError):
+                await self._workers.run(path, lambda: self._look(path), deadline)
+        return self._current
 
     def stop(self) -> None:
-        """Let the worker threads end."""
-        self._password_worker.stop()
-        self._file_worker.stop()
+        """Let the worker thread end."""
+        self._workers.stop()
 
-    def families(self) -> list[Metric]:
-        """Reloads, where there is a file to reload."""
-        if self._version is None:
-            return []
-        return [
-            number(RELOADS, self._reloads),
-            number(RELOAD_ERRORS, self._errors),
-            number(RELOAD_SUCCESSFUL, 0 if self._complaint else 1),
-        ]
-
-    def _checked(self, done: asyncio.Future[_Version | None]) -> None:
-        self._check = None
-        self._next_check = done.get_loop().time() + self._limits.file_check_seconds
-        if done.cancelled():
-            return
-        error = done.exception()
-        if error is not None:
-            # Tried again at every check, since not every failure is in the files: it may be that none can
-            # be opened just now. It is counted and logged once per change of the files or of the failure.
-            complaint = () if self._version is None else _signature(self._version.files), str(error)
-            if complaint != self._complaint:
-                self._complaint = complaint
-                self._errors += 1
-                self._log.error("web configuration was not taken over, the old one is kept: %s", error)
-            return
-        version = done.result()
-        if version is not None:
-            self._version = version
-            self._reloads += 1
-            self._log.info("web configuration was taken over: %s", self._path)
-        elif self._complaint:
-            self._log.info("web configuration is again the one in force: %s", self._path)
-        self._complaint = None
-
-    def _changed(self, old: _Version) -> _Version | None:
-        """The new version, or None when nothing has changed; on the worker thread."""
-        if self._path is None or _signature(old.files) == old.signature:
-            return None
-        new = self._load(self._path, old)
-        lost = _weaker(old.settings, new.settings)
-        if lost:
-            message = f"{lost} cannot be switched off while the server runs; restart it to do that"
-            raise ConfigurationError([Problem(str(self._path), None, None, message)])
-        return new
-
-    def _load(self, path: Path, old: _Version | None) -> _Version:
-        # Each taken before the file is read: what changes meanwhile is seen as a change next time.
-        signature = _signature([path])
-        config = load_web_config(path)
-        files = [path]
-        tls = None
-        if config.tls_server_config is not None:
-            files += files_of(config.tls_server_config, path.parent)
-            signature = *signature, *_signature(files[1:])
-            tls = make_tls(config.tls_server_config, path)
-        passwords = None
-        if config.basic_auth_users:
-            check = _bcrypt(path)
-            before = None if old is None else old.settings.passwords
-            passwords = Passwords(config.basic_auth_users, check, self._password_worker, self._limits, before)
-        limiter = None
-        if config.rate_limit.interval:
-            limiter = RateLimiter(config.rate_limit.interval, config.rate_limit.burst)
-            if old is not None and old.config.rate_limit == config.rate_limit:
-                limiter = old.settings.limiter  # a new certificate does not refill the bucket
-        headers = config.http_server_config.headers.fields()
-        return _Version(config, Settings(tls, headers, passwords, limiter), tuple(files), signature)
+    def _look(self, path: Path) -> None:
+        failure, old = "", self._current
+        try:
+            # What fails is tried again at every look, since not every failure is in the files.
+            if _signatures(*old.files) != old.files:
+                self._current = _load(path, old)
+                self._log.info("web configuration was taken over: %s", path)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the old one stays in force
+            failure = str(error)
+        if failure and failure != self.failure:
+            self._log.error("web configuration was not taken over, the old one is kept: %s", failure)
+        self.failure = failure
+        self._next_check = time.monotonic() + self._interval_seconds
 
 
-def _weaker(old: Settings, new: Settings) -> str:
+def _load(path: Path, old: Protection) -> Protection:
+    # Each signature is taken before the file is read: what changes meanwhile is seen as a change next time.
+    signatures = _signatures(path)
+    config = load_web_config(path)
+    problem = ""
+    if config.basic_auth_users and importlib.util.find_spec("bcrypt") is None:
+        problem = "basic_auth_users needs the bcrypt package: pip install training-exporter[auth]"
+    elif lost := _lost(old.config, config):
+        problem = f"{lost} cannot be switched off while the server runs; restart it to do that"
+    if problem:
+        raise ConfigurationError([Problem(str(path), None, None, problem)])
+    tls = None
+    if config.tls_server_config is not None:
+        signatures = {**signatures, **_signatures(*config.tls_server_config.files(path.parent))}
+        tls = make_tls(config.tls_server_config, path)
+    limiter, limit = old.limiter, config.rate_limit
+    if limit != old.config.rate_limit:  # a new certificate does not refill the bucket
+        limiter = RateLimiter(limit.interval, limit.burst) if limit.interval else None
+    return Protection(config, tls, limiter, signatures)
+
+
+def _lost(old: WebConfig, new: WebConfig) -> str:
     """What a new version would take away; "" for nothing."""
-    if (old.tls is None) != (new.tls is None):
-        return "TLS" if new.tls is None else "plain HTTP"
-    if old.passwords is not None and new.passwords is None:
+    if old.basic_auth_users and not new.basic_auth_users:
         return "basic_auth_users"
-    if old.tls is not None and new.tls is not None:
-        order = ("no", "if given", "always")
-        if order.index(new.tls.verifies) < order.index(old.tls.verifies):
-            return "the demand for client certificates"
-        if old.tls.allowed_names and not new.tls.allowed_names:
-            return "client_allowed_sans"
-    return ""
+    before, after = old.tls_server_config, new.tls_server_config
+    if before is None:
+        return ""
+    if after is None:
+        return "TLS"
+    if after.verify_mode < before.verify_mode:
+        return "the demand for client certificates"
+    return "client_allowed_sans" if before.client_allowed_sans and not after.client_allowed_sans else ""
 
 
-def _signature(files: tuple[Path, ...] | list[Path]) -> Signature:
-    return tuple(_stat(file) for file in files)
+def _signatures(*files: Path) -> Signatures:
+    return {file: _signature(file) for file in files}
 
 
-def _stat(file: Path) -> tuple[int, int, int] | None:
+def _signature(file: Path) -> tuple[int, int, int] | None:
     try:
         found = file.stat()
     except OSError:
@@ -212,15 +252,17 @@ def _stat(file: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _bcrypt(path: Path) -> Check:
-    """Give bcrypt's check of a password.
+def _check(password: bytes, expected: str) -> bool:
+    from bcrypt import checkpw  # noqa: PLC0415 - an optional dependency, needed only with passwords
 
-    Raises:
-        ConfigurationError: The library is not installed.
-    """
+    return checkpw(password, expected.encode())
+
+
+def _credentials(authorization: str | None) -> tuple[str, bytes]:
+    """User and password of `Basic …`; empty when it is something else."""
+    scheme, _, encoded = (authorization or "").partition(" ")
     try:
-        from bcrypt import checkpw  # noqa: PLC0415 - an optional dependency, needed only with passwords
-    except ImportError:
-        message = "basic_auth_users needs the bcrypt package: pip install training-exporter[auth]"
-        raise ConfigurationError([Problem(str(path), None, None, message)]) from None
-    return checkpw
+        user, _, password = base64.b64decode(encoded, validate=True).partition(b":")
+        return (user.decode(), password) if scheme.lower() == "basic" else ("", b"")
+    except (binascii.Error, ValueError):
+        return "", b""

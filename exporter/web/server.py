@@ -1,7 +1,7 @@
 """The web server: binds, accepts, and stops without dropping an answer.
 
 Used in the sidecar. It owns one thread with an asyncio loop, which accepts, parses and writes, and a few
-daemon threads for what may take time (`flights`). The loop never waits for a device, a file or a password.
+daemon threads for what may take time (`workers`). The loop never waits for a device, a file or a password.
 
 Connections are accepted one at a time by our own loop over `sock_accept`, not by `asyncio.start_server`: that
 one accepts a burst of the whole backlog before any of them is looked at, pauses for a second at every lack of
@@ -19,16 +19,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import Metric
 
 from exporter.errors import ListenError, StartError
-from exporter.web.connection import Connection, Guard, House, State, capacity
-from exporter.web.counts import CONNECTIONS, EVICTED, Counts, number
+from exporter.web.connection import Connection, Guard, ServerState, State
+from exporter.web.counts import CONNECTIONS, RELOAD_SUCCESSFUL, Counts
 from exporter.web.limits import DEFAULT_LIMITS, Limits
-from exporter.web.listen import bind, parse_addresses, shown, url
-from exporter.web.protection import Protection
+from exporter.web.listen import bind, parse_addresses, url
+from exporter.web.protection import WebConfigFile
 from exporter.web.routes import Application, Routes
 
 __all__ = ["DEFAULT_LIMITS", "Application", "Limits", "Server"]
@@ -49,8 +50,11 @@ class Server:
         web_config: `web.config.yml`; None serves plain HTTP to everybody.
         enable_lifecycle: Whether `/-/reload` may be used.
         telemetry_path: Where the metrics are.
-        log: For the start, for changes of the settings and for defects; never for what peers do.
+        log: For the start, for changes of web.config.yml and for defects; never for what peers do.
         limits: What one peer may cost.
+
+    Attributes:
+        urls: Where the server is, in the order of `listen`, without a path; empty before it has started.
     """
 
     def __init__(
@@ -65,32 +69,27 @@ class Server:
         log: logging.Logger = _LOG,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._application = application
-        self._lacks = lacks
+        self.urls: tuple[str, ...] = ()
         self._listen = tuple(listen)
         self._web_config = web_config
-        self._enable_lifecycle = enable_lifecycle
-        self._telemetry_path = telemetry_path
+        self._make_routes = partial(
+            Routes,
+            application,
+            lacks=lacks,
+            limits=limits,
+            telemetry_path=telemetry_path,
+            enable_lifecycle=enable_lifecycle,
+            log=log,
+        )
         self._log = log
         self._limits = limits
         self._counts = Counts()
-        self._guard: Guard[Connection] = Guard(
-            capacity(limits.connections, limits.spare_files),
-            max_bytes=limits.bytes_in_flight,
-            stalled_seconds=limits.stalled_seconds,
-        )
-        self._house: House | None = None
+        self._guard = Guard(limits)
+        self._config: WebConfigFile | None = None
         self._listeners: list[socket.socket] = []
-        self._urls: tuple[str, ...] = ()
         self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
+        self._wake: Callable[[], object] = lambda: None
         self._failure: OSError | None = None
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Where the server is, in the order of `listen`, without a path; empty before it has started."""
-        return self._urls
 
     @property
     def scrapes(self) -> int:
@@ -114,34 +113,25 @@ class Server:
                 bound.
         """
         addresses = parse_addresses(self._listen)
-        protection = Protection(self._web_config, self._limits, self._log)
-        routes = Routes(
-            self._application,
-            lacks=self._lacks,
-            protection=protection,
-            counts=self._counts,
-            limits=self._limits,
-            telemetry_path=self._telemetry_path,
-            enable_lifecycle=self._enable_lifecycle,
-            log=self._log,
+        self._config = WebConfigFile(self._web_config, self._limits, self._log)
+        routes = self._make_routes(config=self._config)
+        state = ServerState(self._guard, self._limits, self._config, routes, self._log, self._counts)
+        serving = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(state, serving), name="exporter-web", daemon=True
         )
-        self._house = House(self._guard, self._limits, self._counts, protection, routes, self._log)
         try:
             for address in addresses:
                 self._listeners.append(bind(address, self._limits.backlog))
+            tls = self._config.tls
+            self.urls = tuple(url(listener, tls=tls) for listener in self._listeners)
+            for listener in self._listeners:
+                place = url(listener, tls=tls, reachable=False)
+                self._log.info("listening on %s, TLS is %s", place, "enabled" if tls else "disabled")
+            self._thread.start()
         except ListenError:
             self._close_listeners()
             raise
-        self._urls = tuple(url(listener, tls=protection.tls) for listener in self._listeners)
-        for listener in self._listeners:
-            place, state = shown(listener, tls=protection.tls), "enabled" if protection.tls else "disabled"
-            self._log.info("listening on %s, TLS is %s", place, state)
-        serving = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(self._house, serving), name="exporter-web", daemon=True
-        )
-        try:
-            self._thread.start()
         except RuntimeError as error:
             self._close_listeners()
             raise StartError(
@@ -157,61 +147,54 @@ class Server:
 
         Takes at most `drain_seconds` and a little; from any thread but the server's own.
         """
-        thread, loop, stopping = self._thread, self._loop, self._stopping
-        if thread is None or loop is None or stopping is None:
-            return
-        try:
-            loop.call_soon_threadsafe(stopping.set)
-        except RuntimeError:
-            return  # it has ended
-        thread.join(self._limits.drain_seconds + 2.0)
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._wake()
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join(self._limits.drain_seconds + 2.0)
 
     def families(self) -> Sequence[Metric]:
         """The server's own numbers; from any thread."""
-        places = self._guard.counts()
-        settings = [] if self._house is None else self._house.protection.families()
-        return [
-            *self._counts.families(),
-            CONNECTIONS.family({(state.value,): places[state] for state in State}),
-            number(EVICTED, self._guard.evicted),
-            *settings,
-        ]
+        found = self._counts.families()
+        found.append(CONNECTIONS.family({(state.value,): len(self._guard.members(state)) for state in State}))
+        if self._config is not None and self._web_config is not None:
+            found.append(RELOAD_SUCCESSFUL.family({(): 0 if self._config.failure else 1}))
+        return found
 
-    def _run(self, house: House, serving: threading.Event) -> None:
+    def _run(self, state: ServerState, serving: threading.Event) -> None:
         try:
             # What the loop itself needs: with fewer, asyncio leaves half a loop behind, which cannot be closed.
             with contextlib.ExitStack() as spare:
                 for _ in range(4):
                     spare.callback(os.close, os.dup(self._listeners[0].fileno()))
-            asyncio.run(self._serve(house, serving))
+            asyncio.run(self._serve(state, serving))
         except OSError as error:
             self._failure = error
         finally:
             self._close_listeners()
-            house.routes.stop()
-            house.protection.stop()
+            state.routes.stop()
+            state.config.stop()
             serving.set()  # a start that failed must not wait for ever
 
-    async def _serve(self, house: House, serving: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
-        accepting = [self._loop.create_task(self._accept(listener, house)) for listener in self._listeners]
-        stopped = self._loop.create_task(self._stopping.wait())
+    async def _serve(self, state: ServerState, serving: threading.Event) -> None:
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(stopping.set)
+        accepting = [loop.create_task(self._accept(listener, state)) for listener in self._listeners]
+        stopped = loop.create_task(stopping.wait())
         serving.set()
         await asyncio.wait([stopped, *accepting], return_when=asyncio.FIRST_COMPLETED)
-        house.closing = True
-        stopped.cancel()
-        for task in accepting:
+        state.closing = True
+        for task in (stopped, *accepting):
             task.cancel()
         # The loop must have let go of the listeners before they are closed.
         ends = await asyncio.gather(*accepting, return_exceptions=True)
         self._close_listeners()
-        await self._drain()
+        await self._drain(State.INCOMPLETE, State.IDLE, seconds=self._limits.drain_seconds)
+        await self._drain(seconds=1.0)
         for end in ends:
             if isinstance(end, Exception):  # a defect: a server that no longer accepts must not look alive
                 raise end
 
-    async def _accept(self, listener: socket.socket, house: House) -> None:
+    async def _accept(self, listener: socket.socket, state: ServerState) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -219,34 +202,27 @@ class Server:
             except ConnectionAbortedError:
                 continue  # the peer went away before we came to it
             except OSError as error:
-                self._counts.accept_errors += 1
+                self._counts.errors["accept"] += 1
                 made_room = error.errno in _EXHAUSTED and self._guard.evict()
                 # A tenth where one went: the evicted are gone by then, and who waits behind a flood gets
                 # through it sooner.
                 pause = self._limits.accept_pause_seconds
                 await asyncio.sleep(pause / 10 if made_room else pause)
                 continue
-            connection = Connection(sock, str(address[0]), house)
-            if not self._guard.admit(connection):
-                self._counts.refused += 1
+            if not self._guard.make_room():
+                self._counts.errors["full"] += 1
                 sock.close()
                 continue
-            connection.start()
             with contextlib.suppress(OSError):  # the peer went away; reading will show it
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            del connection, sock  # the last one is not to be kept until the next one comes
+            Connection(sock, str(address[0]), state)
+            del sock  # the last one is not to be kept until the next one comes
             await asyncio.sleep(0)  # let it begin before the next one is accepted
 
-    async def _drain(self) -> None:
-        """End what is idle, wait for what is being answered, end the rest."""
-        for connection in self._guard.members((State.INCOMPLETE, State.IDLE)):
-            connection.evict()
-        await self._wait_for_the_end(self._limits.drain_seconds)
-        for connection in self._guard.members():
-            connection.evict()
-        await self._wait_for_the_end(1.0)
-
-    async def _wait_for_the_end(self, seconds: float) -> None:
+    async def _drain(self, *states: State, seconds: float) -> None:
+        """End the connections in these states, of all when there are none, and wait for all."""
+        for connection in self._guard.members(*states):
+            connection.end()
         tasks = [connection.task for connection in self._guard.members() if connection.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)

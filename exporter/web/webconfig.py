@@ -1,9 +1,7 @@
 """`web.config.yml`: the file for TLS, passwords, headers and a rate limit, in exporter-toolkit's format.
 
-Used in the sidecar, at the start and whenever the file has changed. Text comes in, a `WebConfig` goes out, or
-one `ConfigurationError` with every problem and its place. Certificates are not opened here (`tls` does).
-
-Deviations from exporter-toolkit, all on the side of refusing:
+Used in the sidecar, at the start and whenever the file has changed. Deviations from exporter-toolkit, all on the side
+of refusing:
 
 - Client certificates are always verified, because Python's ssl cannot ask for one without verifying it: every
   `client_auth_type` but `NoClientCert` needs a CA (exporter-toolkit falls back to the public ones), and
@@ -12,22 +10,26 @@ Deviations from exporter-toolkit, all on the side of refusing:
 - TLS 1.0 and 1.1 are not offered, and `curve_preferences` takes one curve.
 - `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
 - `tls_server_config` without a certificate is an error (exporter-toolkit serves plain HTTP if only versions
-  or ciphers are given).
-- `burst: 0`, which would refuse every request, is an error.
+  or ciphers are given), and so is `burst: 0`, which would refuse every request.
 
 Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 from exporter.config.loader import load_file
 from exporter.config.options import Duration, Hidden, Notation, Range, Secret
+from exporter.errors import ConfigurationError, Problem
 
 _BCRYPT = r"^\$2[aby]\$(0[4-9]|1[0-8])\$[./A-Za-z0-9]{53}$"
 
@@ -38,29 +40,22 @@ def _parse_bcrypt(text: str) -> str:
     return text
 
 
-BcryptHash = Annotated[
-    str,
-    Hidden(),
-    Notation(
-        "a bcrypt hash of cost 4 to 18, as `htpasswd -nBC 10 NAME` prints after the colon",
-        _BCRYPT,
-        _parse_bcrypt,
-        str,
-    ),
-]
+_BCRYPT_TEXT = "a bcrypt hash of cost 4 to 18, as `htpasswd -nBC 10 NAME` prints after the colon"
+BcryptHash = Annotated[str, Hidden(), Notation(_BCRYPT_TEXT, _BCRYPT, _parse_bcrypt, str)]
 """`$2y$10$…`; above cost 18 one check would take minutes."""
 
-ClientAuthType = Literal[
-    "",
-    "NoClientCert",
-    "RequestClientCert",
-    "RequireAnyClientCert",
-    "RequireClientCert",
-    "VerifyClientCertIfGiven",
-    "RequireAndVerifyClientCert",
-]
 TlsVersion = Literal["TLS12", "TLS13"]
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
+CLIENT_AUTH_TYPES: Mapping[str, ssl.VerifyMode] = {
+    "": ssl.CERT_NONE,
+    "NoClientCert": ssl.CERT_NONE,
+    "RequestClientCert": ssl.CERT_OPTIONAL,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAnyClientCert": ssl.CERT_REQUIRED,
+    "RequireClientCert": ssl.CERT_REQUIRED,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
 # exporter-toolkit takes these of Go's names. For TLS 1.3 (None) both Go and OpenSSL always offer all three.
 CIPHER_SUITES: Mapping[str, str | None] = {
     "TLS_AES_128_GCM_SHA256": None,
@@ -78,29 +73,13 @@ CIPHER_SUITES: Mapping[str, str | None] = {
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
 }
 
+# Go's name of a curve and OpenSSL's.
 CURVES: Mapping[str, str] = {
     "CurveP256": "prime256v1",
     "CurveP384": "secp384r1",
     "CurveP521": "secp521r1",
     "X25519": "X25519",
 }
-"""Go's name of a curve and OpenSSL's."""
-
-CipherSuite = Literal[
-    "TLS_AES_128_GCM_SHA256",
-    "TLS_AES_256_GCM_SHA384",
-    "TLS_CHACHA20_POLY1305_SHA256",
-    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
-    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
-    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
-    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
-    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
-    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
-    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,45 +91,48 @@ class TlsServerConfig:
     client_ca: str = ""
     cert_file: Path | None = None
     key_file: Path | None = None
-    client_auth_type: ClientAuthType = "NoClientCert"
+    client_auth_type: str = "NoClientCert"
     client_ca_file: Path | None = None
     client_allowed_sans: tuple[str, ...] = ()
     min_version: TlsVersion = "TLS12"
     max_version: TlsVersion = "TLS13"
-    cipher_suites: tuple[CipherSuite, ...] = ()
+    cipher_suites: tuple[str, ...] = ()
     prefer_server_cipher_suites: bool = True
-    curve_preferences: tuple[Literal["CurveP256", "CurveP384", "CurveP521", "X25519"], ...] = ()
+    curve_preferences: tuple[str, ...] = ()
 
     @property
-    def verifies_clients(self) -> Literal["no", "if given", "always"]:
+    def verify_mode(self) -> ssl.VerifyMode:
         """What is asked of a client."""
-        if self.client_auth_type in ("", "NoClientCert"):
-            return "no"
-        given = ("RequestClientCert", "VerifyClientCertIfGiven")
-        return "if given" if self.client_auth_type in given else "always"
+        return CLIENT_AUTH_TYPES.get(self.client_auth_type, ssl.CERT_NONE)
+
+    def files(self, directory: Path) -> list[Path]:
+        """The files that are named; relative ones are in the configuration's directory."""
+        names = (self.cert_file, self.key_file, self.client_ca_file)
+        return [directory / name for name in names if name is not None]
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """(field, message) of what does not fit together."""
+        """(field, message) of what is unknown or does not fit together."""
+        for name, values, known in (
+            ("client_auth_type", (self.client_auth_type,), CLIENT_AUTH_TYPES),
+            ("cipher_suites", self.cipher_suites, CIPHER_SUITES),
+            ("curve_preferences", self.curve_preferences, CURVES),
+        ):
+            for value in set(values) - set(known):
+                yield name, f"{value} is not one of {', '.join(filter(None, known))}"
         for name in ("cert", "key", "client_ca"):
-            if getattr(self, name) and getattr(self, f"{name}_file"):
+            text, file = getattr(self, name), getattr(self, f"{name}_file")
+            if text and file:
                 yield name, f"give either {name} or {name}_file"
-        for name in ("cert", "key"):
-            if not getattr(self, name) and not getattr(self, f"{name}_file"):
+            elif not (text or file or name == "client_ca"):
                 yield f"{name}_file", f"missing: tls_server_config needs {name}_file (or {name})"
-        authority = bool(self.client_ca or self.client_ca_file)
-        if authority and self.verifies_clients == "no":
-            where = "client_ca_file" if self.client_ca_file else "client_ca"
-            yield (
-                where,
-                "without effect while client_auth_type is NoClientCert; set RequireAndVerifyClientCert",
-            )
-        if not authority and self.verifies_clients != "no":
-            yield (
-                "client_auth_type",
-                f"{self.client_auth_type} needs client_ca_file: Python's ssl verifies every client certificate",
-            )
-        if self.client_allowed_sans and self.verifies_clients == "no":
-            yield "client_allowed_sans", "without effect while client_auth_type is NoClientCert"
+        verifies = self.verify_mode != ssl.CERT_NONE
+        if verifies and not (self.client_ca or self.client_ca_file):
+            reason = "Python's ssl verifies every client certificate"
+            yield "client_auth_type", f"{self.client_auth_type} needs client_ca_file: {reason}"
+        for name in ("client_ca", "client_ca_file", "client_allowed_sans"):
+            if getattr(self, name) and not verifies:
+                remedy = "set RequireAndVerifyClientCert"
+                yield name, f"without effect while client_auth_type is NoClientCert; {remedy}"
         if self.min_version > self.max_version:
             yield "min_version", f"{self.min_version} is above max_version {self.max_version}"
         if len(self.curve_preferences) > 1:
@@ -158,16 +140,13 @@ class TlsServerConfig:
                 "curve_preferences",
                 "Python's ssl can be told one curve only; leave it out for its defaults",
             )
-        if self.cipher_suites and self.min_version == "TLS12" and not self.old_cipher_suites:
-            yield (
-                "cipher_suites",
-                "holds only suites of TLS 1.3, which are always offered; add one of TLS 1.2, or set min_version: TLS13",
-            )
-
-    @property
-    def old_cipher_suites(self) -> tuple[str, ...]:
-        """OpenSSL's names of the chosen suites for TLS 1.2."""
-        return tuple(name for suite in self.cipher_suites if (name := CIPHER_SUITES[suite]) is not None)
+        if (
+            self.cipher_suites
+            and self.min_version == "TLS12"
+            and not any(map(CIPHER_SUITES.get, self.cipher_suites))
+        ):
+            remedy = "add one of TLS 1.2, or set min_version: TLS13"
+            yield "cipher_suites", f"holds only suites of TLS 1.3, which are always offered; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +171,8 @@ class HttpHeaders:
 
     def fields(self) -> dict[str, str]:
         """Header fields by name."""
-        pairs = {
-            "Strict-Transport-Security": self.strict_transport_security,
-            "X-Content-Type-Options": self.x_content_type_options,
-            "X-Frame-Options": self.x_frame_options,
-            "X-XSS-Protection": str(self.x_xss_protection),
-            "Content-Security-Policy": self.content_security_policy,
-        }
-        return {name: value.strip() for name, value in pairs.items() if value.strip()}
+        found = {str(each.metadata["key"]): str(getattr(self, each.name)).strip() for each in fields(self)}
+        return {name: value for name, value in found.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,16 +209,110 @@ class WebConfig:
         """(field, message) of names that cannot log in."""
         for name in self.basic_auth_users:
             if ":" in name or not name.isprintable():
-                yield (
-                    "basic_auth_users",
-                    f"{name!r} can never log in: no colon or control character in a name",
-                )
+                told = f"{name!r} can never log in: no colon or control character in a name"
+                yield "basic_auth_users", told
 
 
 def load_web_config(path: Path) -> WebConfig:
-    """Read the file.
+    """Read the file; certificates are not opened.
 
     Raises:
         ConfigurationError: It cannot be read, or has problems.
     """
     return load_file(path, WebConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What new connections are to agree on.
+
+    Attributes:
+        context: Certificate, versions, ciphers, what is asked of clients.
+        allowed_names: Alternative names of which a client's certificate must have one; empty allows all.
+    """
+
+    context: ssl.SSLContext
+    allowed_names: frozenset[str]
+
+    def admits(self, names: frozenset[str]) -> bool:
+        """Whether a verified client certificate with these alternative names may pass."""
+        return not self.allowed_names or not self.allowed_names.isdisjoint(map(_normal, names))
+
+
+def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
+    """Load certificates and keys, and set the rules.
+
+    Args:
+        config: Checked by its loader.
+        source: The file it came from.
+
+    Raises:
+        ConfigurationError: A file cannot be read or does not fit, or OpenSSL lacks what is asked.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    problems: list[Problem] = []
+
+    @contextlib.contextmanager
+    def step(key: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            problems.append(Problem(str(source), None, None, f"tls_server_config.{key}: {reason}"))
+
+    with step("min_version"):
+        context.minimum_version = _VERSIONS[config.min_version]
+        context.maximum_version = _VERSIONS[config.max_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    if not config.prefer_server_cipher_suites:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_alpn_protocols(["http/1.1"])
+    if suites := [name for suite in config.cipher_suites if (name := CIPHER_SUITES[suite]) is not None]:
+        with step("cipher_suites"):
+            context.set_ciphers(":".join(suites))
+    for curve in config.curve_preferences:
+        with step("curve_preferences"):
+            context.set_ecdh_curve(CURVES[curve])
+    with step("cert_file"), contextlib.ExitStack() as memory:
+        certificate = _path(config.cert, config.cert_file, source.parent, memory)
+        key = _path(config.key, config.key_file, source.parent, memory)
+        # The password: OpenSSL would ask for that of an encrypted key on the terminal, and wait.
+        context.load_cert_chain(certificate, key, password="")
+    if config.verify_mode != ssl.CERT_NONE:
+        context.verify_mode = config.verify_mode
+        with (
+            step("client_ca_file" if config.client_ca_file else "client_ca"),
+            contextlib.ExitStack() as memory,
+        ):
+            authority = _path(config.client_ca, config.client_ca_file, source.parent, memory)
+            context.load_verify_locations(cafile=authority)
+    if problems:
+        raise ConfigurationError(problems)
+    return ServerTls(context, frozenset(map(_normal, config.client_allowed_sans)))
+
+
+def _path(text: str, file: Path | None, directory: Path, memory: contextlib.ExitStack) -> str:
+    """The path of a file that can be read; text from the configuration is given one in memory only.
+
+    Raises:
+        OSError: It cannot be opened; OpenSSL's own message names neither file nor reason.
+    """
+    if file is None:
+        made = memory.enter_context(os.fdopen(os.memfd_create("tls"), "w+b"))
+        made.write(text.encode())
+        made.flush()
+        return f"/proc/self/fd/{made.fileno()}"
+    path = directory / file
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be read: {error.strerror}") from None
+    return str(path)
+
+
+def _normal(name: str) -> str:
+    """IP addresses have many spellings; other names are compared as they are."""
+    try:
+        return ipaddress.ip_address(name.strip()).compressed
+    except ValueError:
+        return name

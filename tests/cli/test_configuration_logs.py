@@ -55,11 +55,6 @@ def record_of(message: str, **extra: object) -> logging.LogRecord:
     return record
 
 
-def values(logs: Logs) -> dict[tuple[str, ...], float]:
-    samples = [sample for family in logs.families() for sample in family.samples]
-    return {tuple(sample.labels.values()): sample.value for sample in samples}
-
-
 def test_a_line_says_when_how_bad_where_and_what() -> None:
     (line,) = logged(
         lambda: LOG.warning("collector failed", extra={"collector": "cpu", "tries": 3, "last": None})
@@ -158,12 +153,11 @@ def test_what_ends_a_thread_and_what_python_warns_of_is_logged() -> None:
 
 def test_nobody_waits_for_a_full_pipe_and_the_loss_is_told() -> None:
     read, write = os.pipe()
-    with logging_to(write) as logs:
+    with logging_to(write):
         started = time.monotonic()
         for _ in range(QUEUED_LINES + 3000):
             LOG.info("x" * 1000)
         took = time.monotonic() - started
-        lost = values(logs)[()]
         with os.fdopen(read, "rb", closefd=False) as lines:
             for line in lines:
                 if b"dropped=" in line:
@@ -172,8 +166,9 @@ def test_nobody_waits_for_a_full_pipe_and_the_loss_is_told() -> None:
     os.close(read)
 
     assert took < 5.0 * PATIENCE
-    assert lost > 1000
-    assert parse_logfmt(line.decode().rstrip())["msg"] == "log lines were dropped"
+    told = parse_logfmt(line.decode().rstrip())
+    assert told["msg"] == "log lines were dropped"
+    assert int(told["dropped"]) > 0
 
 
 def test_the_end_waits_only_a_moment_for_a_full_pipe() -> None:
@@ -205,14 +200,10 @@ def test_a_stderr_that_takes_nothing_costs_only_the_lines(kind: str) -> None:
     descriptor = None if kind == "none" else write
     if kind == "closed":
         os.close(write)
-    with logging_to(descriptor) as logs:
+    with logging_to(descriptor):
         LOG.error("x")
-    found = values(logs)
     if kind != "closed":
         os.close(write)
-
-    assert found[("error",)] == 1
-    assert found[()] == 1
 
 
 def test_level_and_form_change_while_it_runs() -> None:

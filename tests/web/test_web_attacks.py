@@ -27,10 +27,10 @@ def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_re
         after = child.command()
         scrapes(child.port, 1)
 
-    assert during["exporter_http_connections_evicted_total"] >= 1000 - 512
+    assert during["exporter_http_connection_errors_total{evicted}"] >= 1000 - 512
     assert during["threads"] < 10
     assert reaped
-    assert after["exporter_http_peer_errors_total{head_timeout}"] >= 400
+    assert after["exporter_http_connection_errors_total{head_timeout}"] >= 400
 
 
 def test_connections_that_trickle_a_byte_at_a_time_are_cut_at_the_same_deadline() -> None:
@@ -66,7 +66,7 @@ def test_accepting_goes_on_when_descriptors_run_out_below_the_cap() -> None:
         spent = child.command()["cpu"] - before
 
     assert [reply.status for reply in replies] == [200] * 3
-    assert stats["exporter_http_accept_errors_total"] > 0
+    assert stats["exporter_http_connection_errors_total{accept}"] > 0
     assert spent < 0.5
 
 
@@ -126,8 +126,8 @@ def test_two_hundred_clients_that_never_read_do_not_delay_scrapes(tmp_path: Path
         scrapes(child.port, context=context)
         reaped = eventually(lambda: child.command()["exporter_http_connections{writing}"] == 0)
         stats = child.command()
-        cut = stats["exporter_http_peer_errors_total{write_timeout}"]
-        cut += stats["exporter_http_connections_evicted_total"]  # beyond the bytes in flight
+        cut = stats["exporter_http_connection_errors_total{write_timeout}"]
+        cut += stats["exporter_http_connection_errors_total{evicted}"]  # beyond the bytes in flight
         scrapes(child.port, 1, context=context)
 
     assert reaped
@@ -173,7 +173,7 @@ def test_an_idle_connection_is_closed_after_its_time() -> None:
         peer.sendall(WHOLE)
         read_answer(peer)
         end = peer.recv(1)
-        errors = child.command()["exporter_http_peer_errors_total{head_timeout}"]
+        errors = child.command()["exporter_http_connection_errors_total{head_timeout}"]
 
     assert end == b""
     assert errors == 0
@@ -188,7 +188,6 @@ def test_an_idle_connection_is_closed_after_its_time() -> None:
         pytest.param(b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, id="70 KB URI"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, 400, id="TLS"),
         pytest.param(b"\0" * 100_000, 400, id="zeros"),
-        pytest.param(b"\r\n" * 50_000, 431, id="empty lines"),
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, id="HTTP/2"),
         pytest.param(
             HALF + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413, id="both"

@@ -74,7 +74,7 @@ def test_plain_http_on_the_port_is_told_so(authority: Authority) -> None:
 def test_noise_instead_of_a_handshake_ends_the_connection_and_is_counted(authority: Authority) -> None:
     with serving(web_config=authority.config()) as server:
         exchange(port_of(server), b"\0" * 100)
-        assert eventually(lambda: numbers(server)["exporter_http_peer_errors_total{tls}"] == 1)
+        assert eventually(lambda: numbers(server)["exporter_http_connection_errors_total{tls}"] == 1)
 
 
 def test_a_session_below_the_minimum_version_is_refused(authority: Authority) -> None:
@@ -150,7 +150,7 @@ def test_a_client_needs_one_of_the_allowed_alternative_names(authority: Authorit
         ]
         with pytest.raises(OSError):
             fetch(port, context=authority.client("sub.prometheus.example"))
-        refused = numbers(server)["exporter_http_peer_errors_total{certificate}"]
+        refused = numbers(server)["exporter_http_connection_errors_total{certificate}"]
 
     assert allowed == [200, 200, 200]
     assert refused == 1
@@ -205,9 +205,9 @@ def test_an_encrypted_key_is_an_error_and_no_question_on_the_terminal(authority:
 
     config = authority.config()
     # With a terminal, where OpenSSL would ask for the password and wait.
-    code = "import sys, pathlib; from exporter.web.protection import Protection\n"
+    code = "import sys, pathlib; from exporter.web.protection import WebConfigFile\n"
     code += "from exporter.web.limits import Limits; import logging\n"
-    code += "Protection(pathlib.Path(sys.argv[1]), Limits(), logging.getLogger())"
+    code += "WebConfigFile(pathlib.Path(sys.argv[1]), Limits(), logging.getLogger())"
     command = [sys.executable, "-c", code, str(config)]
     child, terminal = pty.fork()
     if child == 0:
@@ -237,7 +237,6 @@ def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> 
 
     assert before == old
     assert changed
-    assert after["exporter_web_config_reloads_total"] >= 1
     assert after["exporter_web_config_last_reload_successful"] == 1
 
 
@@ -261,7 +260,6 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
         )
 
     assert statuses == [200] * 5
-    assert broken["exporter_web_config_reload_errors_total"] == 1
     assert broken["exporter_web_config_last_reload_successful"] == 0
     assert len(caplog.records) == 1
     assert "cert_fil" in caplog.text
