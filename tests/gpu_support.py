@@ -100,9 +100,8 @@ class Replayed:
         """What the sidecar would show now."""
         if status is None:
             up = bool(self.samples)
-            status = NvmlStatus(up, "" if up else self.farewell, dict.fromkeys(RESTART_REASONS, 0))
-        given = {"expected": None, "window": "15s", "per_link": False, "kernel_xids": {}, **options}
-        return gpu_families(self.registry, status, **given)
+            status = NvmlStatus("" if up else self.farewell, dict.fromkeys(RESTART_REASONS, 0))
+        return gpu_families(self.registry, status, **{"kernel_xids": {}, **options})
 
 
 def machine(text: str) -> MachineDescription:
@@ -136,7 +135,7 @@ def replay(described: MachineDescription | str, seconds: float, **more: Any) -> 
     played = Replayed(play(described.plain(), seconds, GpuOptions(**more), **start))
     for message in played.messages:
         if message["kind"] == "machine":
-            played.registry.take_machine(message)
+            played.registry.machine = message
         elif message["kind"] == "sample":
             played.registry.take_sample(message, 1)
     return played

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.counters import CounterTotal
-from exporter.collectors.gpu.families import STATUS_SPECS
+from exporter.collectors.gpu.families import ENERGY_READING
+from exporter.collectors.gpu.publishing import ENERGY, STATUS_SPECS
 from exporter.collectors.gpu.state import GpuTotals
-from exporter.collectors.gpu.use_families import ENERGY, ENERGY_READING
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.collectors.keeping import Keeper, Rows
 from exporter.errors import CollectError
@@ -113,10 +113,7 @@ class KeptGpus:
     def toggle(self) -> bool:
         """Let go of NVML, or take it again; tells whether it is let go of now."""
         self._released = not self._released
-        if self._released:
-            self._gpus.release()
-        else:
-            self._gpus.resume()
+        self._gpus.release(released=self._released)
         return self._released
 
     @property

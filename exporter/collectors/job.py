@@ -47,7 +47,6 @@ class GpuProcessUse:
         memory_bytes: On the GPU.
         ratios: Utilization by `sm`, `memory`, `encoder`, `decoder` since the last pass; what is not known is left
             out.
-        sm_seconds: Integral of its SM utilization since somebody began to watch it; starts anew with the watcher.
         slice_ratio: Share of the whole GPU of the MIG instance that it runs on; None for a whole GPU.
         instance: Which MIG instance; "" for a whole GPU.
     """
@@ -57,7 +56,6 @@ class GpuProcessUse:
     uuid: str
     memory_bytes: int | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
-    sm_seconds: float | None = None
     slice_ratio: float | None = None
     instance: str = ""
 

@@ -35,11 +35,7 @@ _SHARED_FIELDS = frozenset({38, 45, 52, 59, 160, *range(173, 184)})
 """One reading of a description is behind several of these."""
 
 _UNNAMED_FIELDS = (90,)
-_METRICS = (
-    {**gpm.ACTIVITY, **gpm.ACTIVITY_DETAILS},
-    gpm.RATES,
-    gpm.COUNTERS_DETAILS,
-)
+_METRICS = ((gpm.GRAPHICS_ACTIVITY, *gpm.ACTIVITY, *gpm.ACTIVITY_DETAILS), tuple(gpm.RATES))
 NEWEST = max(ARCHITECTURES.items())[1]
 _MEMORY_V2 = 0x02000028
 _SECONDS = 2.0
@@ -71,7 +67,7 @@ class Card:
         self._clock = clock
         self._handle = library.call("nvmlDeviceGetHandleByIndex", index)
         self._device = Device(library, self._handle, index=index, uuid="", reprobe_seconds=0)
-        self._pair = gpm.SamplePair(library)
+        self._metrics = gpm.Metrics(self._device, "gpm", "nvmlGpmSampleGet")
         self.name = str(self._ask("nvmlDeviceGetName") or "")
         # One that is not known yet is as new as the newest.
         self.architecture = ARCHITECTURES.get(self._ask("nvmlDeviceGetArchitecture"), NEWEST)
@@ -92,20 +88,9 @@ class Card:
 
     def metrics(self) -> Values:
         """Performance counters since the last time; none the first time."""
-        if not gpm.supported(self._device):
-            return {}
-        try:
-            pair = self._pair.take(
-                self._clock(), lambda sample: self._library.call("nvmlGpmSampleGet", self._handle, sample)
-            )
-        except CallFailedError:
-            return {}
-        found: Values = {}
-        if pair is not None:
-            for request in _METRICS:
-                metrics = gpm.read_metrics(self._device, "gpm", tuple(request), *pair)
-                found.update((str(number), value) for number, value in metrics.items())
-        return found
+        self._device.now = self._clock()
+        found = self._metrics.read(*_METRICS) or {}
+        return {str(number): value for number, value in found.items()}
 
     def processes(self) -> list[dict[str, int]]:
         """Who computes on it."""
@@ -266,7 +251,7 @@ def _growing(before: Values, after: Values) -> dict[str, Any]:
     """Numbers as a description has them; what only grows with its pace."""
     found: dict[str, Any] = {}
     for name, value in after.items():
-        if name.startswith(_COUNTERS) or (name.isdecimal() and int(name) in _METRICS[2]):
+        if name.startswith(_COUNTERS):
             pace = max(0.0, value - before.get(name, value)) / _SECONDS
             bits = {"bits": 32} if name in _REGISTERS else {}
             found[name] = {"idle": round(pace, 3), "counter_from": int(value), **bits}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from exporter.collectors.gpu.nvml.device import ARCHITECTURES
-from exporter.collectors.gpu.nvml.events import EVENTS, EVENTS_DETAILS
+from exporter.collectors.gpu.nvml.events import EVENTS, MIG_CONFIG
 from exporter.collectors.gpu.nvml.library import CODES
 from exporter.collectors.gpu.nvml.visible import MOST_GPUS
 from exporter.config.loader import suggest
@@ -174,7 +174,7 @@ class GpuGroup:
             yield "uuid", "several GPUs cannot have one UUID"
 
 
-_EVENT_BITS = {name: bit for bit, name in {**EVENTS, **EVENTS_DETAILS}.items()} | {"mig_config": 0x100}
+_EVENT_BITS = {name: bit for bit, name in EVENTS.items()} | {"mig_config": MIG_CONFIG}
 
 
 @dataclass(frozen=True, slots=True)

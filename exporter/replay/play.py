@@ -103,7 +103,7 @@ def play(
     clock = VirtualClock()
     install(pynvml, ReplayLibrary(replay, clock=clock, origin=origin))
     library = Library(pynvml, clock=clock.now)
-    events = Events(Library(pynvml, clock=clock.now), wall=clock.wall, details=options.details)
+    events = Events(Library(pynvml, clock=clock.now), wall=clock.wall)
     said: list[bytes] = []
     sampler = Sampler(
         library,

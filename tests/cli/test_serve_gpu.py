@@ -145,7 +145,7 @@ def test_a_reload_switches_the_machine_off_and_on(tmp_path: Path) -> None:
         assert "gpu" not in running.collectors()
         reconfigured(running, tmp_path, f"replay: t4, {QUICK}")
         wait_until(lambda: gpus_up(running) == 1)
-        reconfigured(running, tmp_path, f"replay: h100, {QUICK}, window: 20s")
+        reconfigured(running, tmp_path, f"replay: h100, {QUICK}, reprobe: 500s")
         wait_until(lambda: gpus_up(running) == 8 and counters(page(running)).keys() >= before.keys())
         after = counters(page(running))
 

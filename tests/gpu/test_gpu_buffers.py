@@ -1,4 +1,4 @@
-"""The driver's sample buffers: integrals and extremes of what came between two passes."""
+"""The driver's sample buffers: integrals of what came between two passes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ def take(ring: Ring, samples: list[tuple[float, float]], at: float, moment: floa
     """Let a ring take samples, whose times are seconds."""
     ring.take(
         [(int(time * 1e6), value) for time, value in samples],
-        now=at,
         wall_microseconds=int(at * 1e6),
         moment=moment,
     )
 
 
 def test_a_ring_counts_what_is_newer_than_the_first_look() -> None:
-    ring = Ring(15)
+    ring = Ring()
 
     take(ring, [(90, 1.0), (95, 1.0), (99.9, 1.0)], at=100)
     take(ring, [(99.9, 1.0), (100.5, 0.5), (101, 1.0)], at=101)
@@ -29,7 +28,7 @@ def test_a_ring_counts_what_is_newer_than_the_first_look() -> None:
 
 
 def test_a_sample_is_counted_once_however_often_it_is_read() -> None:
-    ring = Ring(15)
+    ring = Ring()
     take(ring, [], at=100)
 
     for _ in range(3):
@@ -39,7 +38,7 @@ def test_a_sample_is_counted_once_however_often_it_is_read() -> None:
 
 
 def test_the_reading_of_the_moment_stands_in_when_the_ring_is_dry() -> None:
-    ring = Ring(15)
+    ring = Ring()
     take(ring, [], at=100, moment=0.2)
 
     for second in range(102, 112, 2):
@@ -49,7 +48,7 @@ def test_the_reading_of_the_moment_stands_in_when_the_ring_is_dry() -> None:
 
 
 def test_a_gap_that_nobody_measured_is_not_bridged() -> None:
-    ring = Ring(15)
+    ring = Ring()
     take(ring, [], at=100)
 
     take(ring, [(160, 1.0), (160.5, 1.0)], at=160.5)
@@ -58,7 +57,7 @@ def test_a_gap_that_nobody_measured_is_not_bridged() -> None:
 
 
 def test_a_clock_that_was_set_back_begins_the_ring_anew() -> None:
-    ring = Ring(15)
+    ring = Ring()
     take(ring, [], at=10_000)
     take(ring, [(10_001, 1.0)], at=10_001)
 
@@ -66,18 +65,6 @@ def test_a_clock_that_was_set_back_begins_the_ring_anew() -> None:
     take(ring, [(9001.5, 1.0), (9002, 1.0)], at=9002)
 
     assert ring.integral == pytest.approx(2.0)
-
-
-def test_least_and_most_are_those_of_the_window() -> None:
-    ring = Ring(15)
-    take(ring, [], at=100, moment=0.5)
-    take(ring, [(101, 0.1), (101.5, 0.9)], at=102, moment=0.5)
-    assert ring.extremes() == (0.1, 0.9)
-
-    for second in range(104, 120, 2):
-        take(ring, [(second - 0.5, 0.6)], at=second, moment=0.5)
-
-    assert ring.extremes() == (0.5, 0.6)
 
 
 @settings(max_examples=60)
@@ -89,10 +76,10 @@ def test_least_and_most_are_those_of_the_window() -> None:
     )
 )
 def test_an_integral_never_falls_and_never_outruns_the_clock(batches: list[list[tuple[int, float]]]) -> None:
-    ring, before = Ring(15), 0.0
+    ring, before = Ring(), 0.0
     for place, batch in enumerate(batches):
         at = 1000 + 2 * place
-        ring.take(batch, now=at, wall_microseconds=at * 1_000_000, moment=0.5)
+        ring.take(batch, wall_microseconds=at * 1_000_000, moment=0.5)
 
         assert before <= ring.integral <= 2 * place + 5.001
         before = ring.integral

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.collectors.gpu.counters import REASONS, Counter, CounterRule
+from exporter.collectors.gpu.families import ENERGY_RULE
 from exporter.collectors.gpu.families import OF_CHILD as INTEGRAL_RULE
-from exporter.collectors.gpu.use_families import ENERGY_RULE
 
 SECONDS = CounterRule(scale=1e-9, most_per_second=1.0, withdraw=True)
 RULES = (ENERGY_RULE, INTEGRAL_RULE, SECONDS, CounterRule(), CounterRule(most_per_second=1e12))

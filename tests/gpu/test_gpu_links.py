@@ -14,7 +14,6 @@ def test_processes_are_values_and_no_labels() -> None:
     first = processes[0]
     assert (first.gpu, first.memory_bytes) == ("0", 73014444032)
     assert first.ratios["sm"] == pytest.approx(0.91, abs=0.05)
-    assert first.sm_seconds == pytest.approx(25 * 0.91, rel=0.1)
     shown = [text for family in played.families() for each in family.samples for text in each.labels.values()]
     assert shown
     assert "7300" not in shown
@@ -30,17 +29,6 @@ def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
 
     # It worked until ten seconds ago; what is asked for is the last five.
     assert played.registry.processes()[0].ratios["sm"] == 0.0
-
-
-@pytest.mark.parametrize("period", [1.0, 30.0])
-def test_processes_are_as_busy_however_seldom_the_passes_are(period: float) -> None:
-    busy = SMALL.replace("    values:", "    load: {steps: [{seconds: 60s, level: 1}]}\n    values:").replace(
-        "gpus:", "    processes: [{pid: 5, memory: 100, sm: 50}]\ngpus:"
-    )
-    played = replay(machine(busy), 1200, period=period)
-
-    for process in played.registry.processes():
-        assert process.sm_seconds == pytest.approx(600, rel=0.2)
 
 
 def test_processes_come_and_go() -> None:

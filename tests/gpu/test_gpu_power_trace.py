@@ -54,14 +54,14 @@ def played() -> tuple[GpuRegistry, dict[float, PowerSample]]:
     """The trace at its pace, through the child's reader, the pipe and the sidecar's registry."""
     trace = Trace()
     device = Device(Library(trace, clock=time.monotonic), None, index=0, uuid="", reprobe_seconds=600)
-    buffers = Buffers(device, 15.0, READ_EVERY_SECONDS)
+    buffers = Buffers(device, READ_EVERY_SECONDS)
     registry, samples = GpuRegistry(), {}
     trace.now = 0.01
     counted_at = -COUNTER_EVERY_SECONDS
     while trace.now < 19.7:
         device.now = trace.now
         out: dict[str, Any] = {}
-        buffers.read_power(wall=EPOCH + trace.now, moment=None, out=out)
+        buffers.read_power(wall=EPOCH + trace.now, out=out)
         if trace.now - counted_at >= COUNTER_EVERY_SECONDS:
             counted_at = trace.now
             out["energy_millijoules"] = 1000 * counter_at(trace.now)

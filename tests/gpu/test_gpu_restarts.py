@@ -10,7 +10,7 @@ TIMINGS = Timings()
 def test_a_child_that_fails_is_tried_ever_more_seldom() -> None:
     restarts = Restarts(TIMINGS)
 
-    waits = [restarts.wait_after_failure() for _ in range(9)]
+    waits = [restarts.wait() for _ in range(9)]
 
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
 
@@ -18,24 +18,24 @@ def test_a_child_that_fails_is_tried_ever_more_seldom() -> None:
 def test_one_that_served_for_long_had_no_bad_start() -> None:
     restarts = Restarts(TIMINGS)
     for _ in range(5):
-        restarts.wait_after_failure()
+        restarts.wait()
 
     restarts.forgive(TIMINGS.steady - 1)
-    assert restarts.wait_after_failure() == 160
+    assert restarts.wait() == 160
     restarts.forgive(TIMINGS.steady)
-    assert restarts.wait_after_failure() == 5
+    assert restarts.wait() == 5
 
 
 def test_an_orderly_end_costs_no_gap_unless_it_comes_again_and_again() -> None:
     restarts = Restarts(TIMINGS)
 
-    assert [restarts.wait_after_end() for _ in range(3)] == [0, 10, 20]
+    assert [restarts.wait(at_once=1) for _ in range(3)] == [0, 10, 20]
 
 
 def test_cards_that_hang_cost_the_others_no_gap_at_first() -> None:
     restarts = Restarts(TIMINGS)
 
-    waits = [restarts.wait_after_end(at_once=HANGS_AT_ONCE) for _ in range(4)]
+    waits = [restarts.wait(at_once=HANGS_AT_ONCE) for _ in range(4)]
 
     assert waits == [0, 0, 0, 40]
 

@@ -101,7 +101,7 @@ def test_unsupported_failed_forbidden_and_zero_stay_apart() -> None:
     broken = small(
         """
 timeline:
-  - errors: {nvmlDeviceGetPowerUsage: UNKNOWN, nvmlDeviceGetPerformanceState: NO_PERMISSION}
+  - errors: {nvmlDeviceGetPowerUsage: UNKNOWN, nvmlDeviceGetPcieReplayCounter: NO_PERMISSION}
   - set: {utilization: 0}
 """
     )
@@ -110,7 +110,7 @@ timeline:
 
     assert errors == {
         ("nvmlDeviceGetPowerUsage", "unknown"): 2 * 11,
-        ("nvmlDeviceGetPerformanceState", "no_permission"): 2,
+        ("nvmlDeviceGetPcieReplayCounter", "no_permission"): 2,
     }
     assert played.readings("utilization")[-1] == 0.0
     assert played.readings("power")[-1] is None
@@ -303,7 +303,6 @@ def test_a_symbol_that_the_driver_lacks_is_a_lack_and_no_error() -> None:
 
     # The first version counts what the driver reserves as used, and has no name for it.
     assert set(values(families, "gpu_memory_used_bytes").values()) == {500000}
-    assert values(families, "gpu_memory_reserved_bytes") == {}
     assert set(values(families, "gpu_temperature_celsius").values()) == {40.0}
     assert set(values(families, "gpu_utilization_busy_seconds_total").values()) == {5.0}
     assert values(families, "exporter_nvml_errors_total") == {}

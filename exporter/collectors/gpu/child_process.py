@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import exporter
 from exporter.collectors.gpu.nvml.protocol import Decoder, encode
@@ -35,7 +35,7 @@ class NvmlChild:
         command: The program and its arguments.
 
     Attributes:
-        heard_at: When it last gave a sign of life; kept by the supervisor.
+        heard_at: When it last gave a sign of life; kept by the supervisor, as the next three are.
         serving: Whether NVML has come up in it.
         farewell: Its last message, None before it came.
         slow: The index of the GPU whose call takes long, with the call; None while none does.
@@ -56,12 +56,13 @@ class NvmlChild:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL if self._complaints is None else self._complaints,
+                stderr=self._complaints or subprocess.DEVNULL,
                 cwd="/",
                 start_new_session=True,
             )
         except OSError:
-            self._forget_complaints()
+            if self._complaints is not None:
+                self._complaints.close()
             raise
         assert self._process.stdin is not None  # noqa: S101 - for the type checker: both are pipes
         assert self._process.stdout is not None  # noqa: S101
@@ -103,10 +104,7 @@ class NvmlChild:
             self._outgoing = b""
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Read what it has said.
-
-        Returns:
-            The messages, and whether it has ended.
+        """Read what it has said: the messages, and whether it has ended.
 
         Raises:
             ProtocolError: What came is no message.
@@ -116,7 +114,7 @@ class NvmlChild:
             try:
                 data = os.read(self.output, _READ_BYTES)
             except BlockingIOError:
-                return messages, False
+                break
             except OSError:
                 data = b""
             if not data:
@@ -126,62 +124,51 @@ class NvmlChild:
 
     def end(self) -> None:
         """Kill it, unless it has ended; does not wait for one that cannot be killed now."""
-        if self._process.poll() is None:
+        if not self.ended():
             self._process.kill()
         self.close()
 
-    def reap(self) -> bool:
+    def ended(self) -> bool:
         """Whether it has ended."""
         return self._process.poll() is not None
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end; whether it came in time."""
-        try:
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, for so long at most."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
 
     def close(self) -> None:
         """Close the pipes: a child that lives ends by that, as soon as it can."""
-        for stream in (self._stdin, self._stdout):
+        for stream in (self._stdin, self._stdout, self._complaints):
             with contextlib.suppress(OSError):  # what was not sent cannot be any more
-                stream.close()
-        self._forget_complaints()
+                if stream is not None:
+                    stream.close()
 
     def cause(self) -> str:
-        """Say how it ended, for people."""
-        complaint = self._complaint()
+        """Say how it ended, for people, with the last line that it wrote to standard error while it started."""
         status = self._process.poll()
         if status is None:
             how = "closed its pipe"
         elif status < 0:
-            how = f"was killed by {_signal_name(-status)}"
+            known = -status in {each.value for each in signal.Signals}
+            how = f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
         else:
             how = f"ended with status {status}"
-        return f"{how}: {complaint}" if complaint else how
-
-    def _complaint(self) -> str:
-        """The last line that it wrote to standard error while it started."""
-        if self._complaints is None:
-            return ""
-        size = os.fstat(self._complaints).st_size
-        data = os.pread(self._complaints, _COMPLAINT_BYTES, max(0, size - _COMPLAINT_BYTES))
-        lines = data.decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:200] if lines else ""
-
-    def _forget_complaints(self) -> None:
+        data = b""
         if self._complaints is not None:
-            os.close(self._complaints)
-            self._complaints = None
+            size = self._complaints.seek(0, os.SEEK_END)
+            self._complaints.seek(max(0, size - _COMPLAINT_BYTES))
+            data = self._complaints.read()
+        lines = data.decode("utf-8", "replace").strip().splitlines()
+        return f"{how}: {lines[-1][:200]}" if lines else how
 
 
-def _memory() -> int | None:
+def _memory() -> IO[bytes] | None:
     """An unnamed file in memory; None where there is none, off Linux."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
-        return os.memfd_create("nvml-child-stderr", os.MFD_CLOEXEC)
+        return os.fdopen(os.memfd_create("nvml-child-stderr", os.MFD_CLOEXEC), "w+b")
     except OSError:
         return None
 
@@ -198,10 +185,3 @@ def command_of(module: str) -> tuple[str, ...]:
     found = [root, *(path for path in paths if path not in {root, here})]
     program = f"import sys; sys.path[:] = {found!r}; from {module} import run; run()"
     return (sys.executable or "python3", "-I", "-c", program)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,11 +1,8 @@
 """The GPU collector: what the NVML child says, published; the child's life, supervised.
 
-Used in the sidecar. The child pushes its readings on its own schedule; `collect` makes families of what has come and
-waits for nothing. It also reads the kernel's log for Xids.
-
-Threads: the supervisor's takes messages; `collect` and the questions of other parts come from any thread. One lock
-guards what is known. While the child is gone or hangs, the families about GPUs are absent; only the GPU that a call
-hangs on is down.
+Used in the sidecar. The child pushes its readings on its own schedule; `collect` makes families of what has come, and of
+the kernel's log, and waits for nothing. The supervisor's thread takes messages, anything else may be asked from any
+thread; one lock guards what is known. While the child is gone or hangs, the families about GPUs are absent.
 """
 
 from __future__ import annotations
@@ -20,15 +17,14 @@ from typing import Any
 
 from exporter.collectors.gpu.child_process import CHILD, NvmlChild, command_of
 from exporter.collectors.gpu.counters import CounterTotal
-from exporter.collectors.gpu.kernel_log import KernelLog
+from exporter.collectors.gpu.kernel_log import KernelLog, XidCount
 from exporter.collectors.gpu.nvml.visible import expected_devices
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions
-from exporter.collectors.gpu.publishing import SPECS, NvmlStatus, XidCount, gpu_families
+from exporter.collectors.gpu.publishing import SPECS, NvmlStatus, gpu_families
 from exporter.collectors.gpu.restarts import DEFAULT_TIMINGS, Timings
 from exporter.collectors.gpu.state import GpuRegistry, GpuTotals, PowerSample
-from exporter.collectors.gpu.supervisor import STARTING, Supervisor
+from exporter.collectors.gpu.supervisor import RELEASED, STARTING, Supervisor
 from exporter.collectors.job import EnergyReading, GpuProcessUse
-from exporter.config.options import format_duration
 from exporter.errors import CollectError
 from exporter.families import Collected
 
@@ -70,7 +66,6 @@ class GpuCollector:
         command: The program of the child, in place of the module.
         on_change: Called when NVML, or a GPU, goes or returns: it is worth publishing at once. On a thread of
             the collector's; must not wait.
-        log: One line per change of state.
         monotonic: Seconds.
     """
 
@@ -88,7 +83,6 @@ class GpuCollector:
         kernel_log: KernelLog | None = None,
         command: Sequence[str] | None = None,
         on_change: Callable[[], None] = lambda: None,
-        log: logging.Logger = LOG,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
@@ -98,7 +92,6 @@ class GpuCollector:
         self._command = command_of(child) if command is None else tuple(command)
         self._timings = timings
         self.on_change = on_change
-        self._log = log
         self._monotonic = monotonic
         self._origin: float | None = None
         self._lock = threading.Lock()  # guards the next four
@@ -142,24 +135,24 @@ class GpuCollector:
         """
         if self._started and not self._supervisor.alive:
             raise CollectError("the thread that listens to the NVML child has ended", reason=_DOWN)
+        expected = expected_devices(self._visible)
         with self._lock:
             reason, message = self._reason, self._message
             collected = gpu_families(
                 self._registry,
-                NvmlStatus(up=reason == "", reason=reason, restarts=self._supervisor.restarts),
-                expected=expected_devices(self._visible),
-                window=format_duration(self._options.window),
+                NvmlStatus(reason, self._supervisor.restarts),
+                expected=expected,
                 per_link=self._options.per_link,
-                kernel_xids=self._kernel_log.read(),
                 per_call=self._options.details,
+                kernel_xids=self._kernel_log.read(),
             )
         if reason == "" and self._registry.machine.get("guessed"):
             collected.unsupported.append(_GUESSED)
-        if reason in {"", STARTING, "released"}:
+        if reason in {"", STARTING, RELEASED}:
             return collected
         parts = (message, _REMEDIES.get(reason, ""))
         about = f"GPUs are not watched ({reason}): {'; '.join(filter(None, parts)) or 'NVML does not answer'}"
-        if self._expected():
+        if self._options.mode == "required" or self._was_up or expected is not None:
             collected.fail(CollectError(about, reason=_DOWN))
         else:
             collected.unsupported.append(about)
@@ -172,13 +165,9 @@ class GpuCollector:
                 return None
             return f"NVML does not answer ({self._reason})"
 
-    def release(self) -> None:
-        """Let go of NVML, so that the driver can be unloaded or a GPU be reset; `resume` takes it again."""
-        self._supervisor.release()
-
-    def resume(self) -> None:
-        """Take NVML again after `release`."""
-        self._supervisor.resume()
+    def release(self, *, released: bool = True) -> None:
+        """Let go of NVML, so that the driver can be unloaded or a GPU be reset; or take it again."""
+        self._supervisor.release(released=released)
 
     @property
     def apart(self) -> bool:
@@ -194,7 +183,7 @@ class GpuCollector:
     def released(self) -> bool:
         """Whether NVML was let go."""
         with self._lock:
-            return self._reason == "released"
+            return self._reason == RELEASED
 
     @property
     def child_pid(self) -> int | None:
@@ -233,22 +222,14 @@ class GpuCollector:
     def restore(self, totals: GpuTotals) -> None:
         """Go on from counters that were kept; to be called before `start`."""
         with self._lock:
-            self._registry.restore(
-                {uuid: kept for uuid, kept in totals.items() if not uuid.startswith(_KERNEL_LOG)}
-            )
-            self._kernel_log.restore(
-                {
-                    name.removeprefix(_KERNEL_LOG): {
-                        xid: XidCount(int(each.total), each.raw) for xid, each in kept.items()
-                    }
-                    for name, kept in totals.items()
-                    if name.startswith(_KERNEL_LOG)
+            self._registry.restore(totals)
+            self._kernel_log.counts = {
+                name.removeprefix(_KERNEL_LOG): {
+                    xid: XidCount(int(each.total), each.raw) for xid, each in kept.items()
                 }
-            )
-
-    def _expected(self) -> bool:
-        """Whether GPUs should be there, so that their absence is a failure."""
-        return self._options.mode == "required" or self._was_up or expected_devices(self._visible) is not None
+                for name, kept in totals.items()
+                if name.startswith(_KERNEL_LOG)
+            }
 
     def _start_child(self, skip: tuple[int, ...], now: float) -> NvmlChild:
         first = {
@@ -268,7 +249,7 @@ class GpuCollector:
     def _take(self, message: Mapping[str, Any], child: int) -> None:
         with self._lock:
             if message["kind"] == "machine":
-                self._registry.take_machine(message)
+                self._registry.machine = dict(message)
                 return
             changed = self._registry.take_sample(message, child)
             gpus = {gpu.index: (gpu.labels, gpu.down or "") for gpu in self._registry.gpus.values()}
@@ -282,12 +263,12 @@ class GpuCollector:
             name = f"GPU {number} ({uuid or 'UUID unknown'})"
             if down and self._told.get(index) != (name, down):
                 self._told[index] = (name, down)
-                self._log.warning("%s does not answer: %s", name, down)
+                LOG.warning("%s does not answer: %s", name, down)
             elif not down and self._told.pop(index, None) is not None:
-                self._log.info("%s answers again", name)
+                LOG.info("%s answers again", name)
         for index in self._seen - gpus.keys():
             self._told.pop(index, None)
-            self._log.warning("GPU %s of NVML is no longer there", index)
+            LOG.warning("GPU %s of NVML is no longer there", index)
         self._seen = set(gpus)
 
     def _change(self, reason: str, message: str, gpu: int | None) -> None:

@@ -1,15 +1,8 @@
 """Counters of a GPU that never fall, made of numbers that do.
 
-Used in the sidecar, by the thread that reads the NVML child. Raw numbers come in as NVML gave them, each with its
-time; a total that only grows comes out, and how often a number did not follow on from the one before it.
-
-A driver that is loaded anew begins at 0; a register of 32 bits wraps; a GPU in trouble gives a number that has
-nothing to do with the ones before and after it. A step that no hardware can make (backwards, or faster than
-the fastest) is not believed at once: the next number decides. If that follows on from before the step, it was a
-glitch and nothing is lost; if it follows on from after it, the counter has begun anew there. While nothing follows
-on from anything, the counter is not shown.
-
-The totals are plain values, so that they can be kept over a restart of the sidecar (`CounterTotal`).
+Used in the sidecar. A driver that is loaded anew begins at 0; a register of 32 bits wraps; a GPU in trouble gives a
+number that has nothing to do with the others. A step that no hardware can make (backwards, or faster than the fastest)
+is not believed at once: the next number decides whether it was a glitch, or the counter has begun anew there.
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ too large, a single wrong number."""
 
 _SLACK_SECONDS = 0.25
 _TOLERANCE = 1.1
-_WRAP_BITS = 32
+_WIDTH = 1 << 32
 _DISTRUST_SECONDS = 600.0
 _MOST_DOUBTS = 3
 
@@ -48,13 +41,7 @@ class CounterRule:
 
 @dataclass(frozen=True, slots=True)
 class CounterTotal:
-    """A counter as it can be kept.
-
-    Attributes:
-        total: In its raw unit.
-        raw: The last number that was believed.
-        age_seconds: How long ago that was.
-    """
+    """A counter as it is kept over a restart: its total and last number, in its own unit, and the number's age."""
 
     total: float
     raw: float
@@ -81,29 +68,20 @@ class Counter:
     _distrusted_until: float = 0.0
 
     def advance(self, raw: float, time: float, child: int) -> float:
-        """Take a number.
-
-        Args:
-            raw: As NVML gave it.
-            time: When, monotonic seconds.
-            child: Which NVML child it is from.
-
-        Returns:
-            By how much the total grew, in the raw unit.
-        """
+        """Take a number of a child's, with its monotonic time; gives by how much the total grew, in the raw unit."""
         before = self.total
         if self.rule.of_process:
-            self._advance_of_process(raw, time, child)
+            since = self._last[0] if self._last is not None and child == self._child else 0
+            self.total += max(0, raw - since)
+            self._last, self._child = (raw, time), child
         elif self._last is None:
             self.total = 0 if self.rule.from_zero else raw
             self._last = (raw, time)
             return 0
         elif self._follows(self._last, raw, time):
-            self._accept(raw, time)
+            self._accept(raw - self._last[0], raw, time, "" if self._suspect is None else "glitch")
         elif self._wraps(self._last, raw, time):
-            self._count("wrap")
-            self.total += raw + (1 << _WRAP_BITS) - self._last[0]
-            self._settle(raw, time)
+            self._accept(raw + _WIDTH - self._last[0], raw, time, "wrap")
         elif self._suspect is not None and self._follows(self._suspect, raw, time):
             self._begin_anew(self._last, self._suspect, raw, time)
         else:
@@ -133,52 +111,38 @@ class Counter:
         self.total = kept.total
         self._last = (kept.raw, now - kept.age_seconds)
 
-    def _advance_of_process(self, raw: float, time: float, child: int) -> None:
-        last = self._last[0] if self._last is not None and child == self._child else 0
-        self.total += max(0, raw - last)
-        self._last, self._child = (raw, time), child
-
-    def _accept(self, raw: float, time: float) -> None:
-        assert self._last is not None  # noqa: S101 - for the type checker: only after a first number
-        self.total += raw - self._last[0]
-        if self._suspect is not None:
-            self._count("glitch")
-        self._settle(raw, time)
-
-    def _settle(self, raw: float, time: float) -> None:
+    def _accept(self, grown: float, raw: float, time: float, reason: str) -> None:
+        if reason:
+            self.resets[reason] = self.resets.get(reason, 0) + 1
+        self.total += grown
         self._last, self._suspect, self._doubts = (raw, time), None, 0
 
     def _begin_anew(
         self, last: tuple[float, float], suspect: tuple[float, float], raw: float, time: float
     ) -> None:
+        grown = raw - suspect[0]
         if suspect[0] > last[0]:
             reason = "jump"  # nobody knows what it counted in between
             if self.rule.withdraw:
                 self._distrusted_until = time + _DISTRUST_SECONDS
         elif suspect[0] <= self._most(suspect[1] - last[1]):
             reason = "reset"
-            self.total += suspect[0]
+            grown += suspect[0]
         else:
             reason = "backwards"
-        self._count(reason)
-        self.total += raw - suspect[0]
-        self._settle(raw, time)
+        self._accept(grown, raw, time, reason)
 
     def _follows(self, last: tuple[float, float], raw: float, time: float) -> bool:
         return 0 <= raw - last[0] <= self._most(time - last[1])
 
     def _wraps(self, last: tuple[float, float], raw: float, time: float) -> bool:
-        width = 1 << _WRAP_BITS
-        if not raw < width // 2 <= last[0] < width:
+        if not raw < _WIDTH // 2 <= last[0] < _WIDTH:
             return False
         # Without a fastest pace, only a counter that was close to its end is believed to have wrapped.
-        most = self._most(time - last[1]) if self.rule.most_per_second is not None else width // 8
-        return raw + width - last[0] <= most
+        most = self._most(time - last[1]) if self.rule.most_per_second is not None else _WIDTH // 8
+        return raw + _WIDTH - last[0] <= most
 
     def _most(self, seconds: float) -> float:
         if self.rule.most_per_second is None:
             return float("inf")
         return self.rule.most_per_second / self.rule.scale * (seconds * _TOLERANCE + _SLACK_SECONDS)
-
-    def _count(self, reason: str) -> None:
-        self.resets[reason] = self.resets.get(reason, 0) + 1

@@ -1,178 +1,381 @@
-"""The families of GPUs: how a reading becomes one, and those about NVML itself.
+"""The families of single GPUs, each with the readings of the NVML child that fill it.
 
-Used in the sidecar. A row says which reading of the NVML child becomes which family; `use_families` and
-`health_families` have the rows, `state` keeps the counters that they ask for, `publishing` makes the samples.
-
-A reading is a number, or a mapping from the values of further labels (joined by a slash) to numbers.
+Used in the sidecar: `state` keeps the counters that they ask for, `publishing` makes the samples and has the families
+about NVML itself. A reading is a number, or a mapping from the values of further labels (joined by a slash) to numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from exporter.collectors.gpu.counters import CounterRule
-from exporter.families import FamilySpec, FamilyType
+from exporter.families import FamilySpec, family
 
-GPU_LABELS = ("gpu", "uuid")
-
-PLAIN = CounterRule()
-"""A number of things, as the driver counts them."""
-
+_PLAIN = CounterRule()
 OF_CHILD = CounterRule(of_process=True)
 """What the NVML child has added up since it began."""
 
-_UNITS = ("seconds", "bytes", "joules", "watts", "hertz", "celsius", "ratio")
+ENERGY_READING, INTEGRAL_READING = "energy_millijoules", "power_joules"
+ENERGY_RULE = CounterRule(scale=0.001, most_per_second=10_000.0, from_zero=True)
+"""No card draws 10 kW; a counter that grows faster gives garbage."""
+
+# Bytes a second that no link reaches: sixteen lanes of the sixth generation carry 128e9, NVLink 5 1.8e12 in all.
+_PCIE = CounterRule(most_per_second=1e12)
+_NVLINK = CounterRule(most_per_second=2e13)
+_NVLINK_KIB = CounterRule(scale=1024, most_per_second=2e13)
+# A counter of seconds cannot run faster than the clock; one that does is another metric under the same id.
+_SECONDS = CounterRule(scale=1e-9, most_per_second=1.0, withdraw=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Gauge:
-    """A reading that is shown as it is.
+class GpuFamily:
+    """A family of single GPUs, and where its values come from.
 
     Attributes:
-        spec: The family; its labels are `gpu`, `uuid`, the fixed ones, those of the reading.
-        reading: The child's name of it.
-        windowed: Whether the label `window` follows, with the time over which it was taken.
-    """
-
-    spec: FamilySpec
-    reading: str
-    windowed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A reading that is a counter.
-
-    Attributes:
-        spec: The family. Where several readings fill one, the first that a GPU offers counts.
-        reading: The child's name of it.
-        rule: How to add it up.
+        spec: Its labels are `gpu`, `uuid`, then those of the reading.
+        readings: Of a gauge all are shown; of a counter the first that a GPU offers counts.
+        rules: How each reading of a counter is added up; empty for a gauge.
         by_link: Whether the first label of the reading is a link, told apart only when asked for.
         rare: Labels that are left out while they never counted.
     """
 
     spec: FamilySpec
-    reading: str
-    rule: CounterRule = PLAIN
+    readings: tuple[str, ...]
+    rules: Mapping[str, CounterRule] = field(default_factory=dict)
     by_link: bool = False
     rare: frozenset[str] = frozenset()
 
 
-Row = Gauge | Count
-
-
-def spec(name: str, help: str, source: str, *labels: str, kind: FamilyType = "gauge") -> FamilySpec:
-    """A family of NVML itself, without the labels of a GPU."""
-    kind = "counter" if name.endswith("_total") else "info" if name.endswith("_info") else kind
-    unit = name.removesuffix("_total").rpartition("_")[2]
-    return FamilySpec(name, kind, help, labels, unit if unit in _UNITS else "", source)
-
-
 def of_gpu(name: str, help: str, source: str, *labels: str) -> FamilySpec:
-    """A family with the labels of a GPU before its own."""
-    return spec(name, help, source, *GPU_LABELS, *labels)
+    """Describe a family with the labels of a GPU before its own."""
+    return family(name, help, source, "gpu", "uuid", *labels)
 
 
-# Whether NVML and each GPU answer. These stay when everything else about a GPU is gone, and tell why it is.
+def _gauge(name: str, help: str, source: str, readings: str | tuple[str, ...], *labels: str) -> GpuFamily:
+    found = (readings,) if isinstance(readings, str) else readings
+    return GpuFamily(of_gpu(name, help, source, *labels), found)
 
-_CHILD = "the NVML child"
-NVML_UP = spec("gpu_nvml_up", "Whether NVIDIA's library is there and answers.", _CHILD)
-NVML_ERROR = spec(
-    "gpu_nvml_error_info", "Why NVIDIA's library does not answer. Absent while it does.", _CHILD, "reason"
-)
-NVML = spec(
-    "gpu_nvml_info",
-    "Versions of driver, library and CUDA. Absent while NVML does not answer.",
-    "nvmlSystemGetDriverVersion, nvmlSystemGetNVMLVersion, nvmlSystemGetCudaDriverVersion_v2",
-    *("driver_version", "nvml_version", "cuda_version"),
-)
-DEVICES = spec(
-    "gpu_devices", "GPUs that answer, of those that are watched. Absent while NVML does not answer.", _CHILD
-)
-DEVICES_EXPECTED = spec(
-    "gpu_devices_expected",
-    "GPUs that there should be: as many as CUDA_VISIBLE_DEVICES names, or the most that were ever seen. Absent before any was.",
-    "CUDA_VISIBLE_DEVICES, gpu_devices",
-)
-UP = of_gpu(
-    "gpu_up",
-    "Whether the GPU answers; while it does not, only this and the counts of what happened to it are there. Absent while NVML itself does not answer.",
-    _CHILD,
-)
-ERROR = of_gpu(
-    "gpu_error_info",
-    "Why the GPU does not answer. Absent while it does.",
-    "NVML's return code; hung where a call on the GPU does not return",
-    "reason",
-)
-RESET_REQUIRED = of_gpu(
-    "gpu_reset_required",
-    "Whether the driver refuses to work with the GPU before it is reset. Absent while NVML itself does not answer.",
-    "NVML_ERROR_RESET_REQUIRED",
-)
-IDENTITY_LABELS = (
-    *(
-        "name",
-        "pci_bus_id",
-        "serial",
-        "vbios",
-        "architecture",
-        "compute_capability",
-        "minor",
-        "numa_node",
-        "board",
+
+def _counter(
+    name: str,
+    help: str,
+    source: str,
+    rules: Mapping[str, CounterRule],
+    *labels: str,
+    by_link: bool = False,
+    rare: frozenset[str] = frozenset(),
+) -> GpuFamily:
+    return GpuFamily(of_gpu(name, help, source, *labels), tuple(rules), rules, by_link, rare)
+
+
+_PCIE_ABSENT = "Absent before Hopper, unless sampling is asked for or the link is so slow that its 32-bit register cannot wrap unseen."
+# Every ratio of the performance counters is the mean over the time between two samples; nothing is missed in between.
+_GPM = "Absent before Hopper, on a divided GPU (MIG) and where GPM is switched off."
+
+GPU_FAMILIES: tuple[GpuFamily, ...] = (
+    # Use and memory.
+    _gauge(
+        "gpu_utilization_ratio",
+        "Share of the last sampling period of the driver (0.1 to 1 s) in which at least one kernel ran; says nothing about how many SMs were busy. Absent on a divided GPU (MIG).",
+        "nvmlDeviceGetUtilizationRates().gpu / 100",
+        "utilization",
+    ),
+    _gauge(
+        "gpu_memory_bandwidth_utilization_ratio",
+        "Share of the last sampling period in which device memory was read or written; not how much of it is used. Absent on a divided GPU (MIG).",
+        "nvmlDeviceGetUtilizationRates().memory / 100",
+        "bandwidth_utilization",
+    ),
+    _counter(
+        "gpu_utilization_busy_seconds_total",
+        "Time in which at least one kernel ran, with nothing missed in between. Absent on a divided GPU (MIG).",
+        "integral of GPM 1, else of nvmlDeviceGetSamples(GPU_UTILIZATION_SAMPLES)",
+        {"busy_seconds_gpm": OF_CHILD, "busy_seconds": OF_CHILD},
+    ),
+    _gauge(
+        "gpu_memory_total_bytes",
+        "Device memory of the card. Absent where it is the machine's (unified memory).",
+        "nvmlDeviceGetMemoryInfo_v2().total",
+        "memory_total",
+    ),
+    _gauge(
+        "gpu_memory_used_bytes",
+        "Device memory that is allocated, without what the driver reserves (with it on drivers before 510). Absent where it is the machine's.",
+        "nvmlDeviceGetMemoryInfo_v2().used",
+        "memory_used",
+    ),
+    _gauge(
+        "gpu_processes",
+        "Processes that compute on the GPU.",
+        "nvmlDeviceGetComputeRunningProcesses",
+        "processes_running",
+    ),
+    # Power, temperature, clocks and what holds them back.
+    _gauge(
+        "gpu_power_watts",
+        "Power of the card: the mean of the last second on Ampere (without GA100) and later, else of the moment.",
+        "nvmlDeviceGetPowerUsage / 1000, else field 185",
+        "power",
+    ),
+    _gauge(
+        "gpu_power_limit_watts",
+        "Limits of the card's power: enforced now, by default.",
+        "nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementDefaultLimit, / 1000",
+        "power_limit",
+        "limit",
+    ),
+    _gauge(
+        "gpu_temperature_celsius",
+        "Temperature of the chip, and of its memory where there is a sensor.",
+        "nvmlDeviceGetTemperatureV, field 82",
+        ("temperature", "temperature_memory"),
+        "sensor",
+    ),
+    _gauge(
+        "gpu_temperature_threshold_celsius",
+        "Temperature at which the card slows down; with details also the other limits. Absent where there are margins only, as on data centre cards from Hopper on.",
+        "nvmlDeviceGetTemperatureThreshold",
+        "temperature_threshold",
+        "threshold",
+    ),
+    _gauge(
+        "gpu_temperature_margin_celsius",
+        "How far the temperature is from the nearest limit (threshold nearest); with details also where each limit lies relative to it, negative beyond it. Absent before Ada.",
+        "nvmlDeviceGetMarginTemperature, fields 193 to 196",
+        ("temperature_margin", "temperature_limit"),
+        "threshold",
+    ),
+    _gauge(
+        "gpu_clock_hertz",
+        "Clock of the SMs and of the memory; with details also graphics and video.",
+        "nvmlDeviceGetClockInfo * 1e6",
+        "clock",
+        "clock",
+    ),
+    _counter(
+        "gpu_clocks_event_seconds_total",
+        "Time in which a reason held the clocks back, since the driver was loaded. Absent for a reason that the driver does not count, and for one that ran faster than the clock; sw_thermal, hw_thermal and hw_power_brake before driver 575, where thermal is all heat; board_limit, reliability and sync_boost also as long as they never did.",
+        "fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
+        {"throttle_nanoseconds": _SECONDS},
+        "reason",
+        # Most machines never see these, and nobody waits for them: eight GPUs would have 24 series of zeros.
+        rare=frozenset({"board_limit", "reliability", "sync_boost"}),
+    ),
+    _gauge(
+        "gpu_fan_speed_ratio",
+        "How fast each fan is meant to turn. Absent on passive cards.",
+        "nvmlDeviceGetFanSpeed_v2 / 100",
+        "fan_speed",
+        "fan",
+    ),
+    # What the SMs, tensor cores and memory really do.
+    _gauge(
+        "gpu_sm_activity_ratio",
+        f"Share of SM cycles in which at least one warp was resident, over all SMs. {_GPM}",
+        "GPM 2 / 100",
+        "sm_activity",
+    ),
+    _gauge(
+        "gpu_sm_occupancy_ratio",
+        f"Resident warps as a share of what the SMs could hold. {_GPM}",
+        "GPM 3 / 100",
+        "sm_occupancy",
+    ),
+    _gauge(
+        "gpu_tensor_activity_ratio",
+        f"Share of SM cycles in which tensor cores worked: any of them, or a pipe (hmma for 16 and 8 bits, imma for integers; with details dmma, dfma). {_GPM}",
+        "GPM 5 any, 6 dfma, 7 hmma, 8 dmma, 9 imma / 100",
+        "tensor_activity",
+        "pipe",
+    ),
+    _gauge(
+        "gpu_pipe_activity_ratio",
+        f"Share of SM cycles in which a pipe outside the tensor cores worked: fp32, fp16; with details fp64, int. {_GPM}",
+        "GPM 11 fp64, 12 fp32, 13 fp16, 4 int / 100",
+        "pipe_activity",
+        "pipe",
+    ),
+    _gauge(
+        "gpu_dram_activity_ratio",
+        f"Memory bandwidth in use as a share of what is possible. {_GPM}",
+        "GPM 10 / 100",
+        "dram_activity",
+    ),
+    # Links.
+    _gauge(
+        "gpu_pcie_link_generation",
+        "Generation of the PCIe link, now and at most; an idle GPU goes down to the first, so it tells something under load only.",
+        "nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
+        "pcie_generation",
+        "kind",
+    ),
+    _gauge(
+        "gpu_pcie_link_width",
+        "Lanes of the PCIe link, now and at most.",
+        "nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
+        "pcie_width",
+        "kind",
+    ),
+    _counter(
+        "gpu_pcie_transmit_bytes_total",
+        f"Bytes that the GPU sent over PCIe, packet headers included. {_PCIE_ABSENT}",
+        "GPM 20 integrated, else field 197, else nvmlDeviceGetPcieThroughput integrated",
+        {
+            "pcie_transmit_gpm": OF_CHILD,
+            "pcie_transmit_register": _PCIE,
+            "pcie_transmit_sampled": OF_CHILD,
+        },
+    ),
+    _counter(
+        "gpu_pcie_receive_bytes_total",
+        f"Bytes that the GPU received over PCIe, packet headers included. {_PCIE_ABSENT}",
+        "GPM 21 integrated, else field 198, else nvmlDeviceGetPcieThroughput integrated",
+        {"pcie_receive_gpm": OF_CHILD, "pcie_receive_register": _PCIE, "pcie_receive_sampled": OF_CHILD},
+    ),
+    _counter(
+        "gpu_pcie_replays_total",
+        "Packets that had to be sent again over PCIe.",
+        "nvmlDeviceGetPcieReplayCounter",
+        {"pcie_replays": _PLAIN},
+    ),
+    _counter(
+        "gpu_pcie_errors_total",
+        "Errors of the PCIe link: correctable, non_fatal, fatal; with details finer kinds. Absent on older drivers.",
+        "fields 173 to 183",
+        {"pcie_errors": _PLAIN},
+        "kind",
+    ),
+    _gauge(
+        "gpu_nvlink_links",
+        "NVLink ports, in use (active) or not. Absent without NVLink.",
+        "nvmlDeviceGetNvLinkState",
+        "nvlink_links",
+        "state",
+    ),
+    _gauge(
+        "gpu_nvlink_up",
+        "Whether an NVLink port is in use. Absent unless links are told apart.",
+        "nvmlDeviceGetNvLinkState",
+        "nvlink_up",
+        "link",
+    ),
+    _counter(
+        "gpu_nvlink_transmit_bytes_total",
+        "Bytes that the GPU sent over NVLink, over all ports unless links are told apart. Absent without NVLink.",
+        "field 138 * 1024, else field 202, else (or once the register has wrapped) GPM 61 integrated",
+        {
+            "nvlink_transmit_kibibytes": _NVLINK_KIB,
+            "nvlink_transmit_bytes": _NVLINK,
+            "nvlink_transmit_gpm": OF_CHILD,
+        },
+        "link",
+        by_link=True,
+    ),
+    _counter(
+        "gpu_nvlink_receive_bytes_total",
+        "Bytes that the GPU received over NVLink, over all ports unless links are told apart. Absent without NVLink.",
+        "field 139 * 1024, else field 204, else (or once the register has wrapped) GPM 60 integrated",
+        {
+            "nvlink_receive_kibibytes": _NVLINK_KIB,
+            "nvlink_receive_bytes": _NVLINK,
+            "nvlink_receive_gpm": OF_CHILD,
+        },
+        "link",
+        by_link=True,
+    ),
+    _counter(
+        "gpu_nvlink_errors_total",
+        "Errors of NVLink by kind, over all ports unless links are told apart. Absent without NVLink.",
+        "fields 38, 45, 160 to 163, of the fifth generation 206 to 215, else nvmlDeviceGetNvLinkErrorCounter",
+        {"nvlink_errors": _PLAIN},
+        *("link", "kind"),
+        by_link=True,
+    ),
+    _gauge(
+        "gpu_fabric_state",
+        "Whether the GPU has joined its NVLink fabric: 1 not begun, 2 under way, 3 done. Absent without a fabric.",
+        "nvmlDeviceGetGpuFabricInfoV().state",
+        "fabric_state",
+    ),
+    _counter(
+        "gpu_c2c_transmit_bytes_total",
+        "Bytes that the GPU sent to a Grace CPU. Absent without one.",
+        "GPM 102 integrated",
+        {"c2c_transmit_gpm": OF_CHILD},
+    ),
+    _counter(
+        "gpu_c2c_receive_bytes_total",
+        "Bytes that the GPU received from a Grace CPU. Absent without one.",
+        "GPM 103 integrated",
+        {"c2c_receive_gpm": OF_CHILD},
+    ),
+    # Errors that the card's owner should know of.
+    _counter(
+        "gpu_ecc_errors_total",
+        "Memory errors: volatile ones since the driver was loaded, with details also aggregate ones over the card's life. Absent without ECC.",
+        "nvmlDeviceGetMemoryErrorCounter",
+        {"ecc_errors": _PLAIN},
+        *("kind", "scope", "location"),
+    ),
+    _gauge(
+        "gpu_ecc_mode",
+        "Whether ECC is on. Absent without ECC.",
+        "nvmlDeviceGetEccMode",
+        "ecc_mode",
+    ),
+    _gauge(
+        "gpu_sram_ecc_threshold_exceeded",
+        "Whether the card has had so many SRAM errors that it should be replaced. Absent before Ampere and on older drivers.",
+        "nvmlDeviceGetSramEccErrorStatus().bThresholdExceeded",
+        "sram_threshold",
+    ),
+    _gauge(
+        "gpu_remapped_rows",
+        "Rows of memory that were replaced by spare ones. Absent before Ampere, on GeForce and on a divided GPU (MIG).",
+        "nvmlDeviceGetRemappedRows",
+        "remapped_rows",
+        "kind",
+    ),
+    _gauge(
+        "gpu_remapped_rows_pending",
+        "Whether a row waits for the next reset to be replaced. Absent where rows are not remapped.",
+        "nvmlDeviceGetRemappedRows",
+        "remapped_rows_pending",
+    ),
+    _gauge(
+        "gpu_remapped_rows_failed",
+        "Whether a row could not be replaced; the card should be. Absent where rows are not remapped.",
+        "nvmlDeviceGetRemappedRows",
+        "remapped_rows_failed",
+    ),
+    _gauge(
+        "gpu_retired_pages",
+        "Pages of memory that are no longer used, because of several single bit errors (sbe) or a double bit error (dbe). Absent from Ampere on.",
+        "nvmlDeviceGetRetiredPages",
+        "retired_pages",
+        "kind",
+    ),
+    _gauge(
+        "gpu_recovery_action",
+        "What the driver wants to be done: 0 nothing, 1 reset the GPU, 2 reboot, 3 drain peer to peer traffic, 4 drain and reset, 5 recover the IMEX domain, 6 reset the bus, 7 reboot the system. Absent on drivers before 565.",
+        "field 230",
+        "recovery_action",
+    ),
+    _gauge(
+        "gpu_mig_mode",
+        "Whether the GPU is divided. Absent where it cannot be.",
+        "nvmlDeviceGetMigMode",
+        "mig_mode",
     ),
 )
-INFO = of_gpu(
-    "gpu_info",
-    "What the GPU is; index_host is NVML's number of it, gpu the job's. Absent while it does not answer.",
-    "nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion and others",
-    *(*IDENTITY_LABELS, "driver", "cuda_driver", "index_host"),
-)
 
-# What asking costs.
+COUNTER_OF = {reading: each for each in GPU_FAMILIES for reading in each.rules}
+"""The family that counts a reading."""
 
-CALLS = spec(
-    "exporter_nvml_calls_total",
-    "Calls of NVML, over all GPUs, apart from the wait for events; with details by function.",
-    _CHILD,
-    "call",
-)
-CALL_SECONDS = spec(
-    "exporter_nvml_call_seconds_total",
-    "Time spent in calls of NVML, the binding's included; with details by function.",
-    "monotonic clock around each call",
-    "call",
-)
-ERRORS = spec(
-    "exporter_nvml_errors_total",
-    "Calls of NVML that failed, and results that cannot be (garbage); what a GPU merely does not have is no error. Absent before the first one.",
-    "NVML's return code",
-    *("call", "error"),
-)
-RESTARTS = spec(
-    "exporter_nvml_child_restarts_total",
-    "How often the process that calls NVML was started again, by what became of the one before.",
-    "the NVML child's supervisor",
-    "reason",
-)
-CHILD_MEMORY = spec(
-    "exporter_nvml_child_resident_memory_bytes",
-    "Memory of the process that calls NVML. Absent while there is none.",
-    "/proc/self/statm",
-)
-CHILD_CPU = spec(
-    "exporter_nvml_child_cpu_seconds_total", "CPU time of the processes that called NVML.", "times(2)"
-)
-RESETS = spec(
-    "exporter_nvml_resets_total",
-    "How often a counter of a GPU did not go on where it was, and was corrected: a register that wrapped, a driver that was loaded anew (reset), a step back, a jump, a single wrong number (glitch).",
-    "comparison with the number before",
-    "reason",
-)
-
-STATUS_SPECS = (
-    *(NVML_UP, NVML_ERROR, NVML, DEVICES, DEVICES_EXPECTED, UP, ERROR, RESET_REQUIRED, INFO),
-    *(CALLS, CALL_SECONDS, ERRORS, RESTARTS, CHILD_MEMORY, CHILD_CPU, RESETS),
-)
-"""Families about NVML and its process, which begin anew with the sidecar."""
+RULES = {
+    **{reading: rule for each in GPU_FAMILIES for reading, rule in each.rules.items()},
+    ENERGY_READING: ENERGY_RULE,
+    **dict.fromkeys((INTEGRAL_READING, "events", "xids"), OF_CHILD),
+}
+"""How each reading that is a counter is added up."""

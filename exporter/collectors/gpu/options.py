@@ -49,7 +49,7 @@ class GpuOptions:
     details: bool = field(
         default=False,
         metadata=_help(
-            "Also limits, modes, video engines, aggregate errors and finer kinds, about 60 more series a GPU; and NVML's cost by function."
+            "Also further limits and clocks, aggregate errors and finer kinds, about 40 more series a GPU; and NVML's cost by function."
         ),
     )
     per_link: bool = field(default=False, metadata=_help("Tell NVLinks apart instead of adding them up."))
@@ -64,9 +64,6 @@ class GpuOptions:
         metadata=_help(
             "Time between two passes over the GPUs; below a second the slower passes are sped up too."
         ),
-    )
-    window: Annotated[Duration, Range(1, 600)] = field(
-        default=15.0, metadata=_help("Over which minima and maxima are taken; at least the scrape interval.")
     )
     retry: Annotated[Duration, Range(0.1, 3600)] = field(
         default=30.0, metadata=_help("How often a lost GPU is tried again.")

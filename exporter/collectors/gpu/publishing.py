@@ -1,4 +1,4 @@
-"""What is known about the GPUs as families.
+"""What is known about the GPUs as families; those about NVML itself and of events and instances are described here.
 
 Used in the sidecar by the GPU collector, under its lock, once for each publication. Pure: a `GpuRegistry` and the
 state of NVML come in, families go out.
@@ -9,17 +9,185 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from exporter.collectors.gpu import families, health_families, use_families
 from exporter.collectors.gpu.counters import REASONS
-from exporter.collectors.gpu.families import Gauge, Row
-from exporter.collectors.gpu.state import ALTERNATIVES, ROWS, GpuRegistry, GpuState
-from exporter.families import Collected, FamilySpec
+from exporter.collectors.gpu.families import GPU_FAMILIES, GpuFamily, of_gpu
+from exporter.collectors.gpu.kernel_log import KernelXids, XidCount
+from exporter.collectors.gpu.state import GpuRegistry, GpuState
+from exporter.families import Collected, FamilySpec, family
 
-_ROWS: dict[FamilySpec, list[Row]] = {}
-for _row in ROWS:
-    _ROWS.setdefault(_row.spec, []).append(_row)
+# Whether NVML and each GPU answer. These stay when everything else about a GPU is gone, and tell why it is.
 
-SPECS: tuple[FamilySpec, ...] = (*families.STATUS_SPECS, *_ROWS, use_families.ENERGY, *health_families.SPECS)
+_CHILD = "the NVML child"
+_UP = family("gpu_nvml_up", "Whether NVIDIA's library is there and answers.", _CHILD)
+_WHY = family(
+    "gpu_nvml_error_info", "Why NVIDIA's library does not answer. Absent while it does.", _CHILD, "reason"
+)
+_NVML = family(
+    "gpu_nvml_info",
+    "Versions of driver, library and CUDA. Absent while NVML does not answer.",
+    "nvmlSystemGetDriverVersion, nvmlSystemGetNVMLVersion, nvmlSystemGetCudaDriverVersion_v2",
+    *("driver_version", "nvml_version", "cuda_version"),
+)
+_DEVICES = family(
+    "gpu_devices", "GPUs that answer, of those that are watched. Absent while NVML does not answer.", _CHILD
+)
+_EXPECTED = family(
+    "gpu_devices_expected",
+    "GPUs that there should be: as many as CUDA_VISIBLE_DEVICES names, or the most that were ever seen. Absent before any was.",
+    "CUDA_VISIBLE_DEVICES, gpu_devices",
+)
+_GPU_UP = of_gpu(
+    "gpu_up",
+    "Whether the GPU answers; while it does not, only this and the counts of what happened to it are there. Absent while NVML itself does not answer.",
+    _CHILD,
+)
+_GPU_WHY = of_gpu(
+    "gpu_error_info",
+    "Why the GPU does not answer. Absent while it does.",
+    "NVML's return code; hung where a call on the GPU does not return",
+    "reason",
+)
+_RESET_REQUIRED = of_gpu(
+    "gpu_reset_required",
+    "Whether the driver refuses to work with the GPU before it is reset. Absent while NVML itself does not answer.",
+    "NVML_ERROR_RESET_REQUIRED",
+)
+_IDENTITY = (
+    *("name", "pci_bus_id", "serial", "vbios", "architecture", "compute_capability", "minor"),
+    *("numa_node", "board"),
+)
+_INFO = of_gpu(
+    "gpu_info",
+    "What the GPU is; index_host is NVML's number of it, gpu the job's. Absent while it does not answer.",
+    "nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion and others",
+    *(*_IDENTITY, "driver", "cuda_driver", "index_host"),
+)
+
+# What asking costs.
+
+_CALLS = family(
+    "exporter_nvml_calls_total",
+    "Calls of NVML, over all GPUs, apart from the wait for events; with details by function.",
+    _CHILD,
+    "call",
+)
+_CALL_SECONDS = family(
+    "exporter_nvml_call_seconds_total",
+    "Time spent in calls of NVML, the binding's included; with details by function.",
+    "monotonic clock around each call",
+    "call",
+)
+_ERRORS = family(
+    "exporter_nvml_errors_total",
+    "Calls of NVML that failed, and results that cannot be (garbage); what a GPU merely does not have is no error. Absent before the first one.",
+    "NVML's return code",
+    *("call", "error"),
+)
+_RESTARTS = family(
+    "exporter_nvml_child_restarts_total",
+    "How often the process that calls NVML was started again, by what became of the one before.",
+    "the NVML child's supervisor",
+    "reason",
+)
+_CHILD_MEMORY = family(
+    "exporter_nvml_child_resident_memory_bytes",
+    "Memory of the process that calls NVML. Absent while there is none.",
+    "/proc/self/statm",
+)
+_CHILD_CPU = family(
+    "exporter_nvml_child_cpu_seconds_total", "CPU time of the processes that called NVML.", "times(2)"
+)
+_RESETS = family(
+    "exporter_nvml_resets_total",
+    "How often a counter of a GPU did not go on where it was, and was corrected: a register that wrapped, a driver that was loaded anew (reset), a step back, a jump, a single wrong number (glitch).",
+    "comparison with the number before",
+    "reason",
+)
+
+STATUS_SPECS = (
+    *(_UP, _WHY, _NVML, _DEVICES, _EXPECTED, _GPU_UP, _GPU_WHY, _RESET_REQUIRED, _INFO),
+    *(_CALLS, _CALL_SECONDS, _ERRORS, _RESTARTS, _CHILD_MEMORY, _CHILD_CPU, _RESETS),
+)
+"""Families about NVML and its process, which begin anew with the sidecar."""
+
+ENERGY = of_gpu(
+    "gpu_energy_joules_total",
+    "Energy of the card since the exporter began to count; source tells whether the card counts it (nvml_counter, read every 10 s, with power samples in between) or power was integrated (nvml_power).",
+    "nvmlDeviceGetTotalEnergyConsumption / 1000, corrected for wraps and resets",
+    "source",
+)
+_EVENTS = of_gpu(
+    "gpu_events_total",
+    "Events that the driver reported since the exporter began to listen; they stay while the GPU is lost. Absent for a kind that the GPU does not report.",
+    "nvmlEventSetWait_v2",
+    "event",
+)
+_XIDS = of_gpu(
+    "gpu_xid_errors_total",
+    "Xid errors since the exporter began to listen; they stay while the GPU is lost. Absent before the first one.",
+    "nvmlEventSetWait_v2 and /dev/kmsg, whichever has seen more",
+    "xid",
+)
+_XID_TIME = of_gpu(
+    "gpu_xid_last_timestamp_seconds",
+    "When an Xid was last reported, Unix time. Absent before the first one.",
+    "nvmlEventSetWait_v2 and /dev/kmsg",
+    "xid",
+)
+
+# The instances of a divided GPU, known by the UUID that CUDA knows them by; what the compute instances of one GPU
+# instance share (its activity) is told for each.
+
+_NOT_DIVIDED = "Absent on a GPU that is not divided."
+_NO_GPM = "Absent before Hopper, and where GPM is switched off."
+_MIG_INFO = of_gpu(
+    "gpu_mig_info",
+    f"An instance: GPU instance, compute instance and profile. {_NOT_DIVIDED}",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    *("mig_uuid", "gi", "ci", "profile"),
+)
+_MIG = {
+    reading: of_gpu(name, text, source, "mig_uuid")
+    for reading, name, text, source in (
+        (
+            "memory_total",
+            "gpu_mig_memory_total_bytes",
+            f"Device memory of an instance. {_NOT_DIVIDED}",
+            "nvmlDeviceGetMemoryInfo_v2().total",
+        ),
+        (
+            "memory_used",
+            "gpu_mig_memory_used_bytes",
+            f"Device memory of an instance that is allocated. {_NOT_DIVIDED}",
+            "nvmlDeviceGetMemoryInfo_v2().used",
+        ),
+        (
+            "sm",
+            "gpu_mig_sm_activity_ratio",
+            f"Share of SM cycles of an instance in which at least one warp was resident. {_NO_GPM}",
+            "nvmlGpmMigSampleGet, GPM 2 / 100",
+        ),
+        (
+            "tensor",
+            "gpu_mig_tensor_activity_ratio",
+            f"Share of SM cycles of an instance in which tensor cores worked. {_NO_GPM}",
+            "nvmlGpmMigSampleGet, GPM 5 / 100",
+        ),
+        (
+            "dram",
+            "gpu_mig_dram_activity_ratio",
+            f"Memory bandwidth of an instance in use as a share of what is possible. {_NO_GPM}",
+            "nvmlGpmMigSampleGet, GPM 10 / 100",
+        ),
+    )
+}
+
+SPECS = (
+    *STATUS_SPECS,
+    *(each.spec for each in GPU_FAMILIES),
+    *(ENERGY, _EVENTS, _XIDS, _XID_TIME, _MIG_INFO),
+    *_MIG.values(),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,60 +195,39 @@ class NvmlStatus:
     """How NVML is.
 
     Attributes:
-        up: Whether it answers.
-        reason: Why it does not; "" while it does.
+        reason: Why it does not answer; "" while it does.
         restarts: By reason, how often its process was started again.
     """
 
-    up: bool
     reason: str
     restarts: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class XidCount:
-    """What the kernel's log says about an Xid of a GPU.
-
-    Attributes:
-        count: How often it was there.
-        last: Unix time of the last one.
-    """
-
-    count: int
-    last: float
-
-
-KernelXids = Mapping[str, Mapping[str, XidCount]]
-"""By the GPU's PCI address as NVML writes it, then by the Xid's number."""
-
-Samples = dict[tuple[str, ...], float]
 
 
 class _Block:
     """Families in the making."""
 
     def __init__(self) -> None:
-        self._samples: dict[FamilySpec, Samples] = {}
+        self._samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {}
 
     def add(self, spec: FamilySpec, value: float, *labels: str) -> None:
-        """Add a sample."""
-        self._samples.setdefault(spec, {})[labels] = value
+        samples = self._samples.setdefault(spec, {})
+        samples[labels] = value
 
-    def add_to(self, collected: Collected) -> None:
-        """Hand the families over, in the order of the specifications."""
+    def collected(self) -> Collected:
+        collected = Collected()
         for spec in SPECS:
             collected.add_family(spec, self._samples.get(spec, {}))
+        return collected
 
 
 def gpu_families(
     registry: GpuRegistry,
     status: NvmlStatus,
     *,
-    expected: int | None,
-    window: str,
-    per_link: bool,
-    kernel_xids: KernelXids,
+    expected: int | None = None,
+    per_link: bool = False,
     per_call: bool = True,
+    kernel_xids: KernelXids,
 ) -> Collected:
     """Make the families.
 
@@ -88,132 +235,125 @@ def gpu_families(
         registry: The GPUs.
         status: How NVML is.
         expected: How many GPUs there should be, if that is known from elsewhere.
-        window: The label of minima and maxima.
         per_link: Whether NVLinks are told apart.
-        kernel_xids: What the kernel's log says.
         per_call: Whether functions of NVML are told apart.
+        kernel_xids: What the kernel's log says.
     """
     block = _Block()
     gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
     _add_status(block, registry, status, gpus, expected)
     for gpu in gpus:
         if gpu.down == "":
-            for spec, rows in _ROWS.items():
-                for row in rows:
-                    if isinstance(row, Gauge):
-                        _add_gauge(block, gpu, row, window)
-                    elif row is rows[0]:
-                        _add_count(block, gpu, spec, now=registry.time, per_link=per_link)
+            for each in GPU_FAMILIES:
+                if each.rules:
+                    _add_counter(block, gpu, each, now=registry.time, per_link=per_link)
+                else:
+                    _add_gauge(block, gpu, each)
             for source, joules in gpu.joules().items():
-                block.add(use_families.ENERGY, joules, *gpu.labels, source)
+                block.add(ENERGY, joules, *gpu.labels, source)
             _add_instances(block, gpu)
         _add_events(block, gpu, kernel_xids)
     _add_cost(block, registry, status, per_call=per_call)
-    collected = Collected()
-    block.add_to(collected)
-    return collected
+    return block.collected()
 
 
 def _add_status(
     block: _Block, registry: GpuRegistry, status: NvmlStatus, gpus: Sequence[GpuState], expected: int | None
 ) -> None:
-    block.add(families.NVML_UP, float(status.up))
-    if status.up:
-        versions = (str(registry.machine.get(name, "")) for name in families.NVML.labels)
-        block.add(families.NVML, 1, *versions)
-        block.add(families.DEVICES, sum(gpu.down == "" for gpu in gpus))
+    machine = registry.machine
+    block.add(_UP, float(not status.reason))
+    if status.reason:
+        block.add(_WHY, 1, status.reason)
     else:
-        block.add(families.NVML_ERROR, 1, status.reason)
-    most = expected or registry.most_seen
-    if most:
-        block.add(families.DEVICES_EXPECTED, most)
+        block.add(_NVML, 1, *(str(machine.get(name, "")) for name in _NVML.labels))
+        block.add(_DEVICES, sum(gpu.down == "" for gpu in gpus))
+    if expected or registry.most_seen:
+        block.add(_EXPECTED, expected or registry.most_seen)
     for gpu in gpus:
         if gpu.down is None:
             continue
-        block.add(families.UP, float(not gpu.down), *gpu.labels)
-        block.add(families.RESET_REQUIRED, float(gpu.down == "reset_required"), *gpu.labels)
+        block.add(_GPU_UP, float(not gpu.down), *gpu.labels)
+        block.add(_RESET_REQUIRED, float(gpu.down == "reset_required"), *gpu.labels)
         if gpu.down:
-            block.add(families.ERROR, 1, *gpu.labels, gpu.down)
+            block.add(_GPU_WHY, 1, *gpu.labels, gpu.down)
             continue
-        identity = (str(gpu.identity.get(name, "")) for name in families.IDENTITY_LABELS)
-        driver = (str(registry.machine.get(name, "")) for name in ("driver_version", "cuda_version"))
-        block.add(families.INFO, 1, *gpu.labels, *identity, *driver, str(gpu.index))
+        identity = (str(gpu.identity.get(name, "")) for name in _IDENTITY)
+        driver = (str(machine.get(name, "")) for name in ("driver_version", "cuda_version"))
+        block.add(_INFO, 1, *gpu.labels, *identity, *driver, str(gpu.index))
 
 
-def _add_gauge(block: _Block, gpu: GpuState, row: Gauge, window: str) -> None:
-    value = gpu.values.get(row.reading)
-    labels = (*gpu.labels, window) if row.windowed else gpu.labels
-    if isinstance(value, dict):
-        for label, number in value.items():
-            block.add(row.spec, number, *labels, *label.split("/"))
-    elif value is not None:
-        block.add(row.spec, value, *labels)
+def _add_gauge(block: _Block, gpu: GpuState, each: GpuFamily) -> None:
+    for reading in each.readings:
+        value = gpu.values.get(reading)
+        if isinstance(value, dict):
+            for label, number in value.items():
+                block.add(each.spec, number, *gpu.labels, *label.split("/"))
+        elif value is not None:
+            block.add(each.spec, value, *gpu.labels)
 
 
-def _add_count(block: _Block, gpu: GpuState, spec: FamilySpec, *, now: float, per_link: bool) -> None:
-    rows = ALTERNATIVES[spec]
-    shown = next((row for row in rows if gpu.values.get(row.reading) is not None), None)
+def _add_counter(block: _Block, gpu: GpuState, each: GpuFamily, *, now: float, per_link: bool) -> None:
+    shown = next((reading for reading in each.readings if gpu.values.get(reading) is not None), None)
     if shown is None:
         return
     totals: dict[str, float] = {}
-    if len(rows) > 1:
-        totals = gpu.chains.get(spec, {})
+    if len(each.readings) > 1:
+        totals = gpu.chains.get(each.spec.name, {})
     else:
-        for label, counter in gpu.counters[shown.reading].items():
+        for label, counter in gpu.counters[shown].items():
             value = counter.value(now)
-            if value or (value is not None and label not in shown.rare):
+            if value or (value is not None and label not in each.rare):
                 totals[label] = value
-    sums: Samples = {}
+    sums: dict[tuple[str, ...], float] = {}
     for label, total in totals.items():
-        own = tuple(label.split("/")) if len(spec.labels) > len(gpu.labels) else ()
-        if shown.by_link and not per_link:
+        own = tuple(label.split("/")) if len(each.spec.labels) > len(gpu.labels) else ()
+        if each.by_link and not per_link:
             # A link that went down keeps its part of the sum, which would fall without it.
             own = ("", *own[1:])
         sums[own] = sums.get(own, 0) + total
     for own, total in sums.items():
-        block.add(spec, total, *gpu.labels, *own)
+        block.add(each.spec, total, *gpu.labels, *own)
 
 
 def _add_instances(block: _Block, gpu: GpuState) -> None:
     for each in gpu.values.get("mig") or ():
         own = (*gpu.labels, str(each["uuid"]))
-        block.add(health_families.MIG_INFO, 1, *own, *(str(each[name]) for name in ("gi", "ci", "profile")))
-        for name, spec in health_families.MIG_READINGS.items():
+        block.add(_MIG_INFO, 1, *own, *(str(each[name]) for name in ("gi", "ci", "profile")))
+        for name, spec in _MIG.items():
             if each.get(name) is not None:
                 block.add(spec, each[name], *own)
 
 
 def _add_events(block: _Block, gpu: GpuState, kernel_xids: KernelXids) -> None:
     for name, counter in gpu.counters.get("events", {}).items():
-        block.add(health_families.EVENTS, counter.total, *gpu.labels, name)
+        block.add(_EVENTS, counter.total, *gpu.labels, name)
     seen = gpu.counters.get("xids", {})
     logged = kernel_xids.get(gpu.identity.get("pci_bus_id", ""), {})
     for xid in sorted({*seen, *logged}, key=lambda text: (len(text), text)):
         # Both report the same errors; each misses those of the time in which it could not listen.
         mine = seen[xid].total if xid in seen else 0
         theirs = logged.get(xid, XidCount(0, 0.0))
-        block.add(health_families.XID_ERRORS, max(mine, theirs.count), *gpu.labels, xid)
+        block.add(_XIDS, max(mine, theirs.count), *gpu.labels, xid)
         last = max(gpu.xid_times.get(xid, 0.0), theirs.last)
         if last:
-            block.add(health_families.XID_TIME, last, *gpu.labels, xid)
+            block.add(_XID_TIME, last, *gpu.labels, xid)
 
 
 def _add_cost(block: _Block, registry: GpuRegistry, status: NvmlStatus, *, per_call: bool) -> None:
-    calls = [call for (call,) in registry.cost_keys("calls")]
-    for spec, kind in ((families.CALLS, "calls"), (families.CALL_SECONDS, "seconds")):
-        if per_call:
-            for call in calls:
-                block.add(spec, registry.cost(kind, call), call)
-        elif calls:
-            block.add(spec, sum(registry.cost(kind, call) for call in calls), "")
-    for call, error in registry.cost_keys("errors"):
-        block.add(families.ERRORS, registry.cost("errors", call, error), call, error)
+    for spec, kind in ((_CALLS, "calls"), (_CALL_SECONDS, "seconds")):
+        costs = registry.costs(kind)
+        if costs and not per_call:
+            costs = {("",): sum(costs.values())}
+        for labels, number in costs.items():
+            block.add(spec, number, *labels)
+    for labels, number in registry.costs("errors").items():
+        block.add(_ERRORS, number, *labels)
     if registry.machine:
-        block.add(families.CHILD_CPU, registry.cost("cpu"))
+        block.add(_CHILD_CPU, registry.costs("cpu").get((), 0))
         resets = registry.resets()
         for reason in REASONS:
-            block.add(families.RESETS, resets.get(reason, 0), reason)
-    if status.up and registry.resident_bytes:
-        block.add(families.CHILD_MEMORY, registry.resident_bytes)
+            block.add(_RESETS, resets.get(reason, 0), reason)
+    if not status.reason and registry.resident_bytes:
+        block.add(_CHILD_MEMORY, registry.resident_bytes)
     for reason, number in sorted(status.restarts.items()):
-        block.add(families.RESTARTS, number, reason)
+        block.add(_RESTARTS, number, reason)

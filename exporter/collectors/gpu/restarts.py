@@ -1,11 +1,8 @@
 """When there is to be another NVML child, how soon, and without which GPUs.
 
-Used in the sidecar by the supervisor, on its one thread. What became of a child comes in; seconds to wait and
-GPUs to leave out go out. No clock of its own.
-
-A child that ends well, or hangs on one GPU, is followed by another at once; one that fails is followed after 5 s, then
-ever more seldom. A GPU that was left out gets a second chance when the call on it has returned, and no third: one
-bad card must not cost the others their readings over and over.
+Used in the sidecar by the supervisor, on its one thread; no clock of its own. A child that ends well, or hangs on one
+GPU, is followed by another at once; one that fails after 5 s, then ever more seldom. A GPU that was left out gets a
+second chance when the call on it has returned, and no third: one bad card must not cost the others their readings.
 """
 
 from __future__ import annotations
@@ -20,16 +17,7 @@ HANGS_AT_ONCE = 3
 
 CRASHED, HUNG = "crashed", "hung"
 
-RESTART_REASONS = (
-    CRASHED,
-    HUNG,
-    "devices_changed",
-    "driver_not_loaded",
-    "gpu_lost",
-    "lib_rm_version_mismatch",
-    "memory",
-    "unknown",
-)
+RESTART_REASONS = (CRASHED, HUNG, *sorted({*AT_ONCE, "driver_not_loaded", "unknown"}))
 """Values of the label `reason` of restarts; anything else is `unknown`."""
 
 
@@ -62,9 +50,6 @@ DEFAULT_TIMINGS = Timings()
 class Restarts:
     """Remembers what became of the children.
 
-    Args:
-        timings: How patient.
-
     Attributes:
         counts: By reason, how often there was another child.
         left_out: GPUs that the next child does not touch.
@@ -81,15 +66,13 @@ class Restarts:
         """Note that there is another one, because of this."""
         self.counts[reason if reason in self.counts else "unknown"] += 1
 
-    def wait_after_failure(self) -> float:
-        """How long to wait after a child that failed."""
+    def wait(self, *, at_once: int = 0) -> float:
+        """How long to wait after another end; none as long as there were no more than `at_once` in a row."""
         self._failures += 1
-        return self._backoff()
-
-    def wait_after_end(self, *, at_once: int = 1) -> float:
-        """How long to wait after one that is to be replaced at once, unless that has just been done so many times."""
-        self._failures += 1
-        return 0.0 if self._failures <= at_once else self._backoff()
+        if self._failures <= at_once:
+            return 0.0
+        timings = self._timings
+        return min(timings.most_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
 
     def forgive(self, seconds: float) -> None:
         """Forget earlier failures after a child that served for so long."""
@@ -102,11 +85,7 @@ class Restarts:
         self.left_out |= {gpu}
 
     def take_back(self, gpu: int | None, *, slow: bool) -> frozenset[int]:
-        """A call that hung has returned.
-
-        Args:
-            gpu: The one it was for; None for none in particular.
-            slow: Whether it returned so soon that it was merely slow.
+        """A call that hung has returned, so soon that it was merely `slow` or not.
 
         Returns:
             The GPUs that get a second chance, as it is known now that they do not hang for good.
@@ -121,7 +100,3 @@ class Restarts:
         """NVML is taken anew, and every GPU with it."""
         self.left_out = frozenset()
         self._hangs.clear()
-
-    def _backoff(self) -> float:
-        timings = self._timings
-        return min(timings.most_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))

@@ -1,22 +1,8 @@
 """The supervisor of the NVML child: starts it, listens to it, and decides when there is to be another one.
 
-Used in the sidecar by the GPU collector. Messages go to `take`, what NVML's state becomes to `change`; the rest is
-commands from other threads. One daemon thread does everything, and also is the parent that the kernel
-ties the child's life to: it lives as long as the sidecar does.
-
-Its rules (how soon, and without which GPUs, is in `restarts`):
-- A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again, ever more
-  seldom. So is one that crashed.
-- A child that asks to be replaced (memory, another driver, other devices) is, at once.
-- A child that serves and whose call on one GPU takes long is replaced before the others' readings are too old, by one
-  without that GPU: only its series end. The fourth time in a minute there is a wait first, and the others have a gap:
-  a new child costs a second of a core. While a child starts, calls may take long: to attach a GPU can.
-- A child that says nothing for the deadline hangs in a call. It may not even be possible to kill it, and killing it
-  in a driver's hands can do harm: it is left alone, and told to end when its call returns. After some
-  patience there is one replacement, without the GPU that the call was for; while the first one hangs,
-  there is no second. If the replacement hangs as well, everything waits until one of them returns.
-- A GPU that was left out is taken again when the call on it has returned, unless it hung before (was not merely
-  slow): then it stays out until NVML is released and taken again.
+Used in the sidecar by the GPU collector. One daemon thread does everything, and also is the parent that the kernel
+ties the child's life to: it lives as long as the sidecar does. Its rules (how soon, and without which GPUs, is in
+`restarts`) are told by the class.
 """
 
 from __future__ import annotations
@@ -46,6 +32,17 @@ STARTING, RELEASED = "starting", "released"
 
 class Supervisor:
     """Sees to it that there is one NVML child, and not more than is good.
+
+    - A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again, ever
+      more seldom. So is one that crashed. One that asks to be replaced (memory, another driver) is, at once.
+    - A child that serves and whose call on one GPU takes long is replaced before the others' readings are too old, by
+      one without that GPU: only its series end. The fourth time in a minute there is a wait first, and the others have
+      a gap. While a child starts, calls may take long: to attach a GPU can.
+    - A child that says nothing for the deadline hangs in a call. To kill it in a driver's hands can do harm: it is left
+      alone, and told to end when its call returns. After some patience there is one replacement, without the GPU that
+      the call was for. If that hangs as well, everything waits until one of them returns.
+    - A GPU that was left out is taken again when the call on it has returned, unless it hung before (was not merely
+      slow): then it stays out until NVML is released and taken again.
 
     Args:
         start: Makes a child that leaves out some GPUs; raises OSError.
@@ -79,11 +76,11 @@ class Supervisor:
         self._hung_since: float | None = None
         self._sampled_at = 0.0  # readings count for the deadline, also those of a child that was replaced
         self._reason = STARTING
+        self._commands = threading.Lock()  # guards the next three, which other threads use
         self._released = False
         self._stopping = False
-        self._commands = threading.Lock()  # guards the two above, which other threads set, and the wake pipe
+        self._wake: int | None
         self._woken, self._wake = os.pipe()
-        self._closed = False
         os.set_blocking(self._woken, False)
         self._thread: threading.Thread | None = None
 
@@ -98,13 +95,9 @@ class Supervisor:
         if self._thread is not None:
             self._thread.join(timeout_seconds)
 
-    def release(self) -> None:
-        """Let go of NVML, so that the driver can be unloaded or a GPU be reset."""
-        self._command(released=True)
-
-    def resume(self) -> None:
-        """Take NVML again."""
-        self._command(released=False)
+    def release(self, *, released: bool = True) -> None:
+        """Let go of NVML, so that the driver can be unloaded or a GPU be reset; or take it again."""
+        self._command(released=released)
 
     @property
     def alive(self) -> bool:
@@ -122,35 +115,38 @@ class Supervisor:
         active = self._active
         return None if active is None else active.pid
 
-    def _command(self, *, stopping: bool | None = None, released: bool | None = None) -> None:
+    def _command(self, *, stopping: bool = False, released: bool | None = None) -> None:
         with self._commands:
-            self._stopping = self._stopping if stopping is None else stopping
+            self._stopping |= stopping
             self._released = self._released if released is None else released
-            if not self._closed:
+            if self._wake is not None:
                 os.write(self._wake, b"!")
 
     def _run(self) -> None:
         try:
-            while True:
-                with self._commands:
-                    stopping, released = self._stopping, self._released
-                if stopping:
-                    return
+            while not self._stopping:
                 now = self._monotonic()
-                self._keep(now, released=released)
+                self._keep(now, released=self._released)
                 self._wait(self._next_moment(now))
         finally:
             self._shut_down()
 
     def _keep(self, now: float, *, released: bool) -> None:
         """Do what it is time for."""
-        if self._stuck is not None and self._stuck.reap():
+        if self._stuck is not None and self._stuck.ended():  # the call that hung has returned
             stuck, self._stuck = self._stuck, None
             stuck.close()
-            self._admit(stuck, now)
-        self._killed = [child for child in self._killed if not child.reap()]
+            slow = now - stuck.heard_at < self._deadline(stuck) + self._timings.patience
+            for gpu in sorted(self._restarts.take_back(_culprit(stuck), slow=slow)):
+                if self._active is not None:
+                    self._active.tell("admit", gpu=gpu)
+        self._killed = [child for child in self._killed if not child.ended()]
         if released:
-            self._let_go()
+            self._due = None
+            if self._reason != RELEASED:
+                if self._active is not None:
+                    self._active.tell("release")
+                self._set(RELEASED, "NVML was released on request")
         elif self._reason == RELEASED:
             self._set(STARTING, "NVML is taken again")
             self._restarts.forget_hangs()
@@ -163,48 +159,32 @@ class Supervisor:
         if self._reason == "" and now >= self._sampled_at + self._timings.deadline:
             self._set(STARTING, "the process that calls NVML is being replaced")
 
-    def _admit(self, stuck: NvmlChild, now: float) -> None:
-        """The call that hung has returned."""
-        slow = now - stuck.heard_at < self._deadline(stuck) + self._timings.patience
-        for gpu in sorted(self._restarts.take_back(_culprit(stuck), slow=slow)):
-            if self._active is not None:
-                self._active.tell("admit", gpu=gpu)
-
-    def _let_go(self) -> None:
-        self._due = None
-        if self._active is None:
-            if self._reason != RELEASED:
-                self._set(RELEASED, "NVML was released on request")
-        elif self._reason != RELEASED:
-            self._active.tell("release")
-            self._set(RELEASED, "NVML was released on request")
-
     def _launch(self, now: float) -> None:
         self._due = None
         try:
             self._active = self._start(tuple(sorted(self._restarts.left_out)), now)
         except OSError as error:
-            self._due = now + self._restarts.wait_after_failure()
+            self._due = now + self._restarts.wait()
             self._set(CRASHED, f"the process that calls NVML cannot be started: {error}")
             return
         self._number += 1
         self._hung_since = None
 
     def _look_at_deadline(self, child: NvmlChild, now: float) -> None:
-        timings = self._timings
+        timings, gpu = self._timings, _culprit(child)
         deadline = self._deadline(child)
-        if child.serving and self._reason == "" and self._stuck is None and _culprit(child) is not None:
+        if child.serving and self._reason == "" and self._stuck is None and gpu is not None:
             self._replace(child, now)
             return
         if now - child.heard_at < deadline:
             return
         if self._hung_since is None:
             self._hung_since = now
-            about = "it" if child.slow is None else f"{child.slow[1]} on {_subject(child.slow[0])}"
+            about = "it"
+            if child.slow is not None:
+                about = f"{child.slow[1]} on {'no particular GPU' if gpu is None else f'GPU {gpu}'}"
             if self._reason != RELEASED:
-                self._set(
-                    HUNG, f"no answer from NVML for {deadline:g} s: {about} does not return", _culprit(child)
-                )
+                self._set(HUNG, f"no answer from NVML for {deadline:g} s: {about} does not return", gpu)
         if now - self._hung_since >= timings.patience and self._stuck is None and self._reason != RELEASED:
             self._replace(child, now)
 
@@ -218,7 +198,7 @@ class Supervisor:
         self._hung_since = None
         self._restarts.forgive(now - child.started_at)
         self._restarts.count(HUNG)
-        self._due = now + self._restarts.wait_after_end(at_once=1 if gpu is None else HANGS_AT_ONCE)
+        self._due = now + self._restarts.wait(at_once=1 if gpu is None else HANGS_AT_ONCE)
 
     def _listen(self, child: NvmlChild) -> None:
         now = self._monotonic()
@@ -236,13 +216,18 @@ class Supervisor:
                 self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
             return
         if ended:
-            self._bury(child, now)
+            child.wait(0.5)
+            cause, farewell = child.cause(), child.farewell
+            self._end(child)
+            if farewell is None:
+                self._lost(child, now, CRASHED, f"the process that calls NVML {cause}")
+            else:
+                self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message") or ""))
 
     def _hear(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
         kind = message["kind"]
         if kind == "slow":  # not from the thread that samples, and no sign of its life
-            gpu = message.get("gpu")
-            child.slow = (gpu if isinstance(gpu, int) else None, str(message.get("call")))
+            child.slow = (message["gpu"], str(message["call"]))
             return
         child.heard_at = now
         if kind == "bye":
@@ -258,18 +243,6 @@ class Supervisor:
             if self._reason not in {"", RELEASED}:
                 self._set("", "")
 
-    def _bury(self, child: NvmlChild, now: float) -> None:
-        """See what became of a child whose pipe has ended."""
-        child.wait(0.5)
-        farewell = child.farewell
-        if farewell is None:
-            cause = f"the process that calls NVML {child.cause()}"
-            self._end(child)
-            self._lost(child, now, CRASHED, cause)
-            return
-        self._end(child)
-        self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message") or ""))
-
     def _lost(self, child: NvmlChild, now: float, reason: str, message: str) -> None:
         self._active = None
         if self._reason == RELEASED:
@@ -281,14 +254,14 @@ class Supervisor:
         if child.serving or reason == CRASHED:
             self._restarts.count(reason)
         if reason in AT_ONCE and child.serving:
-            self._due = now + self._restarts.wait_after_end()
+            self._due = now + self._restarts.wait(at_once=1)
             return
-        self._due = now + self._restarts.wait_after_failure()
+        self._due = now + self._restarts.wait()
         self._set(reason, message)
 
     def _end(self, child: NvmlChild) -> None:
         child.end()
-        if not child.reap():
+        if not child.ended():
             self._killed.append(child)
 
     def _deadline(self, child: NvmlChild) -> float:
@@ -316,50 +289,40 @@ class Supervisor:
     def _wait(self, seconds: float) -> None:
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
-        children = {}
-        for child in (self._active, self._stuck):
-            if child is None:
-                continue
+        children = {child.output: child for child in (self._active, self._stuck) if child is not None}
+        for child in children.values():
             poll.register(child.output, select.POLLIN)
-            children[child.output] = child
             if child.input is not None:
                 poll.register(child.input, select.POLLOUT)
         # Rounded up: a wait that ends a moment too early would be begun again at once.
         for descriptor, _ in poll.poll(seconds * 1000 + 1):
             if descriptor == self._woken:
-                self._clear_wake()
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
             elif descriptor in children:
                 self._listen(children[descriptor])
-        for child in (self._active, self._stuck):
-            if child is not None:
-                child.write()
-
-    def _clear_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
+        for each in (self._active, self._stuck):
+            if each is not None:
+                each.write()
 
     def _shut_down(self) -> None:
         children = [child for child in (self._active, self._stuck) if child is not None]
         for child in children:
             child.tell("release")
-        end = self._monotonic() + self._timings.farewell
         if self._active is not None:
-            self._active.wait(max(0.0, end - self._monotonic()))
+            self._active.wait(self._timings.farewell)
         for child in children:
             child.end()
         for child in (*children, *self._killed):
             child.wait(0.2)
         self._active = self._stuck = None
         with self._commands:
-            self._closed = True
             os.close(self._woken)
-            os.close(self._wake)
+            if self._wake is not None:
+                os.close(self._wake)
+            self._wake = None
 
 
 def _culprit(child: NvmlChild) -> int | None:
     """The GPU that a call of a child takes long on."""
     return None if child.slow is None else child.slow[0]
-
-
-def _subject(gpu: int | None) -> str:
-    return "no particular GPU" if gpu is None else f"GPU {gpu}"

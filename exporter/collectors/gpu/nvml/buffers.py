@@ -1,26 +1,20 @@
 """The driver's own sample buffers: what happened between two passes.
 
-Used in the NVML child, by the thread that samples. The driver keeps power every 20 ms and utilisation every 200 ms in
-a ring; this takes what is newer than the last time seen, and makes of it an integral (joules, busy seconds), and of
-the power the least and the most of the last seconds. When the ring is dry (an idle GPU), the reading of the moment
-stands in, so that the integral goes on.
-
-A sample tells of the time since the one before it. A gap longer than `LONGEST_GAP_SECONDS` (the driver was gone,
-this process stood still longer than the ring is long) is not bridged: nobody measured it. Where somebody asked for
-passes that are further apart, the gaps between them are bridged: an estimate from what the ring still holds.
+Used in the NVML child, by the thread that samples. The driver keeps power every 20 ms and utilisation every 200 ms in a
+ring; this takes what is newer than the last time seen and makes an integral of it (joules, busy seconds). When the ring
+is dry (an idle GPU), the reading of the moment stands in. A gap in which nobody measured is not bridged, unless somebody
+asked for passes that are so far apart: then it is an estimate from what the ring still holds.
 """
 
 from __future__ import annotations
 
 import itertools
 import struct
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import Device
+from exporter.collectors.gpu.nvml.device import Device, Out
 from exporter.collectors.gpu.nvml.library import GARBAGE, CallFailedError
-from exporter.collectors.gpu.nvml.readings import Out
 from exporter.collectors.gpu.nvml.units import GarbageError, ratio, watts
 
 LONGEST_GAP_SECONDS = 5.0
@@ -39,36 +33,23 @@ Sample = tuple[int, float]
 
 
 class Ring:
-    """One buffer of one GPU.
-
-    Args:
-        window_seconds: Over which the least and the most are taken.
-        gap_seconds: The longest that is bridged.
+    """One buffer of one GPU, of which gaps up to a length are bridged.
 
     Attributes:
         integral: Value times seconds since the first sample that was seen.
+        last: The time after which samples are new, microseconds as the driver counts them; None before the first.
     """
 
-    def __init__(self, window_seconds: float, gap_seconds: float = LONGEST_GAP_SECONDS) -> None:
+    def __init__(self, gap_seconds: float = LONGEST_GAP_SECONDS) -> None:
         self.integral = 0.0
-        self._window_seconds = window_seconds
+        self.last: int | None = None
         self._gap = int(gap_seconds * 1e6)
-        self._last: int | None = None  # driver's time of the newest sample, µs
-        self._extremes: deque[tuple[float, float, float]] = deque()
 
-    @property
-    def last(self) -> int:
-        """The time after which samples are new, microseconds as the driver counts them."""
-        return self._last or 0
-
-    def take(
-        self, samples: list[Sample], *, now: float, wall_microseconds: int, moment: float | None
-    ) -> list[Sample]:
+    def take(self, samples: list[Sample], *, wall_microseconds: int, moment: float | None) -> list[Sample]:
         """Add samples.
 
         Args:
             samples: In any order, old ones among them.
-            now: Monotonic seconds.
             wall_microseconds: The time as the driver would give it to a sample of this moment.
             moment: The reading of this moment, to be used when the ring is dry; None where there is none.
 
@@ -76,85 +57,54 @@ class Ring:
             Those that are new, the oldest first.
         """
         future = wall_microseconds + _FUTURE_MICROSECONDS
-        if self._last is not None and self._last > future:
-            self._last = None  # the wall clock was set back: begin anew
-        values = [] if moment is None else [moment]
-        new = sorted(sample for sample in samples if self.last < sample[0] <= future)
-        for time, value in new:
+        if self.last is not None and self.last > future:
+            self.last = None  # the wall clock was set back: begin anew
+        new = sorted(sample for sample in samples if (self.last or 0) < sample[0] <= future)
+        if self.last is None:
             # The first ring that is seen is full of what was before us, and before a restart of this child.
-            if self._last is not None:
-                self._add(time, value)
-                values.append(value)
-        if self._last is None:
-            self._last = wall_microseconds
-        elif moment is not None and wall_microseconds - self._last > _DRY_MICROSECONDS:
+            self.last = wall_microseconds
+            return new
+        for time, value in new:
+            self._add(time, value)
+        if moment is not None and wall_microseconds - self.last > _DRY_MICROSECONDS:
             self._add(wall_microseconds, moment)
             new.append((wall_microseconds, moment))
-        if values:
-            self._extremes.append((now, min(values), max(values)))
-        while self._extremes and now - self._extremes[0][0] > self._window_seconds:
-            self._extremes.popleft()
         return new
 
     def _add(self, time: int, value: float) -> None:
-        if self._last is not None:
-            elapsed = time - self._last
-            if elapsed <= self._gap:
-                self.integral += value * elapsed / 1e6
-        self._last = time
-
-    def extremes(self) -> tuple[float, float] | None:
-        """Give the least and the most of the window; None without any sample in it."""
-        if not self._extremes:
-            return None
-        return min(least for _, least, _ in self._extremes), max(most for _, _, most in self._extremes)
+        elapsed = time - (self.last or 0)
+        if elapsed <= self._gap:
+            self.integral += value * elapsed / 1e6
+        self.last = time
 
 
 class Buffers:
-    """The buffers of one GPU.
+    """The buffers of one GPU, which are read every so many seconds."""
 
-    Args:
-        device: Whose.
-        window_seconds: Over which the least and the most are taken.
-        every_seconds: How often they are read.
-    """
-
-    def __init__(self, device: Device, window_seconds: float, every_seconds: float) -> None:
+    def __init__(self, device: Device, every_seconds: float) -> None:
         self._device = device
         gap = max(LONGEST_GAP_SECONDS, 1.5 * every_seconds)
-        self._power = Ring(window_seconds, gap)
-        self._utilization = Ring(window_seconds, gap)
+        self._power, self._utilization = Ring(gap), Ring(gap)
 
-    def read_power(self, *, wall: float, moment: float | None, out: Out) -> None:
-        """Take the power since the last time.
-
-        Args:
-            wall: Unix seconds.
-            moment: The power of this moment, watts.
-            out: Takes the integral, the extremes, and the samples themselves.
-        """
-        new = self._take(self._power, _POWER, watts, wall=wall, moment=moment)
+    def read_power(self, *, wall: float, out: Out) -> None:
+        """Take the power since the last time: the integral, and the samples themselves."""
+        new = self._take(self._power, _POWER, watts, wall=wall, moment=out.get("power"))
         out["power_joules"] = None if new is None else self._power.integral
-        out["power_min"], out["power_max"] = (self._power.extremes() if new is not None else None) or (
-            None,
-            None,
-        )
-        out["power_samples"] = compact(new) if new else None
+        out["power_samples"] = _compact(new) if new else None
 
-    def read_utilization(self, *, wall: float, moment: float | None, out: Out) -> None:
+    def read_utilization(self, *, wall: float, out: Out) -> None:
         """Take the utilisation since the last time: for cards without performance counters."""
+        moment = out.get("utilization")
         new = self._take(self._utilization, _UTILIZATION, ratio, wall=wall, moment=moment)
         out["busy_seconds"] = None if new is None else self._utilization.integral
 
     def _take(
         self, ring: Ring, kind: int, convert: Callable[[Any], float], *, wall: float, moment: float | None
     ) -> list[Sample] | None:
-        samples = self._drain(kind, ring.last, convert)
+        samples = self._drain(kind, ring.last or 0, convert)
         if samples is None and moment is None:
             return None
-        return ring.take(
-            samples or [], now=self._device.now, wall_microseconds=int(wall * 1e6), moment=moment
-        )
+        return ring.take(samples or [], wall_microseconds=int(wall * 1e6), moment=moment)
 
     def _drain(self, kind: int, last: int, convert: Callable[[Any], float]) -> list[Sample] | None:
         """Read the samples after a time; None where this GPU has no such buffer."""
@@ -182,7 +132,7 @@ class Buffers:
         return found
 
 
-def compact(samples: list[Sample]) -> tuple[int, list[int], list[int]]:
+def _compact(samples: list[Sample]) -> tuple[int, list[int], list[int]]:
     """Samples of power as they go through the pipe: a time, then steps of time and milliwatts."""
     first = samples[0][0]
     times = [first, *(time for time, _ in samples)]

@@ -1,14 +1,9 @@
 """The NVML child: the only process that loads NVIDIA's library.
 
-A program of its own, started by the sidecar in a fresh interpreter (`child_process`), never by a fork. Standard input
-brings the options and then commands; standard output takes messages (`protocol`); it has no other descriptor of the
-sidecar's.
-
-Threads: the main thread makes all NVML calls; one waits for events (`events`); one watches: it reads commands,
-tells the sidecar when a call takes long, and ends the process at once when the sidecar is gone, even while a
-call hangs. Should that thread be stopped too, the kernel kills the process together with the sidecar.
-
-What holds when this process dies: the sidecar goes on, and starts another one by its own rules.
+Started by the sidecar in a fresh interpreter (`child_process`), never by a fork; options and commands come by standard
+input, messages go to standard output. Threads: the main one makes all NVML calls; one waits for events; one watches: it
+reads commands, tells when a call takes long, and ends the process when the sidecar is gone, even while a call hangs.
+Should that thread be stopped too, the kernel kills the process together with the sidecar.
 """
 
 from __future__ import annotations
@@ -39,17 +34,23 @@ _COST_SECONDS = 10.0
 _MOST_MEMORY_BYTES = 128 << 20
 """Resident size at which the child asks to be replaced; a guard against leaks."""
 
+Install = Callable[[Any, Mapping[str, Any]], None]
+"""Puts a library in the place of NVIDIA's: takes the binding, and the first message."""
+
 
 class Output:
     """The pipe to the sidecar; two threads write whole messages."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self) -> None:
+        # For us alone: what libraries print must not end up in it.
+        self._descriptor = os.dup(1)
         self._lock = threading.Lock()
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, kind: str, **more: Any) -> None:
         """Write a message; blocks while the sidecar does not read, ends the process when it is gone."""
-        data = memoryview(encode(message))
+        data = memoryview(encode({"kind": kind, **more}))
         with self._lock:
             try:
                 while data:
@@ -82,7 +83,6 @@ class Watch:
         self._output = output
         self._decoder = decoder
         self._slow_call_seconds = slow_call_seconds
-        self._look_seconds = min(_WATCH_SECONDS, slow_call_seconds / 2)
         self._commands = deque(commands)
         self._came = threading.Event()
         if commands:
@@ -101,7 +101,7 @@ class Watch:
     def _run(self) -> None:
         told: tuple[str, int | None, float] | None = None
         while True:
-            ready, _, _ = select.select([0], [], [], self._look_seconds)
+            ready, _, _ = select.select([0], [], [], min(_WATCH_SECONDS, self._slow_call_seconds / 2))
             if ready:
                 self._read()
             call = self._library.current
@@ -111,7 +111,7 @@ class Watch:
             seconds = time.monotonic() - began
             if seconds >= self._slow_call_seconds:
                 told = call
-                self._output.send({"kind": "slow", "call": name, "gpu": subject, "seconds": seconds})
+                self._output.send("slow", call=name, gpu=subject, seconds=seconds)
 
     def _read(self) -> None:
         data = os.read(0, 1 << 16)
@@ -124,16 +124,8 @@ class Watch:
         self._came.set()
 
 
-Install = Callable[[Any, Mapping[str, Any]], None]
-"""Puts a library in the place of NVIDIA's: takes the binding, and the first message."""
-
-
 def run(install: Install | None = None) -> None:
-    """Be the NVML child; does not return.
-
-    Args:
-        install: Puts another library in the place of NVIDIA's; None for NVIDIA's.
-    """
+    """Be the NVML child, perhaps with another library in the place of NVIDIA's; does not return."""
     _serve(install)
     # No orderly end of the interpreter: the threads may be in calls that never return.
     os._exit(0)
@@ -141,60 +133,61 @@ def run(install: Install | None = None) -> None:
 
 def _serve(install: Install | None) -> None:
     """Sample until told to end; how it went is in the last message."""
-    output = Output(_take_output())
-    decoder = Decoder()
-    messages = _read_first(decoder)
-    if not messages:
-        return
+    output, decoder = Output(), Decoder()
+    messages: list[dict[str, Any]] = []
+    while not messages:
+        data = os.read(0, 1 << 16)
+        if not data:
+            return
+        messages = decoder.feed(data)
     start = messages[0]
     options = GpuOptions(**start.get("options", {}))
     _die_with(start.get("parent", 0))
-    output.send({"kind": "progress", "what": "import"})
+    output.send("progress", what="import")
     try:
         import pynvml  # noqa: PLC0415 - its absence is an answer to give, not a failure to start
     except ImportError as error:
-        output.send({"kind": "bye", "reason": "binding_not_found", "message": str(error)[:200]})
+        output.send("bye", reason="binding_not_found", message=str(error)[:200])
         return
-    _silence()
-    _give_memory_back()
+    os.dup2(1, 2)  # from here on nobody reads standard error; until now it told why the start failed
+    with contextlib.suppress(
+        AttributeError, OSError
+    ):  # only glibc has it: gives back what compiling pynvml took
+        ctypes.CDLL(None).malloc_trim(0)
     if install is not None:
         install(pynvml, start)
     library = Library(pynvml, clock=time.monotonic)
-    events = Events(Library(pynvml, clock=time.monotonic), wall=time.time, details=options.details)
+    events = Events(Library(pynvml, clock=time.monotonic), wall=time.time)
     sampler = Sampler(
-        library,
-        events,
-        options,
-        start,
-        progress=lambda what: output.send({"kind": "progress", "what": what}),
+        library, events, options, start, progress=lambda what: output.send("progress", what=what)
     )
     slow = start.get("slow_call_seconds", 2.0)
     watch = Watch(library, output, decoder, messages[1:], slow_call_seconds=slow)
     watch.start()
 
     def sample() -> None:
-        output.send(sampler.start(time.monotonic()))
+        output.send(**sampler.start(time.monotonic()))
         events.start()
         limit = start.get("memory_limit_bytes", _MOST_MEMORY_BYTES)
         _sample(sampler, watch, output, options.period, most_memory_bytes=limit)
 
-    output.send(last_message(sampler, sample))
+    output.send(**last_message(sampler, sample))
 
 
 def last_message(sampler: Sampler, sample: Callable[[], None]) -> dict[str, Any]:
     """Sample until something ends it; gives the last message."""
+    reason = "released"
     try:
         sample()
     except CallFailedError as failure:
-        message = _loading_error() if failure.error == "library_not_found" else ""
-        return {"kind": "bye", "reason": failure.error, "message": message or str(failure)}
+        told = _loading_error() if failure.error == "library_not_found" else ""
+        return {"kind": "bye", "reason": failure.error, "message": told or str(failure)}
     except LibraryDownError as error:
         return {"kind": "bye", "reason": error.reason, "message": ""}
     except RestartError as error:
-        sampler.stop()
-        return {"kind": "bye", "reason": error.reason, "message": ""}
+        reason = error.reason
     sampler.stop()
-    return {"kind": "bye", "reason": "released", "message": ""}
+    return {"kind": "bye", "reason": reason, "message": ""}
 
 
 def _sample(
@@ -204,13 +197,14 @@ def _sample(
     while True:
         now = time.monotonic()
         message = sampler.sample(now, time.time())
+        resident = 0.0
         if now >= own_due:
             own_due = now + _COST_SECONDS
             message["own"] = own = _own_cost()
-            if own["resident_bytes"] > most_memory_bytes:
-                output.send(message)
-                raise RestartError("memory")
-        output.send(message)
+            resident = own["resident_bytes"]
+        output.send(**message)
+        if resident > most_memory_bytes:
+            raise RestartError("memory")
         # A pass that took longer than a period is followed by a whole one: no catching up.
         due = max(due + period_seconds, time.monotonic())
         while (rest := due - time.monotonic()) > 0:
@@ -221,31 +215,6 @@ def _sample(
                     sampler.admit(command["gpu"], time.monotonic())
 
 
-def _take_output() -> int:
-    """Take the pipe for us alone: what libraries print must not end up in it."""
-    descriptor = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    return descriptor
-
-
-def _silence() -> None:
-    """From here on nobody reads standard error; until now it told why the start failed."""
-    os.dup2(1, 2)
-
-
-def _read_first(decoder: Decoder) -> list[dict[str, Any]]:
-    """Read the options, and what came with them; nothing where the sidecar is gone already."""
-    messages: list[dict[str, Any]] = []
-    while not messages:
-        data = os.read(0, 1 << 16)
-        if not data:
-            break
-        messages = decoder.feed(data)
-    return messages
-
-
 def _die_with(parent: int) -> None:
     """Be killed when the thread that started us ends, which lives as long as the sidecar does."""
     if not sys.platform.startswith("linux"):
@@ -253,12 +222,6 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent and os.getppid() != parent:  # it was gone before we asked
         os._exit(0)
-
-
-def _give_memory_back() -> None:
-    """Return what compiling pynvml took, 11 MiB where its compiled form could not be kept."""
-    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _loading_error() -> str:

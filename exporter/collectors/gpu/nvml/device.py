@@ -1,13 +1,13 @@
 """One GPU, what is known of each thing that can be asked of it, and what it is.
 
-Used in the NVML child, by the thread that samples. A question has a name (`power`, `clock/sm`, `field.186`). What is
-unsupported or forbidden is not asked again for ten minutes, since some calls take a millisecond to say no; what
-failed is asked the next time. A GPU that is lost is no state of a question: `DeviceDownError` ends the whole pass
-over it.
+Used in the NVML child, by the thread that samples. A question has a name (`power`, `field.186`). What is unsupported or
+forbidden is not asked again for ten minutes, since some calls take a millisecond to say no; what failed is asked the
+next time. A GPU that is lost is no state of a question: `DeviceDownError` ends the whole pass over it.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any
@@ -23,21 +23,17 @@ from exporter.collectors.gpu.nvml.library import (
 )
 from exporter.collectors.gpu.nvml.units import BEYOND_COUNTING, GarbageError, count, small
 
+Out = dict[str, Any]
+"""Readings by name; None for what is absent now."""
+
 ALL_LINKS = 0xFFFFFFFF
 """The scope of a field value that asks for the sum over all NVLinks."""
 
-ARCHITECTURES = {
-    2: "kepler",
-    3: "maxwell",
-    4: "pascal",
-    5: "volta",
-    6: "turing",
-    7: "ampere",
-    8: "ada",
-    9: "hopper",
-    10: "blackwell",
-    13: "rubin",
-}
+ARCHITECTURES = dict(
+    enumerate(
+        ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"), start=2
+    )
+) | {13: "rubin"}
 BLACKWELL = 10
 """From here on NVLink is of the fifth generation, whose counters have fields of their own."""
 
@@ -46,35 +42,26 @@ Field = int | tuple[int, int]
 
 _FIELDS_CALL = "nvmlDeviceGetFieldValues"
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+# Limits of temperature are negative, also where the driver says that they are unsigned.
 _SIGNED_FIELDS = frozenset({193, 194, 195, 196})
 _SIGNED = {1: 5, 2: 4, 3: 4}
-"""Limits of temperature are negative, also where the driver says that they are unsigned."""
-
 _LONGEST_TEXT = 128
 
 
-class DeviceDownError(Exception):
-    """This GPU is gone for now.
-
-    Attributes:
-        reason: NVML's name of the error.
-    """
+class DownError(Exception):
+    """Something is gone; `reason` is NVML's name of the error, or this process' own."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-class LibraryDownError(Exception):
-    """No GPU can be read by this process any more.
+class DeviceDownError(DownError):
+    """This GPU is gone for now."""
 
-    Attributes:
-        reason: NVML's name of the error.
-    """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+class LibraryDownError(DownError):
+    """No GPU can be read by this process any more."""
 
 
 class Device:
@@ -94,7 +81,7 @@ class Device:
     """
 
     def __init__(
-        self, library: Library, handle: Any, *, index: int, uuid: str, reprobe_seconds: float
+        self, library: Library, handle: Any, *, index: int = 0, uuid: str = "", reprobe_seconds: float
     ) -> None:
         self.library = library
         self.handle = handle
@@ -119,8 +106,7 @@ class Device:
             None when there is no value now; `lacks` tells whether that is for good.
 
         Raises:
-            DeviceDownError: The GPU is gone.
-            LibraryDownError: All of them are.
+            DownError: The GPU is gone, or all of them are; so in all that asks.
         """
         if self.lacks(item):
             return None
@@ -136,16 +122,16 @@ class Device:
         self.answered += 1
         return value
 
+    def filled(self, item: str, call: str, structure: str) -> Any:
+        """Let a function fill a structure of the binding; None when there is no answer."""
+        made = getattr(self.library.binding, structure, None)
+        if made is None:  # the binding is older
+            return None
+        value = made()
+        return None if self.ask(item, call, ctypes.byref(value)) is None else value
+
     def fields(self, wanted: Iterable[Field]) -> dict[Field, float]:
-        """Read field values in one call, which costs the sum of its members.
-
-        Returns:
-            Those that have a value now, as NVML gives them.
-
-        Raises:
-            DeviceDownError: The GPU is gone.
-            LibraryDownError: All of them are.
-        """
+        """Read field values in one call, which costs the sum of its members; those that have a value now, as they are."""
         asked = [field for field in wanted if not self.lacks(field_item(field))]
         if not asked:
             return {}
@@ -157,12 +143,10 @@ class Device:
             return {}
         found: dict[Field, float] = {}
         for field, value in zip(asked, values, strict=False):
-            if value.nvmlReturn:
-                self.fail(field_item(field), _FIELDS_CALL, member_error(value.nvmlReturn))
-                continue
-            number = _number_of(value)
+            error = member_error(value.nvmlReturn) if value.nvmlReturn else ""
+            number = None if error else _number_of(value)
             if number is None:
-                self.fail(field_item(field), _FIELDS_CALL, GARBAGE)
+                self.fail(field_item(field), _FIELDS_CALL, error or GARBAGE)
             else:
                 self.answered += 1
                 found[field] = number
@@ -170,12 +154,11 @@ class Device:
 
     def counts(self, wanted: Iterable[Field]) -> dict[Field, int]:
         """Read field values that are counters or numbers of things."""
-        found: dict[Field, int] = {}
-        for field, number in self.fields(wanted).items():
-            value = self.converted(field, number, lambda raw: count(int(raw)))
-            if value is not None:
-                found[field] = value
-        return found
+        found = {
+            field: self.converted(field, number, lambda raw: count(int(raw)))
+            for field, number in self.fields(wanted).items()
+        }
+        return {field: value for field, value in found.items() if value is not None}
 
     def converted(self, field: Field, number: float, convert: Callable[[Any], Any]) -> Any:
         """Convert a field's value; None where it cannot be."""
@@ -196,22 +179,17 @@ class Device:
         return False
 
     def fail(self, item: str, call: str, error: str) -> None:
-        """Note a question without an answer.
-
-        Raises:
-            DeviceDownError: The GPU is gone.
-            LibraryDownError: All of them are.
-        """
-        if error in DEVICE_DOWN or error in LIBRARY_DOWN:
-            self.library.count_error(call, error)
-            raise DeviceDownError(error) if error in DEVICE_DOWN else LibraryDownError(error)
+        """Note a question without an answer."""
+        if error in UNSUPPORTED or error == "no_permission":
+            self._again[item] = self.now + self._reprobe_seconds
         if error in UNSUPPORTED:
-            self._again[item] = self.now + self._reprobe_seconds
             return
-        self.last_error = error
         self.library.count_error(call, error)
-        if error == "no_permission":
-            self._again[item] = self.now + self._reprobe_seconds
+        if error in DEVICE_DOWN:
+            raise DeviceDownError(error)
+        if error in LIBRARY_DOWN:
+            raise LibraryDownError(error)
+        self.last_error = error
 
     def architecture(self) -> int:
         """NVML's number of the architecture; 0 where it is not told, or not a generation that is known."""
@@ -249,17 +227,14 @@ def field_item(field: Field) -> str:
     return f"field.{field[0]}.{field[1]}" if isinstance(field, tuple) else f"field.{field}"
 
 
-def decode(value_type: int, union: Any) -> float | None:
-    """Take the member of NVML's value union that a type code names; None where that is no number."""
-    if not 0 <= value_type < len(_UNION_MEMBERS):
-        return None
-    number: float = getattr(union, _UNION_MEMBERS[value_type])
-    return number if isfinite(number) and abs(number) < BEYOND_COUNTING else None
-
-
 def _number_of(value: Any) -> float | None:
+    """The member of NVML's value union that its type code names; None where that is no number."""
     kind = value.valueType
-    return decode(_SIGNED.get(kind, kind) if value.fieldId in _SIGNED_FIELDS else kind, value.value)
+    kind = _SIGNED.get(kind, kind) if value.fieldId in _SIGNED_FIELDS else kind
+    if not 0 <= kind < len(_UNION_MEMBERS):
+        return None
+    number: float = getattr(value.value, _UNION_MEMBERS[kind])
+    return number if isfinite(number) and abs(number) < BEYOND_COUNTING else None
 
 
 def _text(text: Any) -> str:

@@ -1,13 +1,8 @@
 """Events that the driver pushes: Xids, memory errors, a GPU that goes.
 
-Used in the NVML child. One thread waits for them, the only one besides the sampler's that may call NVML; it has an
-event set of its own and asks for nothing else (field values and performance counters are not
-thread-safe). The sampler's thread registers GPUs and takes the counts. On a virtual clock there is no thread: the
-sampler polls.
-
-A GPU that is lost makes every wait for the set that it is in fail, and no other GPU is heard any more: the others then
-get a new set. The old one is not freed, since a thread may be waiting for it.
-
+Used in the NVML child. One thread waits for them, the only one besides the sampler's that calls NVML; it asks for
+nothing else. On a virtual clock there is no thread: the sampler polls. A GPU that is lost makes every wait for the set
+that it is in fail: the others then get a new set; the old one is not freed, since a thread may be waiting for it.
 Events before the registration are lost; the sidecar reads the kernel's log beside this where it may.
 """
 
@@ -34,8 +29,8 @@ EVENTS = {
     0x4000: "gpu_unavailable",
     0x8000: "recovery_action",
 }
-EVENTS_DETAILS = {0x4: "pstate", 0x10: "clock", 0x80: "power_source", 0x200: "ecc_sbe_storm"}
 
+_ALL = XID | MIG_CONFIG | sum(EVENTS)
 _WAIT_MILLISECONDS = 1000
 _PAUSE_SECONDS = 1.0
 _MOST_XIDS = 200
@@ -48,14 +43,12 @@ class Events:
     Args:
         library: For the waiting thread alone.
         wall: Unix seconds.
-        details: Whether to count what happens in the course of normal work too.
     """
 
-    def __init__(self, library: Library, *, wall: Callable[[], float], details: bool) -> None:
+    def __init__(self, library: Library, *, wall: Callable[[], float]) -> None:
         self.library = library
         self._wall = wall
-        self._names = {**EVENTS, **EVENTS_DETAILS} if details else EVENTS
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the next four
         self._counts: dict[int, dict[str, int]] = {}
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
@@ -86,32 +79,6 @@ class Events:
                 self._register(device, made)
         self._set, self._broken = made, False
 
-    def _create(self, library: Library) -> Any:
-        try:
-            return library.call("nvmlEventSetCreate")
-        except CallFailedError:
-            self._failed = True
-            return None
-
-    def _register(self, device: Device, event_set: Any) -> None:
-        supported = device.ask("events", "nvmlDeviceGetSupportedEventTypes")
-        # Any unsupported bit makes the whole registration fail.
-        mask = (supported or 0) & (XID | MIG_CONFIG | _mask(self._names))
-        if not mask:
-            return
-        try:
-            device.library.call("nvmlDeviceRegisterEvents", device.handle, mask, event_set)
-        except CallFailedError as failure:
-            device.fail("events.registration", failure.call, failure.error)
-            return
-        self._in_set.add(device.index)
-        with self._lock:
-            self._indices[_address(device.handle)] = device.index
-            counts = self._counts.setdefault(device.index, {})
-            for bit, name in self._names.items():
-                if mask & bit:
-                    counts.setdefault(name, 0)
-
     def start(self) -> None:
         """Begin to wait, if there is anything to wait for."""
         if self._set is not None:
@@ -137,6 +104,31 @@ class Events:
             self._mig_changed.discard(index)
             return changed
 
+    def _create(self, library: Library) -> Any:
+        try:
+            return library.call("nvmlEventSetCreate")
+        except CallFailedError:
+            self._failed = True
+            return None
+
+    def _register(self, device: Device, event_set: Any) -> None:
+        supported = device.ask("events", "nvmlDeviceGetSupportedEventTypes")
+        mask = (supported or 0) & _ALL  # any unsupported bit makes the whole registration fail
+        if not mask:
+            return
+        try:
+            device.library.call("nvmlDeviceRegisterEvents", device.handle, mask, event_set)
+        except CallFailedError as failure:
+            device.fail("events.registration", failure.call, failure.error)
+            return
+        self._in_set.add(device.index)
+        with self._lock:
+            self._indices[_address(device.handle)] = device.index
+            counts = self._counts.setdefault(device.index, {})
+            for bit, name in EVENTS.items():
+                if mask & bit:
+                    counts.setdefault(name, 0)
+
     def _run(self) -> None:
         pause = threading.Event()
         while True:
@@ -147,6 +139,7 @@ class Events:
                 pause.wait(_PAUSE_SECONDS)  # such a wait fails at once, every time
 
     def _take(self, milliseconds: int) -> str:
+        """Wait for an event; gives the error, "" for none."""
         try:
             event = self.library.call("nvmlEventSetWait_v2", self._set, milliseconds)
         except CallFailedError as failure:
@@ -164,20 +157,12 @@ class Events:
         if kind == XID:
             xids = self._xids.setdefault(index, {})
             if str(data) in xids or len(xids) < _MOST_XIDS:
-                number, _ = xids.get(str(data), (0, 0.0))
-                xids[str(data)] = (number + 1, self._wall())
+                xids[str(data)] = (xids.get(str(data), (0, 0.0))[0] + 1, self._wall())
         elif kind == MIG_CONFIG:
             self._mig_changed.add(index)
-        elif kind in self._names:
+        elif kind in EVENTS:
             counts = self._counts.setdefault(index, {})
-            counts[self._names[kind]] = counts.get(self._names[kind], 0) + 1
-
-
-def _mask(names: dict[int, str]) -> int:
-    mask = 0
-    for bit in names:
-        mask |= bit
-    return mask
+            counts[EVENTS[kind]] = counts.get(EVENTS[kind], 0) + 1
 
 
 def _address(handle: Any) -> int:

@@ -7,14 +7,13 @@ kept, so that nothing sleeps and every metric covers the whole time since the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from math import isfinite
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import Device, member_error
-from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED, CallFailedError, Library
-from exporter.collectors.gpu.nvml.readings import Out
+from exporter.collectors.gpu.nvml.device import Device, Out, member_error
+from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED, CallFailedError
 from exporter.collectors.gpu.nvml.units import GarbageError, ratio
 from exporter.collectors.gpu.options import GpuOptions
 
@@ -22,11 +21,10 @@ LEAST_SECONDS = 0.1
 """NVML gives NaN for samples that are closer."""
 
 _MEBIBYTE = 1 << 20
-_MOST_COUNT = 2.0**63
 _MOST_BYTES = 1e14
 
+GRAPHICS_ACTIVITY = 1
 ACTIVITY = {
-    1: ("graphics_activity", ""),
     2: ("sm_activity", ""),
     3: ("sm_occupancy", ""),
     5: ("tensor_activity", "any"),
@@ -42,209 +40,167 @@ ACTIVITY_DETAILS = {
     8: ("tensor_activity", "dmma"),
     11: ("pipe_activity", "fp64"),
 }
-COUNTERS_DETAILS = {
-    248: ("sm_cycles", "elapsed"),
-    249: ("sm_cycles", "active"),
-    250: ("tensor_cycles", "any"),
-    251: ("tensor_cycles", "dmma"),
-    252: ("tensor_cycles", "hmma"),
-    253: ("tensor_cycles", "imma"),
-    254: ("tensor_cycles", "dfma"),
-}
 RATES = {
-    20: ("pcie_transmit_gpm", ""),
-    21: ("pcie_receive_gpm", ""),
-    60: ("nvlink_receive_gpm", ""),
-    61: ("nvlink_transmit_gpm", ""),
-    102: ("c2c_transmit_gpm", ""),
-    103: ("c2c_receive_gpm", ""),
+    20: "pcie_transmit_gpm",
+    21: "pcie_receive_gpm",
+    60: "nvlink_receive_gpm",
+    61: "nvlink_transmit_gpm",
+    102: "c2c_transmit_gpm",
+    103: "c2c_receive_gpm",
 }
 """MiB per second, made into bytes since this process began."""
 
-OF_INSTANCE = {2: ("sm", ""), 5: ("tensor", ""), 10: ("dram", "")}
-"""What is asked of an instance of a MIG GPU."""
-
-BUSY = "busy_seconds_gpm"
+_BUSY = "busy_seconds_gpm"
 """Seconds in which anything ran, since this process began: the sum of the graphics activity."""
 
-_GRAPHICS_ACTIVITY = 1
 
-
-class SamplePair:
-    """The last sample of a GPU, or of an instance, and a second one to take the next.
+class Metrics:
+    """The metrics of a GPU, or of an instance, between two samples.
 
     Args:
-        library: Of the thread that samples.
+        device: The GPU.
+        item: The name under which it is remembered what there is not.
+        call: Takes a sample.
+        arguments: Of the call, between the handle and the sample.
+
+    Attributes:
+        seconds: What the samples that were read last are apart.
     """
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        self._kept: Any = None
-        self._spare: Any = None
+    def __init__(self, device: Device, item: str, call: str, *arguments: int) -> None:
+        self.seconds = 0.0
+        self._device = device
+        self._item = item
+        self._call, self._arguments = call, arguments
+        self._later: Any = None
+        self._earlier: Any = None
         self._taken_at: float | None = None
-        self._seconds = 0.0
 
-    @property
-    def seconds(self) -> float:
-        """What the pair that `take` gave last is apart."""
-        return self._seconds
+    def supported(self) -> bool:
+        """Whether the GPU has performance counters that can be sampled."""
+        answer = self._device.ask("gpm", "nvmlGpmQueryDeviceSupport")
+        if answer is not None and not answer.isSupportedDevice:
+            self._device.fail("gpm", "nvmlGpmQueryDeviceSupport", "not_supported")
+            return False
+        return answer is not None and not self._device.lacks(self._item)
 
-    def take(self, now: float, fill: Callable[[Any], object]) -> tuple[Any, Any] | None:
-        """Take a sample.
-
-        Args:
-            now: Monotonic seconds.
-            fill: Calls NVML with the sample to fill.
+    def read(self, *requests: Iterable[int]) -> dict[int, float] | None:
+        """Take a sample, and read metrics since the one before, each request by itself.
 
         Returns:
-            The earlier and the later one; None with the first, or when the last one was just now.
-
-        Raises:
-            CallFailedError: There is no sample; the one before is forgotten.
+            Those that have a value; None with the first sample, or when the last one was just now.
         """
-        if self._taken_at is not None and now - self._taken_at < LEAST_SECONDS:
+        device = self._device
+        if not self.supported():
+            return {}
+        if self._taken_at is not None and device.now - self._taken_at < LEAST_SECONDS:
             return None
-        if self._spare is None:
-            self._spare = self._library.call("nvmlGpmSampleAlloc")
         try:
-            fill(self._spare)
-        except CallFailedError:
+            if self._earlier is None:
+                self._earlier = device.library.call("nvmlGpmSampleAlloc")
+            device.library.call(self._call, device.handle, *self._arguments, self._earlier)
+        except CallFailedError as failure:
             self._taken_at = None
-            raise
-        earlier, later = self._kept, self._spare
-        self._kept, self._spare = later, earlier
-        before, self._taken_at = self._taken_at, now
+            device.fail(self._item, failure.call, failure.error)
+            return {}
+        self._earlier, self._later = self._later, self._earlier
+        before, self._taken_at = self._taken_at, device.now
         if before is None:
             return None
-        self._seconds = now - before
-        return earlier, later
+        self.seconds = device.now - before
+        return {
+            number: value for request in requests for number, value in self._between(list(request)).items()
+        }
+
+    def ratios(self, found: dict[int, float]) -> dict[int, float]:
+        """Percent into ratios; what is none is left out and counted."""
+        ratios = {}
+        for number, value in found.items():
+            try:
+                ratios[number] = ratio(value)
+            except GarbageError:  # noqa: PERF203 - one wrong number must not cost the others
+                self._device.library.count_error("nvmlGpmMetricsGet", GARBAGE)
+        return ratios
 
     def free(self) -> None:
-        """Give the samples back."""
-        for sample in (self._kept, self._spare):
+        """Give NVML's memory back."""
+        for sample in (self._earlier, self._later):
             if sample is not None:
                 with suppress(CallFailedError):  # the GPU is gone, and the sample with it
-                    self._library.call("nvmlGpmSampleFree", sample)
-        self._kept = self._spare = self._taken_at = None
+                    self._device.library.call("nvmlGpmSampleFree", sample)
+        self._earlier = self._later = self._taken_at = None
+
+    def _between(self, numbers: list[int]) -> dict[int, float]:
+        """Metrics of the two samples; NaN, and what the GPU does not have, are left out."""
+        device = self._device
+        asked = [number for number in numbers if not device.lacks(f"{self._item}.{number}")]
+        if not asked:
+            return {}
+        request = device.library.binding.c_nvmlGpmMetricsGet_t()
+        request.version = 1
+        request.numMetrics = len(asked)
+        request.sample1, request.sample2 = self._earlier, self._later
+        for place, number in enumerate(asked):
+            request.metrics[place].metricId = number
+        try:
+            device.library.call("nvmlGpmMetricsGet", request)
+        except CallFailedError as failure:
+            if failure.error in UNSUPPORTED and len(asked) > 1:
+                # One that the driver does not know must not cost the others: which one is found out once.
+                return {key: value for each in asked for key, value in self._between([each]).items()}
+            for number in asked:
+                device.fail(f"{self._item}.{number}", failure.call, failure.error)
+            return {}
+        found = {}
+        for place, number in enumerate(asked):
+            metric = request.metrics[place]
+            if metric.nvmlReturn:
+                device.fail(f"{self._item}.{number}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn))
+            elif isfinite(metric.value):
+                found[number] = metric.value
+        return found
 
 
 class Gpm:
-    """The performance counters of one GPU.
-
-    Args:
-        device: Whose.
-        options: What to ask for.
-    """
+    """The performance counters of one GPU."""
 
     def __init__(self, device: Device, options: GpuOptions) -> None:
-        self._device = device
-        self._pair = SamplePair(device.library)
+        self._library = device.library
+        self._metrics = Metrics(device, "gpm.sample", "nvmlGpmSampleGet")
+        self._activity = {**ACTIVITY, **ACTIVITY_DETAILS} if options.details else ACTIVITY
         self._totals: dict[str, float] = {}
-        # One request for what every Hopper has, others for what not every driver knows.
-        self._requests = [{**ACTIVITY, **ACTIVITY_DETAILS} if options.details else ACTIVITY, RATES]
-        if options.details:
-            self._requests.append(COUNTERS_DETAILS)
         self._wanted = options.gpm
 
     def counts_busy_seconds(self) -> bool:
         """Whether the utilisation need not be asked for by more costly means."""
-        return self._wanted and supported(self._device) and not self._device.lacks("gpm.sample")
+        return self._wanted and self._metrics.supported()
 
     def read(self, out: Out) -> None:
         """Take a sample and read the metrics since the one before."""
-        device = self._device
         if not self._wanted:
             return
-        found: Out = {}
-        if supported(device) and not device.lacks("gpm.sample"):
-            try:
-                pair = self._pair.take(
-                    device.now, lambda sample: device.library.call("nvmlGpmSampleGet", device.handle, sample)
-                )
-            except CallFailedError as failure:
-                device.fail("gpm.sample", failure.call, failure.error)
+        # One request for what every Hopper has, one for what not every driver knows.
+        values = self._metrics.read((GRAPHICS_ACTIVITY, *self._activity), RATES)
+        if values is None:
+            return  # too close, or the first: what is known stays
+        out.update(dict.fromkeys((_BUSY, *RATES.values(), *(key for key, _ in self._activity.values()))))
+        rates = {number: values.pop(number) for number in RATES if number in values}
+        for number, value in self._metrics.ratios(values).items():
+            if number == GRAPHICS_ACTIVITY:
+                out[_BUSY] = self._total(_BUSY, value)
+                continue
+            key, label = self._activity[number]
+            out[key] = {**(out[key] or {}), label: value} if label else value
+        for number, value in rates.items():
+            if 0 <= value * _MEBIBYTE < _MOST_BYTES:
+                out[RATES[number]] = self._total(RATES[number], value * _MEBIBYTE)
             else:
-                if pair is None:
-                    return  # too close, or the first: what is known stays
-                for request in self._requests:
-                    for number, value in read_metrics(device, "gpm", tuple(request), *pair).items():
-                        self._put(found, request[number], number, value)
-        for request in self._requests:
-            out.update((key, found.get(key)) for key, _ in request.values())
-        out[BUSY] = found.get(BUSY)
+                self._library.count_error("nvmlGpmMetricsGet", GARBAGE)
 
     def free(self) -> None:
         """Give NVML's memory back."""
-        self._pair.free()
-
-    def _put(self, found: Out, place: tuple[str, str], number: int, value: float) -> None:
-        key, label = place
-        try:
-            if number in RATES:
-                value = self._total(key, _within(value * _MEBIBYTE, _MOST_BYTES))
-            elif number in COUNTERS_DETAILS:
-                value = _within(value, _MOST_COUNT)
-            else:
-                value = ratio(value)
-        except GarbageError:
-            self._device.library.count_error("nvmlGpmMetricsGet", GARBAGE)
-            return
-        if number == _GRAPHICS_ACTIVITY:
-            found[BUSY] = self._total(BUSY, value)
-        if label:
-            found.setdefault(key, {})[label] = value
-        else:
-            found[key] = value
+        self._metrics.free()
 
     def _total(self, key: str, pace: float) -> float:
-        self._totals[key] = self._totals.get(key, 0.0) + pace * self._pair.seconds
+        self._totals[key] = self._totals.get(key, 0.0) + pace * self._metrics.seconds
         return self._totals[key]
-
-
-def _within(number: float, most: float) -> float:
-    if not 0 <= number < most:
-        raise GarbageError(number)
-    return number
-
-
-def supported(device: Device) -> bool:
-    """Whether the GPU has performance counters that can be sampled."""
-    answer = device.ask("gpm", "nvmlGpmQueryDeviceSupport")
-    if answer is not None and not answer.isSupportedDevice:
-        device.fail("gpm", "nvmlGpmQueryDeviceSupport", "not_supported")
-        return False
-    return answer is not None
-
-
-def read_metrics(
-    device: Device, item: str, numbers: Sequence[int], earlier: Any, later: Any
-) -> dict[int, float]:
-    """Read metrics of two samples; NaN, and what the GPU does not have, are left out."""
-    asked = [number for number in numbers if not device.lacks(f"{item}.{number}")]
-    if not asked:
-        return {}
-    request = device.library.binding.c_nvmlGpmMetricsGet_t()
-    request.version = 1
-    request.numMetrics = len(asked)
-    request.sample1 = earlier
-    request.sample2 = later
-    for place, number in enumerate(asked):
-        request.metrics[place].metricId = number
-    try:
-        device.library.call("nvmlGpmMetricsGet", request)
-    except CallFailedError as failure:
-        if failure.error in UNSUPPORTED and len(asked) > 1:
-            # One that the driver does not know must not cost the others: which one is found out once.
-            single = (read_metrics(device, item, (number,), earlier, later) for number in asked)
-            return {number: value for each in single for number, value in each.items()}
-        for number in asked:
-            device.fail(f"{item}.{number}", failure.call, failure.error)
-        return {}
-    found = {}
-    for place, number in enumerate(asked):
-        metric = request.metrics[place]
-        if metric.nvmlReturn:
-            device.fail(f"{item}.{number}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn))
-        elif isfinite(metric.value):
-            found[number] = metric.value
-    return found

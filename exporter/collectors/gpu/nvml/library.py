@@ -1,11 +1,8 @@
 """The border to NVML: every call goes through here, is timed, and fails in one way.
 
-Used in the NVML child. Names of pynvml's functions and their arguments come in; what they return, or one
-`CallFailedError`, goes out. An instance belongs to one thread (the one that samples, or the one that waits for
-events); the watch thread only looks at `current`.
-
-pynvml is foreign code on top of foreign code: besides NVMLError it raises whatever garbage in a structure
-makes Python raise (text that is no UTF-8, counts beyond an array). All of that is a failed call here.
+Used in the NVML child; an instance belongs to one thread, the watch thread only looks at `current`. Besides NVMLError
+pynvml raises whatever garbage in a structure makes Python raise (text that is no UTF-8, counts beyond an array): all of
+that is a failed call here.
 """
 
 from __future__ import annotations
@@ -15,41 +12,24 @@ from typing import Any
 
 SUCCESS = 0
 
-NAMES: dict[int, str] = {
-    1: "uninitialized",
-    2: "invalid_argument",
-    3: "not_supported",
-    4: "no_permission",
-    5: "already_initialized",
-    6: "not_found",
-    7: "insufficient_size",
-    8: "insufficient_power",
-    9: "driver_not_loaded",
-    10: "timeout",
-    11: "irq_issue",
-    12: "library_not_found",
-    13: "function_not_found",
-    14: "corrupted_inforom",
-    15: "gpu_is_lost",
-    16: "reset_required",
-    17: "operating_system",
-    18: "lib_rm_version_mismatch",
-    19: "in_use",
-    20: "memory",
-    21: "no_data",
-    22: "vgpu_ecc_not_supported",
-    23: "insufficient_resources",
-    24: "freq_not_supported",
-    25: "argument_version_mismatch",
-    26: "deprecated",
-    27: "not_ready",
-    28: "gpu_not_found",
-    29: "invalid_state",
-    30: "reset_type_not_supported",
-    999: "unknown",
-}
+CODES: dict[str, int] = {
+    name: code
+    for code, name in enumerate(
+        (
+            *("uninitialized", "invalid_argument", "not_supported", "no_permission", "already_initialized"),
+            *("not_found", "insufficient_size", "insufficient_power", "driver_not_loaded", "timeout"),
+            *("irq_issue", "library_not_found", "function_not_found", "corrupted_inforom", "gpu_is_lost"),
+            *("reset_required", "operating_system", "lib_rm_version_mismatch", "in_use", "memory", "no_data"),
+            *("vgpu_ecc_not_supported", "insufficient_resources", "freq_not_supported"),
+            *("argument_version_mismatch", "deprecated", "not_ready", "gpu_not_found", "invalid_state"),
+            "reset_type_not_supported",
+        ),
+        start=1,
+    )
+} | {"unknown": 999}
+"""NVML's return codes by their names in nvml.h, without NVML_ERROR_ and in lower case."""
 
-CODES: dict[str, int] = {name: code for code, name in NAMES.items()}
+_NAMES = {code: name for name, code in CODES.items()} | {SUCCESS: "success"}
 
 GARBAGE = "garbage"
 """The error of a call that succeeded with something that cannot be: no code of NVML's."""
@@ -76,9 +56,7 @@ LIBRARY_DOWN = frozenset({"uninitialized", "driver_not_loaded", "lib_rm_version_
 
 def name_of(code: object) -> str:
     """Give the name of a return code; those of the future share one, so that a label stays bounded."""
-    if code == SUCCESS:
-        return "success"
-    return NAMES.get(code, "other") if isinstance(code, int) else "other"
+    return _NAMES.get(code, "other") if isinstance(code, int) else "other"
 
 
 class CallFailedError(Exception):
@@ -86,7 +64,7 @@ class CallFailedError(Exception):
 
     Attributes:
         call: pynvml's name of it.
-        error: NVML's name of the error in lower case, `garbage`, or `success` where pynvml makes an error of it.
+        error: A key of `CODES`, `garbage`, or `success` where pynvml makes an error of it.
     """
 
     def __init__(self, call: str, error: str) -> None:
@@ -103,7 +81,6 @@ class Library:
         clock: Monotonic seconds.
 
     Attributes:
-        binding: As given, for structures.
         costs: By call: how often, and how many seconds in all.
         errors: By call and error: how often; what a GPU merely does not have is not counted.
         current: The call under way: its name, the GPU's index, when it began; None between calls.
@@ -129,9 +106,7 @@ class Library:
         function = getattr(self.binding, name, None)
         if function is None:  # the binding is older than the function
             raise CallFailedError(name, "function_not_found")
-        cost = self.costs.get(name)
-        if cost is None:
-            cost = self.costs[name] = [0, 0.0]
+        cost = self.costs.setdefault(name, [0, 0.0])
         began = self._clock()
         self.current = (name, self.subject, began)
         try:
@@ -148,5 +123,4 @@ class Library:
 
     def count_error(self, call: str, error: str) -> None:
         """Count a failure that should not be."""
-        key = (call, error)
-        self.errors[key] = self.errors.get(key, 0) + 1
+        self.errors[call, error] = self.errors.get((call, error), 0) + 1

@@ -1,20 +1,14 @@
 """What connects a GPU: PCIe, NVLink and its fabric.
 
-Used in the NVML child. Bytes leave as NVML counts them (KiB for NVLinks before the fifth generation); the sidecar
-adds them up. A port that is not in use answers "not supported" for fields that work on its neighbours, so every link
-is asked and remembered by itself.
-
-The PCIe counters of NVML (fields 197 and 198) are registers of 32 bits, which wrap every 72 ms on a busy link of the
-fifth generation, and say "supported" all the same. They are read where they cannot wrap unseen only; from Hopper on
-`gpm` has the bytes.
+Used in the NVML child. Bytes leave as NVML counts them (KiB for NVLinks before the fifth generation). A port that is not
+in use answers "not supported" for fields that work on its neighbours, so every link is remembered by itself. The PCIe
+counters (fields 197, 198) are registers of 32 bits, which wrap every 72 ms on a busy link of the fifth generation: they
+are read where they cannot wrap unseen only; from Hopper on `gpm` has the bytes.
 """
 
 from __future__ import annotations
 
-import ctypes
-
-from exporter.collectors.gpu.nvml.device import ALL_LINKS, BLACKWELL, Device
-from exporter.collectors.gpu.nvml.readings import Out
+from exporter.collectors.gpu.nvml.device import ALL_LINKS, BLACKWELL, Device, Out
 from exporter.collectors.gpu.nvml.units import count, small
 from exporter.collectors.gpu.options import GpuOptions
 
@@ -35,9 +29,6 @@ _PCIE_ERRORS_DETAILS = {
 }
 
 _NVLINK_COUNT = 91
-_NVLINK_SPEED = 164  # of a link, MB/s
-_NVLINK_SPEED_COMMON = 90
-_BEYOND_SPEED = 1e8  # MB/s; all ones are more
 _MOST_LINKS = 36
 _LINKS_OF_OLD_DRIVERS = 18
 
@@ -74,12 +65,7 @@ _ERROR_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
 
 
 class Links:
-    """The links of one GPU.
-
-    Args:
-        device: Whose.
-        options: What to tell apart.
-    """
+    """The links of one GPU."""
 
     def __init__(self, device: Device, options: GpuOptions) -> None:
         self._device = device
@@ -96,32 +82,28 @@ class Links:
             out.update((name, found.get(field)) for field, name in _PCIE_REGISTERS.items())
 
     def read_medium(self, out: Out, *, counted: bool) -> None:
-        """Read traffic.
-
-        Args:
-            out: Takes it.
-            counted: Whether performance counters have the bytes of PCIe.
-        """
+        """Read traffic; that of PCIe is not sampled where it is `counted` by performance counters."""
         if self._options.pcie_sampling and not counted and not self._register_is_safe:
             self._sample_pcie(out)
         newest_first = self._device.architecture() >= BLACKWELL
         for key, sources in _TRAFFIC.items():
-            chosen = ""
+            out.update((f"{key}_{unit}", None) for _, unit in sources)
             for field, unit in sources[::-1] if newest_first else sources:
                 values = self._over_links(field, self._active)
                 if values:
-                    out[f"{key}_{unit}"], chosen = values, unit
+                    out[f"{key}_{unit}"] = values
                     break
-            out.update((f"{key}_{unit}", None) for _, unit in sources if unit != chosen)
 
     def read_slow(self, out: Out) -> None:
-        """Read which links there are, what they can carry, and their errors."""
+        """Read which links there are, and their errors."""
         device, options = self._device, self._options
-        self._register_is_safe = self._fastest(out) * options.period < 1 << 31
+        self._register_is_safe = _fastest(out) * options.period < 1 << 31
         types = {**_PCIE_ERRORS, **_PCIE_ERRORS_DETAILS} if options.details else _PCIE_ERRORS
         found = device.counts(types)
         out["pcie_errors"] = {types[field]: found[field] for field in types if field in found} or None
-        links = self._links()
+        number = device.counts((_NVLINK_COUNT,)).get(_NVLINK_COUNT)
+        # Drivers that do not tell the number say of each link that is not there that it is not supported.
+        links = range(min(number, _MOST_LINKS) if number else _LINKS_OF_OLD_DRIVERS)
         states = {link: device.ask(f"nvlink.{link}", "nvmlDeviceGetNvLinkState", link) for link in links}
         known = {link: int(state != 0) for link, state in states.items() if state is not None}
         self._active = [link for link, state in known.items() if state]
@@ -129,18 +111,10 @@ class Links:
         out["nvlink_links"] = {"active": active, "inactive": len(known) - active} if known else None
         up = {str(link): state for link, state in known.items()}
         out["nvlink_up"] = up if options.per_link and known else None
-        self._read_speed(out)
-        links = [link for link in links if not device.lacks(f"nvlink.{link}")]
-        out["nvlink_errors"] = self._errors(links) if links else None
-        self._read_fabric(out)
-
-    def _fastest(self, out: Out) -> float:
-        """What the PCIe link can carry at most, bytes a second; infinity where nobody knows."""
-        generation = (out.get("pcie_generation") or {}).get("max")
-        width = (out.get("pcie_width") or {}).get("max")
-        if not generation or not width:
-            return float("inf")
-        return float(_LANE_BYTES * 2 ** (generation - 1) * width)
+        there = [link for link in links if not device.lacks(f"nvlink.{link}")]
+        out["nvlink_errors"] = self._errors(there) if there else None
+        fabric = device.filled("fabric", "nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
+        out["fabric_state"] = None if fabric is None else fabric.state or None
 
     def _sample_pcie(self, out: Out) -> None:
         """Measure both directions for 20 ms each, and take them to have been so since the last time."""
@@ -155,25 +129,6 @@ class Links:
                 self._sampled[key] += kilobytes * 1000 * (now - self._sampled_at)
             out[key] = self._sampled[key]
         self._sampled_at = now
-
-    def _links(self) -> list[int]:
-        number = self._device.counts((_NVLINK_COUNT,)).get(_NVLINK_COUNT)
-        # Drivers that do not tell the number say of each link that is not there that it is not supported.
-        return list(range(min(number, _MOST_LINKS) if number else _LINKS_OF_OLD_DRIVERS))
-
-    def _read_speed(self, out: Out) -> None:
-        asked = self._active if self._options.per_link else self._active[:1]
-        found = self._device.counts([(_NVLINK_SPEED, link) for link in asked])
-        speeds = {field[1]: speed for field, speed in found.items() if isinstance(field, tuple)}
-        if not speeds and asked:
-            common = self._device.counts((_NVLINK_SPEED_COMMON,)).get(_NVLINK_SPEED_COMMON)
-            speeds = {} if common is None else dict.fromkeys(asked, common)
-        bytes_by_link = {
-            str(link) if self._options.per_link else "": speed * 1e6
-            for link, speed in speeds.items()
-            if speed < _BEYOND_SPEED
-        }
-        out["nvlink_speed"] = bytes_by_link or None
 
     def _errors(self, links: list[int]) -> dict[str, int] | None:
         device = self._device
@@ -209,17 +164,8 @@ class Links:
         found = self._device.counts([(field, link) for link in links])
         return {str(each[1]): number for each, number in found.items() if isinstance(each, tuple)}
 
-    def _read_fabric(self, out: Out) -> None:
-        out["fabric_state"] = out["fabric"] = None
-        structure = getattr(self._device.library.binding, "c_nvmlGpuFabricInfo_v2_t", None)
-        if structure is None:
-            return
-        info = structure()
-        answer = self._device.ask("fabric", "nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info))
-        if answer is None or info.state == 0:
-            return
-        out["fabric_state"] = info.state
-        if any(info.clusterUuid):
-            digits = bytes(info.clusterUuid).hex()
-            uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-            out["fabric"] = {f"{uuid}/{info.cliqueId}": 1}
+
+def _fastest(out: Out) -> float:
+    """What the PCIe link can carry at most, bytes a second; infinity where nobody knows."""
+    generation, width = ((out.get(f"pcie_{what}") or {}).get("max") for what in ("generation", "width"))
+    return _LANE_BYTES * 2.0 ** (generation - 1) * width if generation and width else float("inf")

@@ -1,28 +1,26 @@
 """The passes over all GPUs: what is asked when, which GPUs are there, what is lost and when it is tried again.
 
-Used in the NVML child, on its one sampling thread. Options and a library come in; each pass gives one message with
-what it read: values in base units, or raw counters, `null` for what is absent now. Values of a slower tier
-appear in the messages of its passes only; the sidecar remembers them.
-
-Tiers go by what calls cost, not by what they tell. The slower tiers of different GPUs fall into different seconds.
+Used in the NVML child, on its one sampling thread. Each pass gives one message with what it read: values in base units,
+or raw counters, `null` for what is absent now. Values of a slower tier appear in the messages of its passes only; the
+sidecar remembers them. Tiers go by what calls cost; the slower tiers of different GPUs fall into different seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from exporter.collectors.gpu.nvml import readings
 from exporter.collectors.gpu.nvml.buffers import Buffers
-from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, LibraryDownError
+from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, DownError, LibraryDownError, Out
 from exporter.collectors.gpu.nvml.events import Events
 from exporter.collectors.gpu.nvml.gpm import Gpm
 from exporter.collectors.gpu.nvml.library import GARBAGE, LIBRARY_DOWN, CallFailedError, Library
 from exporter.collectors.gpu.nvml.links import Links
 from exporter.collectors.gpu.nvml.mig import Mig
 from exporter.collectors.gpu.nvml.processes import Processes
-from exporter.collectors.gpu.nvml.readings import Out, Reader
 from exporter.collectors.gpu.nvml.visible import MOST_GPUS, is_chosen, is_guessed, job_numbers
 from exporter.collectors.gpu.options import GpuOptions
 
@@ -31,6 +29,8 @@ FAST, CLOSE, ACTIVITY, MEDIUM, SLOW = "fast", "close", "activity", "medium", "sl
 PERIODS = {FAST: 1.0, CLOSE: 2.0, ACTIVITY: 5.0, MEDIUM: 10.0, SLOW: 60.0}
 """Seconds between two passes of a tier. The driver's ring of power samples is 2.4 s long."""
 
+QUESTIONS = {FAST: readings.FAST, CLOSE: readings.CLOSE, MEDIUM: readings.MEDIUM, SLOW: readings.SLOW}
+
 RETRIES_BEFORE_NEW_PROCESS = 10
 """A GPU that came back from a reset may need NVML to be loaded anew before it can be seen."""
 
@@ -38,90 +38,50 @@ NOT_OURS = "no_permission"
 _STAGGER = 8
 
 
-def tier_periods(period: float) -> dict[str, float]:
-    """Seconds between two passes of each tier: quicker in step with a period below a second, never below it."""
-    return {tier: max(period, seconds * min(1.0, period)) for tier, seconds in PERIODS.items()}
-
-
-class RestartError(Exception):
-    """This process should be replaced, in an orderly way.
-
-    Attributes:
-        reason: Why.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Slot:
-    """A place in NVML's list, with or without a GPU that answers.
-
-    Attributes:
-        index: NVML's.
-        uuid: As far as it is known.
-        number: What the job calls it; the index where that is not known.
-        down: Why it does not answer; "" while it does.
-        tried: How often in vain since it was lost.
-        retry_at: When to try again.
-        attached: What there is while it answers.
-    """
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.uuid = ""
-        self.number = index
-        self.down = ""
-        self.tried = 0
-        self.retry_at = 0.0
-        self.attached: Attached | None = None
+class RestartError(DownError):
+    """This process should be replaced, in an orderly way."""
 
 
 class Attached:
     """A GPU that answers, with what is remembered about it between two passes.
 
-    Args:
-        device: The GPU.
-        options: What to ask for.
-        throttling: The field ids of the driver's throttle counters.
-        now: Monotonic seconds.
+    Attributes:
+        told: Whether the sidecar knows who it is.
     """
 
     def __init__(
         self, device: Device, options: GpuOptions, throttling: dict[int, str], *, now: float
     ) -> None:
         self.device = device
-        self.mig = Mig(device, options)
-        self.told = False  # whether the sidecar knows who it is
+        self.mig = Mig(device)
+        self.told = False
         self._options = options
         self._throttling = throttling
         self._recent: Out = {}
-        self._periods = tier_periods(options.period)
-        self._buffers = Buffers(device, options.window, self._periods[CLOSE])
+        # Quicker in step with a period below a second, never below it.
+        self._periods = {
+            tier: max(options.period, seconds * min(1.0, options.period)) for tier, seconds in PERIODS.items()
+        }
+        self._questions = {
+            tier: tuple(each for each in questions if options.details or not each.details)
+            for tier, questions in QUESTIONS.items()
+        }
+        self._buffers = Buffers(device, self._periods[CLOSE])
         self._gpm = Gpm(device, options)
         self._links = Links(device, options)
-        self._processes = Processes(self._periods[ACTIVITY])
-        tiers = {
-            FAST: readings.FAST,
-            CLOSE: readings.CLOSE,
-            MEDIUM: readings.MEDIUM,
-            SLOW: readings.SLOW,
-        }
-        self._readers = {tier: Reader(questions, options) for tier, questions in tiers.items()}
+        self._processes = Processes()
         self._due = dict.fromkeys(PERIODS, now)
 
     def read(self, now: float, wall: float, *, mig_changed: bool) -> Out:
         """Make a pass; gives what it read.
 
         Raises:
-            DeviceDownError: The GPU is gone.
-            LibraryDownError: All of them are.
+            DownError: The GPU is gone, or all of them are.
         """
         device = self.device
         device.now, device.answered, device.last_error = now, 0, ""
         out: Out = {}
-        self._readers[FAST].read(device, out)
+        readings.read(device, self._questions[FAST], out)
         readings.read_power(device, out)
         self._links.read_fast(out)
         if device.answered == 0 and device.last_error != GARBAGE:
@@ -129,18 +89,17 @@ class Attached:
             raise DeviceDownError(device.last_error or "invalid_argument")
         looked = self._is_due(SLOW, now) or mig_changed or self.mig.changed
         if looked:  # first of all: others go by what is found here
-            self._readers[SLOW].read(device, out)
+            readings.read(device, self._questions[SLOW], out)
             readings.read_sram(device, out)
             self._links.read_slow(out)
-            self._processes.read_slow(device, self._options, out)
             self.mig.find(out)
         medium = self._is_due(MEDIUM, now)
         # Always with the energy counter, which the integral of power goes on from.
         if self._is_due(CLOSE, now) or medium:
-            self._readers[CLOSE].read(device, out)
-            self._buffers.read_power(wall=wall, moment=out.get("power"), out=out)
+            readings.read(device, self._questions[CLOSE], out)
+            self._buffers.read_power(wall=wall, out=out)
             if not self._gpm.counts_busy_seconds():
-                self._buffers.read_utilization(wall=wall, moment=out.get("utilization"), out=out)
+                self._buffers.read_utilization(wall=wall, out=out)
         active = self._is_due(ACTIVITY, now)
         if active:
             self._processes.read(device, wall=wall, out=out)
@@ -151,8 +110,8 @@ class Attached:
             self.mig.read(out)
         self._recent.update(out)
         if medium:
-            self._readers[MEDIUM].read(device, out)
-            readings.read_throttling(device, self._throttling, self._options, out)
+            readings.read(device, self._questions[MEDIUM], out)
+            readings.read_throttling(device, self._throttling, out)
             readings.read_fans(device, out)
             self._links.read_medium(out, counted=self._recent.get("pcie_transmit_gpm") is not None)
         return out
@@ -175,6 +134,29 @@ class Attached:
                 period *= (1 + self.device.index % _STAGGER) / _STAGGER
         self._due[tier] = max(due + period, now + self._options.period / 2)
         return True
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place in NVML's list, with or without a GPU that answers.
+
+    Attributes:
+        index: NVML's.
+        number: What the job calls it; the index where that is not known.
+        uuid: As far as it is known.
+        down: Why it does not answer; "" while it does.
+        tried: How often in vain since it was lost.
+        retry_at: When to try again.
+        attached: What there is while it answers.
+    """
+
+    index: int
+    number: int
+    uuid: str = ""
+    down: str = ""
+    tried: int = 0
+    retry_at: float = 0.0
+    attached: Attached | None = None
 
 
 class Sampler:
@@ -205,17 +187,12 @@ class Sampler:
         self._skip: set[int] = set(start.get("skip", ()))
         self._progress = progress
         self._slots: list[Slot] = []
-        self._count = 0
         self._throttling: dict[int, str] = {}
         self._selected: set[int] = set()
-        self._cost_period = tier_periods(options.period)[MEDIUM]
         self._cost_due = 0.0
 
     def start(self, now: float) -> dict[str, Any]:
-        """Initialise NVML and find the GPUs.
-
-        Returns:
-            The message `machine`.
+        """Initialise NVML and find the GPUs; gives the message `machine`.
 
         Raises:
             CallFailedError: NVML does not come up.
@@ -224,24 +201,25 @@ class Sampler:
         self._progress("nvmlInit")
         self._library.call("nvmlInit")
         driver = self._text("nvmlSystemGetDriverVersion")
-        versions = {
-            "driver_version": driver,
-            "nvml_version": self._text("nvmlSystemGetNVMLVersion"),
-            "cuda_version": self._cuda_version(),
-        }
+        nvml = self._text("nvmlSystemGetNVMLVersion")
+        cuda = self._text("nvmlSystemGetCudaDriverVersion_v2")
         self._throttling = readings.throttle_fields(driver, details=self._options.details)
-        self._count = min(self._library.call("nvmlDeviceGetCount"), MOST_GPUS)
-        self._slots = [Slot(index) for index in range(self._count)]
+        count = min(self._library.call("nvmlDeviceGetCount"), MOST_GPUS)
+        self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
             self._attach(slot, now)
         guessed = self._select(now)
-        return {"kind": "machine", **versions, "devices": self._count, "guessed": guessed}
+        return {
+            "kind": "machine",
+            "driver_version": driver,
+            "nvml_version": nvml,
+            "cuda_version": f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else "",
+            "devices": count,
+            "guessed": guessed,
+        }
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
-        """Make one pass.
-
-        Returns:
-            The message `sample`.
+        """Make one pass; gives the message `sample`.
 
         Raises:
             LibraryDownError: No GPU can be read by this process any more.
@@ -250,13 +228,14 @@ class Sampler:
         selected = [slot for slot in self._slots if slot.index in self._selected]
         entries = [self._entry(slot, now, wall) for slot in selected]
         self._library.subject = None
-        self._events.renew(self._library, [attached.device for attached in self._attached(self._slots)])
+        self._events.renew(self._library, [attached.device for attached in self._attached()])
         unknown = sum(entry.get("lost") == "unknown" for entry in entries)
         if unknown and (unknown > 1 or all(slot.down for slot in selected)):
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "wall": wall, "gpus": entries}
-        if now >= self._cost_due - self._options.period / 4:
-            self._cost_due = now + self._cost_period
+        period = self._options.period
+        if now >= self._cost_due - period / 4:
+            self._cost_due = now + max(period, PERIODS[MEDIUM] * min(1.0, period))
             message["cost"] = self._cost()
             self._look_for_change()
         return message
@@ -270,7 +249,7 @@ class Sampler:
 
     def stop(self) -> None:
         """Give everything back to NVML."""
-        for attached in self._attached(self._slots):
+        for attached in self._attached():
             attached.free()
         with suppress(CallFailedError):  # it never came up, or is gone
             self._library.call("nvmlShutdown")
@@ -366,7 +345,7 @@ class Sampler:
             self._choose(slot, now)
         if self._visible is None or self._pci_order:
             return False
-        devices = [attached.device for attached in self._attached(ours)]
+        devices = [slot.attached.device for slot in ours if slot.attached is not None]
         return is_guessed(self._visible, [str(each.ask("name", "nvmlDeviceGetName")) for each in devices])
 
     def _choose(self, slot: Slot, now: float) -> None:
@@ -390,7 +369,7 @@ class Sampler:
             if failure.error in LIBRARY_DOWN:
                 raise LibraryDownError(failure.error) from None
             return
-        if min(count, MOST_GPUS) != self._count:
+        if min(count, MOST_GPUS) != len(self._slots):
             raise RestartError("devices_changed")
 
     def _cost(self) -> dict[str, Any]:
@@ -402,19 +381,11 @@ class Sampler:
         # Without the calls of the events' thread, which only waits.
         return {"calls": self._library.costs, "errors": errors}
 
-    @staticmethod
-    def _attached(slots: list[Slot]) -> Iterator[Attached]:
-        return (slot.attached for slot in slots if slot.attached is not None)
+    def _attached(self) -> list[Attached]:
+        return [slot.attached for slot in self._slots if slot.attached is not None]
 
     def _text(self, call: str) -> str:
         try:
             return str(self._library.call(call))[:64]
         except CallFailedError:
             return ""
-
-    def _cuda_version(self) -> str:
-        try:
-            number = self._library.call("nvmlSystemGetCudaDriverVersion_v2")
-        except CallFailedError:
-            return ""
-        return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,8 +1,7 @@
-"""NVML's numbers into base units; what cannot be is refused.
+"""NVML's numbers into base units; what cannot be is refused with `GarbageError`.
 
-Used in the NVML child. Pure functions: a number as NVML gives it comes in; seconds, bytes, watts, hertz,
-celsius or a ratio go out, or `GarbageError`. A driver in trouble returns sentinels, all ones, and numbers
-of a structure that it did not fill; each bound is far above what hardware of the next years can reach.
+Used in the NVML child. A driver in trouble returns sentinels, all ones, and numbers of a structure that it did not fill;
+each bound is far above what hardware of the next years can reach.
 """
 
 from __future__ import annotations
@@ -23,94 +22,58 @@ class GarbageError(ValueError):
 
 
 def count(number: int) -> int:
-    """Check a counter: a whole number from 0, below any that a counter reaches.
-
-    Raises:
-        GarbageError: It is none.
-    """
+    """Check a counter."""
     if not isinstance(number, int) or not 0 <= number < BEYOND_COUNTING:
         raise GarbageError(number)
     return number
 
 
 def small(number: int) -> int:
-    """Check a number of things, a mode or a generation: from 0 to 2^31 - 1.
-
-    Raises:
-        GarbageError: It is none.
-    """
+    """Check a number of things, a mode or a generation: from 0 to 2^31 - 2."""
     if not isinstance(number, int) or not 0 <= number < 0x7FFFFFFF:
         raise GarbageError(number)
     return number
 
 
-def ratio(percent: float) -> float:
-    """Percent into 0 to 1.
+def flag(number: int) -> int:
+    """Check a 0 or 1."""
+    if number not in (0, 1):
+        raise GarbageError(number)
+    return number
 
-    Raises:
-        GarbageError: It is no percentage.
-    """
+
+def ratio(percent: float) -> float:
+    """Percent into 0 to 1."""
     if not isfinite(percent) or not -0.5 <= percent <= _OVERSHOOT_PERCENT:
         raise GarbageError(percent)
     return min(max(percent / 100, 0.0), 1.0)
 
 
 def watts(milliwatts: float) -> float:
-    """Milliwatts into watts, below 100 kW.
-
-    Raises:
-        GarbageError: It is no power.
-    """
+    """Milliwatts into watts, below 100 kW."""
     return _within(milliwatts, 0, 1e8) / 1000
 
 
 def temperature(degrees: float) -> float:
-    """Check a temperature in degrees Celsius; -1 is all ones, which NVML gives for one that it does not have.
-
-    Raises:
-        GarbageError: It is none.
-    """
+    """Check a temperature in degrees Celsius; -1 is all ones, which NVML gives for one that it does not have."""
     if degrees == -1:
         raise GarbageError(degrees)
     return celsius(degrees)
 
 
 def celsius(degrees: float) -> float:
-    """Check a temperature, or a distance between two: -300 to 300.
-
-    Raises:
-        GarbageError: It is none.
-    """
+    """Check a temperature, or a distance between two: -300 to 300."""
     return float(_within(degrees, -300, 300))
 
 
 def hertz(megahertz: float) -> float:
-    """Megahertz into hertz, below 100 GHz.
-
-    Raises:
-        GarbageError: It is no clock.
-    """
+    """Megahertz into hertz, below 100 GHz."""
     return _within(megahertz, 0, 1e5) * 1e6
 
 
 def size(number: int) -> int:
-    """Check a number of bytes, below 1 PiB.
-
-    Raises:
-        GarbageError: It is none.
-    """
+    """Check a number of bytes, below 1 PiB."""
     return int(_within(number, 0, 1 << 50))
-
-
-def flag(number: int) -> int:
-    """Check a 0 or 1.
-
-    Raises:
-        GarbageError: It is neither.
-    """
-    if number not in (0, 1):
-        raise GarbageError(number)
-    return number
 
 
 def _within(number: float, least: float, most: float) -> float:

@@ -1,10 +1,8 @@
 """CUDA_VISIBLE_DEVICES: which GPUs the job sees, and as which numbers.
 
-Used in the NVML child. The variable's text and what NVML lists come in; the job's number of each GPU goes out.
-
-As CUDA reads it: numbers, or the beginnings of UUIDs; the first entry that names no GPU ends the list. Numbers
-count the GPUs that may be used in NVML's order, that of the PCI bus: CUDA's own is the same wherever all GPUs are
-alike.
+Used in the NVML child; the sidecar counts what is asked for. As CUDA reads it: numbers, or the beginnings of UUIDs; the
+first entry that names no GPU ends the list. Numbers count the GPUs that may be used in NVML's order, that of the PCI
+bus: CUDA's own is the same wherever all GPUs are alike.
 """
 
 from __future__ import annotations
@@ -42,15 +40,13 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
 
 def expected_devices(visible: str | None) -> int | None:
     """Count the GPUs that the variable asks for, whether or not they are there; None where it says nothing."""
-    if visible is None:
-        return None
-    entries = []
-    for entry in visible.split(","):
+    entries = set()
+    for entry in (visible or "").split(","):
         text = entry.strip()
         if not (text.isdecimal() or text.startswith(("GPU-", "MIG-"))):
             break
-        entries.append(text)
-    return len(set(entries)) or None
+        entries.add(text)
+    return len(entries) or None
 
 
 def is_guessed(visible: str | None, names: Iterable[str]) -> bool:
@@ -58,12 +54,9 @@ def is_guessed(visible: str | None, names: Iterable[str]) -> bool:
     return visible is not None and visible.strip()[:1].isdecimal() and len(set(names)) > 1
 
 
-def is_chosen(names: Iterable[str], include: Sequence[str], exclude: Sequence[str]) -> bool:
+def is_chosen(names: Sequence[str], include: Sequence[str], exclude: Sequence[str]) -> bool:
     """Whether a GPU with these names (index, UUID, bus, model) is among those to sample."""
-    names = tuple(names)
-    if include and not _matches(names, include):
-        return False
-    return not _matches(names, exclude)
+    return (not include or _matches(names, include)) and not _matches(names, exclude)
 
 
 def _index_of(entry: str, uuids: Mapping[int, Sequence[str]]) -> int | None:
