@@ -118,7 +118,9 @@ class _Later(Metric):
         self._made = samples
 
 
-BASE_UNITS = frozenset(("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"))
+BASE_UNITS = frozenset(
+    ("bytes", "celsius", "grams", "hertz", "joules", "liters", "ratio", "seconds", "watts")
+)
 
 
 def family(name: str, help: str, source: str, *labels: str) -> FamilySpec:

@@ -18,23 +18,15 @@ Idle power is divided by the CPUs that a run may use, since it keeps them from o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 
-METHODS = ("exclusive", "sm_share", "mig_share", "memory_share", "cpu_share", "whole")
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A run's part of one device.
-
-    Attributes:
-        run: Whose.
-        method: How it was found, one of `METHODS`.
-        ratio: From 0 to 1.
-    """
+    """A run's part of one device, from 0 to 1, and the method by which it was found."""
 
     run: str
     method: str
@@ -75,16 +67,15 @@ def _cpu_shares(reading: EnergyReading, before: MachineUse, now: MachineUse) -> 
     earlier = {run.run: run.cpu_seconds for run in before.runs}
     # A run that has just come has no past; its next interval has.
     used = {run.run: max(0.0, run.cpu_seconds - earlier.get(run.run, run.cpu_seconds)) for run in now.runs}
-    busy = max(now.cpu_busy_seconds - before.cpu_busy_seconds, sum(used.values()))
+    busy = max(now.cpu_busy_seconds - before.cpu_busy_seconds, sum(used.values())) or 1.0
     cpus = max(now.cpus, sum(run.cpus for run in now.runs))
     idle = 0.0
-    if reading.idle_watts is not None and reading.watts is not None and reading.watts > 0:
+    if reading.idle_watts is not None and reading.watts:
         idle = min(1.0, max(0.0, reading.idle_watts / reading.watts))
-    shares = []
-    for run in now.runs:
-        active = used[run.run] / busy if busy > 0 else 0.0
-        shares.append(Share(run.run, "cpu_share", (1 - idle) * active + idle * run.cpus / cpus))
-    return shares
+    return [
+        Share(run.run, "cpu_share", (1 - idle) * used[run.run] / busy + idle * run.cpus / cpus)
+        for run in now.runs
+    ]
 
 
 def _memory_shares(now: MachineUse) -> list[Share]:
@@ -104,9 +95,8 @@ def _gpu_shares(uuid: str, now: MachineUse, gpu_use: Iterable[GpuProcessUse]) ->
         return _divided(users, now.runs)
     sums: dict[str, float] = {}
     for holders in instances.values():
-        ratio = holders[0].slice_ratio or 0.0
         for share in _divided(holders, now.runs):
-            sums[share.run] = sums.get(share.run, 0.0) + ratio * share.ratio
+            sums[share.run] = sums.get(share.run, 0.0) + (holders[0].slice_ratio or 0.0) * share.ratio
     over = max(1.0, sum(sums.values()))
     return [Share(run, "mig_share", ratio / over) for run, ratio in sums.items()]
 
@@ -114,24 +104,25 @@ def _gpu_shares(uuid: str, now: MachineUse, gpu_use: Iterable[GpuProcessUse]) ->
 def _divided(users: Collection[GpuProcessUse], runs: Sequence[RunUse]) -> list[Share]:
     """Divide a device, or a slice of one, among those who hold it."""
     of_pid: Mapping[int, str] = {pid: run.run for run in runs for pid in run.pids}
-    holders: dict[str, list[GpuProcessUse]] = {}
+    ours: dict[str, list[GpuProcessUse]] = {}
     for use in users:
-        holders.setdefault(of_pid.get(use.pid, ""), []).append(use)
-    strangers = holders.get("", [])
-    ours = {run: uses for run, uses in holders.items() if run}
-    if len(ours) == 1 and not strangers:
+        ours.setdefault(of_pid.get(use.pid, ""), []).append(use)
+    if len(ours) == 1 and "" not in ours:
         return [Share(run, "exclusive", 1.0) for run in ours]
-    if all("sm" in use.ratios for use in users):
-        total = sum(use.ratios["sm"] for use in users)
-        if total > 0:
+    ours.pop("", None)  # a stranger's part is nobody's
+    for method, measure in _MEASURES:
+        amounts = [measure(use) for use in users]
+        total = sum(amount or 0 for amount in amounts)
+        if None not in amounts and total > 0:
             return [
-                Share(run, "sm_share", sum(use.ratios["sm"] for use in uses) / total)
+                Share(run, method, sum(measure(use) or 0 for use in uses) / total)
                 for run, uses in ours.items()
             ]
-    memory = [use.memory_bytes for use in users]
-    if None in memory or not (total_bytes := sum(size or 0 for size in memory)):
-        return []
-    return [
-        Share(run, "memory_share", sum(use.memory_bytes or 0 for use in uses) / total_bytes)
-        for run, uses in ours.items()
-    ]
+    return []
+
+
+_MEASURES: tuple[tuple[str, Callable[[GpuProcessUse], float | None]], ...] = (
+    ("sm_share", lambda use: use.ratios.get("sm")),
+    ("memory_share", lambda use: use.memory_bytes),
+)
+"""What a GPU is divided by, the first that is known of all who hold it, and not zero."""

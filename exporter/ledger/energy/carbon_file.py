@@ -24,7 +24,7 @@ import math
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -95,49 +95,42 @@ def _open(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file")
 
 
-def _entries(text: str, modified: float) -> Iterable[tuple[float, float]]:
+def _entries(text: str, modified: float) -> list[tuple[float, float]]:
     text = text.strip()
-    if text.startswith(("[", "{")):
-        pairs = json.loads(text)
-        if not isinstance(pairs, list) or not all(
-            isinstance(pair, list) and len(pair) == 2 for pair in pairs
-        ):
-            raise ValueError("expected a JSON list of [time, grams per kWh]")
-        rows = [(str(time), str(value)) for time, value in pairs]
-    elif "," not in text:
+    if "," not in text and not text.startswith("{"):
         return [(modified, _grams(text))]
-    else:
-        lines = [line for line in text.splitlines() if line.strip()]
-        parts = [[part.strip() for part in line.split(",")] for line in lines]
-        if any(len(part) != 2 for part in parts):
-            raise ValueError("expected lines of time,grams_per_kwh")
-        rows = [(time, value) for time, value in parts]
-        if not _is_number(rows[0][1]):
-            rows = rows[1:]  # the heading
+    try:
+        if text.startswith(("[", "{")):
+            rows = [(str(time), str(value)) for time, value in json.loads(text)]
+        else:
+            lines = [line.split(",") for line in text.splitlines() if line.strip()]
+            rows = [(time.strip(), value.strip()) for time, value in lines]
+    except (TypeError, ValueError) as error:
+        raise ValueError("expected lines of time,grams_per_kwh or a JSON list of such pairs") from error
+    if rows and math.isnan(_number(rows[0][1])) and not text.startswith("["):
+        rows = rows[1:]  # the heading
     if not rows:
         raise ValueError("expected at least one entry")
     return [(_time(time), _grams(value)) for time, value in rows]
 
 
-def _is_number(text: str) -> bool:
+def _number(text: str) -> float:
     try:
-        float(text)
+        return float(text)
     except ValueError:
-        return False
-    return True
+        return math.nan
 
 
 def _grams(text: str) -> float:
-    value = float(text) if _is_number(text) else math.nan
+    value = _number(text)
     if not 0 <= value <= HIGHEST:
         raise ValueError(f"expected grams per kWh from 0 to {HIGHEST:g}, found {text[:40]!r}")
     return value
 
 
 def _time(text: str) -> float:
-    if _is_number(text):
-        seconds = float(text)
-    else:
+    seconds = _number(text)
+    if math.isnan(seconds):
         # CPython before 3.11 does not know the Z.
         moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
         seconds = math.nan if moment.tzinfo is None else moment.timestamp()

@@ -27,26 +27,10 @@ from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.keeping import Keeper, Page
 from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec
+from exporter.ledger.energy import families
 from exporter.ledger.energy.attribution import shares_of
 from exporter.ledger.energy.carbon_file import REASON as CARBON_FILE
 from exporter.ledger.energy.devices import Devices
-from exporter.ledger.energy.families import (
-    COUNTING,
-    COVERAGE,
-    CROSSCHECK,
-    DEVICE_PRICE,
-    GAP,
-    GPU_IDLE,
-    INTENSITY,
-    INTENSITY_TIME,
-    PRICE,
-    PUE,
-    RESETS,
-    RESOLUTION,
-    SHARE,
-    SOURCE_INFO,
-    SPECS,
-)
 from exporter.ledger.energy.node_lock import LockStatus, NodeLock
 from exporter.ledger.energy.runs import RunEnergy
 from exporter.ledger.energy.tariffs import SECONDS_PER_HOUR, Tariffs, TariffsInForce
@@ -60,44 +44,25 @@ Samples = dict[FamilySpec, dict[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the energy ledger asks in every pass; each may be called from any thread.
-
-    Attributes:
-        readings: Every device's energy.
-        use: What the runs have used; None while it is not known.
-        gpu_use: Who uses which GPU.
-        alive: The runs that live, as the feed says; None while it is not known.
-        work: What the processes of the runs do, and what has become of their work.
-    """
+    """What the energy ledger asks in every pass; each may be called from any thread, None is not known."""
 
     readings: Callable[[], Sequence[EnergyReading]]
     use: Callable[[], MachineUse | None]
     gpu_use: Callable[[], Sequence[GpuProcessUse]]
-    alive: Callable[[], Collection[str] | None]
+    alive: Callable[[], Collection[str] | None]  # the runs that live, as the feed says
     work: Callable[[], WorkUse] = WorkUse
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A run in memory.
-
-    Attributes:
-        page: Where its counters are kept.
-        seen: Monotonic time at which it last lived.
-        counters: They.
-        kept: Whether what was saved before is part of them.
-        saved: Whether they may be shown as they are.
-        survived: Whether it lived when the last sidecar made its last pass.
-        refused: Whether another sidecar keeps it.
-    """
+    """A run in memory."""
 
     page: Page
-    seen: float
+    seen: float  # monotonic time at which it last lived
     counters: RunEnergy
-    kept: bool = False
-    saved: bool = False
-    survived: bool = False
-    refused: bool = False
+    kept: bool = False  # what was saved before is part of the counters
+    saved: bool = False  # they may be shown as they are
+    survived: bool = False  # it lived when the last sidecar made its last pass
 
 
 class EnergyCollector:
@@ -116,7 +81,7 @@ class EnergyCollector:
     """
 
     name = "energy"
-    specs = SPECS
+    specs = families.SPECS
     reasons = ("state", CARBON_FILE)
 
     def __init__(
@@ -149,44 +114,46 @@ class EnergyCollector:
         self._settings = TariffsInForce(tariffs, clock=self._clock), whole_machine
 
     def collect(self) -> Collected:
-        """Make one pass.
-
-        Raises:
-            CollectError: The totals of before cannot be read.
-        """
+        """Make one pass."""
         collected = Collected()
         counting = self._lock.acquire()
-        collected.add(COUNTING, float(counting))
+        collected.add(families.COUNTING, float(counting))
         if not counting:
             collected.unsupported.append("another exporter on this machine counts its energy: absent here")
             self._begin()
             return collected
         if self._lock.status is LockStatus.IMPOSSIBLE:
+            where = self._lock.path
             collected.unsupported.append(
-                f"no lock at {self._lock.path}: a second exporter here would count energy again"
+                f"no lock at {where}: a second exporter here would count energy again"
             )
         tariffs, whole_machine = self._settings
         with collected.part():
             tariffs.look()
         if not self._open_devices(collected):
             return collected
-        now = self._monotonic()
-        gpu_use = self._sources.gpu_use()
-        self._devices.update(self._sources.readings(), now, working=self._working(gpu_use))
-        work = self._sources.work()
-        divided = self._divide(tariffs, gpu_use, work, collected, now=now, whole_machine=whole_machine)
-        self._settle(work, divided=divided)
-        self._save(collected)
-        self._forget(now)
-        self._publish(tariffs, collected, now)
-        return collected
-
-    def _working(self, gpu_use: Sequence[GpuProcessUse]) -> Callable[[str], bool | None]:
-        """Tell of a device whether somebody works on it: for certain only where processes are listed at all."""
+        now, alive, gpu_use = self._monotonic(), self._sources.alive(), self._sources.gpu_use()
         held = {use.uuid for use in gpu_use}
-        alive = self._sources.alive()
+        # That nobody works is certain only where processes are listed at all.
         idle = False if held or (alive is not None and not alive) else None
-        return lambda device: True if device in held else idle
+        self._devices.update(
+            self._sources.readings(), now, working=lambda device: True if device in held else idle
+        )
+        work = self._sources.work()
+        whole = next(iter(alive)) if whole_machine and alive is not None and len(alive) == 1 else None
+        divided = self._divide(tariffs, gpu_use, work, collected, now=now, whole=whole)
+        # What has become of their work the living are told when they have been given what it took.
+        living = {each.run for each in work.processes}
+        for name, run in self._runs.items():
+            if divided or name not in living:
+                run.counters.settle(work.flow(name, run.counters.session))
+        self._save(collected)
+        for name, run in list(self._runs.items()):
+            if now - run.seen > self._linger_seconds:
+                run.page.close()
+                del self._runs[name]
+        self._publish(tariffs, collected)
+        return collected
 
     # In memory ------------------------------------------------------------------------------------------
 
@@ -233,7 +200,6 @@ class EnergyCollector:
             return run
         with collected.part():
             rows = run.page.load()
-            run.refused = rows is None
             if rows is None:
                 collected.unsupported.append(
                     f"another sidecar counts the energy of run {name!r}: no totals here"
@@ -246,12 +212,6 @@ class EnergyCollector:
                 run.survived = 0 <= last_pass - alive_at <= SAME_PASS_SECONDS
         return run
 
-    def _forget(self, now: float) -> None:
-        for name, run in list(self._runs.items()):
-            if now - run.seen > self._linger_seconds:
-                run.page.close()
-                del self._runs[name]
-
     # Counting -------------------------------------------------------------------------------------------
 
     def _divide(
@@ -262,13 +222,11 @@ class EnergyCollector:
         collected: Collected,
         *,
         now: float,
-        whole_machine: bool,
+        whole: str | None,
     ) -> bool:
         """Give every run its part of what was used since the last time; False where it is not known anew."""
         if self._divided_at is None:
             self._divided_at = self._began_at = now
-        alive = self._sources.alive()
-        whole = next(iter(alive)) if whole_machine and alive is not None and len(alive) == 1 else None
         use = self._sources.use()
         if use is None and whole is not None:
             use = MachineUse(now, (), None, 1, None)
@@ -301,13 +259,6 @@ class EnergyCollector:
                 device.settle()
         return True
 
-    def _settle(self, work: WorkUse, *, divided: bool) -> None:
-        """Tell the runs what has become of their work: of the living when they have been given what it took."""
-        living = {each.run for each in work.processes}
-        for name, run in self._runs.items():
-            if divided or name not in living:
-                run.counters.settle(work.flow(name, run.counters.session))
-
     def _save(self, collected: Collected) -> None:
         self._saved = False
         if self._kept:
@@ -325,52 +276,48 @@ class EnergyCollector:
 
     # What goes out --------------------------------------------------------------------------------------
 
-    def _publish(self, tariffs: TariffsInForce, collected: Collected, now: float) -> None:
-        samples: Samples = {spec: {} for spec in SPECS}
-        self._tell_devices(samples, now)
+    def _publish(self, tariffs: TariffsInForce, collected: Collected) -> None:
+        samples: Samples = {spec: {} for spec in families.SPECS}
+        self._tell_devices(samples)
         _tell_tariffs(tariffs, samples)
         for name, run in self._runs.items():
-            if run.saved:
-                for spec, labels, value in run.counters.samples():
-                    everything = (name, *labels)
-                    samples[spec][everything] = value
-        for labels, ratio in self._shares.items():
-            samples[SHARE][labels] = min(1.0, ratio)
+            for spec, labels, value in run.counters.samples() if run.saved else ():
+                samples[spec].update({(name, *labels): value})
+        samples[families.SHARE] = {labels: min(1.0, ratio) for labels, ratio in self._shares.items()}
         for spec, found in samples.items():
             collected.add_family(spec, found)
 
-    def _tell_devices(self, samples: Samples, now: float) -> None:
+    def _tell_devices(self, samples: Samples) -> None:
         for device in self._devices:
             reading = device.reading
             measured = "true" if reading.measured else "false"
             what = (reading.component, reading.device, reading.source, measured, reading.name, reading.index)
-            samples[SOURCE_INFO][what] = 1.0
+            samples[families.SOURCE_INFO][what] = 1.0
             if reading.resolution_seconds is not None:
-                samples[RESOLUTION][reading.device,] = reading.resolution_seconds
+                samples[families.RESOLUTION][reading.device,] = reading.resolution_seconds
             if reading.component == "gpu":
                 for method, watts in device.idle.by_method().items():
-                    samples[GPU_IDLE][reading.index, reading.device, method] = watts
+                    samples[families.GPU_IDLE][reading.index, reading.device, method] = watts
             if (ratio := device.crosscheck()) is not None:
-                samples[CROSSCHECK][reading.device,] = ratio
-        for component, ratio in self._devices.coverage(now).items():
-            samples[COVERAGE][component,] = ratio
+                samples[families.CROSSCHECK][reading.device,] = ratio
         if self._saved:
-            samples[GAP].update(self._devices.gaps)
-            samples[RESETS].update({of: count for of, count in self._devices.resets.items() if count})
+            samples[families.GAP].update(self._devices.gaps)
+            corrected = {of: count for of, count in self._devices.resets.items() if count}
+            samples[families.RESETS].update(corrected)
 
 
 def _tell_tariffs(tariffs: TariffsInForce, samples: Samples) -> None:
-    settings = tariffs.tariffs
+    settings, intensity = tariffs.tariffs, tariffs.intensity
     if settings.pue is not None:
-        samples[PUE]["config",] = settings.pue
-    intensity = tariffs.intensity
+        samples[families.PUE]["config",] = settings.pue
     if intensity is not None:
         zone, source = settings.carbon_zone, intensity.source
         labels = (zone, source, settings.carbon_factor, settings.carbon_kind)
-        samples[INTENSITY][labels] = intensity.grams_per_joule
+        samples[families.INTENSITY][labels] = intensity.grams_per_joule
         if intensity.since is not None:
-            samples[INTENSITY_TIME][zone, source] = intensity.since
+            samples[families.INTENSITY_TIME][zone, source] = intensity.since
     if tariffs.price_per_joule is not None:
-        samples[PRICE][settings.currency, "config"] = tariffs.price_per_joule
+        samples[families.PRICE][settings.currency, "config"] = tariffs.price_per_joule
     for price in settings.device_prices:
-        samples[DEVICE_PRICE].setdefault((settings.currency, price.device), price.per_hour / SECONDS_PER_HOUR)
+        key = settings.currency, price.device
+        samples[families.DEVICE_PRICE].setdefault(key, price.per_hour / SECONDS_PER_HOUR)

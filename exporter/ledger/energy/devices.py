@@ -1,11 +1,9 @@
 """Devices: the energy that every device has used since it was last divided among the runs.
 
 Runs in the sidecar, on the energy ledger's thread; arithmetic and rows, no I/O. Readings come in, whose totals may
-begin anew, fall or jump (see `EnergyCounter`, which sees to that here as it does at the registers); what is to be
-divided goes out, and what the exporter tells of its own measuring.
-
-What was used while no sidecar ran is kept apart: it belongs to runs that lived before and after, not to one that
-has started since.
+begin anew, fall or jump (`EnergyCounter` sees to that, here as at the registers); what is to be divided goes out, and
+what the exporter tells of its own measuring. What was used while no sidecar ran is kept apart: it belongs to runs that
+lived before and after, not to one that has started since.
 
     ("total", component, device, source)    as EnergyCounter.row
     ("mark", boot, component, device, source)    as EnergyCounter.mark
@@ -18,7 +16,7 @@ has started since.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter
@@ -36,33 +34,51 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class Device:
-    """One device, by one source.
+    """One device, by one source; energy is in joules since the last division."""
 
-    Attributes:
-        reading: The last one.
-        counter: Follows its total.
-        bridged: Joules used while no sidecar ran.
-        pending: Joules used since the last division, without those.
-        seen: Whether its total was read in this life of the sidecar.
-        told: Gaps and resets as the reading last had them.
-        history: Time, joules and integral of power, for the cross-check.
-        idle: What it draws without work.
-    """
-
-    reading: EnergyReading
+    reading: EnergyReading  # the last one
     counter: EnergyCounter = field(
         default_factory=lambda: EnergyCounter(range_joules=0.0, max_watts=MAX_WATTS)
     )
-    bridged: float = 0.0
-    pending: float = 0.0
-    seen: bool = False
-    told: dict[tuple[str, ...], float] = field(default_factory=dict)
-    history: deque[tuple[float, float, float]] = field(default_factory=deque)
+    bridged: float = 0.0  # used while no sidecar ran
+    pending: float = 0.0  # used since
+    seen: bool = False  # its total was read in this life of the sidecar
+    told: dict[tuple[str, ...], float] = field(default_factory=dict)  # gaps and resets as last read
+    history: deque[tuple[float, float, float]] = field(
+        default_factory=deque
+    )  # time, joules, integral of power
     idle: IdlePower = field(default_factory=IdlePower)
 
     def settle(self) -> None:
         """Forget what was pending: it is divided, or was nobody's."""
         self.pending = self.bridged = 0.0
+
+    def take(self, reading: EnergyReading, working: bool | None) -> None:
+        """Count a reading; `working` tells whether somebody works on the device, None where that is not known."""
+        self.reading = reading
+        if reading.joules is None:
+            return
+        before, new = self.counter.joules, reading.at != self.counter.mark()[1]
+        self.counter.update(reading.joules, reading.at)
+        grown = self.counter.joules - before
+        if self.seen:
+            self.pending += grown
+            if new and self.counter.watts is not None:
+                self.idle.note(self.counter.watts, working=working)
+        else:
+            self.bridged += grown
+        self.seen = True
+        if new:
+            self._remember(reading.at, reading.joules, reading.power_joules)
+
+    def _remember(self, at: float, joules: float, power: float | None) -> None:
+        history = self.history
+        if power is None or (history and (power < history[-1][2] or joules < history[-1][1])):
+            history.clear()
+        if power is not None:
+            history.append((at, joules, power))
+            while history[-1][0] - history[0][0] > CROSSCHECK_SECONDS or len(history) > LONGEST_SECONDS:
+                history.popleft()
 
     def crosscheck(self) -> float | None:
         """Energy by counter over energy by power; None before there is enough of both."""
@@ -75,10 +91,7 @@ class Device:
 
 
 class Devices:
-    """All devices.
-
-    Args:
-        boot: Of the machine.
+    """All devices of the machine in this boot.
 
     Attributes:
         passed_at: Monotonic time of the last pass, in this boot; None before one.
@@ -94,8 +107,6 @@ class Devices:
         self._devices: dict[Key, Device] = {}
         self._rows: Rows = {}
         self._present: tuple[Device, ...] = ()
-        self._began: float | None = None
-        self._measured: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Device]:
         return iter(self._present)
@@ -103,16 +114,7 @@ class Devices:
     def update(
         self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
     ) -> None:
-        """Take the readings of one pass.
-
-        Args:
-            readings: Of all devices.
-            now: Monotonic time.
-            working: Tells whether somebody works on a device; None where that is not known.
-        """
-        first = self._began is None
-        self._began = now if self._began is None else self._began
-        elapsed = 0.0 if first or self.passed_at is None else max(0.0, now - self.passed_at)
+        """Take the readings of one pass; `working` tells whether somebody works on a device, None if unknown."""
         present: list[Device] = []
         for reading in readings:
             key = (reading.component, reading.device, reading.source)
@@ -120,27 +122,10 @@ class Devices:
             if device is None:
                 device = self._devices[key] = Device(reading)
                 self._resume(key, device)
-            device.reading = reading
-            present.append(device)
-            if reading.joules is None:
-                self._take_corrections(device)
-                continue
-            before = device.counter.joules
-            new = reading.at != device.counter.mark()[1]
-            device.counter.update(reading.joules, reading.at)
-            grown = device.counter.joules - before
-            if device.seen:
-                device.pending += grown
-            else:
-                device.bridged += grown
-            if device.seen and new and device.counter.watts is not None:
-                device.idle.note(device.counter.watts, working=working(reading.device))
-            device.seen = True
+            device.take(reading, working(reading.device))
             self._take_corrections(device)
-            if new:
-                _remember(device)
+            present.append(device)
         self._present = tuple(present)
-        self._note_coverage(elapsed)
         self.passed_at = now
 
     def resume(self, rows: Rows) -> None:
@@ -148,24 +133,12 @@ class Devices:
         self._rows = rows
         for key, device in self._devices.items():
             self._resume(key, device)
-        for name, values in rows.items():
-            value = (values[0] if values else None) or 0.0
-            if name[0] == "gap" and len(name) == 4:
-                gap = (name[1], name[2], name[3])
-                self.gaps[gap] = self.gaps.get(gap, 0.0) + value
-            elif name[0] == "reset" and len(name) == 3:
-                reset = (name[1], name[2])
-                self.resets[reset] = self.resets.get(reset, 0.0) + value
-            elif name == ("pass", self._boot) and self.passed_at is None:
+        for (kind, *rest), values in rows.items():
+            name, value = tuple(rest), (values[0] if values else None) or 0.0
+            if kind in {"gap", "reset"}:
+                _add(self.gaps if kind == "gap" else self.resets, name, value)
+            elif kind == "pass" and name == (self._boot,) and self.passed_at is None:
                 self.passed_at = value
-
-    def coverage(self, now: float) -> Mapping[str, float]:
-        """Give the measured share of the time since counting began, by component."""
-        uptime = 0.0 if self._began is None else now - self._began
-        if uptime <= 0:
-            return {}
-        components = {device.reading.component for device in self._present}
-        return {component: min(1.0, self._measured.get(component, 0.0) / uptime) for component in components}
 
     def settle(self) -> None:
         """Forget what was pending: it is divided, or was nobody's."""
@@ -195,37 +168,17 @@ class Devices:
     def _take_corrections(self, device: Device) -> None:
         """Add up what the collector says of gaps and resets; its numbers may begin anew."""
         reading = device.reading
-        corrections = {("gap", reason): value for reason, value in reading.gap_seconds.items()}
-        corrections |= {("reset", reason): value for reason, value in reading.resets.items()}
-        corrections |= {("own", reason): value for reason, value in device.counter.resets.items()}
-        for (kind, reason), value in corrections.items():
-            before = device.told.get((kind, reason))
-            device.told[kind, reason] = value
-            grown = 0.0 if before is None else value - before if value >= before else value
-            if kind == "gap":
-                gap = (reading.component, reading.device, reason)
-                self.gaps[gap] = self.gaps.get(gap, 0.0) + grown
-            else:
-                reset = (reading.device, reason)
-                self.resets[reset] = self.resets.get(reset, 0.0) + grown
-
-    def _note_coverage(self, elapsed: float) -> None:
-        components: dict[str, list[bool]] = {}
-        for device in self._present:
-            measured = device.reading.measured and device.reading.joules is not None
-            components.setdefault(device.reading.component, []).append(measured)
-        for component, measured_devices in components.items():
-            share = sum(measured_devices) / len(measured_devices)
-            self._measured[component] = self._measured.get(component, 0.0) + elapsed * share
+        told = (("gap", reading.gap_seconds), ("reset", reading.resets), ("own", device.counter.resets))
+        for kind, corrections in told:
+            for reason, value in corrections.items():
+                before = device.told.get((kind, reason))
+                device.told[kind, reason] = value
+                grown = 0.0 if before is None else value - before if value >= before else value
+                if kind == "gap":
+                    _add(self.gaps, (reading.component, reading.device, reason), grown)
+                else:
+                    _add(self.resets, (reading.device, reason), grown)
 
 
-def _remember(device: Device) -> None:
-    reading, history = device.reading, device.history
-    if reading.power_joules is None or reading.joules is None:
-        history.clear()
-        return
-    if history and (reading.power_joules < history[-1][2] or reading.joules < history[-1][1]):
-        history.clear()
-    history.append((reading.at, reading.joules, reading.power_joules))
-    while history[-1][0] - history[0][0] > CROSSCHECK_SECONDS or len(history) > LONGEST_SECONDS:
-        history.popleft()
+def _add(totals: dict[tuple[str, ...], float], name: tuple[str, ...], value: float) -> None:
+    totals[name] = totals.get(name, 0.0) + value

@@ -6,202 +6,156 @@ their own and never part of energy or power; what is not configured is absent.
 
 from __future__ import annotations
 
-from exporter.families import FamilySpec
+from exporter.families import FamilySpec, family
 
 _RUN = "Absent as long as nothing of it could be attributed, a while after the run's end, and while it cannot be kept."
+_WORK = (
+    "Absent where the job does not tell its training, where no source of energy is read, and as"
+    " training_energy_joules_total."
+)
 
-COUNTING = FamilySpec(
+COUNTING = family(
     "exporter_energy_counting",
-    "gauge",
     "Whether this exporter counts the energy of its machine (1), or another one on it does (0).",
-    source="record lock in shared memory",
+    "record lock in shared memory",
 )
-SOURCE_INFO = FamilySpec(
+SOURCE_INFO = family(
     "exporter_energy_source_info",
-    "info",
     "What the energy of a device is read from; measured is false for a model.",
-    ("component", "device", "source", "measured", "name", "index"),
-    source="collectors of energy",
+    "collectors of energy",
+    *("component", "device", "source", "measured", "name", "index"),
 )
-RESOLUTION = FamilySpec(
+RESOLUTION = family(
     "exporter_energy_resolution_seconds",
-    "gauge",
-    "Measured time between two changes of the device's energy counter. Absent where it could not be measured.",
-    ("device",),
-    unit="seconds",
-    source="smallest time between changes, over at least 10",
+    "Measured time between two changes of the device's energy counter. Absent where it could not be "
+    "measured.",
+    "smallest time between changes, over at least 10",
+    "device",
 )
-GAP = FamilySpec(
+GAP = family(
     "exporter_energy_gap_seconds_total",
-    "counter",
-    "Time without a reading of the device's energy; what was used in it is counted where the counter tells later. Reasons: permission, lost, error, suspended.",
-    ("component", "device", "reason"),
-    unit="seconds",
-    source="collectors of energy",
+    "Time without a reading of the device's energy; what was used in it is counted where the counter "
+    "tells later. Reasons: permission, lost, error, suspended.",
+    "collectors of energy",
+    *("component", "device", "reason"),
 )
-RESETS = FamilySpec(
+RESETS = family(
     "exporter_energy_resets_total",
-    "counter",
-    "Corrections of the device's energy counter: wrap (nothing is lost), reset, backwards and jump (bridged with the last power). Absent before the first of its reason.",
-    ("device", "reason"),
-    source="collectors of energy",
+    "Corrections of the device's energy counter: wrap (nothing is lost), reset, backwards and jump "
+    "(bridged with the last power). Absent before the first of its reason.",
+    "collectors of energy",
+    *("device", "reason"),
 )
-CROSSCHECK = FamilySpec(
+CROSSCHECK = family(
     "exporter_energy_crosscheck_ratio",
-    "gauge",
-    "Energy by the device's counter divided by its power over time, over 5 minutes; 1 where both agree. Absent without two independent sources, and in the first 5 minutes.",
-    ("device",),
-    unit="ratio",
-    source="energy counter / integral of power",
+    "Energy by the device's counter divided by its power over time, over 5 minutes; 1 where both agree. "
+    "Absent without two independent sources, and in the first 5 minutes.",
+    "energy counter / integral of power",
+    "device",
 )
-COVERAGE = FamilySpec(
-    "exporter_energy_coverage_ratio",
-    "gauge",
-    "Share of the time since the exporter's start in which the component's energy was measured; a model counts as 0. Absent without such devices.",
-    ("component",),
-    unit="ratio",
-    source="readings / uptime",
-)
-GPU_IDLE = FamilySpec(
+GPU_IDLE = family(
     "gpu_power_idle_watts",
-    "gauge",
-    "Power of a GPU without work, by the way in which it is known: before_start (tenth percentile while no process held it), min_seen. A method is absent as long as it knows nothing.",
-    ("gpu", "uuid", "method"),
-    unit="watts",
-    source="energy / time",
+    "Power of a GPU without work, by the way in which it is known: before_start (tenth percentile while "
+    "no process held it), min_seen. A method is absent as long as it knows nothing.",
+    "energy / time",
+    *("gpu", "uuid", "method"),
 )
-ENERGY = FamilySpec(
+ENERGY = family(
     "training_energy_joules_total",
-    "counter",
-    f"Energy of the run on this machine, by the way in which its share was found: exclusive, sm_share, mig_share, memory_share, cpu_share, whole. {_RUN}",
-    ("run", "component", "method"),
-    unit="joules",
-    source="sum of share * energy of each device",
+    "Energy of the run on this machine, by the way in which its share was found: exclusive, sm_share, "
+    "mig_share, memory_share, cpu_share, whole. " + _RUN,
+    "sum of share * energy of each device",
+    *("run", "component", "method"),
 )
-SHARE = FamilySpec(
+SHARE = family(
     "training_energy_share_ratio",
-    "gauge",
-    "The run's share of a device's energy in the last interval. Absent where it has none or none could be found.",
-    ("run", "component", "device"),
-    unit="ratio",
-    source="see training_energy_joules_total",
+    "The run's share of a device's energy in the last interval. Absent where it has none or none could be"
+    " found.",
+    "see training_energy_joules_total",
+    *("run", "component", "device"),
 )
-PUE = FamilySpec(
+PUE = family(
     "training_pue_ratio",
-    "gauge",
     "Energy of the site for each joule of its machines. Absent when not configured.",
-    ("source",),
-    unit="ratio",
-    source="configuration",
+    "configuration",
+    "source",
 )
-INTENSITY = FamilySpec(
+INTENSITY = family(
     "training_carbon_intensity_grams_per_joule",
-    "gauge",
-    "Carbon intensity of electricity in force. Absent when not configured, and before the first entry of the file.",
-    ("zone", "source", "factor", "kind"),
-    source="configuration or its file, g/kWh / 3.6e6",
+    "Carbon intensity of electricity in force. Absent when not configured, and before the first entry of "
+    "the file.",
+    "configuration or its file, g/kWh / 3.6e6",
+    *("zone", "source", "factor", "kind"),
 )
-INTENSITY_TIME = FamilySpec(
+INTENSITY_TIME = family(
     "training_carbon_intensity_last_update_timestamp_seconds",
-    "gauge",
     "Since when the carbon intensity in force applies, Unix time. Absent for a number of the configuration.",
-    ("zone", "source"),
-    unit="seconds",
-    source="the file's entry in force, or its time of change",
+    "the file's entry in force, or its time of change",
+    *("zone", "source"),
 )
-CARBON = FamilySpec(
+CARBON = family(
     "training_carbon_grams_total",
-    "counter",
-    f"CO2 equivalent of the run's energy, at the PUE (where configured) and the carbon intensity of each moment. {_RUN}",
-    ("run", "component"),
-    unit="grams",
-    source="sum of energy * PUE * carbon intensity",
+    "CO2 equivalent of the run's energy, at the PUE (where configured) and the carbon intensity of each "
+    "moment. " + _RUN,
+    "sum of energy * PUE * carbon intensity",
+    *("run", "component"),
 )
-EMBODIED = FamilySpec(
+EMBODIED = family(
     "training_embodied_carbon_grams_total",
-    "counter",
-    f"The run's part of what making the devices has emitted. {_RUN}",
-    ("run", "component"),
-    unit="grams",
-    source="sum of embodied carbon / lifetime * time * share",
+    "The run's part of what making the devices has emitted. " + _RUN,
+    "sum of embodied carbon / lifetime * time * share",
+    *("run", "component"),
 )
-WATER = FamilySpec(
+WATER = family(
     "training_water_liters_total",
-    "counter",
-    f"Water for the run's energy: site (cooling, of the machines' energy alone) and source (making electricity, times the PUE). {_RUN}",
-    ("run", "scope"),
-    unit="liters",
-    source="sum of energy * WUE; sum of energy * PUE * EWIF",
+    "Water for the run's energy: site (cooling, of the machines' energy alone) and source (making "
+    "electricity, times the PUE). " + _RUN,
+    "sum of energy * WUE; sum of energy * PUE * EWIF",
+    *("run", "scope"),
 )
-PRICE = FamilySpec(
+PRICE = family(
     "training_electricity_price_per_joule",
-    "gauge",
     "Price of electricity in force. Absent when not configured.",
-    ("currency", "source"),
-    source="configuration, per kWh / 3.6e6",
+    "configuration, per kWh / 3.6e6",
+    *("currency", "source"),
 )
-DEVICE_PRICE = FamilySpec(
+DEVICE_PRICE = family(
     "training_device_price_per_second",
-    "gauge",
     "Rent of a device, or of the machine (node). Absent when not configured.",
-    ("currency", "device_type"),
-    source="configuration, per hour / 3600",
+    "configuration, per hour / 3600",
+    *("currency", "device_type"),
 )
-COST = FamilySpec(
+COST = family(
     "training_cost_total",
-    "counter",
-    f"Money for the run on this machine: electricity (times the PUE, where configured) and device_time. {_RUN}",
-    ("run", "kind", "currency"),
-    source="sum of energy * PUE * price; sum of time * price * share",
+    "Money for the run on this machine: electricity (times the PUE, where configured) and device_time. "
+    + _RUN,
+    "sum of energy * PUE * price; sum of time * price * share",
+    *("run", "kind", "currency"),
 )
-
-_WORK = "Absent where the job does not tell its training, where no source of energy is read, and as training_energy_joules_total."
-PHASE_ENERGY = FamilySpec(
+PHASE_ENERGY = family(
     "training_phase_energy_joules_total",
-    "counter",
-    f"Energy of the run on this machine by what its processes did, split by the time in each phase (method: time_share). With the phase unattributed it sums to the run's energy. {_WORK}",
-    ("run", "phase", "component", "method"),
-    unit="joules",
-    source="energy of an interval * time in the phase / time",
+    "Energy of the run on this machine by what its processes did, split by the time in each phase "
+    "(method: time_share). With the phase unattributed it sums to the run's energy. " + _WORK,
+    "energy of an interval * time in the phase / time",
+    *("run", "phase", "component", "method"),
 )
-PRODUCTIVE_ENERGY = FamilySpec(
+PRODUCTIVE_ENERGY = family(
     "training_productive_energy_joules_total",
-    "counter",
-    f"Energy of work that a successful save covers, or whose process did all that it was to do. {_WORK}",
-    ("run",),
-    unit="joules",
-    source="energy of work * share of it that became productive",
+    "Energy of work that a successful save covers, or whose process did all that it was to do. " + _WORK,
+    "energy of work * share of it that became productive",
+    "run",
 )
-WASTED_ENERGY = FamilySpec(
+WASTED_ENERGY = family(
     "training_wasted_energy_joules_total",
-    "counter",
-    f"Energy of the run that did not advance the training for good, by the causes of training_badput_seconds_total; other has what could be attributed to no phase. With productive energy, and that of work whose fate is open, it sums to the run's energy. {_WORK}",
-    ("run", "cause"),
-    unit="joules",
-    source="energy of phases, energy of work * share of it that was lost",
+    "Energy of the run that did not advance the training for good, by the causes of "
+    "training_badput_seconds_total; other has what could be attributed to no phase. With productive "
+    "energy, and that of work whose fate is open, it sums to the run's energy. " + _WORK,
+    "energy of phases, energy of work * share of it that was lost",
+    *("run", "cause"),
 )
 
-SPECS = (
-    COUNTING,
-    SOURCE_INFO,
-    RESOLUTION,
-    GAP,
-    RESETS,
-    CROSSCHECK,
-    COVERAGE,
-    GPU_IDLE,
-    ENERGY,
-    SHARE,
-    PUE,
-    INTENSITY,
-    INTENSITY_TIME,
-    CARBON,
-    EMBODIED,
-    WATER,
-    PRICE,
-    DEVICE_PRICE,
-    COST,
-    PHASE_ENERGY,
-    PRODUCTIVE_ENERGY,
-    WASTED_ENERGY,
+SPECS: tuple[FamilySpec, ...] = (
+    *(COUNTING, SOURCE_INFO, RESOLUTION, GAP, RESETS, CROSSCHECK, GPU_IDLE),
+    *(ENERGY, SHARE, PUE, INTENSITY, INTENSITY_TIME, CARBON, EMBODIED),
+    *(WATER, PRICE, DEVICE_PRICE, COST, PHASE_ENERGY, PRODUCTIVE_ENERGY, WASTED_ENERGY),
 )

@@ -26,30 +26,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Rows
 from exporter.families import FamilySpec
-from exporter.ledger.energy.families import (
-    CARBON,
-    COST,
-    EMBODIED,
-    ENERGY,
-    PHASE_ENERGY,
-    PRODUCTIVE_ENERGY,
-    WASTED_ENERGY,
-    WATER,
-)
+from exporter.ledger.energy import families
 from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, TariffsInForce
 from exporter.ledger.energy.work import Flows, ProcessWork
 from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES
 from exporter.training.phases import WORK
 
 FAMILIES: Mapping[str, FamilySpec] = {
-    "energy": ENERGY,
-    "carbon": CARBON,
-    "embodied": EMBODIED,
-    "water": WATER,
-    "cost": COST,
-    "phase": PHASE_ENERGY,
-    "productive": PRODUCTIVE_ENERGY,
-    "wasted": WASTED_ENERGY,
+    "energy": families.ENERGY,
+    "carbon": families.CARBON,
+    "embodied": families.EMBODIED,
+    "water": families.WATER,
+    "cost": families.COST,
+    "phase": families.PHASE_ENERGY,
+    "productive": families.PRODUCTIVE_ENERGY,
+    "wasted": families.WASTED_ENERGY,
 }
 """The first word of a row, and the family whose labels are the others, after `run`."""
 
@@ -59,9 +50,6 @@ TIME_SHARE = "time_share"
 
 class RunEnergy:
     """The counters of one run.
-
-    Args:
-        boot: Of the machine.
 
     Attributes:
         alive_at: Monotonic time of the last pass in which the run lived, in this boot; None when it did not.
@@ -73,13 +61,15 @@ class RunEnergy:
         self.changed = False
         self._boot = boot
         self._counters: dict[tuple[str, ...], float] = {}
-        self._tells = False
-        self._began = False
+        self._tells = False  # of its training
+        self._began = False  # to split its energy
         self._pool = 0.0
         self._flow: tuple[str, float, float, float] | None = None
         self._validates = False
         self._before: dict[str, Mapping[str, float]] = {}
-        self._spent: dict[str, tuple[ProcessWork, dict[str, float], bool]] = {}
+        self._spent: list[
+            tuple[ProcessWork, dict[str, float], bool]
+        ] = []  # the last: since the last division
 
     @property
     def session(self) -> str:
@@ -96,15 +86,7 @@ class RunEnergy:
     def use(
         self, reading: EnergyReading, method: str, joules: float, seconds: float, tariffs: TariffsInForce
     ) -> None:
-        """Add energy of a device, and what it emits, drinks and costs now.
-
-        Args:
-            reading: The device.
-            method: How the run's share was found.
-            joules: The run's share.
-            seconds: Since the last division.
-            tariffs: In force.
-        """
+        """Add the run's share of a device's energy over some seconds, and what it emits, drinks and costs now."""
         component, settings = reading.component, tariffs.tariffs
         self._add(joules, "energy", component, method)
         at_site = joules * (1.0 if settings.pue is None else settings.pue)
@@ -122,18 +104,10 @@ class RunEnergy:
     def hold(
         self, reading: EnergyReading | None, ratio: float, seconds: float, tariffs: TariffsInForce
     ) -> None:
-        """Add the rent and the making of a device for a time.
-
-        Args:
-            reading: The device; None for the machine as a whole.
-            ratio: The run's share of it.
-            seconds: The time.
-            tariffs: In force.
-        """
-        price = tariffs.device_price(reading)
+        """Add the rent and the making of the run's share of a device for some seconds; None is the machine as a whole."""
+        price, rate = tariffs.device_price(reading), tariffs.embodied_rate(reading)
         if price is not None:
             self._add(seconds * ratio * price, "cost", "device_time", tariffs.tariffs.currency)
-        rate = tariffs.embodied_rate(reading)
         if rate is not None:
             component = NODE if reading is None else reading.component
             self._add(seconds * ratio * rate, "embodied", component)
@@ -142,15 +116,12 @@ class RunEnergy:
 
     def begin(self, processes: Sequence[ProcessWork]) -> None:
         """Take what the processes of the run have done since the last division."""
-        self._spent = {}
+        self._spent = []
         for each in processes:
             before = self._before.get(each.process, {})
-            spent = {
-                phase: seconds - before.get(phase, 0.0)
-                for phase, seconds in each.phases.items()
-                if seconds > before.get(phase, 0.0)
-            }
-            self._spent[each.process] = each, spent, each.process in self._before
+            grown = {phase: seconds - before.get(phase, 0.0) for phase, seconds in each.phases.items()}
+            spent = {phase: seconds for phase, seconds in grown.items() if seconds > 0}
+            self._spent.append((each, spent, each.process in self._before))
         self._before = {each.process: each.phases for each in processes}
         self._tells = self._tells or bool(processes)
 
@@ -163,12 +134,15 @@ class RunEnergy:
             self._add(0.0, "productive")
             for cause in CAUSES:
                 self._add(0.0, "wasted", cause)
-        spent, known = self._of(device)
+        # What was done most to a device: by the process that holds it, else by the lowest rank.
+        holders = [each for each in self._spent if each[0].device == device] or self._spent
+        _, spent, known = holders[0] if holders else (None, {}, False)
         total = sum(spent.values())
-        covered = 0.0 if total <= 0 else 1.0 if known else min(1.0, total / seconds) if seconds > 0 else 0.0
+        if not known:  # it may have begun within the interval
+            seconds = max(seconds, total)
         rest = joules
-        for phase, lasted in spent.items() if covered > 0 else ():
-            part = joules * covered * lasted / total
+        for phase, lasted in spent.items():
+            part = joules * lasted / (total if known else seconds)
             rest -= part
             self._add(part, "phase", phase, component, TIME_SHARE)
             self._spend(phase, part)
@@ -202,20 +176,12 @@ class RunEnergy:
         self._add(lost * per_second, "wasted", "lost_progress")
         self._add(hung * per_second, "wasted", "hang")
 
-    def _of(self, device: str) -> tuple[dict[str, float], bool]:
-        """Find what was done most to a device: by the process that holds it, else by the lowest rank."""
-        holders = [each for each in self._spent.values() if each[0].device == device]
-        for _, spent, known in holders or self._spent.values():
-            return spent, known
-        return {}, False
-
     def _spend(self, phase: str, joules: float) -> None:
+        cause = CAUSE_OF_PHASE.get(phase, "other")
         if phase in WORK:
             self._pool += joules
             self.changed = True
-            return
-        cause = CAUSE_OF_PHASE.get(phase, "other")
-        if cause == "validation" and self._validates:
+        elif cause == "validation" and self._validates:
             self._add(joules, "productive")
         else:
             self._add(joules, "wasted", cause)
@@ -241,15 +207,16 @@ class RunEnergy:
     def resume(self, rows: Rows) -> None:
         """Go on from what was written; what was counted since is added."""
         for name, values in rows.items():
-            numbers = [value for value in values if value is not None]
-            if not numbers:
+            kind, first = name[0], values[0] if values else None
+            if first is None:
                 continue
             if name == ("alive", self._boot):
-                self.alive_at = numbers[0] if self.alive_at is None else self.alive_at
-            elif name == ("pool",):
+                self.alive_at = first if self.alive_at is None else self.alive_at
+            elif kind == "pool":
                 self._tells = self._began = True
-                self._pool += numbers[0]
-            elif len(name) == 2 and name[0] == "flow" and len(numbers) == 3:
-                self._flow = self._flow or (name[1], numbers[0], numbers[1], numbers[2])
-            elif name[0] in FAMILIES and len(name) == len(FAMILIES[name[0]].labels):
-                self._counters[name] = self._counters.get(name, 0.0) + numbers[0]
+                self._pool += first
+            elif kind == "flow":
+                _, lost, hung = values
+                self._flow = self._flow or (name[1], first, lost or 0.0, hung or 0.0)
+            elif kind in FAMILIES:
+                self._counters[name] = self._counters.get(name, 0.0) + first

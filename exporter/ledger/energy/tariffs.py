@@ -24,12 +24,7 @@ NODE = "node"
 
 @dataclass(frozen=True, slots=True)
 class DevicePrice:
-    """Rent.
-
-    Attributes:
-        device: A pattern of device names, or `node` for the machine.
-        per_hour: For each device.
-    """
+    """Rent of each device whose name fits a pattern, or of the machine (`node`)."""
 
     device: str
     per_hour: float
@@ -37,77 +32,42 @@ class DevicePrice:
 
 @dataclass(frozen=True, slots=True)
 class EmbodiedCarbon:
-    """What making a device has emitted.
-
-    Attributes:
-        device: A pattern of device names, or `node` for the machine.
-        kilograms: For each device.
-        lifetime_seconds: Over which it is spread.
-    """
+    """What making each device whose name fits a pattern, or the machine (`node`), has emitted."""
 
     device: str
     kilograms: float
-    lifetime_seconds: float
+    lifetime_seconds: float  # over which it is spread
 
 
 @dataclass(frozen=True, slots=True)
 class Tariffs:
-    """All of it.
+    """All of it; of prices and embodied carbon the first that fits a device is its."""
 
-    Attributes:
-        pue: What the site draws for each joule of its machines.
-        carbon_intensity: Grams per kWh.
-        carbon_intensity_file: A file that has it, instead.
-        carbon_zone: Whose grid.
-        carbon_factor: What is counted.
-        carbon_kind: Of which kilowatt-hour.
-        electricity_price: Per kWh.
-        currency: Of all prices.
-        device_prices: The first that fits a device is its price.
-        site_water: Litres per kWh of the machines (WUE).
-        source_water: Litres per kWh of electricity, where it is made (EWIF).
-        embodied: The first that fits a device is its.
-    """
-
-    pue: float | None = None
-    carbon_intensity: float | None = None
-    carbon_intensity_file: Path | None = None
+    pue: float | None = None  # what the site draws for each joule of its machines
+    carbon_intensity: float | None = None  # grams per kWh
+    carbon_intensity_file: Path | None = None  # a file that has it, instead
     carbon_zone: str = ""
     carbon_factor: Literal["direct", "lifecycle", ""] = ""
     carbon_kind: Literal["average", "marginal", ""] = ""
-    electricity_price: float | None = None
+    electricity_price: float | None = None  # per kWh
     currency: str = ""
     device_prices: tuple[DevicePrice, ...] = ()
-    site_water: float | None = None
-    source_water: float | None = None
+    site_water: float | None = None  # litres per kWh of the machines (WUE)
+    source_water: float | None = None  # litres per kWh of electricity, where it is made (EWIF)
     embodied: tuple[EmbodiedCarbon, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """Carbon intensity in force.
-
-    Attributes:
-        grams_per_joule: Of electricity.
-        source: `config` or `file`.
-        since: Unix time of the entry in force; None for a number of the configuration.
-    """
+    """Carbon intensity in force."""
 
     grams_per_joule: float
     source: Literal["config", "file"]
-    since: float | None = None
+    since: float | None = None  # Unix time of the file's entry
 
 
 class TariffsInForce:
-    """The tariffs at the present moment.
-
-    Args:
-        tariffs: As configured.
-        clock: Unix time.
-
-    Attributes:
-        tariffs: As configured.
-    """
+    """The tariffs at the present moment."""
 
     def __init__(self, tariffs: Tariffs, *, clock: Callable[[], float]) -> None:
         self.tariffs = tariffs
@@ -140,17 +100,13 @@ class TariffsInForce:
 
     def device_price(self, reading: EnergyReading | None) -> float | None:
         """Price per second of a device, or of the machine for None; None where it has none."""
-        for price in self.tariffs.device_prices:
-            if _fits(price.device, reading):
-                return price.per_hour / SECONDS_PER_HOUR
-        return None
+        fitting = (price for price in self.tariffs.device_prices if _fits(price.device, reading))
+        return next((price.per_hour / SECONDS_PER_HOUR for price in fitting), None)
 
     def embodied_rate(self, reading: EnergyReading | None) -> float | None:
         """Grams per second of a device's lifetime, or of the machine's for None; None where nobody knows."""
-        for embodied in self.tariffs.embodied:
-            if _fits(embodied.device, reading):
-                return 1000.0 * embodied.kilograms / embodied.lifetime_seconds
-        return None
+        fitting = (each for each in self.tariffs.embodied if _fits(each.device, reading))
+        return next((1000.0 * each.kilograms / each.lifetime_seconds for each in fitting), None)
 
 
 def _fits(pattern: str, reading: EnergyReading | None) -> bool:

@@ -11,52 +11,30 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """What has become of the work of a run, in seconds so far.
+    """What has become of the work of a run, in seconds so far."""
 
-    Attributes:
-        session: Whose; numbers of another one cannot be compared with these.
-        productive: Work that is safe, validation left out.
-        lost: Work that was lost.
-        hung: Work that hung.
-        uncommitted: Work of which neither is known yet.
-        validates: Whether validation is productive.
-    """
-
-    session: str
-    productive: float
+    session: str  # whose; numbers of another one cannot be compared with these
+    productive: float  # safe, validation left out
     lost: float
     hung: float
     uncommitted: float
-    validates: bool
+    validates: bool  # validation is productive
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessWork:
-    """What one process does.
-
-    Attributes:
-        run: Its run.
-        rank: Its rank.
-        process: Its id.
-        phases: Seconds in each phase so far.
-        device: UUID of the GPU that it alone holds; "" where there is none such.
-    """
+    """What one process does."""
 
     run: str
     rank: int
     process: str
-    phases: Mapping[str, float]
-    device: str = ""
+    phases: Mapping[str, float]  # seconds in each so far
+    device: str = ""  # UUID of the GPU that it alone holds
 
 
 @dataclass(frozen=True, slots=True)
 class WorkUse:
-    """What all processes do that tell of it.
-
-    Attributes:
-        processes: Of one run those of lower ranks first.
-        flows: What has become of the work, by run.
-    """
+    """What all processes do that tell of it, of one run those of lower ranks first, and what has become of the work."""
 
     processes: tuple[ProcessWork, ...] = ()
     flows: Mapping[str, Flows] = field(default_factory=dict)
