@@ -46,13 +46,11 @@ from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.store import StateStore
-from exporter.status.attention import concerns
 from exporter.status.document import policy
 from exporter.status.document import render as render_status
 from exporter.status.history import History
 from exporter.status.readings import Readings
-from exporter.status.values import About
-from exporter.status.view import view
+from exporter.status.view import About, view
 from exporter.version import __version__
 from exporter.web.routes import Document
 from exporter.web.server import Server
@@ -365,9 +363,8 @@ class Sidecar:
             not_ready=self.not_ready(),
             silent_jobs=self._silent.jobs,
         )
-        readings = Readings(self._page.snapshot())
-        seen = view(about, readings, self._history, self._scheduler.statuses())
-        return Document(render_status(seen, concerns(seen, readings, self._history)), policy())
+        seen = view(about, Readings(self._page.snapshot()), self._history, self._scheduler.statuses())
+        return Document(render_status(seen), policy())
 
     def reload(self) -> None:
         """Read the configuration again and use it.

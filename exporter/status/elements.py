@@ -5,11 +5,10 @@ Used in the sidecar, on a worker thread of the web server. Values come in, HTML 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from math import isfinite
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from exporter.status.history import KEPT_SECONDS, POINT_SECONDS, Point
 
@@ -20,48 +19,43 @@ MOST_ROWS = 200
 LONGEST_TEXT = 300
 MISSING = f'<span class="dim" title="no data">{DASH}</span>'
 
+WIDTH, HEIGHT, MARGIN = 180.0, 36.0, 3.0
 _FEWEST_SLOTS, _MOST_SLOTS = 24, round(KEPT_SECONDS / POINT_SECONDS) + 1
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[T]):
-    """One column of a table.
+def table(items: Sequence[T], row: Callable[[T], Mapping[str, str]], *, numbers: str = "") -> str:
+    """A table without the columns that no row has anything for.
 
-    Attributes:
-        head: What it is called; trusted.
-        cell: Makes the HTML of a row's cell.
-        kind: Class of its cells: "" for words, "n" for numbers.
+    Args:
+        items: What the rows are made of; those beyond `MOST_ROWS` are counted.
+        row: HTML by heading, which is trusted; the same headings for all.
+        numbers: The headings of numbers, separated by commas.
     """
-
-    head: str
-    cell: Callable[[T], str]
-    kind: str = ""
-
-
-def table(columns: Sequence[Column[T]], items: Sequence[T]) -> str:
-    """A table without the columns that no row has anything for."""
-    shown = items[:MOST_ROWS]
-    made = [(column, [column.cell(item) for item in shown]) for column in columns]
-    kept = [(column, cells) for column, cells in made if any(cell not in {"", MISSING} for cell in cells)]
-    heads = "".join(f'<th scope="col"{_class(column.kind)}>{column.head}</th>' for column, _ in kept)
-    rows = "".join(
-        f"<tr>{''.join(f'<td{_class(column.kind)}>{cells[row]}</td>' for column, cells in kept)}</tr>"
-        for row in range(len(shown))
+    rows = [row(item) for item in items[:MOST_ROWS]]
+    kept = (
+        [head for head in rows[0] if any(cells[head] not in {"", MISSING} for cells in rows)] if rows else []
     )
-    more = f'<p class="empty dim">and {len(items) - len(shown)} more</p>' if len(items) > len(shown) else ""
-    return f'<div class="card wide"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}</div>'
-
-
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+    kind = dict.fromkeys(numbers.split(", "), ' class="n"')
+    heads = "".join(f'<th scope="col"{kind.get(head, "")}>{head}</th>' for head in kept)
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind.get(head, '')}>{cells[head]}</td>" for head in kept) + "</tr>"
+        for cells in rows
+    )
+    more = f'<p class="empty dim">and {len(items) - len(rows)} more</p>' if len(items) > len(rows) else ""
+    return f'<div class="card wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{more}</div>'
 
 
 def folded(name: str, title: str, content: str, *, unfolded: bool) -> str:
     """A section that can be folded; a reader's choice is kept while the page renews itself."""
     state = " open" if unfolded else ""
     return f'<details id="{name}"{state}><summary><h2>{title}</h2></summary>{content}</details>'
+
+
+def marked(kind: str, words: str) -> str:
+    """Words in the colour of "good", "warn", "bad" or "dim"."""
+    return f'<span class="{kind}">{words}</span>'
 
 
 def cell(name: str, value: str, below: str = "") -> str:
@@ -82,14 +76,35 @@ def ago(at: float | None, now: float) -> str:
 def spark(
     points: Sequence[Point], name: str, words: Callable[[float | None], str], *, floor: float | None = None
 ) -> str:
-    """A line of what was; as long as the exporter runs, at most a quarter of an hour."""
-    slots = min(max(len(points), _FEWEST_SLOTS), _MOST_SLOTS)
-    return sparkline(
-        points,
-        slots=slots,
-        name=f"{name}, last {duration(POINT_SECONDS * len(points))}",
-        words=words,
-        floor=floor,
+    """A line of what was, the latest at the right edge; nothing where fewer than two points have a number.
+
+    Args:
+        points: Oldest first, at most a quarter of an hour; None is a gap.
+        name: What it shows, for those who cannot see it.
+        words: Writes a number.
+        floor: What the lower edge stands for; None for the least of the points.
+    """
+    known = [value for value in points if value is not None]
+    if len(known) < 2:
+        return ""
+    low, high = min(known), max(known)
+    bottom = low if floor is None else floor
+    step = WIDTH / (min(max(len(points), _FEWEST_SLOTS), _MOST_SLOTS) - 1)
+    pieces: list[str] = []
+    before: Point = None
+    for index, value in enumerate(points):
+        if value is not None:
+            x = WIDTH - step * (len(points) - 1 - index)
+            y = HEIGHT - MARGIN - (value - bottom) / ((high - bottom) or 1.0) * (HEIGHT - 2 * MARGIN)
+            # A lone point between two gaps is a dot: a line of no length with round ends.
+            pieces.append(f"M{x:.1f} {y:.1f}h0" if before is None else f"L{x:.1f} {y:.1f}")
+        before = value
+    shown = f"{name}, last {duration(POINT_SECONDS * len(points))}"
+    label = escape(f"{shown}: from {words(low)} to {words(high)}, now {words(points[-1])}")
+    return (
+        f'<svg class="spark" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{label}"><title>{label}</title>'
+        f'<path d="{"".join(pieces)}" vector-effect="non-scaling-stroke"/></svg>'
     )
 
 
@@ -161,50 +176,3 @@ def quantity(value: float | None, unit: str) -> str:
     if unit == "joules":
         return energy(value)
     return number(value)
-
-
-WIDTH, HEIGHT, MARGIN = 180.0, 36.0, 3.0
-
-
-def sparkline(
-    points: Sequence[float | None],
-    *,
-    slots: int,
-    name: str,
-    words: Callable[[float | None], str],
-    floor: float | None = None,
-) -> str:
-    """Draw a line; nothing where fewer than two points have a number.
-
-    Args:
-        points: Oldest first; None is a gap.
-        slots: Points that the width has room for; the latest stands at the right edge.
-        name: What it shows, for those who cannot see it.
-        words: Writes a number.
-        floor: What the lower edge stands for; None for the least of the points.
-    """
-    known = [value for value in points if value is not None]
-    if len(known) < 2:
-        return ""
-    low, high = min(known), max(known)
-    bottom = low if floor is None else floor
-    span = (high - bottom) or 1.0
-    step = WIDTH / max(slots - 1, 1)
-    first = WIDTH - step * (len(points) - 1)
-    pieces: list[str] = []
-    pen_up = True
-    for index, value in enumerate(points):
-        if value is None:
-            pen_up = True
-            continue
-        x = first + step * index
-        y = HEIGHT - MARGIN - (value - bottom) / span * (HEIGHT - 2 * MARGIN)
-        # A lone point between two gaps is a dot: a line of no length with round ends.
-        pieces.append(f"M{x:.1f} {y:.1f}h0" if pen_up else f"L{x:.1f} {y:.1f}")
-        pen_up = False
-    label = escape(f"{name}: from {words(low)} to {words(high)}, now {words(points[-1])}")
-    return (
-        f'<svg class="spark" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{label}"><title>{label}</title>'
-        f'<path d="{"".join(pieces)}" vector-effect="non-scaling-stroke"/></svg>'
-    )

@@ -17,11 +17,10 @@ from exporter.collectors.status import CollectorStatus
 from exporter.families import Distribution, FamilySpec, FamilyType
 from exporter.status.attention import concerns
 from exporter.status.document import policy, render
-from exporter.status.elements import MOST_ROWS, duration, energy, number, size, sparkline
+from exporter.status.elements import MOST_ROWS, duration, energy, number, size, spark
 from exporter.status.history import History
 from exporter.status.readings import Readings
-from exporter.status.values import About
-from exporter.status.view import view
+from exporter.status.view import About, view
 
 NOW = 10_000.0
 VOID = {"meta", "link", "path"}
@@ -121,14 +120,13 @@ def status(**changes: object) -> CollectorStatus:
 def page(
     rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: object
 ) -> Document:
-    readings, past = Readings(families(rows)), past or History()
-    seen = view(about(**changes), readings, past, collectors)
-    return Document(render(seen, concerns(seen, readings, past)))
+    seen = view(about(**changes), Readings(families(rows)), past or History(), collectors)
+    return Document(render(seen))
 
 
 def warnings(rows: Rows, *collectors: CollectorStatus, past: History | None = None) -> list[str]:
-    readings, past = Readings(families(rows)), past or History()
-    return [each.text for each in concerns(view(about(), readings, past, collectors), readings, past)]
+    seen = view(about(), Readings(families(rows)), past or History(), collectors)
+    return [each.text for each in concerns(seen)]
 
 
 def test_it_tells_who_it_is_and_where_it_looks_when_there_is_no_job() -> None:
@@ -444,10 +442,10 @@ def test_the_policy_names_the_style_and_the_script_of_the_page_by_their_hashes()
 
 
 def test_a_gap_in_the_past_is_a_gap_in_the_line() -> None:
-    drawn = sparkline([1.0, 2.0, None, 2.0, 1.0], slots=5, name="x", words=str)
+    drawn = spark([1.0, 2.0, None, 2.0, 1.0], "x", str)
 
     assert re.findall(r"[ML]", drawn.split('d="')[1]) == ["M", "L", "M", "L"]
-    assert sparkline([None, None, 3.0], slots=5, name="x", words=str) == ""
+    assert spark([None, None, 3.0], "x", str) == ""
 
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
