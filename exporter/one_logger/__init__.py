@@ -7,172 +7,111 @@ recorders tell what it does; exporters take spans and events elsewhere. What is 
 
 from __future__ import annotations
 
-from exporter.errors import ExportError, OneLoggerError
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from exporter.errors import ExportError as ExportError
+from exporter.errors import OneLoggerError as OneLoggerError
+from exporter.one_logger.attributes import CheckpointSaveSpanAttributes as CheckpointSaveSpanAttributes
 from exporter.one_logger.attributes import (
-    CheckpointSaveSpanAttributes,
-    OneLoggerInitializationAttributes,
-    SaveCheckpointSuccessEventAttributes,
-    SyncCheckpointMetricsUpdateAttributes,
-    TestingMetricsUpdateAttributes,
-    TrainingLoopAttributes,
-    TrainingMetricsUpdateAttributes,
-    TrainingTelemetryAttributes,
-    ValidationMetricsUpdateAttributes,
+    OneLoggerInitializationAttributes as OneLoggerInitializationAttributes,
+)
+from exporter.one_logger.attributes import (
+    SaveCheckpointSuccessEventAttributes as SaveCheckpointSuccessEventAttributes,
+)
+from exporter.one_logger.attributes import (
+    SyncCheckpointMetricsUpdateAttributes as SyncCheckpointMetricsUpdateAttributes,
+)
+from exporter.one_logger.attributes import TestingMetricsUpdateAttributes as TestingMetricsUpdateAttributes
+from exporter.one_logger.attributes import TrainingLoopAttributes as TrainingLoopAttributes
+from exporter.one_logger.attributes import TrainingMetricsUpdateAttributes as TrainingMetricsUpdateAttributes
+from exporter.one_logger.attributes import TrainingTelemetryAttributes as TrainingTelemetryAttributes
+from exporter.one_logger.attributes import (
+    ValidationMetricsUpdateAttributes as ValidationMetricsUpdateAttributes,
+)
+from exporter.one_logger.callbacks import on_app_end as on_app_end
+from exporter.one_logger.callbacks import on_app_start as on_app_start
+from exporter.one_logger.callbacks import on_dataloader_init_end as on_dataloader_init_end
+from exporter.one_logger.callbacks import on_dataloader_init_start as on_dataloader_init_start
+from exporter.one_logger.callbacks import on_distributed_init_end as on_distributed_init_end
+from exporter.one_logger.callbacks import on_distributed_init_start as on_distributed_init_start
+from exporter.one_logger.callbacks import on_load_checkpoint_end as on_load_checkpoint_end
+from exporter.one_logger.callbacks import on_load_checkpoint_start as on_load_checkpoint_start
+from exporter.one_logger.callbacks import on_model_init_end as on_model_init_end
+from exporter.one_logger.callbacks import on_model_init_start as on_model_init_start
+from exporter.one_logger.callbacks import on_optimizer_init_end as on_optimizer_init_end
+from exporter.one_logger.callbacks import on_optimizer_init_start as on_optimizer_init_start
+from exporter.one_logger.callbacks import on_save_checkpoint_end as on_save_checkpoint_end
+from exporter.one_logger.callbacks import on_save_checkpoint_start as on_save_checkpoint_start
+from exporter.one_logger.callbacks import on_save_checkpoint_success as on_save_checkpoint_success
+from exporter.one_logger.callbacks import on_testing_end as on_testing_end
+from exporter.one_logger.callbacks import on_testing_start as on_testing_start
+from exporter.one_logger.callbacks import on_train_end as on_train_end
+from exporter.one_logger.callbacks import on_train_start as on_train_start
+from exporter.one_logger.callbacks import on_training_single_iteration_end as on_training_single_iteration_end
+from exporter.one_logger.callbacks import (
+    on_training_single_iteration_start as on_training_single_iteration_start,
+)
+from exporter.one_logger.callbacks import on_validation_end as on_validation_end
+from exporter.one_logger.callbacks import (
+    on_validation_single_iteration_end as on_validation_single_iteration_end,
 )
 from exporter.one_logger.callbacks import (
-    on_app_end,
-    on_app_start,
-    on_dataloader_init_end,
-    on_dataloader_init_start,
-    on_distributed_init_end,
-    on_distributed_init_start,
-    on_load_checkpoint_end,
-    on_load_checkpoint_start,
-    on_model_init_end,
-    on_model_init_start,
-    on_optimizer_init_end,
-    on_optimizer_init_start,
-    on_save_checkpoint_end,
-    on_save_checkpoint_start,
-    on_save_checkpoint_success,
-    on_testing_end,
-    on_testing_start,
-    on_train_end,
-    on_train_start,
-    on_training_single_iteration_end,
-    on_training_single_iteration_start,
-    on_validation_end,
-    on_validation_single_iteration_end,
-    on_validation_single_iteration_start,
-    on_validation_start,
+    on_validation_single_iteration_start as on_validation_single_iteration_start,
 )
-from exporter.one_logger.config import (
-    LoggerConfig,
-    OneLoggerConfig,
-    TelemetryConfig,
-    TrainingTelemetryConfig,
-)
-from exporter.one_logger.exporter_config import ExporterConfig, ExporterConfigManager
-from exporter.one_logger.exporters import (
-    BaseExporter,
-    BaseJsonExporter,
-    Exporter,
-    FileExporter,
-    LoggerExporter,
-)
-from exporter.one_logger.names import (
-    DEFAULT_SPANS_EXPORT_BLACKLIST,
-    ApplicationType,
-    CheckPointStrategy,
-    CheckPointType,
-    ExportCustomizationMode,
-    NVTXColor,
-    OneLoggerErrorHandlingStrategy,
-    RecordType,
-    StandardEventAttributeName,
-    StandardEventName,
-    StandardSpanAttributeName,
-    StandardSpanName,
-    StandardTrainingJobEventName,
-    StandardTrainingJobSpanName,
-)
-from exporter.one_logger.provider import OneLoggerProvider, TrainingTelemetryProvider
-from exporter.one_logger.recorder import DefaultRecorder, Recorder, TrainingRecorder, get_recorder
-from exporter.one_logger.timed import timed_span
-from exporter.one_logger.timers import MetricSummarizer, MultiWindowTimer, Timer
-from exporter.training.attributes import (
-    Attribute,
-    Attributes,
-    AttributeValue,
-    EventName,
-    SpanName,
-    TracingTimestamp,
-    assert_that,
-)
-from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.spans import Span
+from exporter.one_logger.callbacks import on_validation_start as on_validation_start
+from exporter.one_logger.config import LoggerConfig as LoggerConfig
+from exporter.one_logger.config import OneLoggerConfig as OneLoggerConfig
+from exporter.one_logger.config import TelemetryConfig as TelemetryConfig
+from exporter.one_logger.config import TrainingTelemetryConfig as TrainingTelemetryConfig
+from exporter.one_logger.exporter_config import ExporterConfig as ExporterConfig
+from exporter.one_logger.exporter_config import ExporterConfigManager as ExporterConfigManager
+from exporter.one_logger.exporters import BaseExporter as BaseExporter
+from exporter.one_logger.exporters import BaseJsonExporter as BaseJsonExporter
+from exporter.one_logger.exporters import Exporter as Exporter
+from exporter.one_logger.exporters import FileExporter as FileExporter
+from exporter.one_logger.exporters import LoggerExporter as LoggerExporter
+from exporter.one_logger.names import DEFAULT_SPANS_EXPORT_BLACKLIST as DEFAULT_SPANS_EXPORT_BLACKLIST
+from exporter.one_logger.names import ApplicationType as ApplicationType
+from exporter.one_logger.names import CheckPointStrategy as CheckPointStrategy
+from exporter.one_logger.names import CheckPointType as CheckPointType
+from exporter.one_logger.names import ExportCustomizationMode as ExportCustomizationMode
+from exporter.one_logger.names import NVTXColor as NVTXColor
+from exporter.one_logger.names import OneLoggerErrorHandlingStrategy as OneLoggerErrorHandlingStrategy
+from exporter.one_logger.names import RecordType as RecordType
+from exporter.one_logger.names import StandardEventAttributeName as StandardEventAttributeName
+from exporter.one_logger.names import StandardEventName as StandardEventName
+from exporter.one_logger.names import StandardSpanAttributeName as StandardSpanAttributeName
+from exporter.one_logger.names import StandardSpanName as StandardSpanName
+from exporter.one_logger.names import StandardTrainingJobEventName as StandardTrainingJobEventName
+from exporter.one_logger.names import StandardTrainingJobSpanName as StandardTrainingJobSpanName
+from exporter.one_logger.provider import OneLoggerProvider as OneLoggerProvider
+from exporter.one_logger.provider import TrainingTelemetryProvider as TrainingTelemetryProvider
+from exporter.one_logger.recorder import DefaultRecorder as DefaultRecorder
+from exporter.one_logger.recorder import Recorder as Recorder
+from exporter.one_logger.recorder import TrainingRecorder as TrainingRecorder
+from exporter.one_logger.recorder import get_recorder as get_recorder
+from exporter.one_logger.recorder import timed_span as timed_span
+from exporter.one_logger.timers import MetricSummarizer as MetricSummarizer
+from exporter.one_logger.timers import MultiWindowTimer as MultiWindowTimer
+from exporter.one_logger.timers import Timer as Timer
+from exporter.training.attributes import Attribute as Attribute
+from exporter.training.attributes import Attributes as Attributes
+from exporter.training.attributes import AttributeValue as AttributeValue
+from exporter.training.attributes import EventName as EventName
+from exporter.training.attributes import SpanName as SpanName
+from exporter.training.attributes import TracingTimestamp as TracingTimestamp
+from exporter.training.attributes import assert_that as assert_that
+from exporter.training.events import ErrorEvent as ErrorEvent
+from exporter.training.events import Event as Event
+from exporter.training.events import TelemetryDataError as TelemetryDataError
+from exporter.training.spans import Span as Span
 
-__all__ = [
-    "DEFAULT_SPANS_EXPORT_BLACKLIST",
-    "ApplicationType",
-    "Attribute",
-    "AttributeValue",
-    "Attributes",
-    "BaseExporter",
-    "BaseJsonExporter",
-    "CheckPointStrategy",
-    "CheckPointType",
-    "CheckpointSaveSpanAttributes",
-    "DefaultRecorder",
-    "ErrorEvent",
-    "Event",
-    "EventName",
-    "ExportCustomizationMode",
-    "ExportError",
-    "Exporter",
-    "ExporterConfig",
-    "ExporterConfigManager",
-    "FileExporter",
-    "LoggerConfig",
-    "LoggerExporter",
-    "MetricSummarizer",
-    "MultiWindowTimer",
-    "NVTXColor",
-    "OneLoggerConfig",
-    "OneLoggerError",
-    "OneLoggerErrorHandlingStrategy",
-    "OneLoggerInitializationAttributes",
-    "OneLoggerProvider",
-    "RecordType",
-    "Recorder",
-    "SaveCheckpointSuccessEventAttributes",
-    "Span",
-    "SpanName",
-    "StandardEventAttributeName",
-    "StandardEventName",
-    "StandardSpanAttributeName",
-    "StandardSpanName",
-    "StandardTrainingJobEventName",
-    "StandardTrainingJobSpanName",
-    "SyncCheckpointMetricsUpdateAttributes",
-    "TelemetryConfig",
-    "TelemetryDataError",
-    "TestingMetricsUpdateAttributes",
-    "Timer",
-    "TracingTimestamp",
-    "TrainingLoopAttributes",
-    "TrainingMetricsUpdateAttributes",
-    "TrainingRecorder",
-    "TrainingTelemetryAttributes",
-    "TrainingTelemetryConfig",
-    "TrainingTelemetryProvider",
-    "ValidationMetricsUpdateAttributes",
-    "assert_that",
-    "get_recorder",
-    "on_app_end",
-    "on_app_start",
-    "on_dataloader_init_end",
-    "on_dataloader_init_start",
-    "on_distributed_init_end",
-    "on_distributed_init_start",
-    "on_load_checkpoint_end",
-    "on_load_checkpoint_start",
-    "on_model_init_end",
-    "on_model_init_start",
-    "on_optimizer_init_end",
-    "on_optimizer_init_start",
-    "on_save_checkpoint_end",
-    "on_save_checkpoint_start",
-    "on_save_checkpoint_success",
-    "on_testing_end",
-    "on_testing_start",
-    "on_train_end",
-    "on_train_start",
-    "on_training_single_iteration_end",
-    "on_training_single_iteration_start",
-    "on_validation_end",
-    "on_validation_single_iteration_end",
-    "on_validation_single_iteration_start",
-    "on_validation_start",
-    "timed_span",
-]
+if not TYPE_CHECKING:
+    __all__ = [
+        name
+        for name, value in sorted(globals().items())
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and name not in {"TYPE_CHECKING", "ModuleType", "annotations"}
+    ]

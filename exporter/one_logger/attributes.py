@@ -6,13 +6,12 @@ without a default is required. They are one-logger's; how the values come about 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from inspect import Parameter, Signature, get_annotations
 from typing import TYPE_CHECKING, Any
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.names import ApplicationType, CheckPointStrategy
-from exporter.training.attributes import Attribute, Attributes, plain_value
+from exporter.training.attributes import Attribute, Attributes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,27 +20,7 @@ if TYPE_CHECKING:
 class StandardAttributes(Attributes):
     """Attributes of known names: the annotations of the class, each of which becomes a property."""
 
-    __slots__ = ()
     __test__ = False  # pytest would collect those that are named after tests
-    _signature: inspect.Signature
-
-    def __init_subclass__(cls) -> None:
-        parameters = []
-        for name in inspect.get_annotations(cls):
-            default = cls.__dict__.get(name, inspect.Parameter.empty)
-            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-            parameters.append(inspect.Parameter(name, kind, default=default))
-            setattr(cls, name, _field(name, required=default is inspect.Parameter.empty))
-        cls._signature = inspect.Signature(parameters)
-
-        def create(cls: type[StandardAttributes], *given: Any, **fields: Any) -> StandardAttributes:
-            """Make one; `OneLoggerError` where a field that is required is None."""
-            return cls._made(given, fields)
-
-        first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        create.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]  # it may have one
-        if not TYPE_CHECKING:
-            cls.create = classmethod(create)
 
     if TYPE_CHECKING:
 
@@ -49,18 +28,26 @@ class StandardAttributes(Attributes):
         def create(cls, *given: Any, **fields: Any) -> Self:
             """Make one; `OneLoggerError` where a field that is required is None."""
 
-    @classmethod
-    def _made(cls, given: tuple[Any, ...], fields: dict[str, Any]) -> Self:
-        made = cls()
-        for name, value in cls._signature.bind(*given, **fields).arguments.items():
-            if value is None:
-                if cls._signature.parameters[name].default is inspect.Parameter.empty:
+    def __init_subclass__(cls) -> None:
+        kind, required = Parameter.POSITIONAL_OR_KEYWORD, Parameter.empty
+        defaults = {name: cls.__dict__.get(name, required) for name in get_annotations(cls)}
+        parameters = [Parameter(name, kind, default=default) for name, default in defaults.items()]
+        signature = Signature(parameters)
+
+        def create(cls: type[StandardAttributes], *given: Any, **fields: Any) -> StandardAttributes:
+            made = cls()
+            for name, value in signature.bind(*given, **fields).arguments.items():
+                if value is not None:
+                    made[name] = Attribute(name, value)
+                elif defaults[name] is required:
                     raise OneLoggerError(f"{name} is required.")
-            elif isinstance(value, Mapping):
-                made[name] = Attribute(name, [f"{key}:{plain_value(item)}" for key, item in value.items()])
-            else:
-                made[name] = Attribute(name, value)
-        return made
+            return made
+
+        create.__signature__ = Signature([Parameter("cls", kind), *parameters])  # type: ignore[attr-defined]  # it may have one
+        if not TYPE_CHECKING:
+            cls.create = classmethod(create)
+        for name, default in defaults.items():
+            setattr(cls, name, _field(name, required=default is required))
 
 
 def _field(name: str, *, required: bool) -> property:
@@ -78,7 +65,6 @@ def _field(name: str, *, required: bool) -> property:
 class TrainingLoopAttributes(StandardAttributes):
     """Of the span `training_loop`; the starts are those of the whole training, so a resumed job's are not 0."""
 
-    __slots__ = ()
     train_iterations_start: int
     train_samples_start: int
     train_tokens_target: int | None = None
@@ -90,7 +76,6 @@ class TrainingLoopAttributes(StandardAttributes):
 class CheckpointSaveSpanAttributes(StandardAttributes):
     """Of the spans `checkpoint_save_sync` and `checkpoint_save_async`; the attempts include those that failed."""
 
-    __slots__ = ()
     checkpoint_strategy: CheckPointStrategy
     current_iteration: int
     save_checkpoint_attempt_count: int
@@ -99,7 +84,6 @@ class CheckpointSaveSpanAttributes(StandardAttributes):
 class OneLoggerInitializationAttributes(StandardAttributes):
     """Of the event `one_logger_initialization`; the metadata becomes a list of `key:value`."""
 
-    __slots__ = ()
     world_size: int
     one_logger_training_telemetry_version: str
     enable_for_current_rank: bool
@@ -114,7 +98,6 @@ class OneLoggerInitializationAttributes(StandardAttributes):
 class TrainingTelemetryAttributes(StandardAttributes):
     """Of the event `update_training_telemetry_config`; the metadata becomes a list of `key:value`."""
 
-    __slots__ = ()
     perf_tag: str | list[str]
     global_batch_size: int
     log_every_n_train_iterations: int
@@ -144,7 +127,6 @@ class TrainingMetricsUpdateAttributes(StandardAttributes):
     `train_tokens`, are never filled, as in one-logger: what they would tell is in the families (`training_loss` …).
     """
 
-    __slots__ = ()
     train_iterations_start: int
     current_iteration: int
     num_iterations: int
@@ -175,7 +157,6 @@ class TrainingMetricsUpdateAttributes(StandardAttributes):
 class ValidationMetricsUpdateAttributes(StandardAttributes):
     """Of the event `validation_metrics_update`; the times, in seconds, are absent where no iteration was completed."""
 
-    __slots__ = ()
     current_iteration: int
     interval: int
     avg_iteration_time_sec: float | None = None
@@ -187,7 +168,6 @@ class ValidationMetricsUpdateAttributes(StandardAttributes):
 class TestingMetricsUpdateAttributes(StandardAttributes):
     """Of the event `testing_metrics_update`."""
 
-    __slots__ = ()
     current_iteration: int
     interval: int
 
@@ -195,11 +175,9 @@ class TestingMetricsUpdateAttributes(StandardAttributes):
 class SaveCheckpointSuccessEventAttributes(StandardAttributes):
     """Of the event `save_checkpoint_success`: what is safe now.
 
-    Timestamps are Unix seconds; `productive_train_tflops` is an amount in 10¹² operations, not a rate; the size is in
-    bytes.
+    Timestamps are Unix seconds; `productive_train_tflops` is an amount in 10¹² operations; the size is in bytes.
     """
 
-    __slots__ = ()
     checkpoint_strategy: CheckPointStrategy
     current_iteration: int
     first_successful_save_checkpoint_timestamp_sec: float
@@ -218,7 +196,6 @@ class SaveCheckpointSuccessEventAttributes(StandardAttributes):
 class SyncCheckpointMetricsUpdateAttributes(StandardAttributes):
     """Of the event `sync_checkpoint_metrics_update`: the saves' seconds on the main thread, of either strategy."""
 
-    __slots__ = ()
     save_checkpoint_sync_time_total_sec: float
     save_checkpoint_sync_time_min_sec: float
     save_checkpoint_sync_time_max_sec: float

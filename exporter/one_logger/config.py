@@ -1,9 +1,9 @@
 """Configuration: one-logger's two configuration classes, field by field, without pydantic.
 
 Used in the training process. What the job states is refused with one clear message, before training begins. What it
-leaves to a callable (`…_or_fn`) is asked for on the job's own thread whenever it is needed, never at construction, so it
-may become known late; a callable that raises, or gives what cannot be, is counted and logged, the value is then unknown
-(None), and nothing escapes. A field that does not exist is reported.
+leaves to a callable (`…_or_fn`) is asked for on the job's own thread whenever it is needed, never at construction; a
+callable that raises, or gives what cannot be, is counted and logged, the value is then unknown (None), and nothing
+escapes. A field that does not exist is reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exporter.one_logger.names import (
     CheckPointStrategy,
     OneLoggerErrorHandlingStrategy,
 )
-from exporter.training.attributes import plain_value, shown
+from exporter.training.attributes import assert_that, plain_value, shown
 from exporter.training.metrics import report
 
 if TYPE_CHECKING:
@@ -28,24 +28,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUIRED: Any = object()
-TELEMETRY_NAMES = (
-    "is_train_iterations_enabled",
-    "is_validation_iterations_enabled",
-    "is_test_iterations_enabled",
-    "is_save_checkpoint_enabled",
-    "app_type",
-    "custom_metadata",
-)
-"""What one-logger's protocol `TelemetryConfig` asks of a telemetry configuration."""
 
 
 class Field(Generic[T]):
-    """A field: checked when it is set, read as it was set.
-
-    Attributes:
-        check: Gives the value in its own type, or raises `OneLoggerError` saying what it may be.
-        default: Where none is given; `REQUIRED` where one must be.
-    """
+    """A field: `check` gives a value in its own type, or raises `OneLoggerError` saying what it may be."""
 
     def __init__(self, check: Callable[[Any], T], default: Any = REQUIRED) -> None:
         self.check = check
@@ -94,29 +80,23 @@ class Varying(Field["T | Callable[[], T]"], Generic[T]):
 
 
 class Settings:
-    """A set of named fields, given by keyword.
+    """A set of named fields, given by keyword; `OneLoggerError` where one is missing, or cannot be as it was given.
 
     Attributes:
         given: What was stated, by the fields' names; the others have their defaults.
-        unknown: The names that were given and are no fields.
-
-    Raises:
-        OneLoggerError: A field that must be given is not, or one cannot be as it was given.
     """
 
     def __init__(self, **given: Any) -> None:
         self.given: dict[str, Any] = {}
         fields = dict(self.fields())
         kind = type(self).__name__
-        self.unknown = tuple(name for name in given if name not in fields)
         missing = [name for name, each in fields.items() if each.default is REQUIRED and name not in given]
-        if missing:
-            raise OneLoggerError(f"{kind} needs {', '.join(missing)}")
-        for name in self.unknown:
-            report(kind, "unknown_field", f"no field {name!r} exists; there are {', '.join(fields)}")
-        for name, field in fields.items():
-            if name in given:
-                field.__set__(self, given[name])
+        assert_that(not missing, f"{kind} needs {', '.join(missing)}")
+        for name, value in given.items():
+            if name in fields:
+                fields[name].__set__(self, value)
+            else:
+                report(kind, "unknown_field", f"no field {name!r} exists; there are {', '.join(fields)}")
         self.check()
 
     if TYPE_CHECKING:
@@ -125,38 +105,27 @@ class Settings:
             """Give the present value of a field that may be left to a callable; None while it is unknown."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in {"given", "unknown"} and not isinstance(getattr(type(self), name, None), Field):
+        if name != "given" and not isinstance(getattr(type(self), name, None), Field):
             report(type(self).__name__, "unknown_field", f"no field {name!r} exists")
         super().__setattr__(name, value)
 
     @classmethod
     def fields(cls) -> Iterator[tuple[str, Field[Any]]]:
         """Give every field by its name."""
-        for each in vars(cls).values():
-            if isinstance(each, Field):
-                yield each.name, each
+        return ((each.name, each) for each in vars(cls).values() if isinstance(each, Field))
 
     def check(self) -> None:
-        """Check what concerns several fields.
-
-        Raises:
-            OneLoggerError: They do not go together.
-        """
+        """Check what concerns several fields; raises `OneLoggerError`."""
 
     def value(self, name: str) -> Any:
-        """Give the present value of a field, asking its callable if it has one; never raises.
+        """Give the present value of a field, with or without `_or_fn`, asking its callable; never raises.
 
-        Args:
-            name: With or without `_or_fn`.
-
-        Returns:
-            None where it is not set, or its callable raised or gave what cannot be; both are counted.
+        None where it is not set, or its callable raised or gave what cannot be; both are counted.
         """
-        field = getattr(type(self), name, None)
-        if not isinstance(field, Field):
-            field = getattr(type(self), f"{name}_or_fn", None)
-            if not isinstance(field, Field):
-                return None
+        fields = dict(self.fields())
+        field = fields.get(name) or fields.get(f"{name}_or_fn")
+        if field is None:
+            return None
         found = self.given.get(field.name, field.default)
         if not callable(found):
             return found
@@ -166,10 +135,8 @@ class Settings:
         except Exception as error:  # noqa: BLE001  # the user's callable
             report(call, "callable_raised", f"a value, but it raised {shown(error)}")
             return None
-        if asked is None:
-            return None  # not known yet
         try:
-            return field.check(asked)
+            return None if asked is None else field.check(asked)  # None is not known yet
         except OneLoggerError as problem:
             report(call, "callable_value", f"{problem}, not {plain_value(asked)!r}")
             return None
@@ -197,40 +164,34 @@ class Settings:
     __hash__ = None  # type: ignore[assignment]  # its fields may be set
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
-        )
+        given = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
+        return f"{type(self).__name__}({given})"
 
 
 # Checks ----------------------------------------------------------------------------------------------------
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise OneLoggerError("must be a string")
+def _text(value: Any) -> str:
+    assert_that(isinstance(value, str), "must be a string")
     return str.__str__(value)
 
 
-def _non_blank(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise OneLoggerError("must be a string that is not blank")
+def _non_blank(value: Any) -> str:
+    assert_that(isinstance(value, str) and value.strip(), "must be a string that is not blank")
     return str.__str__(value)
 
 
-def _tags(value: object) -> str | list[str]:
+def _tags(value: Any) -> str | list[str]:
     if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
         return [str(each) for each in value]
-    if not isinstance(value, str):
-        raise OneLoggerError("must be a string or a list of strings")
+    assert_that(isinstance(value, str), "must be a string or a list of strings")
     return str.__str__(value)
 
 
-def _boolean(value: object) -> bool:
-    if isinstance(value, str) and value.lower() in {"true", "false"}:
-        return value.lower() == "true"
-    if isinstance(value, (bool, int)) and value in {0, 1}:
-        return bool(value)
-    raise OneLoggerError("must be true or false")
+def _boolean(value: Any) -> bool:
+    found = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+    assert_that(isinstance(found, int) and found in {0, 1}, "must be true or false")
+    return bool(found)
 
 
 def _integer(value: object) -> int:
@@ -249,27 +210,24 @@ def _positive(value: object) -> int:
         found = _integer(value)
     except OneLoggerError:
         found = 0
-    if found <= 0:
-        raise OneLoggerError("must be an integer above 0")
+    assert_that(found > 0, "must be an integer above 0")
     return found
 
 
-def _metadata(value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) and key.strip() for key in value):
-        raise OneLoggerError("must be a mapping whose keys are strings that are not blank")
+def _metadata(value: Any) -> dict[str, Any]:
+    usable = isinstance(value, Mapping) and all(isinstance(key, str) and key.strip() for key in value)
+    assert_that(usable, "must be a mapping whose keys are strings that are not blank")
     return dict(value)
 
 
-def _path(value: object) -> str:
-    if not isinstance(value, (str, PathLike)):
-        raise OneLoggerError("must be a path")
+def _path(value: Any) -> Any:
+    assert_that(isinstance(value, (str, PathLike)), "must be a path")
     return fspath(value)
 
 
 def _level(value: object) -> str:
     levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-    if value not in levels:
-        raise OneLoggerError(f"must be one of {', '.join(levels)}")
+    assert_that(value in levels, f"must be one of {', '.join(levels)}")
     return str(value)
 
 
@@ -279,11 +237,10 @@ def _one_of(kind: type[T]) -> Callable[[object], T]:
 
     def check(value: object) -> T:
         asked = value.value if isinstance(value, enum.Enum) else value  # one-logger's own member counts too
-        for each in members:
-            if asked in (each.value, each.name):
-                found: T = each
-                return found
-        raise OneLoggerError(f"must be one of {', '.join(str(each.value) for each in members)}")
+        found: T | None = next((each for each in members if asked in (each.value, each.name)), None)
+        if found is None:
+            raise OneLoggerError(f"must be one of {', '.join(str(each.value) for each in members)}")
+        return found
 
     return check
 
@@ -301,10 +258,7 @@ class LoggerConfig(Settings):
 
 
 class TrainingTelemetryConfig(Settings):
-    """What there is to know of a training job.
-
-    The targets may be 0 or less, as frameworks say that there is none.
-    """
+    """What there is to know of a training job; a target of 0 or less says that there is none, as frameworks do."""
 
     perf_tag_or_fn = Varying[str | list[str]](_tags)
     global_batch_size_or_fn = Varying[int](_positive)
@@ -321,80 +275,50 @@ class TrainingTelemetryConfig(Settings):
     is_save_checkpoint_enabled_or_fn = Varying[bool](_boolean, default=True)
     save_checkpoint_strategy = Field(_one_of(CheckPointStrategy), CheckPointStrategy.SYNC)
     custom_metadata = Field[dict[str, Any] | None](_metadata, None)
-
-    @property
-    def app_type(self) -> ApplicationType:
-        """Training."""
-        return ApplicationType.TRAINING
+    app_type = ApplicationType.TRAINING
 
     def check(self) -> None:
         """Throughput needs to know what a sample costs."""
         flops = self.flops_per_sample_or_fn
-        if (
-            self.is_log_throughput_enabled_or_fn is True
-            and not callable(flops)
-            and (flops is None or flops <= 0)
-        ):
-            raise OneLoggerError(
-                "TrainingTelemetryConfig.flops_per_sample_or_fn: must be above 0 when"
-                f" is_log_throughput_enabled_or_fn is set, not {flops!r}"
-            )
+        known = callable(flops) or (flops is not None and flops > 0)
+        assert_that(
+            known or self.is_log_throughput_enabled_or_fn is not True,
+            "TrainingTelemetryConfig.flops_per_sample_or_fn: must be above 0 when"
+            f" is_log_throughput_enabled_or_fn is set, not {flops!r}",
+        )
 
     @classmethod
     def of(cls, other: object) -> TrainingTelemetryConfig:
-        """Take a telemetry configuration of any kind: ours, a mapping of fields, or an object with one-logger's names.
-
-        Raises:
-            OneLoggerError: It is none of these, or lacks a field that must be given.
-        """
+        """Take ours, a mapping of fields, or an object with one-logger's names; else `OneLoggerError`."""
         if isinstance(other, TrainingTelemetryConfig):
             return other
         if isinstance(other, Mapping):
             return cls(**other)
-        if not _is_telemetry_config(other):
-            raise OneLoggerError("must be a TrainingTelemetryConfig")
+        assert_that(_is_telemetry_config(other), "must be a TrainingTelemetryConfig")
         return cls(**{name: getattr(other, name) for name, _ in cls.fields() if hasattr(other, name)})
 
 
 class TelemetryConfig(Protocol):
     """What `OneLoggerConfig.telemetry_config` may be besides a `TrainingTelemetryConfig`: any object with these."""
 
-    @property
-    def is_train_iterations_enabled(self) -> bool | None:
-        """Whether the application trains."""
-
-    @property
-    def is_validation_iterations_enabled(self) -> bool | None:
-        """Whether it validates."""
-
-    @property
-    def is_test_iterations_enabled(self) -> bool | None:
-        """Whether it tests."""
-
-    @property
-    def is_save_checkpoint_enabled(self) -> bool | None:
-        """Whether it saves checkpoints."""
-
-    @property
-    def app_type(self) -> ApplicationType | str:
-        """What it does."""
-
-    @property
-    def custom_metadata(self) -> Mapping[str, Any] | None:
-        """What else there is to tell."""
+    is_train_iterations_enabled: bool | None
+    is_validation_iterations_enabled: bool | None
+    is_test_iterations_enabled: bool | None
+    is_save_checkpoint_enabled: bool | None
+    app_type: ApplicationType | str
+    custom_metadata: Mapping[str, Any] | None
 
 
 def _is_telemetry_config(value: object) -> bool:
     """Whether it has the names, without asking for their values: behind each may be a callable."""
     own = getattr(value, "__dict__", {})
-    return all(hasattr(type(value), name) or name in own for name in TELEMETRY_NAMES)
+    return all(hasattr(type(value), name) or name in own for name in TelemetryConfig.__annotations__)
 
 
-def _telemetry_config(value: object) -> TrainingTelemetryConfig | TelemetryConfig:
+def _telemetry_config(value: Any) -> TrainingTelemetryConfig | TelemetryConfig:
     """Take a training's configuration as such, and that of another kind of application as it is."""
     if _is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn"):
-        other: Any = value
-        served: TelemetryConfig = other
+        served: TelemetryConfig = value
         return served
     return TrainingTelemetryConfig.of(value)
 
@@ -410,8 +334,7 @@ def _logger_config(value: object) -> LoggerConfig:
 class OneLoggerConfig(Settings):
     """Who the application is, and whether and how this process tells of it.
 
-    Left out, `error_handling_strategy` is the quiet one, whatever the rank: an exception reaches the job only where
-    `PROPAGATE_EXCEPTIONS` was asked for.
+    An exception of ours reaches the job only where `PROPAGATE_EXCEPTIONS` was asked for.
     """
 
     application_name = Field(_non_blank)

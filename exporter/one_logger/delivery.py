@@ -1,10 +1,9 @@
 """Delivery: the way of spans and events from the recording to the exporters, each with its own thread and queue.
 
-Used in the training process. Whoever records puts copies into bounded queues and goes on. An exporter is the user's code
-and runs on its own thread. One that raises is asked again, after a pause that grows while nothing succeeds, and never given
-up; one that hangs or is slow costs its own records, counted by reason in `training_span_exporter_dropped_total`, and nothing
-else. At exit what waits has a bounded time to go out. A forked child delivers nothing: what waits is its parent's, and so
-are the exporters' connections.
+Used in the training process. Whoever records puts copies into bounded queues and goes on. An exporter that raises is asked
+again, after a pause that grows while nothing succeeds, and never given up; one that hangs or is slow costs its own records,
+counted by reason in `training_span_exporter_dropped_total`, and nothing else. At exit what waits has a bounded time to go
+out. A forked child delivers nothing: what waits is its parent's, and so are the exporters' connections.
 """
 
 from __future__ import annotations
@@ -39,27 +38,24 @@ WRITTEN_TOGETHER = 256
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
 DROP_REASONS = ("queue_full", "failed", "exit")
+_ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 
 
 class Filter:
-    """Which spans go to the exporters; their events go with them.
-
-    Args:
-        mode: Whether the names are all that go, or all that do not; one-logger's own member counts too.
-        names: Of spans, compared as texts.
+    """Which spans go to the exporters, with their events; one-logger's own modes count too.
 
     Raises:
         OneLoggerError: The mode is none.
     """
 
-    def __init__(self, mode: ExportCustomizationMode, names: Iterable[SpanName] | None = None) -> None:
+    def __init__(self, mode: ExportCustomizationMode = _ALL, names: Iterable[SpanName] | None = None) -> None:
         try:
             self.mode = ExportCustomizationMode[getattr(mode, "name", str(mode))]
         except KeyError:
             modes = ", ".join(each.name for each in ExportCustomizationMode)
             raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
         self.names = frozenset([name_of(name) for name in names or ()])
-        if self.names and self.mode is ExportCustomizationMode.EXPORT_ALL_SPANS:
+        if self.names and self.mode is _ALL:
             expected = "no span_name_filter beside EXPORT_ALL_SPANS"
             report("with_export_customization", "filter_of_all", expected)
 
@@ -68,27 +64,14 @@ class Filter:
         """All but the short and frequent ones."""
         return cls(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
 
-    @classmethod
-    def everything(cls) -> Filter:
-        """All."""
-        return cls(ExportCustomizationMode.EXPORT_ALL_SPANS)
-
     def wants(self, name: SpanName) -> bool:
         """Tell whether a span of this name is exported."""
-        if self.mode is ExportCustomizationMode.EXPORT_ALL_SPANS:
-            return True
-        return (name_of(name) in self.names) is (self.mode is ExportCustomizationMode.WHITELIST_SPANS)
+        listed = self.mode is ExportCustomizationMode.WHITELIST_SPANS
+        return self.mode is _ALL or (name_of(name) in self.names) is listed
 
 
 class Delivery:
-    """Takes records to all exporters; whoever records calls it, from any thread.
-
-    Args:
-        exporters: To whom.
-        filter: Which spans; None for all.
-        bound: Records that may wait for each.
-        first_pause_seconds: See `ExporterThread`.
-    """
+    """Takes records to all exporters that are begun; whoever records calls it, from any thread."""
 
     def __init__(
         self,
@@ -98,7 +81,7 @@ class Delivery:
         bound: int = QUEUED_RECORDS,
         first_pause_seconds: float = FIRST_PAUSE_SECONDS,
     ) -> None:
-        self._filter = filter or Filter.everything()
+        self._filter = filter or Filter()
         self._left_out: frozenset[str] = frozenset()
         self._process = os.getpid()
         names: dict[str, int] = {}
@@ -107,9 +90,7 @@ class Delivery:
             name = clean_text(type(each).__qualname__.replace("<locals>.", ""))[:100]
             names[name] = number = names.get(name, 0) + 1
             label = name if number == 1 else f"{name}-{number}"
-            self.threads.append(
-                ExporterThread(each, label, bound=bound, first_pause_seconds=first_pause_seconds)
-            )
+            self.threads.append(ExporterThread(each, label, bound, first_pause_seconds))
 
     def begin(self) -> None:
         """Start the exporters' threads."""
@@ -153,9 +134,9 @@ class Delivery:
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Wait until the exporters have taken what waits now; says whether they have, within the time."""
-        deadline = monotonic() + timeout_seconds
         if os.getpid() != self._process:
             return True
+        deadline = monotonic() + timeout_seconds
         arrived = [thread.drain(deadline - monotonic()) for thread in self.threads]
         return all(arrived)
 
@@ -163,9 +144,8 @@ class Delivery:
         """Take nothing any more; what waits has so many seconds, then the exporters are closed."""
         _OPEN.discard(self)
         if os.getpid() == self._process:
-            waits = [thread.finish() for thread in self.threads]
             deadline = monotonic() + timeout_seconds
-            for wait in waits:
+            for wait in [thread.finish() for thread in self.threads]:
                 wait(deadline - monotonic())
 
     def _exported_parent(self, span: Span) -> Span | None:
@@ -215,20 +195,12 @@ def _counter(what: str, **labels: str) -> Callable[[float], None]:
 
 
 class ExporterThread:
-    """One exporter, its queue and its thread.
-
-    Args:
-        exporter: The user's.
-        name: Label value under which it is counted.
-        bound: Records that may wait.
-        first_pause_seconds: After the first failure; it doubles with each further one until something succeeds.
-    """
+    """One exporter, counted under a name, its queue and its thread; the pause doubles with each failure in a row."""
 
     def __init__(
         self,
         exporter: Exporter,
         name: str,
-        *,
         bound: int = QUEUED_RECORDS,
         first_pause_seconds: float = FIRST_PAUSE_SECONDS,
     ) -> None:
@@ -245,15 +217,13 @@ class ExporterThread:
         self._lost = 0  # records dropped by this thread
         self._refused = 0  # records dropped by those that record
         self._told = 0  # of both, those that the exporter knows it misses
-        self._any_sent = self._ended = self._abandoned = False
+        self._ended = self._abandoned = False
         self._delivered = _counter("records", exporter=name)
         self._errors = _counter("errors", exporter=name)
         self._dropped = {reason: _counter("dropped", exporter=name, reason=reason) for reason in DROP_REASONS}
 
     def begin(self) -> None:
         """Start the thread, which initialises the exporter."""
-        if self._thread is not None or self._ended:
-            return
         try:
             thread = threading.Thread(target=self._run, name=f"exporter-spans-{self.name}", daemon=True)
             thread.start()
@@ -368,12 +338,12 @@ class ExporterThread:
     def _persist(self, method: str, *arguments: Any) -> bool:
         """Try several times, with pauses; once only where the process is ending."""
         for attempt in range(ATTEMPTS):
+            if attempt:
+                self._hurry.wait(self._pause())
             if self._attempt(method, *arguments):
                 return True
             if self._hurry.is_set():
                 break
-            if attempt < ATTEMPTS - 1:
-                self._hurry.wait(self._pause())
         return False
 
     def _pause(self) -> float:

@@ -35,18 +35,11 @@ OURS = {
     "nv_one_logger.otel.exporter.otel_exporter.OTelExporter": "exporter.bridges.opentelemetry.OTelExporter",
 }
 """Classes that stand in for one-logger's, so that a configuration written for it serves here unchanged."""
-_CALL = "with_export_config"
 
 
 @dataclass(slots=True)
 class ExporterConfig:
-    """One exporter, to be made by name.
-
-    Attributes:
-        class_name: Module and class, with dots; of this package's own the class alone will do.
-        config: Arguments of the class.
-        enabled: Whether it is made.
-    """
+    """One exporter, to be made by module and class, with dots; of this package's own the class alone will do."""
 
     class_name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -84,9 +77,9 @@ class ExporterConfigManager:
         """Merge what the code, a file and the packages say; the arguments of the same class are joined one by one."""
         base = self._of_file(config_file_path)
         if base is None:
-            base = self._of_packages()
+            base = _checked(self._of_packages(), "the installed packages")
         merged = {each.class_name: each for each in base}
-        for each in self._checked(direct_config or (), "exporters_config"):
+        for each in _checked(direct_config or (), "exporters_config"):
             before = merged.get(each.class_name)
             config = each.config if before is None else before.config | each.config
             merged[each.class_name] = ExporterConfig(each.class_name, config, each.enabled)
@@ -101,16 +94,12 @@ class ExporterConfigManager:
         made = [_make(each) for each in exporters_config if each.enabled]
         return [each for each in made if each is not None]
 
-    def _of_packages(self) -> list[ExporterConfig]:
-        found: list[object] = []
+    def _of_packages(self) -> Iterable[object]:
         for point in self._packages:
             try:
-                found.append(point.load().get_default_config())
+                yield point.load().get_default_config()
             except Exception as error:  # noqa: BLE001, PERF203  # the package's own code
-                report(
-                    _CALL, "package", f"a configuration from the package entry {point.name}: {shown(error)}"
-                )
-        return self._checked(found, "the installed packages")
+                _report("package", f"a configuration from the package entry {point.name}: {shown(error)}")
 
     def _of_file(self, stated: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
         path = self._path_of_file(stated)
@@ -119,57 +108,53 @@ class ExporterConfigManager:
         try:
             found = _read(path)
         except (OSError, ValueError, ImportError) as error:
-            report(_CALL, "file", f"a configuration that can be read: {path}: {error}")
+            _report("file", f"a configuration that can be read: {path}: {error}")
             return None
         listed = found.get("exporters") if isinstance(found, Mapping) else None
         if not isinstance(listed, list):
-            report(_CALL, "file", f"a list `exporters` in {path}")
+            _report("file", f"a list `exporters` in {path}")
             return None
-        return self._checked(listed, str(path))
+        return _checked(listed, str(path))
 
     def _path_of_file(self, stated: str | os.PathLike[str] | None) -> Path | None:
         for name in (stated, self._environment.get(FILE_VARIABLE)):
-            if name:
-                path = Path(name)
-                if path.exists():
-                    return path
-                report(_CALL, "file", f"a file that exists: {path}")
+            if not name:
+                continue
+            if Path(name).exists():
+                return Path(name)
+            _report("file", f"a file that exists: {name}")
         directory = self._directory or Path.cwd()
         return next((directory / name for name in FILE_NAMES if (directory / name).exists()), None)
 
-    @staticmethod
-    def _checked(given: Iterable[object], source: str) -> list[ExporterConfig]:
-        checked = []
-        for each in given:
-            if isinstance(each, ExporterConfig):
-                checked.append(each)
-                continue
-            name = each.get("class_name") if isinstance(each, Mapping) else getattr(each, "class_name", None)
-            if not isinstance(name, str) or not name:
-                report(_CALL, "entry", f"an entry with a class_name in {source}, not {shown(each)}")
-                continue
-            fields = each if isinstance(each, Mapping) else vars(each)  # one-logger's own class
-            config = fields.get("config")
-            checked.append(
-                ExporterConfig(
-                    name,
-                    dict(config) if isinstance(config, Mapping) else {},
-                    bool(fields.get("enabled", True)),
-                )
-            )
-        return checked
+
+def _report(rule: str, expected: str) -> None:
+    report("with_export_config", rule, expected)
+
+
+def _checked(given: Iterable[object], source: str) -> list[ExporterConfig]:
+    checked = []
+    for each in given:
+        names = ("class_name", "config", "enabled")  # one-logger's own class has them too
+        told = {name: getattr(each, name) for name in names if hasattr(each, name)}
+        fields = each if isinstance(each, Mapping) else told
+        name, config = fields.get("class_name"), fields.get("config")
+        if not isinstance(name, str) or not name:
+            _report("entry", f"an entry with a class_name in {source}, not {shown(each)}")
+            continue
+        config = dict(config) if isinstance(config, Mapping) else {}
+        checked.append(ExporterConfig(name, config, bool(fields.get("enabled", True))))
+    return checked
 
 
 def _make(asked: ExporterConfig) -> Exporter | None:
-    name = OURS.get(asked.class_name, asked.class_name)
     config = dict(asked.config)
-    module, _, kind = name.rpartition(".")
+    module, _, kind = OURS.get(asked.class_name, asked.class_name).rpartition(".")
     try:
         if isinstance(config.get("file_path"), str):
             config["file_path"] = Path(config["file_path"])
         made: Exporter = getattr(import_module(module), kind)(**config)
     except Exception as error:  # noqa: BLE001  # the exporter's own code
-        report(_CALL, "exporter", f"an exporter that can be made: {asked.class_name}: {shown(error)}")
+        _report("exporter", f"an exporter that can be made: {asked.class_name}: {shown(error)}")
         return None
     return made
 

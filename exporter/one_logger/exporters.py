@@ -1,8 +1,7 @@
 r"""Exporters of spans: where a job's spans, events and errors go besides Prometheus.
 
 Used in the training process, each on a thread of its own (`exporter.one_logger.delivery`). An exporter that raises is asked
-again with the same record, so a record is either taken as a whole or not at all. Any object with the methods of `Exporter`
-will do, such as one-logger's own.
+again with the same record, so a record is either taken as a whole or not at all.
 
 Records are JSON objects of one-logger's shapes. The start of a span is held back until the next record, so that one
 without children, events or errors is a single `complete`. Beside one-logger's fields each record says whose it is
@@ -13,10 +12,10 @@ a bracket and a backslash of its own are written with a backslash before them, s
 
 from __future__ import annotations
 
-import enum
 import json
 import logging
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
 from math import isfinite
@@ -33,25 +32,11 @@ from exporter.training.buffers import Hooks
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.spans import Span
 
-METHODS = (
-    "initialize",
-    "export_start",
-    "export_stop",
-    "export_event",
-    "export_error",
-    "export_telemetry_data_error",
-    "close",
-)
-"""What an exporter has."""
 KNOWN_SECONDS = 1.0
 _SEPARATOR = " | "
 _SPECIAL = str.maketrans({each: f"\\{each}" for each in "\\.=|[]"})
+_KEY = re.compile(r"((?:\\.|[^\\.=|\[\]])*)([.=])", re.DOTALL)
 _DECODER = json.JSONDecoder()
-
-
-def missing_methods(exporter: object) -> list[str]:
-    """Tell what an object lacks to be an exporter."""
-    return [name for name in METHODS if not callable(getattr(exporter, name, None))]
 
 
 class Exporter(ABC):
@@ -59,7 +44,7 @@ class Exporter(ABC):
 
     One that holds records back may have a method `write_out()` too, called when its queue has run empty and at the latest
     after every 256 records; what it cannot write then it has to keep, within bounds. A method that cannot do its work
-    raises `ExportError`, and is called again.
+    raises `ExportError`, and is called again. Any object with these methods will do, such as one-logger's own.
     """
 
     @abstractmethod
@@ -91,60 +76,40 @@ class Exporter(ABC):
         """Write out what is held back, and let go of every resource."""
 
 
+METHODS = tuple(name for name in vars(Exporter) if not name.startswith("_"))
+"""What an exporter has."""
+
+
+def missing_methods(exporter: object) -> list[str]:
+    """Tell what an object lacks to be an exporter."""
+    return [name for name in METHODS if not callable(getattr(exporter, name, None))]
+
+
 class BaseExporter(Exporter):
-    """An exporter that refuses records before `initialize` and after `close`."""
+    """An exporter that refuses records before `initialize` and after `close`.
 
-    class _State(enum.Enum):
-        NOT_INITIALIZED = enum.auto()
-        READY = enum.auto()
-        CLOSED = enum.auto()
+    Attributes:
+        ready: Whether it takes records.
+        closed: Whether it takes no more.
+    """
 
-    def __init__(self) -> None:
-        self._state = self._State.NOT_INITIALIZED
+    ready = closed = False
 
     def initialize(self) -> None:
         """Be ready."""
-        self._state = self._State.READY
-
-    def export_start(self, span: Span) -> None:  # noqa: ARG002  # the interface's
-        """Check that it is ready."""
-        self._check_state()
-
-    def export_stop(self, span: Span) -> None:  # noqa: ARG002  # the interface's
-        """Check that it is ready."""
-        self._check_state()
-
-    def export_event(self, event: Event, span: Span) -> None:  # noqa: ARG002  # the interface's
-        """Check that it is ready."""
-        self._check_state()
-
-    def export_error(self, event: ErrorEvent, span: Span) -> None:  # noqa: ARG002  # the interface's
-        """Check that it is ready."""
-        self._check_state()
-
-    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:  # noqa: ARG002  # the interface's
-        """Check that it is ready."""
-        self._check_state()
+        self.ready, self.closed = True, False
 
     def close(self) -> None:
         """Be closed."""
-        self._state = self._State.CLOSED
+        self.ready, self.closed = False, True
 
-    @property
-    def ready(self) -> bool:
-        """Whether it takes records."""
-        return self._state is self._State.READY
-
-    @property
-    def closed(self) -> bool:
-        """Whether it takes no more."""
-        return self._state is self._State.CLOSED
-
-    def _check_state(self) -> None:
-        if self._state is self._State.NOT_INITIALIZED:
-            raise ExportError("Exporter not initialized. Call initialize first.")
-        if self._state is self._State.CLOSED:
+    def _check(self, *_: Any, **__: Any) -> None:
+        if self.closed:
             raise ExportError("Exporter is closed and cannot be used anymore.")
+        if not self.ready:
+            raise ExportError("Exporter not initialized. Call initialize first.")
+
+    export_start = export_stop = export_event = export_error = export_telemetry_data_error = _check
 
 
 class BaseJsonExporter(BaseExporter):
@@ -153,24 +118,21 @@ class BaseJsonExporter(BaseExporter):
     def __init__(self) -> None:
         super().__init__()
         self._record_count = 0
-        self._lock = (
-            threading.RLock()
-        )  # for those that derive from it and are used by hand, from several threads
-        self._pid = os.getpid()
-        self._last_start_span: Span | None = None
+        self._lock = threading.RLock()  # for those that are used by hand, from several threads
+        self._held_back: Span | None = None
         self._who: dict[str, Any] = {}
         self._known_until = 0.0
 
     def initialize(self) -> None:
         """Be ready."""
         super().initialize()
-        self._last_start_span = None
+        self._held_back = None
 
     def export_start(self, span: Span) -> None:
         """Hold the start back until the next record."""
         super().export_start(span)
         self._write_held_back()
-        self._last_start_span = span
+        self._held_back = span
 
     def export_stop(self, span: Span) -> None:
         """Write the stop, or the whole span where nothing came between.
@@ -181,9 +143,9 @@ class BaseJsonExporter(BaseExporter):
         super().export_stop(span)
         if span.stop_event is None:
             raise ExportError(f"Span {span.id} has no stop event")
-        if self._last_start_span is not None and self._last_start_span.id == span.id:
+        if self._held_back is not None and self._held_back.id == span.id:
             self._record_span(span, RecordType.COMPLETE)
-            self._last_start_span = None
+            self._held_back = None
             return
         self._write_held_back()
         self._record_span(span, RecordType.STOP)
@@ -192,32 +154,18 @@ class BaseJsonExporter(BaseExporter):
         """Write the event."""
         super().export_event(event, span)
         self._write_held_back()
-        self._export_json_dict(
-            {
-                "type": RecordType.EVENT.value,
-                "span_id": str(span.id),
-                "event": self._event_data_to_json(event),
-            }
-        )
+        self._record(RecordType.EVENT, span_id=str(span.id), event=_json_of(event))
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
         """Write the error."""
         super().export_error(event, span)
         self._write_held_back()
-        self._export_json_dict(
-            {
-                "type": RecordType.APPLICATION_ERROR.value,
-                "span_id": str(span.id),
-                "event": self._event_data_to_json(event),
-            }
-        )
+        self._record(RecordType.APPLICATION_ERROR, span_id=str(span.id), event=_json_of(event))
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Write the error."""
         super().export_telemetry_data_error(error)
-        self._export_json_dict(
-            {"type": RecordType.TELEMETRY_DATA_ERROR.value, "error": self._event_data_to_json(error)}
-        )
+        self._record(RecordType.TELEMETRY_DATA_ERROR, error=_json_of(error))
 
     def close(self) -> None:
         """Write what is held back."""
@@ -229,39 +177,33 @@ class BaseJsonExporter(BaseExporter):
 
     @abstractmethod
     def _write(self, json_dict: dict[str, Any]) -> None:
-        """Write one record.
-
-        Raises:
-            ExportError: It could not be; it is offered again.
-        """
+        """Write one record, or raise `ExportError`; it is offered again then."""
 
     def _write_held_back(self) -> None:
-        if self._last_start_span is not None:
-            self._record_span(self._last_start_span, RecordType.START)
-            self._last_start_span = None
+        if self._held_back is not None:
+            self._record_span(self._held_back, RecordType.START)
+            self._held_back = None
 
-    def _record_span(self, span: Span, record_type: RecordType) -> None:
+    def _record_span(self, span: Span, kind: RecordType) -> None:
         parent = span.exported_parent
-        record: dict[str, Any] = {
-            "type": record_type.value,
+        fields: dict[str, Any] = {
             "id": str(span.id),
             "name": span.name_str,
             "parent_id": None if parent is None else str(parent.id),
         }
         attributes = span.attributes
         if attributes:
-            record["attributes"] = self._attributes_to_json(attributes)
-        if record_type is not RecordType.STOP:
-            record["start_event"] = self._event_data_to_json(span.start_event)
-        if record_type is not RecordType.START and span.stop_event is not None:
-            record["stop_event"] = self._event_data_to_json(span.stop_event)
-        self._export_json_dict(record)
+            fields["attributes"] = _values(attributes)
+        if kind is not RecordType.STOP:
+            fields["start_event"] = _json_of(span.start_event)
+        if kind is not RecordType.START and span.stop_event is not None:
+            fields["stop_event"] = _json_of(span.stop_event)
+        self._record(kind, **fields)
 
-    def _export_json_dict(self, json_dict: dict[str, Any]) -> None:
+    def _record(self, kind: RecordType, **fields: Any) -> None:
         with self._lock:
-            json_dict["count"] = self._record_count + 1
-            json_dict["pid"] = self._pid
-            self._write(json_dict | self._whose())
+            record = {"type": kind.value, **fields, "count": self._record_count + 1, "pid": os.getpid()}
+            self._write(record | self._whose())
             self._record_count += 1  # a record that is offered again keeps its number
 
     def _whose(self) -> dict[str, Any]:
@@ -274,21 +216,20 @@ class BaseJsonExporter(BaseExporter):
         name = Hooks.telemetry.application_name
         return self._who if name is None else self._who | {"application_name": name}
 
-    def _event_data_to_json(self, event: Event) -> dict[str, Any]:
-        return {"name": event.name_str, "attributes": self._attributes_to_json(event.attributes)}
 
-    @staticmethod
-    def _attributes_to_json(attributes: Attributes) -> dict[str, Any]:
-        return {name: finite(attribute.value) for name, attribute in attributes.copied().items()}
+def _json_of(event: Event) -> dict[str, Any]:
+    return {"name": event.name_str, "attributes": _values(event.attributes)}
+
+
+def _values(attributes: Attributes) -> dict[str, Any]:
+    return {name: finite(attribute.value) for name, attribute in attributes.copied().items()}
 
 
 def finite(value: Any) -> Any:
     """Make a value fit for JSON."""
     if isinstance(value, float) and not isfinite(value):
         return str(value)
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return value
+    return [finite(item) for item in value] if isinstance(value, list) else value
 
 
 class FileExporter(BaseJsonExporter):
@@ -298,12 +239,8 @@ class FileExporter(BaseJsonExporter):
         file_path: `{run}`, `{rank}` and `{pid}` in it stand for those of the process. Missing directories are made.
         rotate: Whether a file that is there already is moved aside when the job begins (`telemetry.json` becomes
             `telemetry.json.1`, and so on); else it is appended to.
-        max_bytes: A file that would become larger is rotated.
-        backups: Rotated files that are kept; 0 keeps none.
-
-    Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: `max_bytes` is below 1024, or `backups` is not from 0 to 1000.
+        max_bytes: A file that would become larger is rotated; 1024 or more.
+        backups: Rotated files that are kept, up to 1000.
     """
 
     def __init__(
@@ -318,14 +255,10 @@ class FileExporter(BaseJsonExporter):
         self._pattern = os.path.abspath(os.fspath(file_path))  # noqa: PTH100  # before the job changes its directory
         self._file = LinesFile(max_bytes=max_bytes, backups=backups)
         self._rotates = rotate
-        self._path: Path | None = None
+        self._path = Path()
 
     def initialize(self) -> None:
-        """Make the directory and the file, so that one that cannot be written to is known early.
-
-        Raises:
-            ExportError: It cannot be written to.
-        """
+        """Make the directory and the file, so that one that cannot be written to is an `ExportError` early."""
         who = identity()
         path = filled(self._pattern, who.run, who.rank)
         try:
@@ -340,8 +273,6 @@ class FileExporter(BaseJsonExporter):
         super().initialize()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
-        if self._path is None:
-            raise ExportError("File exporter not initialized or already closed!")
         line = json.dumps(json_dict, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
         try:
             self._file.append(self._path, [line])
@@ -350,11 +281,7 @@ class FileExporter(BaseJsonExporter):
 
 
 class LoggerExporter(BaseJsonExporter):
-    """Logs each record as one line, at the level INFO.
-
-    Args:
-        logger: Where to.
-    """
+    """Logs each record as one line, at the level INFO."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
@@ -369,11 +296,7 @@ class LoggerExporter(BaseJsonExporter):
 
     @staticmethod
     def deserialize_log(text: str) -> dict[str, Any]:
-        """Read a line back, whatever the logging has put before and after it.
-
-        Raises:
-            ExportError: There is none in the text.
-        """
+        """Read a line back, whatever the logging has put before and after it; `ExportError` where there is none."""
         for start, character in enumerate(text):
             found = _parse(text, start + 1) if character == "[" else None
             if found is not None:
@@ -386,52 +309,31 @@ def _items(fields: dict[str, Any], prefix: str) -> list[str]:
     items: list[str] = []
     for name, value in sorted(fields.items(), reverse=True):
         key = prefix + name.translate(_SPECIAL)
-        if isinstance(value, dict):
-            items += _items(value, f"{key}.")
-        else:
-            items.append(f"{key}={json.dumps(value)}")
+        items += _items(value, f"{key}.") if isinstance(value, dict) else [f"{key}={json.dumps(value)}"]
     return items
 
 
 def _parse(text: str, position: int) -> dict[str, Any] | None:
-    """Read `key=value | key=value]`; None where it is something else."""
+    """Read `key=value | key.key=value]`; None where it is something else."""
     found: dict[str, Any] = {}
     while True:
-        keys, position = _parse_keys(text, position)
+        inner, ends = found, "."
+        while ends == ".":
+            match = _KEY.match(text, position)
+            if match is None:
+                return None
+            ends, position = match[2], match.end()
+            key = re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL)
+            if ends == ".":
+                inner = inner.setdefault(key, {})
+                if not isinstance(inner, dict):
+                    return None
         try:
-            value, position = _DECODER.raw_decode(text, position)
+            inner[key], position = _DECODER.raw_decode(text, position)
         except ValueError:
             return None
-        inner = found
-        for key in keys[:-1]:
-            inner = inner.setdefault(key, {})
-        if not keys or not isinstance(inner, dict):
-            return None
-        inner[keys[-1]] = value
         if text.startswith("]", position):
             return found
         if not text.startswith(_SEPARATOR, position):
             return None
         position += len(_SEPARATOR)
-
-
-def _parse_keys(text: str, position: int) -> tuple[list[str], int]:
-    """Read `key.key=`; no keys where it is something else."""
-    keys: list[str] = []
-    key = ""
-    while position < len(text):
-        character = text[position]
-        position += 1
-        if character == "\\":
-            key += text[position : position + 1]
-            position += 1
-        elif character == "=":
-            return [*keys, key], position
-        elif character == ".":
-            keys.append(key)
-            key = ""
-        elif character in "[]|":
-            break
-        else:
-            key += character
-    return [], position

@@ -21,32 +21,40 @@ from exporter.one_logger.exporters import Exporter, missing_methods
 from exporter.one_logger.names import ExportCustomizationMode
 from exporter.one_logger.recorder import Recorder, TrainingRecorder, get_recorder, training_recorder
 from exporter.one_logger.state import (
-    CONFIGURE_FIRST,
     Singleton,
     configure,
     current,
     force_off,
     misuse,
     set_training,
+    the_records,
 )
-from exporter.training.attributes import SpanName, shown
+from exporter.training.attributes import SpanName, assert_that, shown
 from exporter.training.metrics import report
 
-LOGGER = "exporter"
 Path = str | os.PathLike[str]
 
 
-class OneLoggerProvider(Singleton):
+class _Provider(Singleton):
+    """What both providers have."""
+
+    @property
+    def one_logger_ready(self) -> bool:
+        """Whether it was configured."""
+        return current() is not None
+
+    def force_disable_logging(self) -> None:
+        """Tell nothing from now on."""
+        force_off()
+
+
+class OneLoggerProvider(_Provider):
     """The provider of core one-logger's API: a configuration and a recorder, for spans that are not a training's."""
 
     def configure(self, config: OneLoggerConfig, recorder: Recorder) -> None:
-        """Set the configuration and the recorder, once per process; a second time is a misuse and changes nothing.
-
-        Raises:
-            OneLoggerError: The configuration is none.
-        """
-        if not isinstance(config, OneLoggerConfig):
-            raise OneLoggerError(f"config must be a OneLoggerConfig, not {shown(config)}")
+        """Set both, once per process; a second time is a misuse and changes nothing."""
+        is_one = isinstance(config, OneLoggerConfig)
+        assert_that(is_one, f"config must be a OneLoggerConfig, not {shown(config)}")
         delivery = getattr(recorder, "delivery", None)
         if not configure(config, delivery if isinstance(delivery, Delivery) else Delivery(()), recorder):
             misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
@@ -58,20 +66,8 @@ class OneLoggerProvider(Singleton):
 
     @property
     def config(self) -> OneLoggerConfig:
-        """The configuration, which is not to be changed.
-
-        Raises:
-            OneLoggerError: There is none yet.
-        """
-        records = current()
-        if records is None:
-            raise OneLoggerError(CONFIGURE_FIRST)
-        return records.settings
-
-    @property
-    def one_logger_ready(self) -> bool:
-        """Whether it was configured."""
-        return current() is not None
+        """The configuration, which is not to be changed; `OneLoggerError` where there is none yet."""
+        return the_records().settings
 
     @property
     def one_logger_enabled(self) -> bool:
@@ -79,13 +75,9 @@ class OneLoggerProvider(Singleton):
         records = current()
         return records is not None and records.enabled
 
-    def force_disable_logging(self) -> None:
-        """Tell nothing from now on."""
-        force_off()
 
-
-class TrainingTelemetryProvider(Singleton):
-    """The provider of training telemetry, built step by step.
+class TrainingTelemetryProvider(_Provider):
+    """The provider of training telemetry, built step by step; what cannot be raises `OneLoggerError`.
 
     (TrainingTelemetryProvider.instance()
         .with_base_config(config)
@@ -101,46 +93,28 @@ class TrainingTelemetryProvider(Singleton):
         self._filter: Filter | None = None
 
     def with_base_config(self, one_logger_config: OneLoggerConfig) -> TrainingTelemetryProvider:
-        """Set the configuration that the overrides change; once.
-
-        Raises:
-            OneLoggerError: It is none.
-        """
+        """Set the configuration that the overrides change; once."""
         if self._open("with_base_config"):
-            if not isinstance(one_logger_config, OneLoggerConfig):
-                raise OneLoggerError(
-                    f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}"
-                )
+            is_one = isinstance(one_logger_config, OneLoggerConfig)
+            assert_that(is_one, f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}")
             if self._base is not None:
-                misuse(
-                    "with_base_config",
-                    "called_twice",
-                    "to be called once; with_config_override changes fields",
-                )
+                expected = "to be called once; with_config_override changes fields"
+                misuse("with_base_config", "called_twice", expected)
             else:
                 self._base = one_logger_config
         return self
 
     def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
-        """Change fields of the configuration, nested ones by nested mappings; the last call counts.
-
-        Raises:
-            OneLoggerError: It is no mapping.
-        """
+        """Change fields of the configuration, nested ones by nested mappings; the last call counts."""
         if self._open("with_config_override"):
-            if not isinstance(partial_config, Mapping):
-                raise OneLoggerError(
-                    f"with_config_override takes a mapping of fields, not {shown(partial_config)}"
-                )
+            is_mapping = isinstance(partial_config, Mapping)
+            expected = "with_config_override takes a mapping of fields"
+            assert_that(is_mapping, f"{expected}, not {shown(partial_config)}")
             self._overrides = nested_update(self._overrides, partial_config)
         return self
 
     def with_config_override_from_json_file(self, file_path: Path) -> TrainingTelemetryProvider:
-        """Change fields of the configuration as a JSON file says.
-
-        Raises:
-            OneLoggerError: The file cannot be read, or is no JSON object.
-        """
+        """Change fields of the configuration as a JSON file says."""
         if not self._open("with_config_override_from_json_file"):
             return self
         try:
@@ -148,31 +122,21 @@ class TrainingTelemetryProvider(Singleton):
                 found = json.load(file)
         except (OSError, ValueError) as error:
             raise OneLoggerError(f"{os.fspath(file_path)}: {error}") from error
-        if not isinstance(found, dict):
-            raise OneLoggerError(f"{os.fspath(file_path)}: must be a JSON object of fields")
+        assert_that(isinstance(found, dict), f"{os.fspath(file_path)}: must be a JSON object of fields")
         return self.with_config_override(found)
 
     def with_config_override_from_config_server(self, config_server_url: str) -> TrainingTelemetryProvider:
-        """Exists because one-logger names it; there is no configuration server, here or there.
-
-        Raises:
-            OneLoggerError: Always.
-        """
+        """Raise `OneLoggerError`: one-logger names it, but there is no configuration server, here or there."""
         raise OneLoggerError(
             f"there is no configuration server to ask at {config_server_url!r}:"
             " fetch the fields yourself and pass them to with_config_override"
         )
 
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:
-        """Export through one more exporter, of any class that has the methods of `Exporter`.
-
-        Raises:
-            OneLoggerError: It has not.
-        """
+        """Export through one more exporter, of any class that has the methods of `Exporter`."""
         if self._open("with_exporter"):
             missing = missing_methods(exporter)
-            if missing:
-                raise OneLoggerError(f"{shown(exporter)} is no exporter: it has no {', '.join(missing)}")
+            assert_that(not missing, f"{shown(exporter)} is no exporter: it has no {', '.join(missing)}")
             self._exporters.append(exporter)
         return self
 
@@ -181,15 +145,7 @@ class TrainingTelemetryProvider(Singleton):
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Iterable[SpanName] | None = None,
     ) -> TrainingTelemetryProvider:
-        """Choose which spans are exported; once. Without it, all but the short and frequent ones.
-
-        Args:
-            export_customization_mode: EXPORT_ALL_SPANS, WHITELIST_SPANS or BLACKLIST_SPANS.
-            span_name_filter: Names of spans, for the two lists.
-
-        Raises:
-            OneLoggerError: The mode is none.
-        """
+        """Choose which spans are exported, once; without it, all but the short and frequent ones."""
         if self._open("with_export_customization"):
             if self._filter is not None:
                 misuse("with_export_customization", "called_twice", "to be called once")
@@ -204,12 +160,8 @@ class TrainingTelemetryProvider(Singleton):
     ) -> TrainingTelemetryProvider:
         """Add the exporters that a configuration names: of installed packages, of a file, and the one given here.
 
-        One that cannot be made is reported and left out.
-
-        Args:
-            exporters_config: Goes before what the others say of the same class.
-            config_file_path: YAML or JSON; None for `$ONE_LOGGER_EXPORTER_CONFIG_PATH`, else
-                `one_logger_exporters_config.{yaml,yml,json}` in the working directory.
+        One that cannot be made is reported and left out. The file is YAML or JSON; None for
+        `$ONE_LOGGER_EXPORTER_CONFIG_PATH`, else `one_logger_exporters_config.{yaml,yml,json}` in the working directory.
         """
         if self._open("with_export_config"):
             manager = ExporterConfigManager()
@@ -218,11 +170,7 @@ class TrainingTelemetryProvider(Singleton):
         return self
 
     def configure_provider(self) -> None:
-        """Put it into force, once per process; the exporters begin to start, on threads of their own.
-
-        Raises:
-            OneLoggerError: The configuration lacks a field, or one cannot be as it was given.
-        """
+        """Put it into force, once per process; the exporters begin to start, on threads of their own."""
         if not self._open("configure_provider"):
             return
         settings = self._merged()
@@ -236,18 +184,17 @@ class TrainingTelemetryProvider(Singleton):
 
     def _open(self, call: str) -> bool:
         if current() is not None:
-            misuse(
-                call, "configured_already", "to be called before configure_provider, which takes effect once"
-            )
+            expected = "to be called before configure_provider, which takes effect once"
+            misuse(call, "configured_already", expected)
             return False
         return True
 
     def _merged(self) -> OneLoggerConfig:
-        if self._base is None and not self._overrides:
-            raise OneLoggerError(f"no configuration was provided: {CONFIGURE_FIRST}")
-        if not self._overrides and self._base is not None:
-            return self._base
-        return OneLoggerConfig(**nested_update(given_of(self._base), self._overrides))
+        if self._overrides:
+            return OneLoggerConfig(**nested_update(given_of(self._base), self._overrides))
+        if self._base is None:
+            raise OneLoggerError("no configuration was provided: with_base_config(…) before")
+        return self._base
 
     @property
     def recorder(self) -> TrainingRecorder:
@@ -256,33 +203,15 @@ class TrainingTelemetryProvider(Singleton):
 
     @property
     def config(self) -> OneLoggerConfig:
-        """A copy of the configuration in force.
-
-        Raises:
-            OneLoggerError: There is none yet.
-        """
-        records = current()
-        if records is None:
-            raise OneLoggerError(CONFIGURE_FIRST)
+        """A copy of the configuration in force; `OneLoggerError` where there is none yet."""
+        records = the_records()
         training = records.training or records.settings.telemetry_config
         return records.settings.model_copy({"telemetry_config": training})
-
-    @property
-    def one_logger_ready(self) -> bool:
-        """Whether it was configured."""
-        return current() is not None
-
-    def force_disable_logging(self) -> None:
-        """Tell nothing from now on."""
-        force_off()
 
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
         """Say what the training job is, once it is known; before the application's start as well as after it.
 
         A second time is a misuse and changes nothing; before the provider is configured, nothing happens.
-
-        Raises:
-            OneLoggerError: It is no configuration of training.
         """
         training = TrainingTelemetryConfig.of(training_telemetry_config)
         records = current()
@@ -309,36 +238,24 @@ def nested_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     return merged
 
 
-def apply_logger_config(settings: OneLoggerConfig, logger: logging.Logger | None = None) -> None:
-    """Set the level and add the files that were stated; a second call with the same files adds none.
-
-    Args:
-        settings: Their `logger_config`, where one was given; a rank that is disabled opens no file.
-        logger: The logger; None for the package's.
-    """
+def apply_logger_config(settings: OneLoggerConfig) -> None:
+    """Set the level and add the files that were stated; a rank that is disabled opens no file."""
     if "logger_config" not in settings.given:
         return
     stated = settings.logger_config
-    logger = logger or logging.getLogger(LOGGER)
+    logger = logging.getLogger("exporter")
     if "log_level" in stated.given:
         logger.setLevel(stated.log_level)
-    if not settings.enable_for_current_rank:
-        return
+    known = {each.baseFilename for each in logger.handlers if isinstance(each, logging.FileHandler)}
     files = ((stated.log_file_path_for_info, logging.INFO), (stated.log_file_path_for_err, logging.ERROR))
-    for path, level in files:
-        if path is None:
-            continue
-        if any(
-            isinstance(each, logging.FileHandler) and each.baseFilename == os.path.abspath(path)  # noqa: PTH100  # as there
-            for each in logger.handlers
-        ):
+    for path, level in files if settings.enable_for_current_rank else ():
+        if path is None or os.path.abspath(path) in known:  # noqa: PTH100  # as there
             continue
         try:
             handler = logging.FileHandler(path)
         except OSError as error:
-            report(
-                "LoggerConfig", "log_file", f"a file that can be written: {path}: {error.strerror or error}"
-            )
+            expected = f"a file that can be written: {path}: {error.strerror or error}"
+            report("LoggerConfig", "log_file", expected)
             continue
         handler.setLevel(level)
         handler.setFormatter(logging.Formatter(stated.log_format))

@@ -23,10 +23,11 @@ from exporter.one_logger.attributes import (
     ValidationMetricsUpdateAttributes,
 )
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
+from exporter.one_logger.timers import MetricSummarizer
 from exporter.recording.identity import identity
 from exporter.training.attributes import Attributes, TracingTimestamp
 from exporter.training.checkpoints import Save
-from exporter.training.events import ErrorEvent, Event
+from exporter.training.events import Event
 from exporter.training.open_spans import OpenSpan
 from exporter.training.progress import Loop
 from exporter.training.telemetry import Telemetry
@@ -54,42 +55,8 @@ TRAINING_FIELDS = (
 """Fields of the training's configuration that its event tells, as `Settings.value` names them."""
 
 
-class Durations:
-    """Count, sum and extremes of durations.
-
-    Attributes:
-        count: How many.
-        total: Their sum, seconds.
-        shortest: None while there is none.
-        longest: None while there is none.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0.0
-        self.shortest: float | None = None
-        self.longest: float | None = None
-
-    def add(self, seconds: float) -> None:
-        """Add one."""
-        self.count += 1
-        self.total += seconds
-        self.shortest = seconds if self.shortest is None else min(self.shortest, seconds)
-        self.longest = seconds if self.longest is None else max(self.longest, seconds)
-
-    @property
-    def mean(self) -> float | None:
-        """None while there is none."""
-        return self.total / self.count if self.count else None
-
-
 class LoopFigures:
-    """The figures of one training loop.
-
-    Args:
-        loop: The loop.
-        began: Unix time of its begin.
-    """
+    """The figures of one training loop, and the Unix time of its begin; None where that was before the configuration."""
 
     def __init__(self, loop: Loop, began: float | None) -> None:
         self.loop = loop
@@ -98,26 +65,26 @@ class LoopFigures:
         self.samples_start = loop.start * loop.samples if given is None else given
         self.pending = 0
         self.validated_at = self.tested_at = loop.start
-        self.iterations = Durations()
-        self.validations = Durations()
+        self.iterations = MetricSummarizer()
+        self.validations = MetricSummarizer()
         self._samples = self._flops = 0
         self._tokens: int | None = None
         self._overall = loop.start * loop.samples * self._flops_of_sample if self._measures else None
         self._throughput: float | None = None
-        self._throughputs = Durations()
+        self._throughputs = MetricSummarizer()
         self._first_finish: float | None = None
         self._last_finish: float | None = None
 
     @property
     def samples(self) -> int:
-        """Samples of all ranks, those before this process included."""
-        total: int = self.samples_start + self._samples
-        return total
+        """Samples of the whole training so far."""
+        trained: int = self.samples_start + self._samples
+        return trained
 
     @property
     def overall_tera(self) -> float | None:
-        """FLOP since the job's first step, in 10^12; None where they are not asked for."""
-        overall = 0 if self._overall is None and self._measures else self._overall
+        """10¹² operations of the whole training so far; None where throughput was never on."""
+        overall = self._overall or 0 if self._measures else self._overall
         return None if overall is None else overall / TERA
 
     @property
@@ -150,7 +117,7 @@ class LoopFigures:
         """Count an iteration that ended at a Unix time."""
         samples, tokens = self.loop.samples, self.loop.tokens
         self.pending += 1
-        self.iterations.add(seconds)
+        self.iterations.add_value(seconds)
         self._samples += samples
         if tokens is not None:
             self._tokens = (self._tokens or 0) + tokens
@@ -161,10 +128,10 @@ class LoopFigures:
             flops = samples * self._flops_of_sample
             self._flops += flops
             self._overall = (self._overall or 0) + flops
-            if self.iterations.total > 0:
-                self._throughput = self._flops / (self.iterations.total * TERA * world_size)
+            if self.iterations.total_value:
+                self._throughput = self._flops / (self.iterations.total_value * TERA * world_size)
             if seconds > 0:
-                self._throughputs.add(flops / (seconds * TERA * world_size))
+                self._throughputs.add_value(flops / (seconds * TERA * world_size))
 
     def update(self) -> TrainingMetricsUpdateAttributes:
         """Tell all figures; the next interval begins."""
@@ -177,16 +144,16 @@ class LoopFigures:
             train_samples_start=self.samples_start,
             num_train_samples=self._samples,
             interval=interval,
-            avg_iteration_time_sec=iterations.mean or 0.0,
-            min_iteration_time_sec=iterations.shortest or 0.0,
-            max_iteration_time_sec=iterations.longest or 0.0,
-            total_iteration_time_sec=iterations.total,
+            avg_iteration_time_sec=iterations.avg_value or 0.0,
+            min_iteration_time_sec=iterations.min_value or 0.0,
+            max_iteration_time_sec=iterations.max_value or 0.0,
+            total_iteration_time_sec=iterations.total_value or 0.0,
             train_tokens=self._tokens,
             completed_floating_point_operations_overall=self._overall,
             total_flops=self._flops,
             train_throughput_per_gpu=self._throughput,
-            train_throughput_per_gpu_max=self._throughputs.longest,
-            train_throughput_per_gpu_min=self._throughputs.shortest,
+            train_throughput_per_gpu_max=self._throughputs.max_value,
+            train_throughput_per_gpu_min=self._throughputs.min_value,
             first_logged_train_iterations_finish_timestamp_sec=self._first_finish,
             last_logged_train_iterations_finish_timestamp_sec=self._last_finish,
         )
@@ -198,10 +165,10 @@ class LoopFigures:
         return ValidationMetricsUpdateAttributes.create(
             current_iteration=max(0, completed - 1),
             interval=interval,
-            avg_iteration_time_sec=seconds.mean,
-            min_iteration_time_sec=seconds.shortest,
-            max_iteration_time_sec=seconds.longest,
-            total_iteration_time_sec=seconds.total if seconds.count else None,
+            avg_iteration_time_sec=seconds.avg_value,
+            min_iteration_time_sec=seconds.min_value,
+            max_iteration_time_sec=seconds.max_value,
+            total_iteration_time_sec=seconds.total_value,
         )
 
     def testing_update(self, completed: int) -> TestingMetricsUpdateAttributes:
@@ -214,65 +181,45 @@ class LoopFigures:
 class SaveFigures:
     """What was trained when a save began."""
 
-    samples: int
-    train_seconds: float
-    validation_seconds: float
-    tera: float | None
-
-
-def _before_loops() -> LoopFigures:
-    return LoopFigures(Loop(0, 0, {}, 0), None)
+    samples: int = 0
+    train_seconds: float = 0.0
+    validation_seconds: float = 0.0
+    tera: float | None = None
 
 
 class Records(Telemetry):
-    """What a configured provider adds to the recording of training.
-
-    Args:
-        settings: The application's.
-        training: The training job's; None until it is known.
-        delivery: Takes the records to the exporters.
-
-    Attributes:
-        forced_off: `force_disable_logging` was called.
-    """
+    """What a configured provider adds to the recording of training."""
 
     configured = True
 
     def __init__(
         self, settings: OneLoggerConfig, training: TrainingTelemetryConfig | None, delivery: Delivery
     ) -> None:
-        super().__init__()
-        self.application_name = settings.application_name
         self.settings = settings
-        self.training = training
         self.delivery = delivery
-        self.forced_off = False
+        self.application_name = settings.application_name
+        self.enabled = settings.enable_for_current_rank
+        self.propagates = settings.propagates
+        self.set_training(training)
+        self.wants = delivery.wants
+        self.span_began, self.span_ended = delivery.start, delivery.stop
+        self.span_event, self.span_error = delivery.event, delivery.error
         self._begin_job()
 
     def _begin_job(self) -> None:
-        self._loop = _before_loops()
+        self._loop = LoopFigures(Loop(0, 0, {}, 0), None)
         self._attempts = {"sync": 0, "async": 0}
-        self._saving = {"sync": Durations(), "async": Durations()}
+        self._saving = {"sync": MetricSummarizer(), "async": MetricSummarizer()}
         self._successes = 0
         self._first_success: float | None = None
         self._furthest: Save | None = None
 
     # On the job's threads --------------------------------------------------------------------------------
 
-    @property
-    def trains(self) -> bool:  # type: ignore[override]  # it is only read
-        """The configuration of the training is known."""
-        return self.training is not None
-
-    @property
-    def enabled(self) -> bool:  # type: ignore[override]  # likewise
-        """This process tells anything."""
-        return self.settings.enable_for_current_rank and not self.forced_off
-
-    @property
-    def propagates(self) -> bool:  # type: ignore[override]  # likewise
-        """A misuse is raised at the call."""
-        return self.settings.propagates
+    def set_training(self, training: TrainingTelemetryConfig | None) -> None:
+        """Say what the training is; None while it is not known."""
+        self.training = training
+        self.trains = training is not None
 
     def ask(self, *fields: str) -> dict[str, Any]:
         """Give what the configuration of the training says of some fields now, callables asked."""
@@ -290,36 +237,12 @@ class Records(Telemetry):
             return {}
         fields = ("world_size", "session_tag", "is_baseline_run")
         return {
-            "application_name": self.settings.application_name,
+            "application_name": self.application_name,
             "settings": {name: self.settings.value(name) for name in fields},
             "training": self.ask_training(),
         }
 
     # Told by whoever interprets --------------------------------------------------------------------------
-
-    def wants(self, name: str) -> bool:
-        """Tell whether a span of this name is exported."""
-        return self.delivery.wants(name)
-
-    def span_began(self, opened: OpenSpan) -> None:
-        """Tell the exporters of a span that has begun."""
-        if opened.span is not None:
-            self.delivery.start(opened.span)
-
-    def span_event(self, opened: OpenSpan, event: Event) -> None:
-        """Tell the exporters of an event of an open span."""
-        if opened.span is not None:
-            self.delivery.event(opened.span, event)
-
-    def span_error(self, opened: OpenSpan, event: ErrorEvent) -> None:
-        """Tell the exporters of an error in an open span."""
-        if opened.span is not None:
-            self.delivery.error(opened.span, event)
-
-    def span_ended(self, opened: OpenSpan) -> None:
-        """Tell the exporters of a span that has stopped."""
-        if opened.span is not None:
-            self.delivery.stop(opened.span)
 
     def _tell(
         self,
@@ -333,7 +256,7 @@ class Records(Telemetry):
             event = Event.create(name, attributes, at or self.now())
             opened.span.keep(event)
             if opened.recorded:
-                self.delivery.event(opened.span, event)
+                self.span_event(opened.span, event)
 
     def application_began(self, opened: OpenSpan, values: Mapping[str, Any]) -> None:
         """Tell who the application is."""
@@ -392,7 +315,7 @@ class Records(Telemetry):
 
     def validation_step_ended(self, seconds: float) -> None:
         """Count a validation batch."""
-        self._loop.validations.add(seconds)
+        self._loop.validations.add_value(seconds)
 
     def evaluation_ended(self, opened: OpenSpan, completed: int) -> None:
         """Tell the figures of the validations, or where the tests are."""
@@ -406,7 +329,7 @@ class Records(Telemetry):
     def save_began(self, opened: OpenSpan, save: Save) -> None:
         """Keep what is trained by now, and describe the save's span."""
         loop = self._loop
-        seconds = loop.iterations.total, loop.validations.total
+        seconds = loop.iterations.total_value or 0.0, loop.validations.total_value or 0.0
         save.figures = SaveFigures(loop.samples, *seconds, loop.overall_tera)
         self._attempts[save.strategy] += 1
         attributes = CheckpointSaveSpanAttributes.create(
@@ -417,14 +340,13 @@ class Records(Telemetry):
 
     def save_succeeded(self, opened: OpenSpan, save: Save, at: TracingTimestamp) -> None:
         """Tell what is safe by now: what the save with the most iterations holds."""
-        wall, before = at.seconds_since_epoch, self._furthest
+        wall = at.seconds_since_epoch
         self._successes += 1
         if self._first_success is None:
             self._first_success = wall
-        if before is None or (save.completed, save.number) > (before.completed, before.number):
-            self._furthest = save
-        furthest = self._furthest or save
-        figures = furthest.figures or SaveFigures(0, 0.0, 0.0, None)
+        furthest = max(self._furthest or save, save, key=lambda each: (each.completed, each.number))
+        self._furthest = furthest
+        figures = furthest.figures or SaveFigures()
         attributes = SaveCheckpointSuccessEventAttributes.create(
             checkpoint_strategy=save.strategy,
             current_iteration=save.step,
@@ -443,8 +365,8 @@ class Records(Telemetry):
     def save_ended(self, opened: OpenSpan, save: Save, seconds: float) -> None:
         """Tell how long the saves have held up the training."""
         times = self._saving[save.strategy]
-        times.add(seconds)
+        times.add_value(seconds)
         attributes = SyncCheckpointMetricsUpdateAttributes.create(
-            times.total, times.shortest or 0.0, times.longest or 0.0
+            times.total_value, times.min_value, times.max_value
         )
         self._tell(opened, EventNames.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
 from exporter.one_logger.delivery import Delivery, close_all, flush_all
-from exporter.one_logger.names import StandardTrainingJobEventName
+from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.records import Records
 from exporter.training import calls
 from exporter.training.buffers import Hooks
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 
     from exporter.one_logger.recorder import Recorder
 
-CONFIGURE_FIRST = "configure the provider before: with_base_config(…), then configure_provider()"
-
-_SWITCHED = (
-    ("is_train_iterations_enabled", StandardTrainingJobEventName.TRAINING_METRICS_UPDATE.value),
-    ("is_validation_iterations_enabled", StandardTrainingJobEventName.VALIDATION_METRICS_UPDATE.value),
-    ("is_test_iterations_enabled", StandardTrainingJobEventName.TESTING_METRICS_UPDATE.value),
-)
+_SWITCHED = {
+    "is_train_iterations_enabled": EventNames.TRAINING_METRICS_UPDATE.value,
+    "is_validation_iterations_enabled": EventNames.VALIDATION_METRICS_UPDATE.value,
+    "is_test_iterations_enabled": EventNames.TESTING_METRICS_UPDATE.value,
+}
 """A field of the training's configuration → the event that is not exported where it is false."""
 
 
@@ -51,16 +49,19 @@ def current() -> Records | None:
 
 
 def current_recorder() -> Recorder | None:
-    """Give the recorder that was configured; None before, and where there is none."""
+    """Give the recorder that was configured; None before."""
     return _State.recorder
 
 
-def misuse(call: str, rule: str, expected: str) -> None:
-    """Report a misuse of the providers.
+def the_records() -> Records:
+    """Give what was configured; `OneLoggerError` before."""
+    if _State.records is None:
+        raise OneLoggerError("configure the provider before: with_base_config(…), then configure_provider()")
+    return _State.records
 
-    Raises:
-        OneLoggerError: The job chose to have it raised.
-    """
+
+def misuse(call: str, rule: str, expected: str) -> None:
+    """Report a misuse of the providers; raises `OneLoggerError` where the job chose to have it raised."""
     report(call, rule, expected)
     records = _State.records
     if records is not None and records.propagates:
@@ -86,7 +87,7 @@ def set_training(records: Records, training: TrainingTelemetryConfig) -> bool:
     with _State.lock:
         if records.training is not None:
             return False
-        records.training = training
+        records.set_training(training)
     _apply_training(records)
     if records.enabled:
         calls.say("set_training_telemetry_config", training=records.ask_training())
@@ -96,7 +97,7 @@ def set_training(records: Records, training: TrainingTelemetryConfig) -> bool:
 def force_off() -> None:
     """Tell nothing from now on."""
     if _State.records is not None:
-        _State.records.forced_off = True
+        _State.records.enabled = False
         TRAINING.configure(_State.records)
 
 
@@ -112,7 +113,7 @@ def _apply_training(records: Records) -> None:
     training, settings = records.training, records.settings
     if training is None or not records.enabled:
         return
-    records.delivery.leave_out(event for flag, event in _SWITCHED if training.value(flag) is False)
+    records.delivery.leave_out(event for flag, event in _SWITCHED.items() if training.value(flag) is False)
     varying = tuple(sorted(training.varying() & set(LOOP_FIELDS)))
     world = "world_size" in settings.varying()
 

@@ -1,8 +1,7 @@
 """Timers: one-logger's three small classes for figures of one's own.
 
-Used in the training process, each by one thread at a time; the recording of training does not use them. Durations come
-from the performance counter, so a step of the wall clock changes none. A start of what runs and a stop of what does not
-are misuse: counted, and without effect.
+Used in the training process, each by one thread at a time. Durations come from the performance counter, so a step of the
+wall clock changes none. A start of what runs and a stop of what does not are misuse: counted, and without effect.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ from exporter.training.metrics import report
 
 
 class Timer:
-    """Adds up the time between starts and stops.
-
-    Args:
-        clock: Of the performance counter, seconds.
-    """
+    """Adds up the time between starts and stops, seconds of a performance counter."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -39,14 +34,7 @@ class Timer:
         self._started = self._clock() if start_time is None else start_time.perf_counter_seconds
 
     def stop(self, reset: bool = False) -> float:
-        """Stop it.
-
-        Args:
-            reset: Whether the next start begins from 0.
-
-        Returns:
-            Seconds since the last reset.
-        """
+        """Stop it, and give the seconds since the last reset; with `reset` the next start begins from 0."""
         if self._started is None:
             report("Timer.stop", "not_running", "to be started before it is stopped")
             return self._elapsed_seconds
@@ -65,101 +53,8 @@ class Timer:
             self.start()
 
 
-class MultiWindowTimer:
-    """Statistics of stretches of time that do not overlap."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._current: TracingTimestamp | None = None
-        self._first: TracingTimestamp | None = None
-        self._end: TracingTimestamp | None = None
-        self._started = 0
-        self._durations = MetricSummarizer()
-
-    def start(self, start_time: TracingTimestamp | None = None) -> None:
-        """Begin a window, now or at the time that is given."""
-        if self._current is not None:
-            report("MultiWindowTimer.start", "running", "to be stopped before it is started again")
-            return
-        self._current = start_time or TracingTimestamp.now()
-        self._first = self._first or self._current
-        self._started += 1
-
-    def stop(self, stop_time: TracingTimestamp | None = None) -> None:
-        """End the window, now or at the time that is given."""
-        if self._current is None:
-            report("MultiWindowTimer.stop", "not_running", "to be started before it is stopped")
-            return
-        self._end = stop_time or TracingTimestamp.now()
-        seconds = self._end.perf_counter_seconds - self._current.perf_counter_seconds
-        self._durations.add_value(max(seconds, 0.0))
-        self._current = None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a window is open."""
-        return self._current is not None
-
-    @property
-    def current_window_start(self) -> TracingTimestamp | None:
-        """When the open window began; None where none is open."""
-        return self._current
-
-    @property
-    def first_window_start(self) -> TracingTimestamp | None:
-        """When the first one began."""
-        return self._first
-
-    @property
-    def latest_window_end(self) -> TracingTimestamp | None:
-        """When the latest that has ended did."""
-        return self._end
-
-    @property
-    def total_window_count(self) -> int:
-        """Windows that have begun."""
-        return self._started
-
-    @property
-    def total_time_sec(self) -> float:
-        """Seconds of the windows that have ended."""
-        return self._durations.total_value or 0.0
-
-    @property
-    def min_window_duration_sec(self) -> float | None:
-        """The shortest that has ended; None where none has."""
-        return self._durations.min_value
-
-    @property
-    def max_window_duration_sec(self) -> float | None:
-        """The longest that has ended; None where none has."""
-        return self._durations.max_value
-
-    @property
-    def avg_window_duration_sec(self) -> float | None:
-        """The mean of those that have ended; None where none has."""
-        return self._durations.avg_value
-
-    @property
-    def latest_window_duration_sec(self) -> float | None:
-        """The latest that has ended; None where none has."""
-        return self._durations.latest_value
-
-
 class MetricSummarizer:
-    """The latest, the extremes, the mean and the total of numbers; each is None before the first.
-
-    Attributes:
-        latest_value: The last that was added.
-        min_value: The least.
-        max_value: The greatest.
-        avg_value: The mean.
-        total_value: The sum.
-        count: How many.
-    """
+    """The latest, the extremes, the mean and the total of numbers; each is None before the first."""
 
     def __init__(self) -> None:
         self.latest_value: float | None = None
@@ -182,3 +77,54 @@ class MetricSummarizer:
         return isinstance(other, MetricSummarizer) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]  # it changes
+
+
+class MultiWindowTimer:
+    """Statistics of stretches of time that do not overlap.
+
+    Attributes:
+        current_window_start: When the open window began; None where none is open.
+        first_window_start: When the first one began.
+        latest_window_end: When the latest that has ended did.
+        total_window_count: Windows that have begun; the other figures are of those that have ended, None before.
+    """
+
+    current_window_start: TracingTimestamp | None = None
+    first_window_start: TracingTimestamp | None = None
+    latest_window_end: TracingTimestamp | None = None
+    total_window_count = 0
+
+    def __init__(self) -> None:
+        self._durations = MetricSummarizer()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.current_window_start = self.first_window_start = self.latest_window_end = None
+        self.total_window_count = 0
+        self._durations = MetricSummarizer()
+
+    def start(self, start_time: TracingTimestamp | None = None) -> None:
+        """Begin a window, now or at the time that is given."""
+        if self.current_window_start is not None:
+            report("MultiWindowTimer.start", "running", "to be stopped before it is started again")
+            return
+        self.current_window_start = start_time or TracingTimestamp.now()
+        self.first_window_start = self.first_window_start or self.current_window_start
+        self.total_window_count += 1
+
+    def stop(self, stop_time: TracingTimestamp | None = None) -> None:
+        """End the window, now or at the time that is given."""
+        if self.current_window_start is None:
+            report("MultiWindowTimer.stop", "not_running", "to be started before it is stopped")
+            return
+        self.latest_window_end = end = stop_time or TracingTimestamp.now()
+        seconds = end.perf_counter_seconds - self.current_window_start.perf_counter_seconds
+        self._durations.add_value(max(seconds, 0.0))
+        self.current_window_start = None
+
+    is_active = property(lambda self: self.current_window_start is not None)
+    total_time_sec = property(lambda self: self._durations.total_value or 0.0)
+    min_window_duration_sec = property(lambda self: self._durations.min_value)
+    max_window_duration_sec = property(lambda self: self._durations.max_value)
+    avg_window_duration_sec = property(lambda self: self._durations.avg_value)
+    latest_window_duration_sec = property(lambda self: self._durations.latest_value)

@@ -56,6 +56,8 @@ def within(block: Callable[[], AbstractContextManager[object]], function: AnyFun
         function: A function, a coroutine function, a generator function or an asynchronous one; what is sent or thrown
             into a generator reaches it.
     """
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(within(block, function.__func__))
     wrapped: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exporter.errors import OneLoggerError
 from exporter.recording.tensors import TensorReader
+from exporter.recording.timing import within
 from exporter.recording.values import END_REASONS
 from exporter.training import buffers, calls
 from exporter.training import span_kinds as kinds
 from exporter.training.attributes import Attributes, SpanName, is_tensor, shown, taken
 from exporter.training.buffers import Handle, Hooks, handle_of
-from exporter.training.decorating import decorated
 from exporter.training.metrics import report
 from exporter.training.recording import TRAINING as _TRAINING  # noqa: F401  # the process's recording begins with it
 from exporter.training.span_kinds import FIELDS, MODES, NUMBERS, Kind, kind_named
@@ -124,7 +124,7 @@ class Block:
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, a coroutine function or a generator function: each call is one block."""
-        return decorated(function, lambda: Block(self.kind, self._values, **self._make))
+        return within(lambda: Block(self.kind, self._values, **self._make), function)
 
 
 def _rare(kind: Kind, values: Callable[[], dict[str, Any]] | None = None) -> Callable[[], Block]:
@@ -228,7 +228,7 @@ class background:  # noqa: N801  # it is called like a function
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function: each call is one block."""
-        return decorated(function, lambda: background(self._task))
+        return within(lambda: background(self._task), function)
 
 
 # Numbers --------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exporter.recording.timing import within
 from exporter.training.attributes import Attribute, Attributes, AttributeValue, shown
-from exporter.training.decorating import decorated
 from exporter.training.events import Event
 from exporter.training.metrics import report
 from exporter.training.span_kinds import ENTER, EXIT, FAIL, STEPS, UPDATE, VALUES, Kind
@@ -192,7 +192,7 @@ class Handle:
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, a coroutine function or a generator function: each call is one block."""
         kind = self.kind
-        return decorated(function, lambda: handle_of(kind))
+        return within(lambda: handle_of(kind), function)
 
     def add_attribute(self, name: str, value: AttributeValue) -> Attribute:
         """Set an attribute of the span."""

@@ -206,7 +206,7 @@ class Interpreter:
         if opened.span is not None and opened.known and not (opened.save is None and is_untold_save(mark)):
             if self._wants(kind, opened.span):
                 opened.recorded = True
-                job.telemetry.span_began(opened)
+                job.telemetry.span_began(opened.span)
             if mark is not None and kind is kinds.APPLICATION:
                 job.application_began(opened, mark.values)
 
@@ -313,7 +313,7 @@ class Interpreter:
             attributes = None if mark is None else mark.attributes
             opened.span.stop(attributes, self.job.moment(at) if mark is None else mark.at)
             if opened.recorded:
-                self.job.telemetry.span_ended(opened)
+                self.job.telemetry.span_ended(opened.span)
 
     def _end_application(self, at: float, mark: Ended | None) -> None:
         """End what is open when the application ends, the innermost first."""
@@ -331,7 +331,7 @@ class Interpreter:
                 error = ErrorEvent.create(text, timestamp=job.moment(at))
                 opened.span.keep(error)
                 if opened.recorded:
-                    job.telemetry.span_error(opened, error)
+                    job.telemetry.span_error(opened.span, error)
                 self._stop(opened, at)
         job.application_ended(mark, in_order=in_order)
 
@@ -374,7 +374,7 @@ class Interpreter:
         else:
             span.keep(item)
             if opened.recorded:
-                self.job.telemetry.span_event(opened, item)
+                self.job.telemetry.span_event(span, item)
 
     # What else happens -----------------------------------------------------------------------------------
 
@@ -385,9 +385,9 @@ class Interpreter:
             if opened is None:
                 job.rule(call.name, "stopped_span", "a span that is open")
             elif opened.recorded and call.name == "add_event":
-                job.telemetry.span_event(opened, values["event"])
+                job.telemetry.span_event(values["span"], values["event"])
             elif opened.recorded:
-                job.telemetry.span_error(opened, values["event"])
+                job.telemetry.span_error(values["span"], values["event"])
         elif call.name == "discard_iteration":
             found = self.open.find(kinds.GUESSED_ITERATION) or self.open.find(kinds.TRAINING_ITERATION)
             if found is not None:

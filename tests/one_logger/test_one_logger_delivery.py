@@ -348,7 +348,7 @@ ITERATION, CUSTOM = StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION, "cust
     ("filter", "wanted"),
     [
         (Filter.default(), {"application", CUSTOM}),
-        (Filter.everything(), {"application", CUSTOM, ITERATION.value}),
+        (Filter(), {"application", CUSTOM, ITERATION.value}),
         (Filter(ExportCustomizationMode.WHITELIST_SPANS, [ITERATION, CUSTOM]), {CUSTOM, ITERATION.value}),
         (Filter(ExportCustomizationMode.WHITELIST_SPANS), set()),
         (Filter(ExportCustomizationMode.BLACKLIST_SPANS, [CUSTOM]), {"application", ITERATION.value}),
