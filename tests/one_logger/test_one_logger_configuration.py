@@ -181,7 +181,7 @@ def test_a_refusal_is_a_value_error_as_one_loggers_is() -> None:
 
 def test_d38_an_unknown_field_is_reported_with_those_that_exist() -> None:
     with reported() as found:
-        config = TrainingTelemetryConfig(**TRAINING, world_size_or_fn=5)
+        TrainingTelemetryConfig(**TRAINING, world_size_or_fn=5)
 
     ((call, rule, expected),) = found
     assert (call, rule) == ("TrainingTelemetryConfig", "unknown_field")
