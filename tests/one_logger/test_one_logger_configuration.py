@@ -281,7 +281,7 @@ def test_the_configuration_of_an_application_that_does_not_train_is_taken_as_it_
         is_test_iterations_enabled: bool = False
         is_save_checkpoint_enabled: bool = False
 
-    serving = Serving()
+    serving: Any = Serving()
 
     assert OneLoggerConfig(**APPLICATION, telemetry_config=serving).telemetry_config is serving
 
