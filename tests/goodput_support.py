@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from ledger_support import Page, Sidecar, a_process, a_snapshot
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.goodput.attempt import Attempt
-from exporter.ledger.goodput.task import Goodput
+from exporter.ledger.goodput.task import Attempt, Goodput
 from exporter.recording.values import TrainingReading
 
 

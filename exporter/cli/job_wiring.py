@@ -170,7 +170,7 @@ class Wiring:
 
     def configure_goodput(self, settings: Goodput) -> None:
         """Count by other rules."""
-        self._jobs.sessions.configure(settings.options())
+        self._jobs.sessions.options = settings.options()
         self._jobs.peaks = settings.peaks()
 
     def close(self) -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from places import PROJECT
 
 from exporter.ledger import codec
-from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES, Attempt
-from exporter.ledger.goodput.task import DOWNTIME_LAG_SECONDS, Goodput
+from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES, DOWNTIME_LAG_SECONDS, Attempt, Goodput
 from exporter.recording.values import TrainingReading
 
 

@@ -23,7 +23,7 @@ from serve_support import environment, sidecar
 from test_goodput_scenarios import Page, wait_for
 from test_goodput_scenarios import page as page_of
 
-from exporter.ledger.goodput.attempt import CAUSES
+from exporter.ledger.goodput.task import CAUSES
 from exporter.recording.values import END_REASONS
 
 TRAIN = """

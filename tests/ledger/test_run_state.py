@@ -130,7 +130,7 @@ def test_ten_usual_steps_are_no_hang_and_both_numbers_are_configured(sidecar: Si
     watched.job.hold(250.0)
     put(watched)
     slow = sidecar.collect()
-    sidecar.collector.sessions.configure(GoodputOptions(hang_seconds=100.0, hang_steps=5.0))
+    sidecar.collector.sessions.options = GoodputOptions(hang_seconds=100.0, hang_steps=5.0)
 
     assert [state(slow), state(sidecar.collect())] == ["running", "hung"]
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from ledger_support import Clock, MemoryFeed, Page, Sidecar, a_process, a_snapshot
 
 from exporter.families import Distribution
-from exporter.ledger.goodput.attempt import CAUSES
 from exporter.ledger.goodput.ends import started_at
 from exporter.ledger.goodput.families import SPECS
 from exporter.ledger.goodput.session import GoodputOptions
 from exporter.ledger.goodput.sessions import Sessions
+from exporter.ledger.goodput.task import CAUSES
 from exporter.ledger.store import file_name
 from exporter.recording.values import END_REASONS
 
@@ -624,7 +624,7 @@ def test_validation_counts_as_the_configuration_says_from_the_next_attempt_on(tm
     first = Watched(sidecar, job=a_job())
     first.job.spend("validation", 5.0)
     first.see()
-    sidecar.collector.sessions.configure(GoodputOptions(validation_is_productive=True))
+    sidecar.collector.sessions.options = GoodputOptions(validation_is_productive=True)
     first.job.spend("validation", 1.0)
     first.see()
     first.die()

@@ -21,7 +21,7 @@ from exporter.ledger.energy.runs import RunEnergy
 from exporter.ledger.energy.tariffs import Tariffs, TariffsInForce
 from exporter.ledger.energy.work import Flows, ProcessWork
 from exporter.ledger.families.run_info import Gpus
-from exporter.ledger.goodput.attempt import CAUSES
+from exporter.ledger.goodput.task import CAUSES
 from exporter.ledger.pages import Pages
 
 GPU = "GPU-a"

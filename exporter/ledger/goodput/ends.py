@@ -13,14 +13,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exporter.feed.runs import End
-from exporter.ledger.goodput.attempt import Attempt
+from exporter.ledger.goodput.task import Attempt
 from exporter.ledger.ranks import Ranks
-from exporter.ledger.totals import Moment
+from exporter.ledger.totals import Moment, Process
 from exporter.recording.values import END_REASONS
 
 SETTLE_SECONDS = 3.0
@@ -30,17 +30,7 @@ TOGETHER_SECONDS = 60.0
 LONGEST_BEFORE_SECONDS = 600.0
 """What began so long before its recording, such as the kernel of a notebook, did something else first."""
 
-_MOST_TELLING = (
-    "sdc",
-    "gpu_memory",
-    "gpu",
-    "oom_kill",
-    "storage",
-    "host",
-    "preemption",
-    "user",
-    "exit",
-)
+_MOST_TELLING = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
 """The reasons that a process gives and that are a cause, the most particular first."""
 _CONSEQUENCES = ("network", "nccl_timeout", "signal", "unknown")
 """Those that may be no more than what another process has left behind."""
@@ -66,8 +56,6 @@ def started_at(
     Returns:
         Unix time, at most `recorded`, which it is where nobody knows better.
     """
-    if pid is None:
-        return recorded
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
         # The name of the program stands in brackets and may have any; the start is the 22nd field, in ticks.
@@ -80,70 +68,21 @@ def started_at(
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """What may be known of the end of a process; each may be called from the ledger's thread.
+    """What may be known of the end of a process; each may be called from the ledger's thread."""
 
-    Attributes:
-        oom_kills: Processes that the kernel has killed for memory since the machine began; None where it is not known.
-        ends: How the jobs of `run` have ended.
-        started: When a process began: its pid as seen from here, and when its recording began.
-        machine: Name and boot of this machine.
-    """
-
-    oom_kills: Callable[[], float | None] = lambda: None
-    ends: Callable[[], Sequence[End]] = lambda: ()
+    oom_kills: Callable[[], float | None] = lambda: None  # of the kernel since the machine began
+    ends: Callable[[], Sequence[End]] = lambda: ()  # how the jobs of `run` have ended
     started: Callable[[int | None, float], float] = started_at
-    machine: tuple[str, str] = field(default_factory=lambda: (socket.gethostname(), ""))
+    machine: tuple[str, str] = field(default_factory=lambda: (socket.gethostname(), ""))  # name, boot
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of the end of an attempt.
+    """What is known of the end of an attempt."""
 
-    Attributes:
-        said: Reasons that its process, and those of other ranks that ended about then, gave.
-        silent: Whether one of them was seen to be dead and had not taken its leave.
-        final: Whether its own process took its leave.
-        status: Its exit status as a parent gets it, negative for a signal; None where nobody saw it.
-        oom_kills: Processes that the kernel killed for memory on this machine meanwhile.
-        rebooted: Whether the machine has begun anew since.
-    """
-
-    said: Collection[str] = ()
-    silent: bool = False
-    final: bool = False
-    status: int | None = None
-    oom_kills: int = 0
-    rebooted: bool = False
-
-
-def reason_of(evidence: Evidence) -> str:
-    """Choose one of `END_REASONS`."""
-    said = {each if each in END_REASONS else "exit" for each in evidence.said if each}
-    for reason in (*_MOST_TELLING, *(() if evidence.silent else _CONSEQUENCES)):
-        if reason in said:
-            return str(reason)
-    if evidence.rebooted:
-        return "host"
-    # The kernel kills for memory with SIGKILL, which leaves no last word.
-    if evidence.silent and evidence.oom_kills > 0 and evidence.status in {None, -signal.SIGKILL}:
-        return "oom_kill"
-    if evidence.status is not None:
-        if evidence.status < 0:
-            return "user" if evidence.status == -signal.SIGINT else "signal"
-        return "exit"
-    if evidence.silent:
-        return "signal"  # so ends what is killed; `os._exit` is rare
-    return "exit" if evidence.final else "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """How a process of any rank ended: its run, Unix time, whether it took its leave, what it said of it."""
-
-    run: str
-    at: float
-    final: bool
-    failure: str
+    status: int | None  # as a parent gets it, negative for a signal; None where nobody saw it
+    silent: bool  # a process of the run was seen to be dead that had not said that it ends
+    reason: str  # one of `END_REASONS`
 
 
 class Ends:
@@ -155,20 +94,18 @@ class Ends:
 
     def __init__(self) -> None:
         self.witnesses = Witnesses()
-        self._ended: dict[str, _Ended] = {}
+        self._ended: dict[str, Process] = {}
 
     def note(self, ranks: Ranks, now: Moment) -> None:
         """Remember the dead of all ranks, which themselves may be let go of before anybody asks."""
-        for each in ranks.processes():
-            if each.departed is not None and each.training is not None:
-                self._ended[each.identity.id] = _Ended(
-                    each.identity.run, each.departed, each.final, each.training.failure
-                )
+        self._ended.update(
+            {each.identity.id: each for each in ranks.processes() if each.training is not None}
+        )
         oldest = now.wall - 2 * TOGETHER_SECONDS
-        self._ended = {each: ended for each, ended in self._ended.items() if ended.at >= oldest}
+        self._ended = {name: each for name, each in self._ended.items() if (each.departed or 0.0) >= oldest}
 
-    def evidence(self, attempt: Attempt, ended: float, oom_kills: float | None, *, seen: bool) -> Evidence:
-        """Put together what is known of the end of an attempt.
+    def look(self, attempt: Attempt, ended: float, oom_kills: float | None, *, seen: bool) -> Evidence:
+        """Tell how an attempt ended, and why.
 
         Args:
             attempt: It.
@@ -180,42 +117,48 @@ class Ends:
         others = [
             each
             for each in self._ended.values()
-            if each.run == attempt.run
-            and each.at > attempt.recorded
-            and abs(each.at - ended) <= TOGETHER_SECONDS
+            if each.departed is not None
+            and each.identity.run == attempt.run
+            and each.departed > attempt.recorded
+            and abs(each.departed - ended) <= TOGETHER_SECONDS
         ]
-        kills = self.witnesses.oom_kills()
-        name, boot = attempt.machine
+        silent = (seen and not attempt.final) or not all(each.final for each in others)
+        # Its own exit status, else a signal that ended the shell or the launcher around it.
         own = self.own(attempt.pid, attempt.recorded, ended)
-        around = [end.status for end in self._near(ended) if end.at > attempt.recorded]
-        return Evidence(
-            said=[attempt.failure, *(each.failure for each in others)],
-            silent=(seen and not attempt.final) or not all(each.final for each in others),
-            final=attempt.final,
-            # Its own exit status, else a signal that ended the shell or the launcher around it.
-            status=own.status if own is not None else next((each for each in around if each < 0), None),
-            oom_kills=0 if kills is None or oom_kills is None else round(kills - oom_kills),
-            rebooted=self.witnesses.machine[0] == name and self.witnesses.machine[1] != boot,
-        )
+        signals = [end.status for end in self._near(attempt.recorded, ended) if end.status < 0]
+        status = own.status if own is not None else next(iter(signals), None)
+        kills = self.witnesses.oom_kills()
+        killed = kills is not None and oom_kills is not None and kills > oom_kills
+        told = [attempt.failure, *(each.training.failure for each in others if each.training is not None)]
+        said = {each if each in END_REASONS else "exit" for each in told if each}
+        believed = _MOST_TELLING if silent else _MOST_TELLING + _CONSEQUENCES
+        name, boot = attempt.machine
+        if said.intersection(believed):
+            reason = next(each for each in believed if each in said)
+        elif self.witnesses.machine[0] == name and self.witnesses.machine[1] != boot:
+            reason = "host"
+        # The kernel kills for memory with SIGKILL, which leaves no last word.
+        elif silent and killed and status in {None, -signal.SIGKILL}:
+            reason = "oom_kill"
+        elif status is not None:
+            reason = "exit" if status >= 0 else "user" if status == -signal.SIGINT else "signal"
+        elif silent:
+            reason = "signal"  # so ends what is killed; `os._exit` is rare
+        else:
+            reason = "exit" if attempt.final else "unknown"
+        return Evidence(status, silent, reason)
 
     def own(self, pid: int, recorded: float, ended: float) -> End | None:
         """Give the end of a process as its parent `run` saw it; None where nobody did."""
-        near = self._near(ended)
-        return next((end for end in near if end.pid == pid and end.at >= recorded), None)
+        return next((end for end in self._near(recorded, ended) if end.pid == pid), None)
 
     def job(self, run: str, recorded: float, ended: float) -> End | None:
         """Give the end of the job of `run` that a process was part of; None where there was none."""
-        near = self._near(ended)
-        return next((end for end in near if end.run == run and end.at >= recorded), None)
+        return next((end for end in self._near(recorded, ended) if end.run == run), None)
 
-    def _near(self, ended: float) -> list[End]:
-        return [
-            replace(end, status=_signal_of(end.status))
-            for end in self.witnesses.ends()
-            if abs(end.at - ended) <= TOGETHER_SECONDS
-        ]
-
-
-def _signal_of(status: int) -> int:
-    """A shell reports its child's signal as 128 and more."""
-    return 128 - status if 128 < status < 128 + 65 else status
+    def _near(self, recorded: float, ended: float) -> Iterator[End]:
+        for end in self.witnesses.ends():
+            if abs(end.at - ended) <= TOGETHER_SECONDS and end.at >= recorded:
+                # A shell reports its child's signal as 128 and more.
+                status = 128 - end.status if 128 < end.status < 128 + 65 else end.status
+                yield replace(end, status=status)

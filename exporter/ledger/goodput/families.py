@@ -7,152 +7,119 @@ where a session tag ties those together (see docs/goodput.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 
-from exporter.families import FamilySpec
+from exporter.families import FamilySpec, family
 from exporter.ledger.goodput.task import Goodput
 from exporter.recording.values import END_REASONS
 
-_ABSENT = "; absent where the job does not use exporter.training, on nodes without rank 0, a while after the run's end"
-_GAUGE = _ABSENT + "."
-_COUNTER = _ABSENT + ", and while the ledger's state cannot be written."
+_ABSENT = "absent where the job does not use exporter.training, on nodes without rank 0, a while after the run's end"
+_GAUGE = f"; {_ABSENT}."
+_COUNTER = f"; {_ABSENT}, and while the ledger's state cannot be written."
+_REASONS = ", ".join(END_REASONS)
 
-ATTEMPT = FamilySpec(
+ATTEMPT = family(
     "training_attempt",
-    "gauge",
     "Number of the attempt at the task that is under way, or was last; 1 for the first" + _GAUGE,
-    ("run",),
-    source="processes of rank 0, one after another",
+    "processes of rank 0, one after another",
+    "run",
 )
-ATTEMPT_START = FamilySpec(
+ATTEMPT_START = family(
     "training_attempt_start_timestamp_seconds",
-    "gauge",
     "Unix time at which the attempt's process of rank 0 began" + _GAUGE,
-    ("run",),
-    "seconds",
     "/proc/<pid>/stat, else the begin of its recording",
+    "run",
 )
-ATTEMPT_STEPS = FamilySpec(
+ATTEMPT_STEPS = family(
     "training_attempt_steps",
-    "gauge",
     "Steps that the attempt has completed" + _GAUGE,
-    ("run",),
-    source="TrainingReading.steps",
+    "TrainingReading.steps",
+    "run",
 )
-TIME_TO_FIRST_STEP = FamilySpec(
+TIME_TO_FIRST_STEP = family(
     "training_time_to_first_step_seconds",
-    "gauge",
-    "Time from the start of the attempt to the end of its first step; absent before that, where the"
-    " job does not use exporter.training, on nodes without rank 0, a while after the run's end.",
-    ("run",),
-    "seconds",
+    f"Time from the start of the attempt to the end of its first step; absent before that, {_ABSENT[7:]}.",
     "end of the first iteration - training_attempt_start_timestamp_seconds",
+    "run",
 )
-WALL = FamilySpec(
+WALL = family(
     "training_wall_seconds_total",
-    "counter",
     "Time since the first attempt began, the time between attempts included; the sum of productive, uncommitted and"
     " badput" + _COUNTER,
-    ("run",),
-    "seconds",
     "phases of rank 0, ends and beginnings of its processes",
+    "run",
 )
-PRODUCTIVE = FamilySpec(
+PRODUCTIVE = family(
     "training_productive_seconds_total",
-    "counter",
     "Work of steps that a successful save covers, or whose process did all that it was to do" + _COUNTER,
-    ("run",),
-    "seconds",
     "TrainingReading.committed_seconds",
+    "run",
 )
-UNCOMMITTED = FamilySpec(
+UNCOMMITTED = family(
     "training_uncommitted_seconds",
-    "gauge",
     "Unsaved work: what no checkpoint covers yet and a crash would cost now. It becomes productive with the next save, or"
     " when the run ends well without one" + _COUNTER,
-    ("run",),
-    "seconds",
     "TrainingReading.work_seconds - .committed_seconds + .open_seconds",
+    "run",
 )
-BADPUT = FamilySpec(
+BADPUT = family(
     "training_badput_seconds_total",
-    "counter",
     "Time in which the training did not advance for good, by what it went to: init, compile, data_stall,"
     " checkpoint_save, checkpoint_load, validation (unless the configuration counts it as productive), lost_progress,"
     " downtime, hang, other" + _COUNTER,
-    ("run", "cause"),
-    "seconds",
     "see docs/goodput.md",
+    *("run", "cause"),
 )
-LOST_STEPS = FamilySpec(
+LOST_STEPS = family(
     "training_lost_steps_total",
-    "counter",
     "Steps that were executed and have to be executed again" + _COUNTER,
-    ("run",),
-    source="steps beyond the one at which the next attempt begins",
+    "steps beyond the one at which the next attempt begins",
+    "run",
 )
-_REASONS = ", ".join(END_REASONS)
-RESTARTS = FamilySpec(
+RESTARTS = family(
     "training_restarts_total",
-    "counter",
     f"Attempts that followed another one, by what ended that ({_REASONS})" + _COUNTER,
-    ("run", "reason"),
-    source="see training_interruptions_total",
+    "see training_interruptions_total",
+    *("run", "reason"),
 )
-INTERRUPTIONS = FamilySpec(
+INTERRUPTIONS = family(
     "training_interruptions_total",
-    "counter",
     f"Attempts that ended before their time, by what ended them ({_REASONS})" + _COUNTER,
-    ("run", "reason"),
-    source="what the processes said, their exit status, the kernel's OOM kills, the boot of the machine",
+    "what the processes said, their exit status, the kernel's OOM kills, the boot of the machine",
+    *("run", "reason"),
 )
 
 SPECS = (
-    ATTEMPT,
-    ATTEMPT_START,
-    ATTEMPT_STEPS,
-    TIME_TO_FIRST_STEP,
-    WALL,
-    PRODUCTIVE,
-    UNCOMMITTED,
-    BADPUT,
-    LOST_STEPS,
-    RESTARTS,
-    INTERRUPTIONS,
+    *(ATTEMPT, ATTEMPT_START, ATTEMPT_STEPS, TIME_TO_FIRST_STEP),
+    *(WALL, PRODUCTIVE, UNCOMMITTED, BADPUT, LOST_STEPS, RESTARTS, INTERRUPTIONS),
 )
 
 
 def goodput_families(goodputs: Iterable[Goodput]) -> list[Metric]:
-    """Fill the families.
-
-    Args:
-        goodputs: Of one task for each run, all of which have begun.
-    """
+    """Fill the families of one task for each run, all of which have begun."""
     samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
     for goodput in goodputs:
-        attempt = goodput.attempt
-        if attempt is None:
-            continue
-        values: Sequence[tuple[FamilySpec, float | None]] = (
-            (ATTEMPT, attempt.number),
-            (ATTEMPT_START, attempt.start),
-            (ATTEMPT_STEPS, attempt.steps),
-            (TIME_TO_FIRST_STEP, attempt.first_step_seconds),
-            (WALL, goodput.wall),
-            (PRODUCTIVE, goodput.productive),
-            (UNCOMMITTED, goodput.uncommitted),
-            (LOST_STEPS, goodput.lost_steps),
-        )
-        parts: Sequence[tuple[FamilySpec, Mapping[str, float]]] = (
-            (BADPUT, goodput.badput),
-            (RESTARTS, goodput.restarts),
-            (INTERRUPTIONS, goodput.interruptions),
-        )
-        for spec, value in values:
+        attempt = goodput.latest
+        values: Mapping[FamilySpec, float | None] = {
+            ATTEMPT: attempt.number,
+            ATTEMPT_START: attempt.start,
+            ATTEMPT_STEPS: attempt.steps,
+            TIME_TO_FIRST_STEP: attempt.first_step_seconds,
+            WALL: goodput.wall,
+            PRODUCTIVE: goodput.productive,
+            UNCOMMITTED: goodput.uncommitted,
+            LOST_STEPS: goodput.lost_steps,
+        }
+        for spec, value in values.items():
             if value is not None:
                 samples[spec][attempt.run,] = value
-        for spec, by_name in parts:
+        parts: Mapping[FamilySpec, Mapping[str, float]] = {
+            BADPUT: goodput.badput,
+            RESTARTS: goodput.restarts,
+            INTERRUPTIONS: goodput.interruptions,
+        }
+        for spec, by_name in parts.items():
             samples[spec].update({(attempt.run, name): value for name, value in by_name.items()})
     return [spec.family(found) for spec, found in samples.items() if found]

@@ -11,21 +11,21 @@ the ledger's state, so that it is still told after a restart of the sidecar.
 | `stalled`  | no step for long, while it waits for data, saves, loads or validates; or its feed is not refreshed    |
 | `hung`     | no step for long, within the step: longer than `goodput.hang_after` and ten usual steps               |
 | `stopped`  | ended by SIGINT or SIGTERM, or by its user                                                            |
-| `finished` | ended with status 0; without `run`: it took its leave in order                                        |
+| `finished` | ended with status 0; without `run`: the process exited normally                                       |
 | `failed`   | ended with another status, by another signal, or by an exception                                      |
-| `lost`     | died without a word, and nobody saw how                                                               |
+| `lost`     | killed or crashed, and nobody saw how                                                                 |
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
 from exporter.errors import StateError
-from exporter.families import FamilySpec
+from exporter.families import FamilySpec, family
 from exporter.ledger import codec
 from exporter.ledger.goodput.ends import Ends
 from exporter.ledger.ranks import Ranks
@@ -40,15 +40,14 @@ STATUS_SECONDS = 60.0
 _WAITING = LONG_PHASES | {"data_loading"}
 _STOPS = frozenset({-signal.SIGINT, -signal.SIGTERM})
 
-STATE = FamilySpec(
+STATE = family(
     "training_run_state",
-    "gauge",
     "1 for the state that the run is in, 0 for the others: starting, running, stalled (no step for long while it waits"
     " for data, saves or validates, or its feed is not refreshed), hung (no step for long), stopped (by SIGINT, SIGTERM"
-    " or its user), finished, failed, lost (died without a word). Absent when nothing of the run lingers, and on nodes"
-    " without rank 0.",
-    ("run", "state"),
-    source="processes of the run, exit status seen by `run`",
+    " or its user), finished, failed, lost (killed or crashed, and nobody saw how). Absent when nothing of the run"
+    " lingers, and on nodes without rank 0.",
+    "processes of the run, exit status seen by `run`",
+    *("run", "state"),
 )
 INFO = FamilySpec(
     "training_run_state_info",
@@ -58,40 +57,22 @@ INFO = FamilySpec(
     ("run", "state", "reason", "exit_status", "signal", "exception", "since"),
     source="see training_run_state",
 )
-
 SPECS = (STATE, INFO)
 
 
 @dataclass(slots=True)
 class RunState:
-    """The state of one run.
-
-    Attributes:
-        run: Which.
-        state: One of `STATES`.
-        reason: For people.
-        exit_status: Of the job, where somebody saw it and it ended by no signal.
-        signal: The name of the signal that ended it.
-        exception: The type of the exception that ended it.
-        since: Unix time.
-        process: The process by whose end it was found; "" while it lives.
-        settled: Whether it can no longer change.
-    """
+    """The state of one run."""
 
     run: str
-    state: str
-    reason: str = ""
-    exit_status: str = ""
-    signal: str = ""
-    exception: str = ""
-    since: float = 0.0
-    process: str = ""
-    settled: bool = field(default=True, metadata=codec.NOT_KEPT)
-
-    def says(self, other: RunState) -> bool:
-        """Whether it says the same as another one, apart from the time."""
-        names = ("state", "reason", "exit_status", "signal", "exception", "process")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+    state: str  # one of `STATES`
+    reason: str = ""  # for people
+    exit_status: str = ""  # of the job, where somebody saw it and it ended by no signal
+    signal: str = ""  # that ended it
+    exception: str = ""  # that ended it
+    since: float = field(default=0.0, compare=False)  # Unix time
+    process: str = ""  # by whose end it was found; "" while it lives
+    settled: bool = field(default=True, compare=False, metadata=codec.NOT_KEPT)  # it can no longer change
 
 
 class RunStates:
@@ -111,11 +92,7 @@ class RunStates:
         self._resumed = False
 
     def update(self, ranks: Ranks, rules: GapRules, now: Moment) -> list[str]:
-        """Look at all runs.
-
-        Returns:
-            Why an end could not be kept, a sentence for each run.
-        """
+        """Look at all runs; give why an end could not be kept, a sentence for each run."""
         if ranks.owner and not self._resumed:
             self._resumed = True
             self._resume()
@@ -128,7 +105,9 @@ class RunStates:
                 continue
             before = self._runs.get(run)
             found = self._look(processes, before, rules, now)
-            if found is None or (before is not None and found.says(before)):
+            if found == before:
+                assert before is not None  # noqa: S101  # something was found
+                before.settled = found.settled
                 continue
             self._runs[run] = found
             if ranks.owner and found.state in ENDED:
@@ -137,28 +116,16 @@ class RunStates:
         return problems
 
     def families(self, shown: Collection[str]) -> list[Metric]:
-        """Fill the families.
-
-        Args:
-            shown: The runs of which anything is shown.
-        """
-        runs = {run: each for run, each in self._runs.items() if run in shown}
+        """Fill the families, of the runs of which anything is shown."""
+        runs = [each for run, each in self._runs.items() if run in shown]
         states: dict[tuple[str, ...], float] = {
-            (run, each): float(each == found.state) for run, found in runs.items() for each in STATES
+            (found.run, each): float(each == found.state) for found in runs for each in STATES
         }
-        infos: Mapping[tuple[str, ...], float] = {
-            (
-                run,
-                each.state,
-                each.reason,
-                each.exit_status,
-                each.signal,
-                each.exception,
-                str(round(each.since)),
-            ): 1.0
-            for run, each in runs.items()
-        }
-        return [STATE.family(states), INFO.family(infos)] if states else []
+        infos: dict[tuple[str, ...], float] = {}
+        for each in runs:
+            told = (each.run, each.state, each.reason, each.exit_status, each.signal, each.exception)
+            infos.update({(*told, str(round(each.since))): 1.0})
+        return [STATE.family(states), INFO.family(infos)] if runs else []
 
     def _resume(self) -> None:
         """Learn how runs ended that ended a short while ago."""
@@ -183,97 +150,83 @@ class RunStates:
 
     def _look(
         self, processes: list[Process], before: RunState | None, rules: GapRules, now: Moment
-    ) -> RunState | None:
-        """Tell the state of a run; None for the one of before."""
+    ) -> RunState:
+        """Tell the state of a run."""
         run = processes[0].identity.run
-        trainers = [each for each in processes if each.identity.rank is not None]
+        trainers = [each for each in processes if each.identity.rank is not None] or processes
         living = [each for each in trainers if each.living]
-        if not trainers:
-            living = [each for each in processes if each.living]
         if living:
-            leading = min(
-                living, key=lambda each: (not each.trains, each.identity.rank or 0, each.identity.started)
+            return _living(
+                run,
+                min(
+                    living, key=lambda each: (not each.trains, each.identity.rank or 0, each.identity.started)
+                ),
+                rules,
+                now,
             )
-            return _living(run, leading, rules, now)
-        dead = [each for each in trainers or processes if each.departed is not None]
-        lowest = min((each.identity.rank or 0 for each in dead), default=0)
+        lowest = min(each.identity.rank or 0 for each in trainers)
         last = max(
-            (each for each in dead if (each.identity.rank or 0) == lowest),
+            (each for each in trainers if (each.identity.rank or 0) == lowest),
             key=lambda each: (each.identity.started, each.departed or 0.0),
         )
         if before is not None and before.process == last.identity.id and before.settled:
-            return None
+            return before
         found = self._ended(run, last)
-        found.settled = not found.reason.startswith("deduced") or (
-            now.monotonic - last.departed_monotonic > STATUS_SECONDS
-        )
-        if before is not None and found.says(before):
-            before.settled = found.settled
-        return found
+        late = now.monotonic - last.departed_monotonic > STATUS_SECONDS
+        return replace(found, settled=late or not found.reason.startswith("deduced"))
 
     def _ended(self, run: str, process: Process) -> RunState:
         """Tell how a run has ended, from all that is known of its last process."""
-        at, identity = process.departed or 0.0, process.identity
+        at, identity, snapshot = process.departed or 0.0, process.identity, process.snapshot
         own = self._ends.own(identity.pid, identity.started, at)
         job = own or self._ends.job(run, identity.started, at)
-        exception = _exception(process)
+        exception = "" if snapshot is None or snapshot.ending is None else snapshot.ending.exception
         failure = "" if process.training is None else process.training.failure
         found = RunState(run, "lost", exception=exception, since=at, process=identity.id)
         if job is not None:
             found.since = min(at, job.at)
-            if job.status == 0 and (own is not None or process.final or process.snapshot is None):
-                found.state, found.reason, found.exit_status, found.exception = (
-                    "finished",
-                    "exit status 0",
-                    "0",
-                    "",
-                )
-                return found
-            if job.status < 0:
-                found.signal = _signal_name(-job.status)
-                found.state = "stopped" if job.status in _STOPS else "failed"
-                found.reason = f"signal {found.signal}"
-                return found
-            if job.status > 0:
-                found.state, found.exit_status = "failed", str(job.status)
-                found.reason = f"exit status {job.status}" + (f", {exception}" if exception else "")
-                return found
-        if exception or failure:
+        if job is not None and job.status < 0:
+            try:
+                found.signal = signal.Signals(-job.status).name
+            except ValueError:
+                found.signal = str(-job.status)
+            found.state, found.reason = (
+                "stopped" if job.status in _STOPS else "failed",
+                f"signal {found.signal}",
+            )
+        elif job is not None and job.status > 0:
+            found.state, found.exit_status = "failed", str(job.status)
+            found.reason = f"exit status {job.status}" + (f", {exception}" if exception else "")
+        elif job is not None and (own is not None or process.final or snapshot is None):
+            found.state, found.reason, found.exit_status, found.exception = (
+                "finished",
+                "exit status 0",
+                "0",
+                "",
+            )
+        elif exception or failure:
             found.state = "stopped" if failure in {"user", "preemption"} else "failed"
             found.reason = f"exception {exception}" if exception else f"told: {failure}"
         elif process.final:
-            found.state, found.reason = "finished", "deduced: it took its leave in order"
+            found.state, found.reason = "finished", "deduced: the process exited normally"
         else:
-            found.reason = "deduced: it died without a word"
+            found.reason = "deduced: the process was killed or crashed"
         return found
 
 
 def _living(run: str, process: Process, rules: GapRules, now: Moment) -> RunState:
-    reading = process.training
-    phase = "" if reading is None else reading.phase
+    reading, started = process.training, process.identity.started
     if process.snapshot is not None and not rules.fresh(process):
         since = now.wall - process.age_seconds
         return RunState(run, "stalled", "its feed is not refreshed: stopped, or starved", since=since)
     late = rules.without_step(process, now)
-    if late is not None:
-        state = "stalled" if phase in _WAITING else "hung"
-        return RunState(run, state, f"no step has ended, phase {phase}", since=now.wall - late)
+    if reading is not None and late is not None:
+        state = "stalled" if reading.phase in _WAITING else "hung"
+        return RunState(run, state, f"no step has ended, phase {reading.phase}", since=now.wall - late)
     if process.identity.rank is None:
-        return RunState(run, "starting", "no process trains yet", since=process.identity.started)
-    if reading is not None and reading.steps == 0 and reading.last_progress is None and not reading.finished:
-        return RunState(run, "starting", "no step has ended yet", since=process.identity.started)
-    since = process.identity.started if reading is None else now.wall
-    return RunState(run, "running", "" if reading else "its training is not told", since=since)
-
-
-def _exception(process: Process) -> str:
-    """Give the type of the exception that ended a process, where it told."""
-    ending = None if process.snapshot is None else process.snapshot.ending
-    return "" if ending is None else ending.exception
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+        return RunState(run, "starting", "no process trains yet", since=started)
+    if reading is None:
+        return RunState(run, "running", "its training is not told", since=started)
+    if reading.steps == 0 and reading.last_progress is None and not reading.finished:
+        return RunState(run, "starting", "no step has ended yet", since=started)
+    return RunState(run, "running", since=now.wall)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from exporter.feed.snapshot import Snapshot
-from exporter.ledger.goodput.attempt import Attempt
-from exporter.ledger.goodput.ends import SETTLE_SECONDS, Ends, reason_of
-from exporter.ledger.goodput.task import Goodput
+from exporter.ledger.goodput.ends import SETTLE_SECONDS, Ends
+from exporter.ledger.goodput.task import Attempt, Goodput
 from exporter.ledger.store import StateKey
 from exporter.ledger.totals import Moment, Process
 
@@ -47,39 +46,22 @@ class GoodputOptions:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A session in memory.
-
-    Attributes:
-        key: Of its state file.
-        goodput: What is counted.
-        kept: Whether its state was loaded.
-        safe: Whether what is counted may be shown.
-        released: Whether another sidecar may keep it.
-        refused: Whether another one does.
-        gone: Monotonic time at which the end of the latest process was noticed.
-        _down_since: Monotonic time of the end itself; None before that is known.
-        _oom_kills: The kernel's count while the process lived.
-        _oom_looked: Monotonic time of that look.
-        _snapshot: The last one that was counted.
-        _missing: Passes in which the latest process was not there.
-        _finished: Monotonic time at which its application was seen to have ended.
-        _told: What was logged, so that it is logged once.
-    """
+    """A session in memory; times are of the monotonic clock."""
 
     key: StateKey
     goodput: Goodput = field(default_factory=Goodput)
-    kept: bool = False
-    safe: bool = False
-    released: bool = False
-    refused: bool = False
-    gone: float | None = None
-    _down_since: float | None = None
-    _oom_kills: float | None = None
+    kept: bool = False  # its state was loaded
+    safe: bool = False  # what is counted may be shown
+    released: bool = False  # another sidecar may keep it
+    refused: bool = False  # another one does
+    gone: float | None = None  # when the end of the latest process was noticed
+    _down_since: float | None = None  # the end itself
+    _oom_kills: float | None = None  # the kernel's count while the process lived
     _oom_looked: float = 0.0
-    _snapshot: Snapshot | None = None
-    _missing: int = 0
-    _finished: float | None = None
-    _told: set[str] = field(default_factory=set)
+    _snapshot: Snapshot | None = None  # the last one that was counted
+    _missing: int = 0  # passes in which the latest process was not there
+    _finished: float | None = None  # when its application was seen to have ended
+    _told: set[str] = field(default_factory=set)  # processes that were logged
 
     @property
     def rank(self) -> int:
@@ -134,14 +116,7 @@ class Session:
     def follow_end(
         self, by_id: Mapping[str, Process], ends: Ends, now: Moment, *, linger_seconds: float
     ) -> None:
-        """Notice the end of the latest process, settle it when its time has come, and wait for the next.
-
-        Args:
-            by_id: All processes that lead a run.
-            ends: How processes have ended.
-            now: The time of the pass.
-            linger_seconds: How long another process is waited for.
-        """
+        """Notice the end of the latest process, settle it when its time has come, and wait `linger_seconds` for the next."""
         attempt = self.goodput.attempt
         if attempt is None:
             return
@@ -188,8 +163,7 @@ class Session:
         return False
 
     def _begin(self, process: Process, start: float, ends: Ends, options: GoodputOptions) -> Attempt:
-        identity, reading = process.identity, process.training
-        facts = {} if reading is None else dict(reading.facts)
+        identity = process.identity
         attempt = Attempt(
             identity.id,
             identity.run,
@@ -200,7 +174,6 @@ class Session:
             machine=ends.witnesses.machine,
             validates=options.validation_is_productive,
             tagged=self.key[2] == "session",
-            perf_tag=facts.get("perf_tag", ""),
         )
         self.goodput.begin(attempt, new_after_seconds=options.new_after_seconds)
         self.gone = self._down_since = self._finished = None
@@ -209,37 +182,27 @@ class Session:
 
     def _end(self, process: Process | None, ends: Ends, *, before: float = inf) -> None:
         """Take note of the end, and of the reason; it was noticed late where another process has begun `before`."""
-        goodput, attempt = self.goodput, self.goodput.attempt
-        assert attempt is not None  # noqa: S101  # what ends has begun
+        goodput, attempt = self.goodput, self.goodput.latest
         ended = attempt.written
         if process is not None and process.departed is not None and not attempt.final:
             ended = max(ended, min(process.departed, before))
         own = ends.own(attempt.pid, attempt.recorded, ended)
         if own is not None:  # whoever waited for it knows best
             ended = max(attempt.written, min(own.at, before))
-        evidence = ends.evidence(attempt, ended, self._oom_kills, seen=process is not None)
-        status = evidence.status if own is not None or evidence.status else None
-        # One that took its leave within a step, while another rank died without a word, did so for want of it.
-        goodput.end(ended, status=status, believed=attempt.open <= 0 or not evidence.silent)
-        goodput.settle(reason_of(evidence))
+        evidence = ends.look(attempt, ended, self._oom_kills, seen=process is not None)
+        # One that exited normally within a step, while another rank died without a word, did so for want of it.
+        believed = attempt.open <= 0 or not evidence.silent
+        goodput.end(ended, status=evidence.status, believed=believed)
+        goodput.settle(evidence.reason)
         if not attempt.orderly:
-            _log.info(
-                "attempt %d of %s ended before its time",
-                attempt.number,
-                shown(self.key),
-                extra={"reason": attempt.reason},
-            )
+            extra = {"reason": attempt.reason}
+            _log.info("attempt %d of %s ended before its time", attempt.number, shown(self.key), extra=extra)
 
 
 def session_key(run: str, tag: str, rank: int, keeper: str) -> StateKey:
-    """Name the state of a session.
+    """Name the state of a session: by its tag, or "" for one that is all of a run.
 
-    Args:
-        run: The run of one of its processes.
-        tag: The session's; "" for one that is all of a run.
-        rank: Whose processes it follows.
-        keeper: Of the state; the session of another rank than 0 is not the run's, it only tells this node what has
-            become of its work.
+    That of another rank than 0 is not the run's and has a keeper: it only tells this node what has become of its work.
     """
     name, kind = (tag, "session") if tag else (run, "run")
     return ("goodput", name, kind, *((str(rank), keeper) if rank else ("", "")))

@@ -47,6 +47,9 @@ class Sessions:
         options: What counts as what.
         linger_seconds: How long a session is shown after its end.
         shared: Whether other sidecars may go on with the state files, so that a session is let go of at its end.
+
+    Attributes:
+        options: May be replaced from any thread; those of validation hold from the next attempt on.
     """
 
     def __init__(
@@ -69,10 +72,6 @@ class Sessions:
         self._resumed = False
         self._owner = False
 
-    def configure(self, options: GoodputOptions) -> None:
-        """Count by other rules; those of validation hold from the next attempt on. From any thread."""
-        self.options = options
-
     def holds(self, process_id: str) -> bool:
         """Whether the feed file of a dead process is still needed."""
         return process_id in self._holds
@@ -81,31 +80,21 @@ class Sessions:
         """Tell what has become of the work of each run, for who divides other things by it."""
         found = {}
         for session in self._latest(self._sessions.values()):
-            goodput, attempt = session.goodput, session.goodput.attempt
-            assert attempt is not None  # noqa: S101  # it is the latest for that
-            found[attempt.run] = Flows(
+            goodput = session.goodput
+            found[goodput.latest.run] = Flows(
                 session=file_name(session.key),
                 productive=goodput.productive - goodput.validated,
                 lost=goodput.badput["lost_progress"],
                 hung=goodput.badput["hang"],
                 uncommitted=goodput.uncommitted,
-                validates=attempt.validates,
+                validates=goodput.latest.validates,
             )
         return found
 
     # One pass -------------------------------------------------------------------------------------------
 
     def update(self, ranks: Ranks, entries: Mapping[str, FeedEntry], now: Moment) -> list[str]:
-        """Count what the processes of rank 0 have brought, and save it.
-
-        Args:
-            ranks: After they were counted.
-            entries: Every readable feed file, by process id.
-            now: The time of the pass.
-
-        Returns:
-            Why goodput is withheld, a sentence for each session.
-        """
+        """Count what the processes of rank 0 have brought, and save it; give why goodput is withheld."""
         if ranks.owner != self._owner or not ranks.owner:
             self._let_go_of_all()
             self._owner = ranks.owner
@@ -149,7 +138,9 @@ class Sessions:
             return known
         reading = process.training
         if reading is None:
-            return self._bind_silent(process)
+            if not process.living:
+                self._bind_silent(process)
+            return self._bound.get(identity.id)
         if not process.living and not reading.loop and not reading.failure and process.final:
             return None  # it came and went in order without training: no attempt at anything
         since = self._first_told.setdefault(identity.id, now.monotonic)
@@ -161,16 +152,12 @@ class Sessions:
             return key
         return None
 
-    def _bind_silent(self, process: Process) -> StateKey | None:
+    def _bind_silent(self, process: Process) -> None:
         """A process that died before it told anything of training belongs to the session of its run, if there is one."""
-        if process.living:
-            return None
         for key, session in self._sessions.items():
             attempt = session.goodput.attempt
             if attempt is not None and attempt.run == process.identity.run and session.goodput.trains:
-                self._bound[process.identity.id] = key
-                return key
-        return None
+                self._bound.setdefault(process.identity.id, key)
 
     # State ----------------------------------------------------------------------------------------------
 
@@ -214,27 +201,22 @@ class Sessions:
                 return [
                     f"another sidecar keeps the goodput of {shown(session.key)} in {self._state.directory}"
                 ]
-            session.goodput = (
-                self._state.load(session.key, lambda content: codec.loads(Goodput, content)) or Goodput()
-            )
+            found = self._state.load(session.key, lambda content: codec.loads(Goodput, content))
         except StateError as error:
             return [str(error)]
-        session.kept = True
+        session.goodput, session.kept = found or Goodput(), True
         return []
 
     def _save(self) -> list[str]:
         problems = []
         for session in self._sessions.values():
-            if not session.kept or session.released:
-                continue
-            if session.goodput.changed or not session.safe:
-                session.safe = False
+            if session.kept and not session.released and (session.goodput.changed or not session.safe):
                 try:
                     self._state.save(session.key, codec.dumps(session.goodput))
+                    session.safe, session.goodput.changed = True, False
                 except StateError as error:
                     problems.append(str(error))
-                else:
-                    session.safe, session.goodput.changed = True, False
+                    session.safe = False
         return problems
 
     def _needed(
@@ -243,16 +225,13 @@ class Sessions:
         """Processes whose feed files are not to be removed yet."""
         for process in processes:
             key = bound[process.identity.id]
-            if key is None:
-                continue
-            session = self._sessions[key]
-            if session.refused and now.monotonic - process.departed_monotonic > REFUSED_SECONDS:
+            session = None if key is None else self._sessions[key]
+            gone = now.monotonic - process.departed_monotonic
+            if session is None or (session.refused and gone > REFUSED_SECONDS):
                 continue
             attempt = session.goodput.attempt
-            under_way = (
-                attempt is not None and attempt.process == process.identity.id and attempt.ended is None
-            )
-            if under_way or not session.safe:
+            latest = attempt is not None and attempt.process == process.identity.id
+            if not session.safe or (latest and attempt is not None and attempt.ended is None):
                 yield process.identity.id
 
     def _forget(self, now: Moment) -> None:
@@ -281,9 +260,7 @@ class Sessions:
             order = attempt.ended is None, attempt.recorded
             if attempt.run not in latest or latest[attempt.run][0] <= order:
                 latest[attempt.run] = order, session
-        for _, session in latest.values():
-            if session.safe:
-                yield session
+        return (session for _, session in latest.values() if session.safe)
 
     def families(self) -> list[Metric]:
         """Fill the families of every session that may be shown."""
@@ -295,11 +272,10 @@ def _leading(ranks: Ranks) -> Iterator[Process]:
     """The processes of rank 0; of a run that has none here, those of the lowest rank."""
     lowest: dict[str, Rank] = {}
     for rank in ranks:
-        run, number = rank.key.run, rank.key.rank
-        if number is not None and rank.totals.slots:
-            other = lowest.get(run)
-            if other is None or number < (other.key.rank or 0):
-                lowest[run] = rank
+        if rank.key.rank is not None and rank.totals.slots:
+            other = lowest.setdefault(rank.key.run, rank)
+            if rank.key.rank < (other.key.rank or 0):
+                lowest[rank.key.run] = rank
     for rank in lowest.values():
         for process in rank.totals.slots[0].processes if 0 in rank.totals.slots else ():
             if process.snapshot is not None:

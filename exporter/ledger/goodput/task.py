@@ -1,7 +1,8 @@
 """Goodput of a task: what its wall time went into, over all attempts at it.
 
 Runs in the sidecar, on the ledger's collecting thread; arithmetic, no I/O, no clock of its own. What the process of
-rank 0 tells of its training comes in, attempt by attempt; counters that never fall come out.
+rank 0 tells of its training comes in, attempt by attempt; counters that never fall come out. What was counted of an
+attempt stands in it, so that a sidecar that takes over from the state file counts nothing twice.
 
     wall = productive + uncommitted + badput by cause
 
@@ -16,60 +17,126 @@ of it counts as `lost_progress` instead, until it is where the training was befo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from exporter.ledger.codec import NOT_KEPT
-from exporter.ledger.goodput.attempt import CAUSE_OF_PHASE, CAUSES, Attempt, Segment, lost_to
 from exporter.recording.values import END_REASONS, TrainingReading
-from exporter.training.phases import WORK
+from exporter.training.phases import PHASES, WORK
 
 DOWNTIME_LAG_SECONDS = 60.0
 """Downtime is counted so much later: the process that ends it begins long before it is first heard of."""
 KEPT_IDS = 64
 """Processes that are remembered so that none counts twice."""
 
+CAUSES = (
+    *("init", "compile", "data_stall", "checkpoint_save", "checkpoint_load", "validation"),
+    *("lost_progress", "downtime", "hang", "other"),
+)
+"""What wall time can be lost to."""
+
+CAUSE_OF_PHASE: Mapping[str, str] = {
+    name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
+}
+"""What time in a phase is lost to; in one that is neither here nor work it is `other`."""
+
+HANG_SECONDS, HANG_STEPS = 300.0, 5.0
+"""A step that takes longer than this, and than so many of the longest before it, hangs."""
+
+Segment = tuple[int, int, float]
+"""Work of steps: the first, the last, seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """What is known and counted of one process of rank 0, from its first word to its end; times are Unix times."""
+
+    process: str
+    run: str
+    number: int  # 1 for the first of its task
+    start: float  # of the process
+    recorded: float  # of its recording
+    pid: int = 0  # as the process itself has it
+    machine: tuple[str, str] = ("", "")  # name and boot, to tell a restart of it
+    validates: bool = False  # validation counts as productive
+    tagged: bool = False  # a session tag, and not the run's name, ties it to others
+    told: bool = False  # of its training
+    written: float = 0.0  # its last snapshot that was counted
+    seconds: float = 0.0  # of all its phases
+    spent: dict[str, float] = field(default_factory=dict)  # seconds lost, by cause; without `other`
+    work: float = 0.0  # seconds of completed iterations
+    committed: float = 0.0  # what of that a save covers
+    failed: float = 0.0  # seconds of iterations that failed
+    open: float = 0.0  # seconds of the iteration under way
+    segments: tuple[Segment, ...] = ()  # work that no save covers
+    phase: str = "init"
+    first_step: int | None = None  # at which its training began
+    step: int | None = None  # completed
+    steps: int = 0  # completed in this process
+    committed_step: int | None = None
+    loop: int = 0
+    longest: float | None = None
+    first_step_seconds: float | None = None  # from its start to the end of its first step
+    resumed: bool = False  # it is settled where it goes on, and what was lost before
+    finished: bool = False  # its application ended in order
+    final: bool = False  # the process did, as its last snapshot says
+    failure: str = ""  # what it said of its end
+    ended: float | None = None
+    reason: str = ""  # of its end; "" before that is settled, and for one that did all that it was to do
+    orderly: bool = False  # it did
+    settled: bool = False  # why it ended
+    completed: bool = False  # all of its work is counted as done
+
+    @property
+    def uncommitted(self) -> float:
+        """Work of completed iterations that no save covers."""
+        return max(0.0, self.work - self.committed)
+
+    @property
+    def covered(self) -> int | None:
+        """The last step that a save covers, else the one before the first; None where that is not known."""
+        return self.first_step if self.committed_step is None else self.committed_step
+
+    def hangs_for(self, seconds: float) -> str:
+        """What a step that did not end is lost to."""
+        longest = max(HANG_SECONDS, HANG_STEPS * (self.longest or 0.0))
+        return "hang" if seconds > longest else "lost_progress"
+
+    def left_behind(self) -> list[Segment]:
+        """Give the work that no save covers, step by step as far as that is known."""
+        missing = self.uncommitted
+        known = sum(seconds for _, _, seconds in self.segments)
+        if missing > 0 and known > 0:
+            # What the process tells of the steps and of the whole may be some roundings apart.
+            return [(first, last, seconds * missing / known) for first, last, seconds in self.segments]
+        last = 1 if self.step is None else self.step
+        first = last if self.covered is None else min(last, self.covered + 1)
+        return [(first, last, missing)] if missing > 0 else []
+
 
 @dataclass(slots=True, eq=False)
 class Goodput:
-    """All attempts at one task, and those at tasks of the same name before it.
+    """All attempts at one task, and those at tasks of the same name before it."""
 
-    Attributes:
-        productive: Work that is safe.
-        validated: What of that is validation.
-        badput: Wall time lost, by cause.
-        wall: All of it.
-        lost_steps: Steps that were executed and have to be again.
-        restarts: Attempts that followed another, by what ended that one.
-        interruptions: Attempts that ended before their time, by what ended them.
-        attempt: The latest; None before the first.
-        pending: Work of dead processes that no save covers, until the next one tells where it goes on.
-        high: Highest step whose work is productive; None where steps cannot be compared.
-        position: Step of the state from which the training would go on, as far as saves tell.
-        gap: Time between attempts of which it is not known yet whether they belong to one task.
-        gap_counted: Downtime counted since the end of the latest attempt.
-        target: Wall time as the clocks have it.
-        taken: Ids of processes before the latest, oldest first.
-        trains: Whether any process has told of training.
-        changed: Whether there is something that was not yet saved; set here, cleared by whoever saves.
-    """
-
-    productive: float = 0.0
-    validated: float = 0.0
+    productive: float = 0.0  # work that is safe
+    validated: float = 0.0  # what of that is validation
     badput: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     wall: float = 0.0
-    lost_steps: int = 0
+    lost_steps: int = 0  # executed, and have to be again
     restarts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
     interruptions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
-    attempt: Attempt | None = None
-    pending: list[Segment] = field(default_factory=list)
-    high: int | None = None
-    position: int | None = None
-    gap: float = 0.0
-    gap_counted: float = 0.0
-    target: float = 0.0
-    taken: list[str] = field(default_factory=list)
-    trains: bool = False
-    changed: bool = field(default=False, metadata=NOT_KEPT)
+    attempt: Attempt | None = None  # the latest
+    pending: list[Segment] = field(
+        default_factory=list
+    )  # work of the dead, until the next tells where it goes on
+    high: int | None = None  # highest step whose work is productive; None where steps cannot be compared
+    position: int | None = None  # step from which the training would go on, as far as saves tell
+    gap: float = 0.0  # seconds between attempts of which it is not known whether they belong to one task
+    gap_counted: float = 0.0  # downtime counted since the end of the latest attempt
+    target: float = 0.0  # wall time as the clocks have it
+    taken: list[str] = field(default_factory=list)  # ids of processes before the latest, oldest first
+    trains: bool = False  # any process has told of training
+    changed: bool = field(default=False, metadata=NOT_KEPT)  # since it was saved
 
     @property
     def uncommitted(self) -> float:
@@ -77,6 +144,12 @@ class Goodput:
         waiting = sum(seconds for _, _, seconds in self.pending)
         attempt = self.attempt
         return waiting if attempt is None else waiting + attempt.uncommitted + attempt.open
+
+    @property
+    def latest(self) -> Attempt:
+        """The latest attempt, of which there is one."""
+        assert self.attempt is not None  # noqa: S101
+        return self.attempt
 
     def knows(self, process_id: str) -> bool:
         """Whether a process was, or is, an attempt of this task."""
@@ -112,7 +185,7 @@ class Goodput:
                     self._count_gap()
             start = max(start, end + gap)
         self.gap_counted = 0.0
-        self._lose("init", max(0.0, attempt.recorded - start))
+        self._lose("init", attempt.recorded - start)
         self._balance()
 
     def update(self, reading: TrainingReading | None, *, written: float, final: bool) -> None:
@@ -123,8 +196,7 @@ class Goodput:
             written: When it told that, Unix time.
             final: Whether it said that it ends.
         """
-        attempt = self.attempt
-        assert attempt is not None  # noqa: S101  # it has begun
+        attempt = self.latest
         self.changed = True
         attempt.final = attempt.final or final
         # The latest word, though the clock may have been set back since the one before.
@@ -134,18 +206,13 @@ class Goodput:
             seconds = written - attempt.recorded
             self._lose("init", seconds - attempt.seconds)
             attempt.seconds = attempt.spent["init"] = max(attempt.seconds, seconds)
-            self._balance()
-            return
-        self.trains = attempt.told = True
-        self._count_phases(attempt, reading)
-        if not attempt.resumed and reading.loop:
-            self._resume(attempt, reading)
-        self._note_position(attempt, reading)
-        self._commit(attempt, reading)
-        if attempt.first_step_seconds is None and reading.steps and reading.last_progress is not None:
-            # Steps that have ended since are taken to be as long as each other.
-            since = reading.work_seconds * (reading.steps - 1) / reading.steps
-            attempt.first_step_seconds = max(0.0, reading.last_progress - since - attempt.start)
+        else:
+            self.trains = attempt.told = True
+            self._count_phases(attempt, reading)
+            if not attempt.resumed and reading.loop:
+                self._resume(attempt, reading)
+            self._note_position(attempt, reading)
+            self._commit(attempt, reading)
         self._balance()
 
     def end(self, at: float, *, status: int | None = None, believed: bool = True) -> None:
@@ -153,62 +220,50 @@ class Goodput:
 
         Args:
             at: Unix time.
-            status: Its exit status; None where nobody saw it. Without one, a process that took its leave and told of no
+            status: Its exit status; None where nobody saw it. Without one, a process that exited normally and told of no
                 failure is believed to have done all that it was to do.
             believed: Whether it is.
         """
-        attempt = self.attempt
-        assert attempt is not None  # noqa: S101  # it has begun
-        self.changed = True
+        attempt = self.latest
         attempt.ended = at
         said = attempt.finished or (believed and attempt.final and not attempt.failure)
         attempt.orderly = said if status is None else status == 0
         tail = max(0.0, at - max(attempt.written, attempt.recorded))
         self.target += tail
+        lost, attempt.open = attempt.open, 0.0
         if attempt.orderly:
             self.complete()  # what it did after its last step is no work that has to be done again
+            return
+        if attempt.phase in WORK:
+            lost += tail
         else:
-            works = attempt.phase in WORK
-            lost = attempt.open + (tail if works else 0.0)
-            self.badput["hang" if lost > attempt.hangs_after() else "lost_progress"] += lost
-            if not works:
-                self.badput[CAUSE_OF_PHASE.get(attempt.phase, "other")] += tail
-        attempt.open = 0.0
+            self.badput[CAUSE_OF_PHASE.get(attempt.phase, "other")] += tail
+        self.badput[attempt.hangs_for(lost)] += lost
+        self.changed = True
         self._balance()
 
     def complete(self) -> None:
         """Count all work of the latest attempt as done for good, whether a save covers it or not."""
-        attempt = self.attempt
-        assert attempt is not None  # noqa: S101  # it has begun
-        attempt.completed = self.changed = True
-        self._credit_rest(attempt)
+        self.latest.completed = self.changed = True
+        self._credit_rest(self.latest)
         self._balance()
 
     def revive(self) -> None:
         """Take back the end of an attempt: its process lives, and only its lock could not be seen for a while."""
-        if self.attempt is not None:
-            self.attempt.ended, self.attempt.orderly, self.attempt.settled = None, False, False
-            self.changed = True
+        attempt = self.latest
+        attempt.ended, attempt.orderly, attempt.settled = None, False, False
+        self.changed = True
 
     def settle(self, reason: str) -> None:
-        """Tell why the latest attempt ended.
-
-        Args:
-            reason: One of `END_REASONS`; not used for one that did all that it was to do.
-        """
-        attempt = self.attempt
-        assert attempt is not None  # noqa: S101  # it has begun
+        """Tell why the latest attempt ended, by one of `END_REASONS`; one that did all that it was to do needs none."""
+        attempt = self.latest
         self.changed = attempt.settled = True
         attempt.reason = "exit" if attempt.orderly else reason
         if not attempt.orderly:
             self.interruptions[reason] += 1
 
     def wait(self, since_end: float) -> None:
-        """Count the time since the end of the latest attempt, if another one is to be expected.
-
-        Args:
-            since_end: That time, by a clock that is never set.
-        """
+        """Count the time since the end of the latest attempt, if another one is to be expected."""
         attempt = self.attempt
         if attempt is None or attempt.ended is None or attempt.orderly or not attempt.settled:
             return
@@ -225,18 +280,22 @@ class Goodput:
         seconds = sum(reading.phases.values())
         self.target += max(0.0, seconds - attempt.seconds)
         attempt.seconds = max(attempt.seconds, seconds)
-        for cause, spent in lost_to(reading).items():
-            before = attempt.spent.get(cause, 0.0)
-            if spent > before:
+        lost: dict[str, float] = {}
+        for phase, spent in reading.phases.items():
+            if (cause := CAUSE_OF_PHASE.get(phase)) is not None:
+                lost[cause] = lost.get(cause, 0.0) + spent
+        for cause, spent in lost.items():
+            grown = spent - attempt.spent.get(cause, 0.0)
+            if grown > 0:
                 attempt.spent[cause] = spent
                 if cause == "validation" and attempt.validates:
-                    self.productive += spent - before
-                    self.validated += spent - before
+                    self.productive += grown
+                    self.validated += grown
                 else:
-                    self.badput[cause] += spent - before
+                    self.badput[cause] += grown
         failed = reading.failed_seconds - attempt.failed
         if failed > 0:
-            self.badput["hang" if failed > attempt.hangs_after() else "lost_progress"] += failed
+            self.badput[attempt.hangs_for(failed)] += failed
             attempt.failed = reading.failed_seconds
 
     def _note_position(self, attempt: Attempt, reading: TrainingReading) -> None:
@@ -250,6 +309,10 @@ class Goodput:
         attempt.first_step = reading.first_step if attempt.first_step is None else attempt.first_step
         attempt.step, attempt.steps = reading.step, max(attempt.steps, reading.steps)
         attempt.longest = reading.longest_step_seconds or attempt.longest
+        if attempt.first_step_seconds is None and reading.steps and reading.last_progress is not None:
+            # Steps that have ended since are taken to be as long as each other.
+            since = reading.work_seconds * (reading.steps - 1) / reading.steps
+            attempt.first_step_seconds = max(0.0, reading.last_progress - since - attempt.start)
 
     def _commit(self, attempt: Attempt, reading: TrainingReading) -> None:
         attempt.work = max(attempt.work, reading.work_seconds)
@@ -263,8 +326,7 @@ class Goodput:
             return
         committed = min(reading.committed_seconds, attempt.work)
         if committed > attempt.committed:
-            before = attempt.first_step if attempt.committed_step is None else attempt.committed_step
-            self._credit(before, reading.committed_step, committed - attempt.committed)
+            self._credit(attempt.covered, reading.committed_step, committed - attempt.committed)
             attempt.committed = committed
         if reading.committed_step is not None:
             attempt.committed_step = self.position = reading.committed_step
@@ -272,8 +334,7 @@ class Goodput:
     def _credit_rest(self, attempt: Attempt) -> None:
         """All of its work is done for good."""
         if attempt.work > attempt.committed:
-            before = attempt.first_step if attempt.committed_step is None else attempt.committed_step
-            self._credit(before, attempt.step, attempt.work - attempt.committed)
+            self._credit(attempt.covered, attempt.step, attempt.work - attempt.committed)
             attempt.committed = attempt.work
         if attempt.step is not None:
             attempt.committed_step = self.position = attempt.step
@@ -293,7 +354,7 @@ class Goodput:
         attempt.resumed = True
         if attempt.number == 1 and not self.pending:
             return
-        first, loads = reading.first_step, attempt.loads
+        first, loads = reading.first_step, attempt.spent.get("checkpoint_load", 0.0) > 0
         if self.gap > 0:
             if not first and not loads:
                 self._start_over(None)
