@@ -20,12 +20,12 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
 from exporter.exposition.negotiation import Format
-from exporter.exposition.text import Reason, Refused, Written, count_series, write
+from exporter.exposition.text import Reason, RefusedError, Written, write
 from exporter.families import FamilySpec, visible_name
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
@@ -51,8 +51,6 @@ SERIES_DROPPED = FamilySpec(
     ("family", "reason"),
     source="exposition",
 )
-SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED)
-"""The families of `Page.families`."""
 
 MAX_COUNTED_FAMILIES = 200
 """Families with a count of their own; the rest is counted together, as names may come from the job."""
@@ -71,15 +69,8 @@ Quotas = Mapping[tuple[str, str], int]
 """Series that may be shown, by run and family, of those that must be cut; the run is "" for the exporter's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One publisher's families as text.
-
-    Attributes:
-        families: What was published.
-        shown: What of it is on the page, with its text.
-        names: What no other publisher's family may be called.
-    """
+class _Block(NamedTuple):
+    """What a publisher published, what of it is on the page with its text, and the names that it takes."""
 
     families: Families
     shown: tuple[tuple[Metric, Written], ...]
@@ -90,24 +81,19 @@ class Page:
     """Families by publisher, and the bodies made of them.
 
     Args:
-        max_series: Series on the page at most.
+        max_series: Series on the page at most; at least 1.
     """
 
     def __init__(self, *, max_series: int = 15_000) -> None:
-        if max_series < 1:
-            raise ValueError(f"max_series must be at least 1, found {max_series}")
         self._max_series = max_series
-        self._lock = (
-            threading.Lock()
-        )  # guards the next five; held for a look-up, never while anything is made
+        self._lock = threading.Lock()  # guards the next two; held for a look-up, never while anything is made
         self._published: dict[str, Families] = {}
         self._watched: dict[str, Callable[[], Iterable[Metric]]] = {}
+        self._writing = threading.RLock()  # held by the scrape that writes; guards the rest
         self._dropped: Counter[tuple[str, Reason]] = Counter()
         self._failing: set[str] = set()
-        self._logged: set[tuple[str, Reason]] = set()
-        self._writing = threading.Lock()  # held by the scrape that writes; guards the rest
         self._blocks: dict[str, _Block] = {}
-        self._quotas: dict[tuple[str, str], int] = {}
+        self._quotas: Quotas = {}
         self._series = 0
 
     def publish(self, name: str, families: Iterable[Metric]) -> None:
@@ -117,18 +103,12 @@ class Page:
             self._published[name] = made
 
     def withdraw(self, name: str) -> None:
-        """Take a block off the page, published or watched; nothing happens when it is not there."""
+        """Take a published block off the page; nothing happens when it is not there."""
         with self._lock:
             self._published.pop(name, None)
-            self._watched.pop(name, None)
 
     def watch(self, name: str, families: Callable[[], Iterable[Metric]]) -> None:
-        """Put a block on the page that is asked for at each scrape.
-
-        Args:
-            name: The block; one watched under that name before is replaced.
-            families: Gives them from memory, on any thread, one at a time. While it raises, the block is missing.
-        """
+        """Put a block on the page that is asked for at each scrape, on any thread; while it raises, it is missing."""
         with self._lock:
             self._watched[name] = families
 
@@ -141,13 +121,14 @@ class Page:
                 begin so. Empty for all.
         """
         written = [text for block in self._write() for _, text in block.shown]
-        if names := tuple(names):
-            is_wanted = _selection(names)
-            written = [text for text in written if is_wanted(text.names)]
-        parts = [text.text[form] for text in written]
-        if form is Format.OPENMETRICS:
-            parts.append("# EOF\n")
-        return "".join(parts).encode()
+        if wanted := frozenset(names):
+            beginnings = tuple(name[:-1] for name in wanted if name.endswith("*"))
+            written = [
+                text
+                for text in written
+                if text.names & wanted or any(name.startswith(beginnings) for name in text.names)
+            ]
+        return ("".join(text.text[form] for text in written) + _END[form]).encode()
 
     def snapshot(self) -> list[Metric]:
         """All families that a scrape would show now."""
@@ -160,13 +141,12 @@ class Page:
 
     def families(self) -> Families:
         """What the page knows of itself, to be watched by it."""
-        with self._lock:
-            dropped: dict[tuple[str, ...], float] = dict(sorted(self._dropped.items()))
-        return (
-            SERIES.family({(): self._series}),
-            SERIES_LIMIT.family({(): self._max_series}),
-            SERIES_DROPPED.family(dropped),
-        )
+        with self._writing:
+            return (
+                SERIES.family({(): self._series}),
+                SERIES_LIMIT.family({(): self._max_series}),
+                SERIES_DROPPED.family(dict(sorted(self._dropped.items()))),
+            )
 
     # Writing --------------------------------------------------------------------------------------------------------
 
@@ -175,14 +155,9 @@ class Page:
         with self._writing:
             with self._lock:
                 published, watched = dict(self._published), dict(self._watched)
-            own = {
-                name: families
-                for name, ask in watched.items()
-                if (families := self._ask(name, ask)) is not None
-            }
+            own = {f"watched {name}": self._ask(name, ask) for name, ask in sorted(watched.items())}
             # Who came first keeps its names, and watched blocks come before all others.
-            offers = {**{f"watched {name}": made for name, made in own.items()}, **published}
-            before = self._blocks
+            offers, before = {**own, **published}, self._blocks
             quotas = self._share(own.values(), published.values())
             anew = quotas != self._quotas or list(offers) != list(before)
             self._quotas, self._blocks = quotas, {}
@@ -195,19 +170,17 @@ class Page:
                 taken |= block.names
                 self._blocks[name] = block
             self._series = sum(text.series for block in self._blocks.values() for _, text in block.shown)
-            order = sorted(published) + [f"watched {name}" for name in sorted(own)]
-            return [self._blocks[name] for name in order]
+            return [self._blocks[name] for name in [*sorted(published), *own]]
 
-    def _ask(self, name: str, families: Callable[[], Iterable[Metric]]) -> Families | None:
-        """The families of a watched block; None when making them failed."""
+    def _ask(self, name: str, families: Callable[[], Iterable[Metric]]) -> Families:
+        """The families of a watched block; none when making them failed."""
         try:
-            found = families()
-            return found if isinstance(found, tuple) else tuple(found)
+            return tuple(families())
         except Exception:  # noqa: BLE001  foreign code, of which a scrape must not fail
             if name not in self._failing:
                 self._failing.add(name)
                 _LOG.exception("block %s is left out of the page, as making it failed", name)
-            return None
+            return ()
 
     def _write_block(self, families: Families, taken: set[str], quotas: Quotas) -> _Block:
         names: set[str] = set()
@@ -218,15 +191,14 @@ class Page:
                 kept = _cut(metric, name, quotas) if quotas else metric
                 written = write(kept)
                 if not (written.names.isdisjoint(taken) and written.names.isdisjoint(names)):
-                    raise Refused("duplicate")  # noqa: TRY301  counted as what `write` refuses
-            except Refused as refused:
-                self._count(name, refused.reason, count_series([metric]))
+                    raise RefusedError("duplicate")  # noqa: TRY301  counted as what `write` refuses
+            except RefusedError as refused:
+                self._count(name, refused.reason, len(metric.samples))
                 continue
             except (AttributeError, TypeError):  # no family at all
                 self._count(name, "name", 1)
                 continue
-            if kept is not metric:
-                self._count(name, "cap", len(metric.samples) - len(kept.samples))
+            self._count(name, "cap", len(metric.samples) - len(kept.samples))
             for reason, series in written.dropped.items():
                 self._count(name, reason, series)
             names |= written.names
@@ -236,30 +208,21 @@ class Page:
     def _count(self, family: str, reason: Reason, series: int) -> None:
         if not series:
             return
-        with self._lock:
-            if len({name for name, _ in self._dropped} - {family}) >= MAX_COUNTED_FAMILIES:
-                family = "<other>"
-            self._dropped[family, reason] += series
-            first = (family, reason) not in self._logged and len(self._logged) < MAX_LOGGED_LOSSES
-            if first:
-                self._logged.add((family, reason))
-        if first:
+        if len({name for name, _ in self._dropped} - {family}) >= MAX_COUNTED_FAMILIES:
+            family = "<other>"
+        if (family, reason) not in self._dropped and len(self._dropped) < MAX_LOGGED_LOSSES:
             _LOG.warning("%d series of %s are left out of the page, reason: %s", series, family, reason)
+        self._dropped[family, reason] += series
 
-    def _share(
-        self, watched: Iterable[Families], published: Iterable[Families]
-    ) -> dict[tuple[str, str], int]:
+    def _share(self, watched: Iterable[Families], published: Iterable[Families]) -> Quotas:
         """Share the room when there is not enough: watched blocks first, then our own families, then users' Stats."""
-        watched, published = list(watched), list(published)
-        if sum(map(count_series, itertools.chain(watched, published))) <= self._max_series:
+        blocks = [*((0, families) for families in watched), *((1, families) for families in published)]
+        if sum(len(metric.samples) for _, families in blocks for metric in families) <= self._max_series:
             return {}
-        tiers: tuple[dict[str, Counter[str]], ...] = ({}, {}, {})
-        for tier, metric in itertools.chain(
-            ((0, metric) for families in watched for metric in families),
-            ((1, metric) for families in published for metric in families),
-        ):
+        tiers: tuple[dict[str, Counter[str]], ...] = ({}, {}, {})  # by run, series of each family
+        for tier, metric in ((tier, metric) for tier, families in blocks for metric in families):
             name = visible_name(metric)
-            if tier == 0 or is_own(name):
+            if tier == 0 or name in RESERVED or name.startswith(RESERVED_PREFIXES):
                 tiers[tier].setdefault("", Counter())[name] += len(metric.samples)
             else:
                 for run, series in Counter(sample.labels.get("run", "") for sample in metric.samples).items():
@@ -270,16 +233,15 @@ class Page:
             demands = {run: families.total() for run, families in runs.items()}
             shares = allocate(demands, room)
             for run, families in runs.items():
-                quotas.update(
-                    ((run, family), self._steady((run, family), quota))
-                    for family, quota in allocate(families, shares.get(run, demands[run])).items()
-                )
+                for family, quota in allocate(families, shares.get(run, demands[run])).items():
+                    before = self._quotas.get((run, family), 0)
+                    steady = before <= quota <= before * _RAISE
+                    quotas[run, family] = before if steady else quota
             room -= min(room, sum(demands.values()))
         return quotas
 
-    def _steady(self, place: tuple[str, str], share: int) -> int:
-        before = self._quotas.get(place)
-        return before if before is not None and before <= share <= before * _RAISE else share
+
+_END = {Format.TEXT: "", Format.OPENMETRICS: "# EOF\n"}
 
 
 def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:
@@ -293,11 +255,6 @@ def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:
         room -= min(demand, share)
         sharers -= 1
     return quotas
-
-
-def is_own(name: str) -> bool:
-    """Whether a family is the exporter's, by its name, which no Stat may have."""
-    return name in RESERVED or name.startswith(RESERVED_PREFIXES)
 
 
 def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
@@ -323,9 +280,3 @@ def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
     shown = copy.copy(metric)
     shown.samples = kept
     return shown
-
-
-def _selection(wanted: Iterable[str]) -> Callable[[frozenset[str]], bool]:
-    names = frozenset(wanted)
-    beginnings = tuple(name[:-1] for name in names if name.endswith("*"))
-    return lambda own: not own.isdisjoint(names) or any(name.startswith(beginnings) for name in own)

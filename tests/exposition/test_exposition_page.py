@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from waiting import wait_until
 
 from exporter.exposition.negotiation import Format
-from exporter.exposition.page import SPECS, Page
+from exporter.exposition.page import Page
 from exporter.exposition.text import Written, write
 from exporter.families import Distribution, FamilySpec
 
@@ -205,12 +205,6 @@ def test_the_snapshot_has_what_a_scrape_would_show() -> None:
     assert len(page.offered()) == 2
 
 
-def test_the_pages_own_families_are_those_that_are_documented() -> None:
-    assert [family.name for family in Page().families()] == [
-        spec.name.removesuffix("_total") for spec in SPECS
-    ]
-
-
 def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         page = page_of(gauge("a", {"0": float("nan"), "1": float("nan")}))
@@ -393,11 +387,6 @@ def test_even_the_exporters_own_numbers_are_cut_at_the_cap() -> None:
     page.watch("self", lambda: [many("own", 50)])
 
     assert len(read(page.render(Format.TEXT), Format.TEXT)) == 10
-
-
-def test_a_page_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="found 0"):
-        Page(max_series=0)
 
 
 def test_a_family_made_later_is_made_by_the_first_scrape_and_judged_there() -> None:
