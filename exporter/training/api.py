@@ -88,13 +88,7 @@ def batches(loader: Iterable[Item]) -> Iterator[Item]:
 
 
 class Block:
-    """A block that is entered rarely: entering it gives its span.
-
-    Args:
-        kind: Of the span.
-        values: Gives what is to be told at its begin, asked when it is entered.
-        make: What else `calls.begin` is to be given.
-    """
+    """A block that is entered rarely: entering it gives its span; `values` gives what is to be told then."""
 
     __slots__ = ("kind", "span", "_make", "_values")
 
@@ -162,12 +156,8 @@ def training_loop(
         train_iterations_target_or_fn: The step at which it is to end; None for what was configured.
         train_samples_target_or_fn: The same in samples.
     """
-    given = (
-        train_iterations_start,
-        train_samples_start,
-        train_iterations_target_or_fn,
-        train_samples_target_or_fn,
-    )
+    targets = (train_iterations_target_or_fn, train_samples_target_or_fn)
+    given = (train_iterations_start, train_samples_start, *targets)
     return Block(kinds.TRAINING_LOOP, lambda: calls.loop_values("training_loop", *given))
 
 
@@ -178,11 +168,7 @@ def guessed_loop(start: int, samples: int | None = None, target: int | None = No
 
 
 def checkpoint_save(global_step: int) -> Block:
-    """Make a block in which a checkpoint is saved; left in order it is a success, where saves are synchronous.
-
-    Args:
-        global_step: The step that is saved.
-    """
+    """Make a block in which a step is saved; left in order it is a success, where saves are synchronous."""
     return Block(kinds.CHECKPOINT_SAVE, lambda: calls.save_values(global_step))
 
 
@@ -192,14 +178,7 @@ def span(
     start_event_attributes: Attributes | None = None,
     **attributes: Any,
 ) -> Block:
-    """Make a block of any name; one that is a phase counts as that phase, any other as the phase around it.
-
-    Args:
-        name: Of the span.
-        span_attributes: Of the span.
-        start_event_attributes: Of its start.
-        attributes: More of the span's.
-    """
+    """Make a block of any name; one that is a phase counts as that phase, any other as the phase around it."""
     given = Attributes(attributes)
     given.add_attributes(Attributes.of(span_attributes))
     kind = kind_named(name, phase=False)
@@ -207,11 +186,7 @@ def span(
 
 
 class background:  # noqa: N801  # it is called like a function
-    """A block of work beside the training, on any thread: it is in no phase.
-
-    Args:
-        task: What it does: `checkpoint_upload`, `checkpoint_finalize`, `prefetch`, `eval_async` …
-    """
+    """A block of work beside the training, on any thread: `checkpoint_upload`, `prefetch` … It is in no phase."""
 
     __slots__ = ("_began", "_task")
 
@@ -236,7 +211,6 @@ class background:  # noqa: N801  # it is called like a function
 _MODES = {mode: NUMBERS + 8 * place for place, mode in enumerate(MODES)}
 _USUAL = "train"
 _TRAIN = _MODES[_USUAL]
-_LOSS, _GRAD_NORM, _LEARNING_RATE, _LOSS_SCALE, _SAMPLES, _TOKENS, _MICROBATCHES, _EPOCH = range(8)
 _PLAIN = frozenset({float, int})
 _readers: dict[int, TensorReader] = {}
 
@@ -272,28 +246,15 @@ def record(
         return
     place = buffers.place
     extend = place.extend
-    if loss is not None:
-        _record(extend, base + _LOSS, loss)
-    if tokens is not None:
-        _record(extend, base + _TOKENS, tokens)
-    if grad_norm is not None:
-        _record(extend, base + _GRAD_NORM, grad_norm)
-    if samples is not None:
-        _record(extend, base + _SAMPLES, samples)
-    if learning_rate is not None:
-        _record(extend, base + _LEARNING_RATE, learning_rate)
-    if loss_scale is not None:
-        _record(extend, base + _LOSS_SCALE, loss_scale)
-    if microbatches is not None:
-        _record(extend, base + _MICROBATCHES, microbatches)
-    if epoch is not None:
-        _record(extend, base + _EPOCH, epoch)
+    given = (loss, grad_norm, learning_rate, loss_scale, samples, tokens, microbatches, epoch)  # as in FIELDS
+    for code, value in enumerate(given, base):
+        if value is not None:
+            _record(extend, code, value)
     if len(place.buffer.items) > buffers.limit:
         Hooks.full(place.buffer, False)  # nothing is failing
 
 
 def _record(extend: Callable[[Any], None], code: int, value: object) -> None:
-    """Record a number, plain or of another library, or a tensor."""
     if type(value) in _PLAIN:
         extend((code, value))
     elif not is_tensor(value):
@@ -367,20 +328,12 @@ def describe(
 
 
 def skipped_step(reason: str) -> None:
-    """Say that the present step did not change the model.
-
-    Args:
-        reason: `overflow` or `nonfinite`.
-    """
+    """Say that the present step did not change the model, for `overflow` or `nonfinite`."""
     calls.say("skipped_step", reason=taken(reason))
 
 
 def interruption(reason: str) -> None:
-    """Say why the process is about to end.
-
-    Args:
-        reason: One of the reasons of `training_interruptions_total`.
-    """
+    """Say why the process is about to end, by one of the reasons of `training_interruptions_total`."""
     given = taken(reason)
     if given in END_REASONS:
         calls.say("interruption", reason=given)
@@ -403,9 +356,9 @@ def checkpoint_saved(
         step: The step that was saved.
         kind: sync, async or local.
         ok: Whether it succeeded.
-        seconds: Until it was safe.
+        seconds: Until it was safe; `blocking_seconds` is for how long it held up the training.
         bytes: Its size.
-        blocking_seconds: For how long it held up the training.
+        blocking_seconds: See `seconds`.
     """
     calls.say("checkpoint_saved", **{name: taken(value) for name, value in locals().items()})
     Hooks.flush_soon()

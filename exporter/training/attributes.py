@@ -12,7 +12,7 @@ import enum
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -51,11 +51,7 @@ def name_of(name: object) -> str:
 
 
 class Unusable:
-    """What a job has passed where a number or a text belongs, and is neither.
-
-    Attributes:
-        text: How it is shown.
-    """
+    """What a job has passed where a number or a text belongs, and is neither; `text` is how it is shown."""
 
     __slots__ = ("text",)
 
@@ -66,9 +62,8 @@ class Unusable:
 def shown(value: object) -> str:
     """Print a value for a message, without running the job's code; never raises, never waits for a device.
 
-    Returns:
-        What Python prints of texts, numbers, and short collections of them; of an exception its type and text; of
-        anything else its type.
+    Texts, numbers, and short collections of them as Python prints them; of an exception its type and text; of
+    anything else its type.
     """
     if type(value) is Unusable:
         return value.text
@@ -88,12 +83,7 @@ def shown(value: object) -> str:
 
 
 def taken(value: object) -> object:
-    """Take a number or a text of any library, where it is passed.
-
-    Returns:
-        A str, int, float or bool of the same value, or None; `Unusable` for anything else, so that whoever checks it
-        refuses it.
-    """
+    """Take a number or a text of any library: a str, int, float or bool of the same value, None, else `Unusable`."""
     if type(value) in _PLAIN:
         return value
     try:
@@ -124,35 +114,29 @@ def is_tensor(value: object) -> bool:
         return True
 
 
-def plain_value(value: object) -> Any:
+def plain_value(value: object, depth: int = 0) -> Any:
     """Make what an attribute may hold of any value; never raises, never waits for a device.
 
-    Returns:
-        A str, bool, int or float, a homogeneous list of one of them, or None. Numbers of numpy become Python's; a
-        mixed list becomes one of texts, a dictionary a list of `key:value`; of an object that lives on a device,
-        such as a tensor, only its type is told.
+    A str, bool, int or float, a homogeneous list of one of them, or None. Numbers of numpy become Python's; a mixed list
+    becomes one of texts, a dictionary a list of `key:value`; of an object that lives on a device only its type is told.
     """
-    return _plain(value, 0)
-
-
-def _plain(value: object, depth: int) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
     try:
         if isinstance(value, enum.Enum):
-            return _plain(value.value, depth)
+            return plain_value(value.value, depth)
         if depth > DEEPEST and isinstance(value, (list, tuple, set, frozenset, Mapping)):
             return f"<{kind.__name__}>"
         if isinstance(value, (list, tuple, set, frozenset)):
-            items = [_plain(item, depth + 1) for item in value]
+            items = [plain_value(item, depth + 1) for item in value]
             kinds = {type(item) for item in items}
             if len(kinds) <= 1 and not kinds & {list, type(None)}:
                 return items
             return [float(item) if kinds == {int, float} else str(item) for item in items]
         if isinstance(value, Mapping):
             pairs = dict(value).items()
-            return [f"{_plain(key, depth + 1)}:{_plain(item, depth + 1)}" for key, item in pairs]
+            return [f"{plain_value(key, depth + 1)}:{plain_value(item, depth + 1)}" for key, item in pairs]
         if isinstance(value, str):
             return str.__str__(value)
         if isinstance(value, Integral):
@@ -167,23 +151,14 @@ def _plain(value: object, depth: int) -> Any:
 
 
 def assert_that(condition: object, message: str) -> None:
-    """Raise `OneLoggerError` unless the condition holds.
-
-    Raises:
-        OneLoggerError: It does not.
-    """
+    """Raise `OneLoggerError` unless the condition holds."""
     if not condition:
         raise OneLoggerError(message)
 
 
 @dataclass(frozen=True, slots=True)
 class TracingTimestamp:
-    """A moment on two clocks: the wall's for people, the performance counter's for durations.
-
-    Attributes:
-        seconds_since_epoch: Unix seconds.
-        perf_counter_seconds: Seconds of `time.perf_counter`, from an unknown origin.
-    """
+    """A moment on two clocks: the wall's (Unix seconds), and `time.perf_counter`'s for durations."""
 
     seconds_since_epoch: float
     perf_counter_seconds: float
@@ -195,13 +170,9 @@ class TracingTimestamp:
         return int(seconds * 1000) if math.isfinite(seconds) else 0
 
     @classmethod
-    def now(
-        cls,
-        wall_clock: Callable[[], float] = time.time,
-        perf_clock: Callable[[], float] = time.perf_counter,
-    ) -> Self:
+    def now(cls) -> Self:
         """Take both clocks."""
-        return cls(wall_clock(), perf_clock())
+        return cls(time.time(), time.perf_counter())
 
     @classmethod
     def for_timestamp(
@@ -213,10 +184,10 @@ class TracingTimestamp:
         wall_clock: Callable[[], float] = time.time,
         perf_clock: Callable[[], float] = time.perf_counter,
     ) -> Self:
-        """Make one of a time that was noted elsewhere.
+        """Make one of a time that was noted elsewhere, of any age; what lies ahead, or is not finite, becomes now.
 
         Args:
-            timestamp_sec: Unix seconds; of any age. What lies ahead of now, or is not finite, becomes now.
+            timestamp_sec: Unix seconds.
             perf_counter: Of the same moment, if it was noted too; else it is inferred from the wall clock.
             validate_timestamp: False takes a time that lies ahead as it is.
             wall_clock: Unix seconds.
@@ -231,23 +202,15 @@ class TracingTimestamp:
 
     def to_json(self) -> dict[str, float]:
         """Give both as a dictionary."""
-        return {
-            "seconds_since_epoch": self.seconds_since_epoch,
-            "perf_counter_seconds": self.perf_counter_seconds,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` gave.
-
-        Raises:
-            OneLoggerError: One of the two is missing.
-        """
-        assert_that(
-            data and "seconds_since_epoch" in data and "perf_counter_seconds" in data,
-            f"TracingTimestamp must have seconds_since_epoch and perf_counter_seconds: {data}",
-        )
-        return cls(data["seconds_since_epoch"], data["perf_counter_seconds"])
+        """Read back what `to_json` gave; `OneLoggerError` where one of the two is missing."""
+        names = ("seconds_since_epoch", "perf_counter_seconds")
+        complete = data and all(name in data for name in names)
+        assert_that(complete, f"TracingTimestamp must have {' and '.join(names)}: {data}")
+        return cls(*(data[name] for name in names))
 
 
 def moment(given: object) -> TracingTimestamp:
@@ -277,15 +240,10 @@ class Attribute:
 class Attributes(dict[str, Attribute]):
     """The attributes of one span or event, by name."""
 
-    __slots__ = ()
-
     def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        for name, value in ({} if dictionary is None else dictionary).items():
-            if isinstance(value, Attribute):  # of another collection
-                self.add_attribute(value)
-            else:
-                self.add(name, value)
+        for name, value in (dictionary or {}).items():
+            self.add_attribute(value if isinstance(value, Attribute) else Attribute(name, value))
 
     def add(self, name: str, value: AttributeValue) -> Self:
         """Set one, and give the whole."""
@@ -319,9 +277,7 @@ class Attributes(dict[str, Attribute]):
 
     def copied(self) -> Self:
         """Copy it, of the same class; safe while another thread adds to it."""
-        copy = type(self)()
-        copy.update(self)  # one step in C
-        return copy
+        return self.merge(self)
 
     def to_json(self) -> dict[str, Any]:
         """Give name → value."""
@@ -336,29 +292,25 @@ class Attributes(dict[str, Attribute]):
     def merge(cls, attributes: Attributes | None = None, other: Attributes | None = None) -> Self:
         """Join two into a new one of this class; where both have a name, the second's counts."""
         merged = cls()
-        merged.update(attributes or {})
+        merged.update(attributes or {})  # one step in C
         merged.update(other or {})
         return merged
 
     def get_bool_value(self, attribute_name: str) -> bool | None:
         """Give a truth value; None where it is absent; `OneLoggerError` where it is something else."""
-        found: bool | None = self._value(attribute_name, (bool,), "a boolean")
-        return found
+        return self._value(attribute_name, (bool,), "a boolean")  # type: ignore[no-any-return]  # it was checked
 
     def get_int_value(self, attribute_name: str) -> int | None:
         """Give an integer; None where it is absent; `OneLoggerError` where it is something else."""
-        found: int | None = self._value(attribute_name, (int,), "an integer")
-        return found
+        return self._value(attribute_name, (int,), "an integer")  # type: ignore[no-any-return]  # it was checked
 
     def get_float_value(self, attribute_name: str) -> float | None:
         """Give a number; None where it is absent; `OneLoggerError` where it is something else."""
-        found: float | None = self._value(attribute_name, (int, float), "a float")
-        return found
+        return self._value(attribute_name, (int, float), "a float")  # type: ignore[no-any-return]  # it was checked
 
     def get_str_value(self, attribute_name: str) -> str | None:
         """Give a text; None where it is absent; `OneLoggerError` where it is something else."""
-        found: str | None = self._value(attribute_name, (str,), "a string")
-        return found
+        return self._value(attribute_name, (str,), "a string")  # type: ignore[no-any-return]  # it was checked
 
     def _value(self, name: str, kinds: tuple[type, ...], what: str) -> Any:
         found = self.get(name)

@@ -2,10 +2,9 @@
 
 Used in the training process, on the job's threads. A mark is a code and a value, most often the time; it goes into the
 buffer of its thread (or asyncio task) with one `extend`, one step in C: neither a signal handler nor another thread can
-come between the two, and nothing that the garbage collector tracks is left behind. A `Handle` is a block on one buffer.
-Buffers are bounded: a thread that fills its own faster than the recording thread gets the interpreter lock interprets it
-itself; where even that cannot be, the oldest marks are dropped and counted. After a fork the child's buffers are empty.
-Nothing here raises or waits.
+come between the two, and nothing that the garbage collector tracks is left behind. A thread that fills its buffer faster
+than the recording thread gets the interpreter lock interprets it itself; where even that cannot be, the oldest marks are
+dropped and counted. After a fork the child's buffers are empty. Nothing here raises or waits.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exporter.recording.timing import within
-from exporter.training.attributes import Attribute, Attributes, AttributeValue, shown
+from exporter.training.attributes import Attribute, Attributes, AttributeValue, name_of, shown
 from exporter.training.events import Event
 from exporter.training.metrics import report
 from exporter.training.span_kinds import ENTER, EXIT, FAIL, STEPS, UPDATE, VALUES, Kind
@@ -83,8 +82,7 @@ class SpanBuffer:
         thread: Identifier of the thread.
         parent: The buffer of the code that started the task; None for a thread.
         waiting: Items that are drained but not interpreted yet, since other buffers' come first.
-        dropped: Marks that were dropped, all told.
-        counted: Of those, the ones that were counted as misuse.
+        dropped: Marks that were dropped, all told; of those, `counted` were counted as misuse.
         state: Whatever the interpreter keeps of it.
     """
 
@@ -148,19 +146,14 @@ def forget_parent() -> None:
 
 @dataclass(slots=True)
 class SpanUpdate:
-    """What the job says of a span by its handle: an attribute, attributes or an event, and when."""
+    """What the job says of a span by its handle, and when."""
 
     time: float
     item: Attribute | Attributes | Event
 
 
 class Handle:
-    """A block that can be entered again and again, and stands for the span that is open in it.
-
-    Attributes:
-        kind: Of the spans.
-        buffer: Of the thread or task.
-    """
+    """A block on one buffer that can be entered again and again, and stands for the span that is open in it."""
 
     __slots__ = ("kind", "buffer", "_items", "_extend", "_enter", "_exit", "_fail", "_asks")
 
@@ -221,7 +214,7 @@ class Handle:
     @property
     def name_str(self) -> str:
         """Its text."""
-        return str(getattr(self.kind.name, "value", self.kind.name))
+        return name_of(self.kind.name)
 
     @property
     def active(self) -> bool:
@@ -279,12 +272,9 @@ class Handles(dict[Kind, Handle]):
 
 
 class Place:
-    """The buffer of one thread or task, and its handles.
+    """The buffer of one thread or task, `extend`, which puts marks into it, and its handles by kind.
 
     Attributes:
-        buffer: The buffer.
-        extend: Puts marks into it.
-        handles: By kind.
         opened: Rare spans that were begun here and not ended, the outermost first.
     """
 

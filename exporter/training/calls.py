@@ -27,13 +27,7 @@ LOOP_FIELDS = ("global_batch_size", "seq_length", "flops_per_sample", "is_log_th
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """A mark of something else than a block's begin or end.
-
-    Attributes:
-        name: The function that was called.
-        values: What it was given.
-        time: Monotonic, seconds.
-    """
+    """A mark of something else than a block's begin or end: the function, what it was given, and the monotonic time."""
 
     name: str
     values: dict[str, Any]
@@ -42,12 +36,7 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Began(Call):
-    """The begin of a rare span.
-
-    Attributes:
-        span: What the job was given.
-        entered: It is a block; else it was begun by a callback.
-    """
+    """The begin of a rare span; `entered` as a block, else by a callback."""
 
     span: Span
     entered: bool
@@ -128,7 +117,7 @@ def begin(
         _note(place, kind.code + BEGAN, Began(name=call, values=values or {}, span=span, entered=entered))
         place.opened.append(span)
         del place.opened[:-MOST_OPEN]
-        settle(failing=False)
+        Hooks.settle(buffers.here().buffer, False)  # nothing is failing
     return span
 
 
@@ -165,7 +154,7 @@ def end(
         attributes=attributes,
     )
     _note(place, kind.code + ENDED, ended)
-    settle(failing=exception is not None)
+    Hooks.settle(buffers.here().buffer, exception is not None)
     if kind is CHECKPOINT_SAVE and exception is None:
         Hooks.flush_soon()
 
@@ -175,12 +164,7 @@ def say(name: str, **values: Any) -> None:
     place = buffers.here()
     if buffers.is_on():
         _note(place, CALL, Call(name=name, values=values))
-        settle(failing=False)
-
-
-def settle(*, failing: bool) -> None:
-    """Have rare calls looked at soon: at once where nothing is in the way, for certain where misuse raises."""
-    Hooks.settle(buffers.here().buffer, failing)
+        Hooks.settle(buffers.here().buffer, False)  # nothing is failing
 
 
 def note_time(kind: Kind, what: int) -> None:
@@ -209,10 +193,8 @@ def loop_values(
 ) -> dict[str, Any]:
     """Give what the begin of a training loop tells, callables asked."""
     values = Hooks.telemetry.ask(*LOOP_FIELDS)
-    for name, given in (
-        ("train_iterations_target", iterations_target),
-        ("train_samples_target", samples_target),
-    ):
+    targets = {"train_iterations_target": iterations_target, "train_samples_target": samples_target}
+    for name, given in targets.items():
         values |= Hooks.telemetry.ask(name) if given is None else {name: _target(given, call, name)}
     return values | {"train_iterations_start": taken(start), "train_samples_start": taken(samples)}
 

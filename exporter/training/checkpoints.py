@@ -1,7 +1,8 @@
 """Checkpoints: saves under way and those that are safe, what they took, and the work that they make safe.
 
-Used by the recording thread of the training process; the sidecar's ledger makes goodput of it. A save is known by its step. One that is asynchronous may be
-confirmed at any time, in any order; what was trained when the save began is what it makes safe.
+Used by the recording thread of the training process; the sidecar's ledger makes goodput of it. A save is known by its step.
+One that is asynchronous may be confirmed at any time, in any order; what was trained when the save began is what it makes
+safe.
 """
 
 from __future__ import annotations
@@ -28,15 +29,7 @@ MOST_SEGMENTS = 64
 
 @dataclass(slots=True)
 class Segment:
-    """A stretch of work that no checkpoint covers.
-
-    Attributes:
-        loop: The training loop that it was done in.
-        first: Its first step.
-        last: Its last step.
-        seconds: What it took.
-        save: Number of the save that it is to be safe by, or a later one.
-    """
+    """Seconds of work, of some steps of a loop, that no checkpoint covers; it is to be safe by this save or a later one."""
 
     loop: int
     first: int
@@ -51,7 +44,7 @@ class Work:
     Attributes:
         seconds: Of completed iterations.
         failed_seconds: Of iterations whose body raised.
-        committed_step: Step of the latest save that succeeded.
+        committed_step: Steps completed when the latest save that succeeded began.
         committed_seconds: What the saves cover.
     """
 
@@ -78,40 +71,24 @@ class Work:
             self._merge()
 
     def save_begins(self) -> int:
-        """Note that a save begins.
-
-        Returns:
-            Its number, for `commit`.
-        """
+        """Note that a save begins; gives its number, for `commit`."""
         self._saves += 1
         return self._saves
 
     def commit(self, save: int, step: int | None) -> None:
-        """Note that a save has succeeded; one that began before another that has succeeded changes nothing.
-
-        Args:
-            save: Its number.
-            step: Steps completed when it began.
-        """
+        """Note that a save has succeeded; one that began before another that has succeeded changes nothing."""
         if save > self._committed:
             self._committed = save
             self._keep([segment for segment in self._segments if segment.save >= save], step)
 
     def commit_steps(self, step: int) -> None:
-        """Note that a save of a step has succeeded of which it is not known when it began.
-
-        Args:
-            step: Steps completed when it began.
-        """
-        kept = []
+        """Note that a save of a step has succeeded of which it is not known when it began."""
         for segment in self._segments:
             steps = segment.last - segment.first + 1
             done = min(max(step - segment.first, 0), steps)
             segment.seconds -= segment.seconds * done / steps
             segment.first += done
-            if done < steps:
-                kept.append(segment)
-        self._keep(kept, step)
+        self._keep([segment for segment in self._segments if segment.first <= segment.last], step)
 
     def _keep(self, segments: list[Segment], step: int | None) -> None:
         self._segments = segments
@@ -125,31 +102,19 @@ class Work:
 
     def _merge(self) -> None:
         """Join the two oldest neighbours that can be; a save commits them only once it covers both."""
-        for index in range(len(self._segments) - 1):
-            left, right = self._segments[index], self._segments[index + 1]
+        for left, right in pairwise(self._segments):
             if left.loop == right.loop and left.last < right.first:
                 right.first = left.first
-                right.seconds += left.seconds
-                del self._segments[index]
-                return
-        oldest, second = self._segments[:2]  # loops or steps that went back: the seconds at least are kept
-        second.seconds += oldest.seconds
-        del self._segments[0]
+                break
+        else:  # loops or steps that went back: the seconds at least are kept
+            left, right = self._segments[:2]
+        right.seconds += left.seconds
+        self._segments = [segment for segment in self._segments if segment is not left]
 
 
 @dataclass(eq=False, slots=True)
 class Save:
-    """A save.
-
-    Attributes:
-        step: As the job calls it.
-        strategy: sync or async.
-        began: Monotonic time.
-        completed: Steps completed when it began.
-        number: Of the save in this process.
-        confirmed: It has succeeded.
-        figures: What a telemetry keeps of it.
-    """
+    """A save of a step, as the job calls it, begun at a monotonic time, when so many steps were completed."""
 
     step: int
     strategy: str
@@ -157,16 +122,11 @@ class Save:
     completed: int
     number: int
     confirmed: bool = False
-    figures: Any = None
+    figures: Any = None  # what a telemetry keeps of it
 
 
 class Checkpoints:
-    """The saves of this process.
-
-    Args:
-        families: Where they are counted.
-        work: What they make safe.
-    """
+    """The saves of this process: counted in the families; they make the work safe."""
 
     def __init__(self, families: Families, work: Work) -> None:
         self._families = families
@@ -190,7 +150,7 @@ class Checkpoints:
         self._pending[step] = save
         if len(self._pending) > MOST_PENDING:
             del self._pending[next(iter(self._pending))]
-        self._expect(strategy)
+        self._count(strategy)
         return save
 
     def pending(self, step: object) -> Save | None:
@@ -198,13 +158,7 @@ class Checkpoints:
         return self._pending.get(step) if isinstance(step, int) else None
 
     def succeed(self, save: Save, at: float, wall: float) -> None:
-        """Note that a save is safe.
-
-        Args:
-            save: It.
-            at: Monotonic time.
-            wall: Unix time of the same moment.
-        """
+        """Note that a save is safe, at a monotonic time and the Unix time of the same moment."""
         self._pending.pop(save.step, None)
         save.confirmed = True
         self._work.commit(save.number, save.completed)
@@ -215,18 +169,14 @@ class Checkpoints:
         if not save.confirmed:
             if self._pending.get(save.step) is save:
                 del self._pending[save.step]
-            self._failed(save.strategy)
+            self._count(save.strategy, "failed")
 
     def blocked(self, kind: str, seconds: float) -> None:
         """Count for how long a save held up the training."""
         self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
 
     def told(self, values: Mapping[str, Any], at: float, wall: float) -> str | None:
-        """Take the job's word of a save that is over.
-
-        Returns:
-            What is wrong with it; None where nothing is.
-        """
+        """Take the job's word of a save that is over; gives what is wrong with it, None where nothing is."""
         step, kind = values["step"], values["kind"]
         if not is_count(step):
             return f"a step of 0 or more, not {shown(step)}"
@@ -240,7 +190,7 @@ class Checkpoints:
         if values["blocking_seconds"] is not None:
             self.blocked(kind, values["blocking_seconds"])
         if not values["ok"]:
-            self._failed(kind)
+            self._count(kind, "failed")
             return None
         self._succeeded(kind, step, at, wall, values["seconds"])
         if kind != "local":
@@ -249,19 +199,14 @@ class Checkpoints:
             self._work.commit_steps(step)
         return None
 
-    def _expect(self, kind: str) -> None:
-        """Begin to count saves of a kind, so that the first that fails is seen to rise."""
-        for result in ("ok", "failed"):
-            self._families.counter("training.checkpoints", kind=kind, result=result)
-
-    def _failed(self, kind: str) -> None:
-        self._expect(kind)
-        self._families.counter("training.checkpoints", kind=kind, result="failed").add()
+    def _count(self, kind: str, result: str = "") -> None:
+        """Count a save; of a kind that is new, both results begin at 0, so that the first that fails is seen to rise."""
+        for each in ("ok", "failed"):
+            self._families.counter("training.checkpoints", kind=kind, result=each).add(each == result)
 
     def _succeeded(self, kind: str, step: int, at: float, wall: float, seconds: float | None) -> None:
         families = self._families
-        self._expect(kind)
-        families.counter("training.checkpoints", kind=kind, result="ok").add()
+        self._count(kind, "ok")
         if seconds is not None:
             families.histogram("training.checkpoint_duration", kind=kind, part="total").observe(seconds)
         if kind == "local":

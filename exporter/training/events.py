@@ -22,13 +22,7 @@ from exporter.training.attributes import (
     shown,
 )
 
-SPAN_START, SPAN_STOP, ERROR, TELEMETRY_DATA_ERROR = (
-    "span_start",
-    "span_stop",
-    "error",
-    "telemetry_data_error",
-)
-"""Names of the events that any span may have."""
+ERROR, TELEMETRY_DATA_ERROR = "error", "telemetry_data_error"
 LONGEST_TRACEBACK = 16_384
 """Characters of a traceback; the end of it says most."""
 
@@ -36,37 +30,21 @@ LONGEST_TRACEBACK = 16_384
 class Event:
     """A moment of a span, with attributes; it does not change, and always carries `timestamp_msec`."""
 
-    __slots__ = ("_name", "_timestamp", "_attributes")
+    __slots__ = ("name", "timestamp", "attributes")
 
     def __init__(
         self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | None = None
     ) -> None:
-        self._name = name
-        self._timestamp = timestamp = moment(timestamp)
+        self.name = name
+        self.timestamp = moment(timestamp)
         # A copy: the caller may go on using what it passed, while the exporters still read this.
-        own = Attributes.of(attributes).copied()
-        own.add("timestamp_msec", timestamp.milliseconds_since_epoch)
-        self._attributes = own
-
-    @property
-    def name(self) -> EventName:
-        """As it was given."""
-        return self._name
+        self.attributes = Attributes.of(attributes).copied()
+        self.attributes.add("timestamp_msec", self.timestamp.milliseconds_since_epoch)
 
     @property
     def name_str(self) -> str:
         """The name's text."""
-        return name_of(self._name)
-
-    @property
-    def timestamp(self) -> TracingTimestamp:
-        """When it happened."""
-        return self._timestamp
-
-    @property
-    def attributes(self) -> Attributes:
-        """Of the class that was passed, where one was."""
-        return self._attributes
+        return name_of(self.name)
 
     @classmethod
     def create(
@@ -79,48 +57,38 @@ class Event:
         """Give it as a dictionary that `from_json` reads."""
         return {
             "name": self.name_str,
-            "timestamp": self._timestamp.to_json(),
-            "attributes": self._attributes.to_json(),
+            "timestamp": self.timestamp.to_json(),
+            "attributes": self.attributes.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Read back what `to_json` gave, of an event of any class.
-
-        Raises:
-            OneLoggerError: It is not an event.
-        """
+        """Read back what `to_json` gave, of an event of any class; `OneLoggerError` where it is none."""
         assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
-        if cls is Event and data["name"] == ERROR and "error_message" in data:
-            return ErrorEvent.from_json(data)
-        if cls is Event and data["name"] == TELEMETRY_DATA_ERROR and "error_type" in data:
-            return TelemetryDataError.from_json(data)
-        timestamp = TracingTimestamp.from_json(data["timestamp"])
-        return Event(data["name"], timestamp, Attributes.from_json(data.get("attributes") or {}))
+        at = TracingTimestamp.from_json(data["timestamp"])
+        attributes = Attributes.from_json(data.get("attributes") or {})
+        if data["name"] == ERROR and "error_message" in data:
+            kind, text, trace = (data.get(f"exception_{each}") for each in ("type", "message", "traceback"))
+            return ErrorEvent(at, data["error_message"], kind, text, trace, attributes)
+        if data["name"] == TELEMETRY_DATA_ERROR and "error_type" in data:
+            what = TelemetryDataError.ErrorType(data["error_type"])
+            return TelemetryDataError(at, what, data["error_message"], attributes)
+        return Event(data["name"], at, attributes)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Event) and (
-            self._name == other._name
-            and self._timestamp == other._timestamp
-            and self._attributes == other._attributes
+            (self.name, self.timestamp, self.attributes) == (other.name, other.timestamp, other.attributes)
         )
 
     def __hash__(self) -> int:
-        return hash((self.name_str, self._timestamp))
+        return hash((self.name_str, self.timestamp))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name_str!r}, {self._attributes.to_json()!r})"
+        return f"{type(self).__name__}({self.name_str!r}, {self.attributes.to_json()!r})"
 
 
 class ErrorEvent(Event):
-    """An error of the application.
-
-    Attributes:
-        error_message: In words.
-        exception_type: The class's name, of an exception.
-        exception_message: Its text, never empty: where there is none, how it prints.
-        exception_traceback: The end of its traceback.
-    """
+    """An error of the application, in words; of an exception, with its class, its text and the end of its traceback."""
 
     __slots__ = ("error_message", "exception_type", "exception_message", "exception_traceback")
 
@@ -133,22 +101,15 @@ class ErrorEvent(Event):
         exception_traceback: str | None = None,
         attributes: Attributes | None = None,
     ) -> None:
-        if exception_type and not exception_message:
-            exception_message = exception_type
-        self.error_message = error_message = _message(error_message)
+        self.error_message = _message(error_message)
         self.exception_type = exception_type
-        self.exception_message = exception_message
+        self.exception_message = exception_message or exception_type
         self.exception_traceback = exception_traceback
-        told = Attributes()
-        told.add("error_message", error_message)
-        if exception_type:
-            told.add("exception_type", exception_type)
-        if exception_message:
-            told.add("exception_message", exception_message)
-        if exception_traceback:
-            told.add("exception_traceback", exception_traceback)
-        if attributes:
-            told.add_attributes(attributes)
+        told = Attributes({"error_message": self.error_message})
+        for name in ("exception_type", "exception_message", "exception_traceback"):
+            if getattr(self, name):
+                told.add(name, getattr(self, name))
+        told.add_attributes(Attributes.of(attributes))
         super().__init__(ERROR, timestamp, told)
 
     @classmethod
@@ -169,25 +130,12 @@ class ErrorEvent(Event):
 
     def to_json(self) -> dict[str, Any]:
         """Give it as a dictionary that `from_json` reads."""
-        told = super().to_json()
-        told["error_message"] = self.error_message
+        told = super().to_json() | {"error_message": self.error_message}
         if self.exception_type is not None:
             told["exception_type"] = self.exception_type
             told["exception_message"] = self.exception_message
             told["exception_traceback"] = self.exception_traceback or ""
         return told
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ErrorEvent:
-        """Read back what `to_json` gave."""
-        return cls(
-            TracingTimestamp.from_json(data["timestamp"]),
-            data["error_message"],
-            data.get("exception_type"),
-            data.get("exception_message"),
-            data.get("exception_traceback"),
-            Attributes.from_json(data.get("attributes") or {}),
-        )
 
 
 class TelemetryDataError(Event):
@@ -209,13 +157,11 @@ class TelemetryDataError(Event):
         attributes: Attributes | None = None,
     ) -> None:
         self.error_type = error_type
-        self.error_message = error_message = _message(error_message)
-        told = Attributes()
-        told.add("error_message", error_message)
-        told.add("telemetry_data_error_type", error_type.value)
-        if attributes:
-            told.add_attributes(attributes)
-        super().__init__(TELEMETRY_DATA_ERROR, timestamp, told)
+        self.error_message = _message(error_message)
+        told = {"error_message": self.error_message, "telemetry_data_error_type": error_type.value}
+        super().__init__(
+            TELEMETRY_DATA_ERROR, timestamp, Attributes.merge(Attributes(told), Attributes.of(attributes))
+        )
 
     @classmethod
     def create(  # type: ignore[override]  # as in one-logger
@@ -230,16 +176,6 @@ class TelemetryDataError(Event):
     def to_json(self) -> dict[str, Any]:
         """Give it as a dictionary that `from_json` reads."""
         return super().to_json() | {"error_type": self.error_type.value, "error_message": self.error_message}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TelemetryDataError:
-        """Read back what `to_json` gave."""
-        return cls(
-            TracingTimestamp.from_json(data["timestamp"]),
-            cls.ErrorType(data["error_type"]),
-            data["error_message"],
-            Attributes.from_json(data.get("attributes") or {}),
-        )
 
 
 def _message(given: object) -> str:

@@ -39,33 +39,29 @@ _BY_CLASS = {
     "TimeoutError": "network",
     "EOFError": "storage",
 }
-_BY_TEXT = (
-    ("out of memory", "gpu_memory"),
-    ("NCCL", "nccl_timeout"),
-    ("CUDA error", "gpu"),
-    ("CUDNN", "gpu"),
-    ("cuBLAS", "gpu"),
-    ("CUBLAS", "gpu"),
-    ("No space left", "storage"),
-    ("Connection reset", "network"),
-    ("Connection refused", "network"),
-    ("Connection closed", "network"),
-    ("DataLoader worker", "host"),
-)
+_BY_TEXT = {
+    "out of memory": "gpu_memory",
+    "NCCL": "nccl_timeout",
+    "CUDA error": "gpu",
+    "CUDNN": "gpu",
+    "cuBLAS": "gpu",
+    "CUBLAS": "gpu",
+    "No space left": "storage",
+    "Connection reset": "network",
+    "Connection refused": "network",
+    "Connection closed": "network",
+    "DataLoader worker": "host",
+}
 _STORAGE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE})
 
 
 class Facts:
-    """What is known of the run.
-
-    Args:
-        families: Where the target is told.
-        environment: Of the process.
+    """What is known of the run; a number is None while nobody said.
 
     Attributes:
-        world_size: Ranks as the job said; None while it is not known.
-        peak_flops: FLOP/s of this rank's device; None while nobody said.
-        flops_per_token: Model FLOP of a token; None while nobody said.
+        world_size: Ranks.
+        peak_flops: FLOP/s of this rank's device.
+        flops_per_token: Model FLOP of a token.
         hardware_flops_per_token: The same with what is computed again.
         flops_per_sample: Model FLOP of a sample.
     """
@@ -103,9 +99,9 @@ class Facts:
 
     def ask(self, values: Mapping[str, Any]) -> None:
         """Take what the job's callables say."""
-        flops = values.get("flops_per_sample")
-        if flops:
-            self.flops_per_sample = float(flops)
+        if values.get("flops_per_sample"):
+            self.flops_per_sample = float(values["flops_per_sample"])
+        self._set_world_size(values.get("world_size"))
 
     def target(self, step: object) -> None:
         """Take the step at which the training is to end."""
@@ -114,31 +110,21 @@ class Facts:
             self._families.gauge("training.step_target").set(number)
 
     def describe(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Take what the job says by itself.
-
-        Returns:
-            What is wrong: the field, and what was expected.
-        """
+        """Take what the job says by itself; gives what is wrong: the field, and what was expected."""
         wrong = []
         for name, value in values.items():
+            number = _positive(value)
             if name in _TEXTS:
                 self._say(name, value)
+            elif number is None or (name not in _RATES and not isinstance(value, int)):
+                what = {"step_target": "a step above 0", "world_size": "a number of ranks"}
+                wrong.append((name, f"to be {what.get(name, 'a number above 0')}"))
             elif name == "step_target":
-                if not isinstance(value, int) or _positive(value) is None:
-                    wrong.append((name, "to be a step above 0"))
-                else:
-                    self.target(value)
+                self.target(value)
             elif name == "world_size":
-                if not isinstance(value, int) or _positive(value) is None:
-                    wrong.append((name, "to be a number of ranks"))
-                else:
-                    self._set_world_size(value)
-            elif name in _RATES:
-                number = _positive(value)
-                if number is None:
-                    wrong.append((name, "to be a number above 0"))
-                else:
-                    setattr(self, name, number)
+                self._set_world_size(value)
+            else:
+                setattr(self, name, number)
         return wrong
 
     def _say(self, name: str, value: object) -> None:
@@ -164,7 +150,7 @@ def _positive(value: object) -> float | None:
 
 
 def reason_of(exception: BaseException) -> str:
-    """Tell why an exception ends the job; never raises."""
+    """Tell why an exception ends the job, one of `END_REASONS`, "" where it does not; never raises."""
     if isinstance(exception, SystemExit):
         code = exception.code
         return "" if code is None or (isinstance(code, int) and code == 0) else "exit"
@@ -175,16 +161,8 @@ def reason_of(exception: BaseException) -> str:
             return _BY_CLASS[each.__name__]
     if isinstance(exception, OSError) and exception.errno in _STORAGE:
         return "storage"
-    if isinstance(exception, RuntimeError):
-        text = _text(exception)
-        for part, reason in _BY_TEXT:
-            if part in text:
-                return reason
-    return "exit"
-
-
-def _text(exception: BaseException) -> str:
     try:
-        return str(exception)
+        text = str(exception) if isinstance(exception, RuntimeError) else ""
     except Exception:  # noqa: BLE001  # the job's own class
-        return ""
+        text = ""
+    return next((reason for part, reason in _BY_TEXT.items() if part in text), "exit")

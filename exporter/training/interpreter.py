@@ -26,7 +26,6 @@ from exporter.training.span_kinds import (
     END,
     ENDED,
     ENTER,
-    EXIT,
     FAIL,
     FIELDS,
     FIRST_CODE,
@@ -34,7 +33,6 @@ from exporter.training.span_kinds import (
     KINDS,
     MODES,
     NUMBERS,
-    UPDATE,
     VALUES,
     Kind,
 )
@@ -57,14 +55,9 @@ def time_of(code: int, value: Any) -> float | None:
 
 
 class Interpreter:
-    """What is known of one process.
-
-    Args:
-        job: What the marks are about.
+    """What is known of one process: what is `open`, and `now`, the time of the latest mark.
 
     Attributes:
-        open: What is open.
-        now: Time of the latest mark.
         trains: The job has told of a phase, a step or a number.
     """
 
@@ -79,12 +72,7 @@ class Interpreter:
     # Marks -----------------------------------------------------------------------------------------------
 
     def take(self, buffer: SpanBuffer, items: list[Any], seconds: float = inf) -> int:
-        """Interpret the marks of one buffer.
-
-        Args:
-            buffer: Whose.
-            items: Codes and values in turn.
-            seconds: After so long the rest is left.
+        """Interpret the marks of one buffer, codes and values in turn, for about so long.
 
         Returns:
             How many items were interpreted.
@@ -109,14 +97,22 @@ class Interpreter:
         try:
             if code >= FIRST_CODE:
                 kind, what = KINDS[(code >> 3) - FIRST_KIND], code & 7
+                self.now = value if what < BEGAN else value.time
                 if what == ENTER:
-                    self.now = value
                     self._begin(stack, kind, value, kind.call, entered=True)
-                elif EXIT <= what <= FAIL:
-                    self.now = value
+                elif ENTER < what <= FAIL:
                     self._leave(stack, kind, value, None, failed=what == FAIL)
+                elif what == BEGIN:
+                    self._begin(stack, kind, value, kind.begin, entered=False)
+                elif what == END:
+                    self._end_latest(stack, kind, value, None)
+                elif what == BEGAN:
+                    at = value.span.start_event.timestamp.perf_counter_seconds
+                    self._begin(stack, kind, at, value.name, value, entered=value.entered)
+                elif what == ENDED:
+                    self._ended(stack, kind, value)
                 else:
-                    self._by_callback(stack, kind, what, value)
+                    self._update(stack, kind, value)
             elif code >= NUMBERS:
                 self.trains = True
                 field, mode = FIELDS[(code - NUMBERS) & 7], MODES[(code - NUMBERS) >> 3]
@@ -125,26 +121,11 @@ class Interpreter:
                     self.job.wrong("record", field, f"{field} {wrong}, not {shown(value)}")
             elif code == VALUES:
                 self.job.ask(value)
-            elif code == CALL:
+            else:
                 self.now = value.time
                 self._called(value)
         except Exception as error:  # noqa: BLE001  # see above
             tell_once(f"mark {error!r}", f"a defect in the recording of training: {error!r}")
-
-    def _by_callback(self, stack: SpanStack, kind: Kind, what: int, value: Any) -> None:
-        """Take what is not a short block's begin or end."""
-        self.now = value if what < BEGAN else value.time
-        if what == BEGIN:
-            self._begin(stack, kind, value, kind.begin, entered=False)
-        elif what == END:
-            self._end_latest(stack, kind, value, None)
-        elif what == BEGAN:
-            at = value.span.start_event.timestamp.perf_counter_seconds
-            self._begin(stack, kind, at, value.name, value, entered=value.entered)
-        elif what == ENDED:
-            self._ended(stack, kind, value)
-        elif what == UPDATE:
-            self._update(stack, kind, value)
 
     # Threads that end or lose marks ---------------------------------------------------------------------
 
@@ -211,10 +192,9 @@ class Interpreter:
                 job.application_began(opened, mark.values)
 
     def _begin_phase(self, opened: OpenSpan, mark: Began | None) -> None:
-        kind = opened.kind
+        kind, phase = opened.kind, opened.kind.phase
         if kind in kinds.ITERATIONS or kind in kinds.LOOPS:
             self.clock.training_begins(self.now)
-        phase = kind.phase
         if phase is not None:
             if kind is kinds.CHECKPOINT_SAVE and mark is not None:
                 phase = f"checkpoint_save_{mark.values.get('strategy', 'sync')}"
@@ -382,12 +362,11 @@ class Interpreter:
         values, job = call.values, self.job
         if call.name in {"add_event", "span_error"}:
             opened = self.open.open_of(values["span"])
+            tell = job.telemetry.span_event if call.name == "add_event" else job.telemetry.span_error
             if opened is None:
                 job.rule(call.name, "stopped_span", "a span that is open")
-            elif opened.recorded and call.name == "add_event":
-                job.telemetry.span_event(values["span"], values["event"])
             elif opened.recorded:
-                job.telemetry.span_error(values["span"], values["event"])
+                tell(values["span"], values["event"])
         elif call.name == "discard_iteration":
             found = self.open.find(kinds.GUESSED_ITERATION) or self.open.find(kinds.TRAINING_ITERATION)
             if found is not None:

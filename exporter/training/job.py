@@ -27,20 +27,14 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """What a process trains.
-
-    Args:
-        families: Where all is counted.
-        misuse: Takes what cannot be meant so.
-        began: Monotonic time at which the process's recording began.
+    """What a process trains, from the monotonic time at which its recording began.
 
     Attributes:
         telemetry: What the job has configured.
         offset: Of the wall clock from the monotonic one, at present.
         tells: The job has told of a loop or a step itself, so that a bridge need not guess.
         closed: The application has ended, and no other has begun.
-        loop: The latest training loop; None before the first.
-        open_loop: Its span; None outside it.
+        loop: The latest training loop; None before the first. Its span is `open_loop`; None outside it.
         iteration: The iteration of the main thread that is open.
     """
 
@@ -93,20 +87,16 @@ class Job:
         telemetry, loop = self.telemetry, kind is kinds.TRAINING_LOOP
         if telemetry.configured and not telemetry.trains and (loop or kind is kinds.CHECKPOINT_SAVE):
             return "S6", "set_training_telemetry_config before it"
-        if loop:
-            start, samples = values.get("train_iterations_start"), values.get("train_samples_start")
-            if not is_count(start):
-                return "S9", f"train_iterations_start of 0 or more, not {shown(start)}"
-            if samples is not None and not is_count(samples):
-                return "S9", f"train_samples_start of 0 or more, not {shown(samples)}"
+        for name in ("train_iterations_start", "train_samples_start") if loop else ():
+            value = values.get(name)
+            if not is_count(value) and (value is not None or name == "train_iterations_start"):
+                return "S9", f"{name} of 0 or more, not {shown(value)}"
         return None
 
     def ask(self, values: Mapping[str, Any]) -> None:
         """Take what the job's callables say."""
         (self.loop or self._before_loops).ask(values)
         self.facts.ask(values)
-        if "world_size" in values:
-            self.facts.describe({"world_size": values["world_size"]})
 
     # Begins ----------------------------------------------------------------------------------------------
 
@@ -164,12 +154,12 @@ class Job:
         if is_untold_save(mark):
             return
         step = mark.values.get("global_step")
-        if not is_count(-step if isinstance(step, int) and step < 0 else step):
+        if not isinstance(step, int) or not is_count(abs(step)):
             self.wrong(mark.name, "global_step", f"global_step to be a number, not {shown(step)}")
             step = 0 if self.loop is None else self.loop.completed
         completed = step if self.loop is None else self.loop.completed
         strategy = mark.values.get("strategy", "sync")
-        opened.save = self.checkpoints.begin(step, strategy, opened.began, completed)  # type: ignore[arg-type]
+        opened.save = self.checkpoints.begin(step, strategy, opened.began, completed)
         if opened.known:
             self.telemetry.save_began(opened, opened.save)
 
@@ -189,8 +179,7 @@ class Job:
                     self.telemetry.validation_step_ended(seconds)
         elif kind is kinds.VALIDATION_LOOP or kind is kinds.TESTING_LOOP:
             if opened.known:
-                completed = 0 if self.loop is None else self.loop.completed
-                self.telemetry.evaluation_ended(opened, completed)
+                self.telemetry.evaluation_ended(opened, 0 if self.loop is None else self.loop.completed)
         elif kind is kinds.CHECKPOINT_SAVE:
             self._save_ended(opened, at, entered=mark is not None and mark.entered, failed=failed)
         elif kind in kinds.LOOPS:
@@ -226,7 +215,7 @@ class Job:
             self.telemetry.loop_ended(opened)
 
     def _note_failure(self, mark: Ended | None) -> None:
-        if mark is not None and mark.reason and not self._failure:
+        if mark is not None and not self._failure:
             self._failure = mark.reason
 
     def _iteration_ended(self, opened: OpenSpan, at: float, *, failed: bool) -> None:
@@ -294,14 +283,7 @@ class Job:
             self.telemetry.save_ended(opened, save, seconds)
 
     def save_succeeded(self, step: object, holder: OpenSpan | None, at: TracingTimestamp, call: str) -> None:
-        """Note that a save is safe.
-
-        Args:
-            step: Its step, as the job has said it.
-            holder: The span that its success is an event of.
-            at: When.
-            call: The function that said so.
-        """
+        """Note that the save of a step is safe; the success is an event of its holder."""
         save = self.checkpoints.pending(step)
         if save is None:
             what = f"the step of a save that was begun and is not safe yet, not {shown(step)}"

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
 from math import inf
-from typing import TypeVar
 
 from exporter.recording.notices import tell_once
 from exporter.recording.values import Aggregation, StatDefinition, StatReading
@@ -32,13 +31,15 @@ REPORTED: deque[tuple[str, str, str]] = deque(maxlen=10_000)
 
 
 class Series:
-    """One series; `count` is how often it has changed.
+    """One series, a counter, gauge or histogram as its definition says.
 
     Attributes:
-        definition: As the feed carries it.
+        total: Of a counter or histogram.
+        value: Of a gauge; None for no data.
+        count: How often it has changed.
     """
 
-    __slots__ = ("definition", "count", "_reading")
+    __slots__ = ("definition", "total", "value", "count", "_counts", "_reading")
 
     def __init__(self, definition: StatDefinition) -> None:
         self.definition = definition
@@ -47,88 +48,35 @@ class Series:
     def reset(self) -> None:
         """Begin from zero."""
         self.count = 0
+        self.total = 0.0
+        self.value: float | None = None
+        self._counts = [0] * (len(self.definition.buckets) + 1)
         self._reading: StatReading | None = None
 
-    def reading(self) -> StatReading:
-        """Tell all; the same object as long as nothing has changed."""
-        if self._reading is None or self._reading.count != self.count:
-            self._reading = self._read()
-        return self._reading
-
-    def _read(self) -> StatReading:
-        raise NotImplementedError
-
-
-class Counter(Series):
-    """A number that only grows.
-
-    Attributes:
-        value: So far.
-    """
-
-    __slots__ = ("value",)
-
-    def reset(self) -> None:
-        """Begin from zero."""
-        super().reset()
-        self.value = 0.0
-
     def add(self, amount: float = 1) -> None:
-        """Grow; never by less than nothing, nor beyond what a float holds."""
-        if amount >= 0 and self.value + amount < inf:
-            self.value += amount
+        """Let a counter grow; never by less than nothing, nor beyond what a float holds."""
+        if amount >= 0 and self.total + amount < inf:
+            self.total += amount
             self.count += 1
 
-    def _read(self) -> StatReading:
-        return StatReading(self.definition, self.count, self.value)
-
-
-class Gauge(Series):
-    """A number that is set, or not known.
-
-    Attributes:
-        value: The latest; None for no data.
-    """
-
-    __slots__ = ("value",)
-
-    def reset(self) -> None:
-        """Forget the value."""
-        super().reset()
-        self.value: float | None = None
-
     def set(self, value: float | None) -> None:
-        """Replace it; None where it is not known any more."""
+        """Set a gauge; None where it is not known any more."""
         if value != self.value:
             self.value = value
             self.count += 1
 
-    def _read(self) -> StatReading:
-        return StatReading(self.definition, self.count, 0.0, value=self.value)
-
-
-class Histogram(Series):
-    """Durations by size."""
-
-    __slots__ = ("_counts", "_sum")
-
-    def reset(self) -> None:
-        """Begin from zero."""
-        super().reset()
-        self._counts = [0] * (len(self.definition.buckets) + 1)
-        self._sum = 0.0
-
     def observe(self, value: float) -> None:
-        """Add one."""
+        """Add to a histogram."""
         self._counts[bisect_left(self.definition.buckets, value)] += 1
-        self._sum += value
+        self.total += value
         self.count += 1
 
-    def _read(self) -> StatReading:
-        return StatReading(self.definition, self.count, self._sum, tuple(accumulate(self._counts[:-1])))
-
-
-S = TypeVar("S", bound=Series)
+    def reading(self) -> StatReading:
+        """Tell all; the same object as long as nothing has changed."""
+        if self._reading is None or self._reading.count != self.count:
+            buckets = tuple(accumulate(self._counts[:-1]))
+            self._reading = StatReading(self.definition, self.count, self.total, buckets, value=self.value)
+        return self._reading
 
 
 class Families:
@@ -138,17 +86,17 @@ class Families:
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
         self._sizes: dict[str, int] = {}
 
-    def counter(self, name: str, unit: str | None = None, **labels: str) -> Counter:
+    def counter(self, name: str, unit: str | None = None, **labels: str) -> Series:
         """Give a counter; its name has dots, no unit and no `_total`."""
-        return self._obtain(Counter, name, unit, labels)
+        return self._obtain("counter", name, unit, labels)
 
-    def gauge(self, name: str, unit: str | None = None, **labels: str) -> Gauge:
+    def gauge(self, name: str, unit: str | None = None, **labels: str) -> Series:
         """Give a gauge."""
-        return self._obtain(Gauge, name, unit, labels)
+        return self._obtain("gauge", name, unit, labels)
 
-    def histogram(self, name: str, buckets: tuple[float, ...] = STEP_BUCKETS, **labels: str) -> Histogram:
+    def histogram(self, name: str, buckets: tuple[float, ...] = STEP_BUCKETS, **labels: str) -> Series:
         """Give a histogram of seconds."""
-        return self._obtain(Histogram, name, "seconds", labels, buckets)
+        return self._obtain("histogram", name, "seconds", labels, buckets)
 
     def reset(self) -> None:
         """Begin from zero with all."""
@@ -161,25 +109,24 @@ class Families:
 
     def _obtain(
         self,
-        make: type[S],
+        kind: str,
         name: str,
         unit: str | None,
         labels: dict[str, str],
         buckets: tuple[float, ...] = (),
-    ) -> S:
+    ) -> Series:
         key = (name, tuple(sorted(labels.items())))
         known = self._series.get(key)
         if known is None:
             if self._sizes.get(name, 0) >= MOST_SERIES and set(labels.values()) != {"other"}:
-                return self._obtain(make, name, unit, dict.fromkeys(labels, "other"), buckets)
+                return self._obtain(kind, name, unit, dict.fromkeys(labels, "other"), buckets)
             self._sizes[name] = self._sizes.get(name, 0) + 1
             aggregations = frozenset({Aggregation.HISTOGRAM} if buckets else ())
-            kind = make.__name__.lower()
             definition = StatDefinition(
                 name, aggregations, unit=unit, labels=key[1], buckets=buckets, kind=kind
             )
-            known = self._series[key] = make(definition)
-        return known  # type: ignore[return-value]  # a name is always asked for as the same kind
+            known = self._series[key] = Series(definition)
+        return known
 
 
 def report(call: str, rule: str, expected: str) -> None:
@@ -194,10 +141,7 @@ def report(call: str, rule: str, expected: str) -> None:
 
 
 class Misuse:
-    """The misuse of one process: calls that cannot be meant as they were made, counted always, told once each.
-
-    Args:
-        families: Where it is counted.
+    """Calls of one process that cannot be meant as they were made, counted always, told once each.
 
     Attributes:
         latest: What was wrong lately, for a job that wants it raised.

@@ -21,20 +21,16 @@ class OpenSpan(PhaseEntry):
     """A span that is open, or a block that was refused and is not left yet.
 
     Attributes:
-        kind: Of it.
         began: Monotonic time.
-        stack: Of its thread.
         known: It began while telemetry was configured; else no rule is about it.
         entered: It is a block, which will be left.
         over: It has ended by something else than its block's end, or never began.
         refused: It never began.
+        recorded: The exporters know it.
         span: Made when somebody asks for it.
         parent: What was the innermost when it began.
-        work: Of the phase clock when it began, of an iteration of the main thread.
-        waits: Likewise.
-        save: Of a save.
+        work: Of the phase clock when it began, of an iteration of the main thread; likewise `waits`.
         inside: Begins of its kind that were refused inside of it.
-        recorded: The exporters know it.
     """
 
     entered = over = refused = recorded = False
@@ -53,13 +49,11 @@ class OpenSpan(PhaseEntry):
 
 
 class SpanStack:
-    """What is open in one thread or task, in the order of begins.
+    """What is open in one thread or task, in the order of begins, with blocks that are over until they are left.
 
     Attributes:
         parent: Of the code that started the task.
-        thread: Identifier of the thread.
         main: Its time is what phases divide.
-        spans: What is open; and blocks that are over, until they are left.
     """
 
     __slots__ = ("parent", "thread", "main", "spans")
@@ -96,11 +90,7 @@ class SpanStack:
 
 
 class OpenSpans:
-    """What is open in all threads and tasks of a process.
-
-    Attributes:
-        started: Anything was marked.
-    """
+    """What is open in all threads and tasks of a process; `started` once anything was marked."""
 
     def __init__(self) -> None:
         self.started = False

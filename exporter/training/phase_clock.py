@@ -21,15 +21,7 @@ Timeline = tuple[tuple[float, tuple[tuple[str, float], ...]], ...]
 
 
 class PhaseTotals:
-    """What was counted of one phase.
-
-    Attributes:
-        row: Of the table of phases.
-        seconds: Exclusive seconds.
-        bin_seconds: Of those, the ones in the present bin of the timeline.
-        entries: Times that it was entered.
-        durations: Of each time, without what was done within it; None where it does not recur.
-    """
+    """What was counted of one phase: exclusive seconds, of those the ones in the present bin, entries and durations."""
 
     __slots__ = ("row", "seconds", "bin_seconds", "entries", "durations")
 
@@ -45,10 +37,9 @@ class PhaseTotals:
 
 
 class PhaseEntry:
-    """What may be open as a phase.
+    """What may be open as a phase; None where its time counts as the phase around it.
 
     Attributes:
-        phase: Its phase; None where its time counts as the phase around it.
         own_seconds: Time in it, without what was done within it.
     """
 
@@ -57,11 +48,7 @@ class PhaseEntry:
 
 
 class PhaseClock:
-    """The phases of the main thread.
-
-    Args:
-        families: Where they are counted.
-        began: Monotonic time at which the process's recording began.
+    """The phases of the main thread, from the monotonic time at which the process's recording began.
 
     Attributes:
         last: Time up to which is counted.
@@ -116,7 +103,7 @@ class PhaseClock:
         entry.phase = self._of(phase)
         entry.phase.entries.add()
         self._stack.append(entry)
-        self._activate(entry.phase)
+        self._activate()
 
     def end(self, entry: PhaseEntry, at: float) -> None:
         """End what was begun; it need not be the innermost."""
@@ -131,38 +118,32 @@ class PhaseClock:
             stack.remove(entry)
         if totals.durations is not None:
             totals.durations.observe(entry.own_seconds)
-        self._activate(stack[-1].phase if stack else None)
+        self._activate()
 
     def training_begins(self, at: float) -> None:
         """Note that the initialisation is over."""
         if self._base.row.name == INIT:
             self.advance(at)
             self._base = self._of(OTHER)
-            self._activate(self._stack[-1].phase if self._stack else None)
+            self._activate()
 
     def advance(self, at: float) -> None:
         """Count the time up to a moment; one before the last is taken as the last."""
         while at >= self._bin_end:
-            self._count(self._bin_end - self.last)
-            self.last = self._bin_end
+            self._count(self._bin_end)
             self._close_bin(at)
         if at > self.last:
-            self._count(at - self.last)
-            self.last = at
+            self._count(at)
 
     def timeline(self) -> Timeline:
         """Give the bins that are over, the oldest first: when each ended, and the seconds of phases in it."""
         return tuple(self._bins)
 
     def publish(self, offset: float) -> None:
-        """Bring the families up to date.
-
-        Args:
-            offset: Of the wall clock from the monotonic one.
-        """
+        """Bring the families up to date, with the offset of the wall clock from the monotonic one."""
         for name, totals in self._totals.items():
             counter = self._families.counter("training.phase", "seconds", phase=name)
-            counter.add(totals.seconds - counter.value)
+            counter.add(totals.seconds - counter.total)
             self._families.gauge("training.phase_active", phase=name).set(float(totals is self._active))
         since = self._families.gauge("training.phase_active_since_timestamp", "seconds")
         since.set(round(self.since + offset, 3))
@@ -173,14 +154,15 @@ class PhaseClock:
             found = self._totals[phase] = PhaseTotals(phase, self._families)
         return found
 
-    def _activate(self, totals: PhaseTotals | None) -> None:
-        totals = totals or self._base
+    def _activate(self) -> None:
+        totals = (self._stack[-1].phase if self._stack else None) or self._base
         if totals is not self._active:
             self._active = totals
             self.since = self.last
 
-    def _count(self, passed: float) -> None:
-        totals = self._active
+    def _count(self, at: float) -> None:
+        passed, totals = at - self.last, self._active
+        self.last = at
         totals.seconds += passed
         totals.bin_seconds += passed
         if totals.row.work:
@@ -197,9 +179,7 @@ class PhaseClock:
         behind = floor(at * BINS_PER_SECOND) - self._bin - MOST_BINS
         if behind > 0:  # a long phase: of its bins only those that will be kept are cut
             self._bin += behind
-            start = (self._bin - 1) / BINS_PER_SECOND
-            self._count(start - self.last)
-            self.last = start
+            self._count((self._bin - 1) / BINS_PER_SECOND)
         self._bin_end = self._bin / BINS_PER_SECOND
         for totals in self._totals.values():
             totals.bin_seconds = 0.0

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from exporter.training.facts import Facts
-from exporter.training.metrics import LARGEST, Counter, Families, Histogram
+from exporter.training.metrics import LARGEST, Families, Series
 
 LONGEST_OF = 100
 IDEAL_OF = 200
@@ -66,10 +66,6 @@ class Loop:
 class Progress:
     """The steps of this process.
 
-    Args:
-        families: Where they are counted.
-        facts: What a token and a sample cost.
-
     Attributes:
         steps: Training steps that were completed.
         last: Monotonic time at which the latest step or validation batch ended; None before.
@@ -84,9 +80,9 @@ class Progress:
         self._compute: deque[float] = deque(maxlen=COMPUTE_OF)
         self._slow = self._ideal = 0.0
         self._changed = False
-        self._train: tuple[Counter, Histogram] | None = None
+        self._train: tuple[Series, Series] | None = None
         self._given: set[str] = set()
-        self._gauges: dict[tuple[str, str], Any] = {}
+        self._gauges: dict[tuple[str, str], Series] = {}
         self._expected = (0.0, 0.0)
         self._epoch: float | None = None
 
@@ -97,14 +93,7 @@ class Progress:
         self.over = False
 
     def step(self, mode: str, seconds: float | None, at: float, compute: float | None = None) -> None:
-        """Count a step that has ended.
-
-        Args:
-            mode: One of `MODES`.
-            seconds: What it took; None where that is not known.
-            at: When it ended.
-            compute: Of it, without waiting for data and other ranks; None where that is not known.
-        """
+        """Count a step that has ended; what it took, and of that the time without waiting, is None where not known."""
         if mode != "test":
             self.last = at
         if mode != "train":
@@ -131,7 +120,7 @@ class Progress:
             self._update_ideal()
         self._changed = True
 
-    def _begin(self) -> tuple[Counter, Histogram]:
+    def _begin(self) -> tuple[Series, Series]:
         # Counters that say that something is wrong are there from the first step, so that their first rise is seen.
         for reason in SKIPPED:
             self._families.counter("training.skipped_steps", reason=reason)
@@ -154,19 +143,13 @@ class Progress:
 
     def count_expected(self) -> None:
         """Count what is noted, unless the job says such numbers itself."""
-        samples, tokens = self._expected
-        self._expected = (0.0, 0.0)
-        if samples and "samples" not in self._given:
-            self._add("samples", samples, "train")
-        if tokens and "tokens" not in self._given:
-            self._add("tokens", tokens, "train")
+        expected, self._expected = self._expected, (0.0, 0.0)
+        for field, number in zip(("samples", "tokens"), expected, strict=True):
+            if number and field not in self._given:
+                self._add(field, number, "train")
 
     def number(self, field: str, mode: str, value: object) -> str | None:
-        """Take a number that the job recorded.
-
-        Returns:
-            What is wrong with it; None where nothing is.
-        """
+        """Take a number that the job recorded; gives what is wrong with it, None where nothing is."""
         if type(value) is not float and type(value) is not int:
             return "to be a number"
         try:
@@ -228,11 +211,7 @@ class Progress:
         return max(list(self._recent)[-LONGEST_OF:], default=None)
 
     def publish(self, offset: float) -> None:
-        """Bring the gauges up to date.
-
-        Args:
-            offset: Of the wall clock from the monotonic one.
-        """
+        """Bring the gauges up to date, with the offset of the wall clock from the monotonic one."""
         if self.last is not None:
             gauge = self._families.gauge("training.last_progress_timestamp", "seconds")
             gauge.set(None if self.over else round(self.last + offset, 3))

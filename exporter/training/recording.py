@@ -3,7 +3,6 @@
 Used in the training process, by the recording thread, and by a job's thread in three cases: its buffer is full, it has
 made a rare call and nothing is in the way, or it wants misuse raised. Whoever interprets holds the lock, and between two
 short pieces gives it and the interpreter lock away. Nothing here waits for it, except where misuse is to be raised.
-
 After a fork the child knows nothing of what its parent did, and is not configured.
 """
 
@@ -98,11 +97,7 @@ class TrainingRecording:
         return self._interpreter.trains
 
     def drain(self, give_way: Callable[[], None] = lambda: None) -> None:
-        """Interpret all marks up to now.
-
-        Args:
-            give_way: Called between two pieces.
-        """
+        """Interpret all marks up to now; `give_way` is called between two pieces."""
         until = monotonic()
         more = True
         while more:
@@ -175,14 +170,12 @@ class TrainingRecording:
             buffers.switch(on=self._recording)
         self._begin(monotonic())
 
-    # What bridges say ------------------------------------------------------------------------------------
+    # What bridges and telemetries ask --------------------------------------------------------------------
 
     @staticmethod
     def discard_iteration() -> None:
         """Forget the iteration that is open: a bridge has found that it is none, and then leaves it."""
         calls.say("discard_iteration")
-
-    # What others ask -------------------------------------------------------------------------------------
 
     @property
     def job_tells(self) -> bool:
@@ -229,16 +222,12 @@ class TrainingRecording:
             lock.release()
 
     def _piece(self, seconds: float, until: float) -> bool:
-        """Interpret some marks; by whoever holds the lock.
-
-        Args:
-            seconds: About how long.
-            until: Marks after this time may stay for later.
+        """Interpret some marks for about so long, by whoever holds the lock; marks after `until` may stay for later.
 
         Returns:
             Whether there are more.
         """
-        interpreter = self._interpreter
+        interpreter, hurried = self._interpreter, seconds < inf
         self._job.offset = time() - monotonic()
         self._misuse.count_reported()
         busy = [buffer for buffer in buffers.all_buffers() if buffer.items or buffer.waiting]
@@ -250,16 +239,17 @@ class TrainingRecording:
                 buffer.counted = buffer.dropped
         if len(busy) == 1:
             (buffer,) = busy
-            items = buffer.take(CHUNK_ITEMS if seconds == inf else SLICE_ITEMS)
+            items = buffer.take(SLICE_ITEMS if hurried else CHUNK_ITEMS)
             buffer.waiting = items[interpreter.take(buffer, items, seconds) :]
-            # A thread that marks all the time would never let it come to an end otherwise.
-            return bool(buffer.waiting or buffer.items) and interpreter.now < until
-        if not busy:
-            return False
-        marks = in_order(busy, until, CHUNK_ITEMS if seconds == inf else MIXED_ITEMS)
-        for _, _, buffer, code, value in marks:
-            interpreter.take_one(buffer, code, value)
-        return bool(marks) and interpreter.now < until
+            more = bool(buffer.waiting or buffer.items)
+        else:
+            marks = in_order(busy, until, MIXED_ITEMS if hurried else CHUNK_ITEMS)
+            for _, _, buffer, code, value in marks:
+                interpreter.take_one(buffer, code, value)
+            more = bool(marks)
+        return (
+            more and interpreter.now < until
+        )  # a thread that marks all the time would never let it come to an end
 
     def _try(self) -> bool:
         """Interpret all there is on this thread, if nobody else does."""
@@ -282,11 +272,7 @@ class TrainingRecording:
             self._try()
 
     def _strict(self, *, failing: bool) -> None:
-        """Interpret at once, and raise what was wrong.
-
-        Raises:
-            OneLoggerError: A call since the last one cannot be meant so; not while the job's own exception passes.
-        """
+        """Interpret at once, and raise what was wrong since the last call; not while the job's own exception passes."""
         problems: list[str] = []
         with self._alone(PATIENCE_SECONDS) as alone:
             while alone and self._piece(inf, monotonic()):

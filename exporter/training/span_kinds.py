@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from exporter.training.attributes import Name, SpanName, name_of
 from exporter.training.metrics import report
@@ -33,52 +34,42 @@ MOST_NAMES = 1000
 OTHER = "other"
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Kind:
     """What spans of one name have in common.
 
     Attributes:
-        number: Its place among all kinds.
-        code: Of its first mark.
         name: The span's, as it is exported.
         phase: What its time counts as; None where it counts as the phase around it.
         call: What the job writes to make one, as a block.
-        begin: The callback that begins one.
-        end: The callback that ends one.
+        doc: What its block is, in words.
+        callbacks: What the callbacks that begin and end one are named after.
         rule: Of one-logger, broken by beginning a second one inside the first.
         end_rule: Of one-logger, broken by ending one that has not begun.
         single: One may not be within another.
-        doc: What its block is, in words.
         guessed: Concluded by a bridge; what the job tells itself takes its place.
+        number: Its place among all kinds; `code` is that of its first mark.
     """
 
-    __slots__ = (
-        *("number", "code", "name", "phase", "call", "begin", "end", "rule", "end_rule", "single"),
-        *("doc", "guessed"),
-    )
+    name: SpanName
+    phase: str | None
+    call: str
+    doc: str = ""
+    callbacks: str = ""
+    rule: str = "S2"
+    end_rule: str = "S5"
+    single: bool = True
+    guessed: bool = False
+    number: int = field(init=False)
+    code: int = field(init=False)
+    begin: str = field(init=False)
+    end: str = field(init=False)
 
-    def __init__(
-        self,
-        name: SpanName,
-        phase: str | None,
-        call: str,
-        doc: str = "",
-        *,
-        callbacks: str = "",
-        rules: tuple[str, str] = ("S2", "S5"),
-        single: bool = True,
-        guessed: bool = False,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.number = FIRST_KIND + len(KINDS)
         self.code = self.number * 8
-        self.name = name
-        self.phase = phase
-        self.call = call
-        self.begin = f"on_{callbacks}_start" if callbacks else call
-        self.end = f"on_{callbacks}_end" if callbacks else call
-        self.rule, self.end_rule = rules
-        self.single = single
-        self.doc = doc
-        self.guessed = guessed
+        self.begin = f"on_{self.callbacks}_start" if self.callbacks else self.call
+        self.end = f"on_{self.callbacks}_end" if self.callbacks else self.call
         KINDS.append(self)
 
     def __reduce__(self) -> tuple[Callable[..., Kind], tuple[object, ...]]:
@@ -91,33 +82,30 @@ class Kind:
 
 KINDS: list[Kind] = []
 """All, each at its number less `FIRST_KIND`; it only grows."""
-STEP_RULES = ("S3", "S4")
 
 # fmt: off
-APPLICATION = Kind("application", None, "application", "the whole job", callbacks="app")
+APPLICATION = Kind("application", None, "application", "the whole job", "app")
 DISTRIBUTED_INIT = Kind("distributed_code_initialization", "rendezvous", "distributed_init",
-                        "the time in which the ranks find each other", callbacks="distributed_init")
-MODEL_INIT = Kind("model_initialization", "model_init", "model_init",
-                  "the making of the model", callbacks="model_init")
+                        "the time in which the ranks find each other", "distributed_init")
+MODEL_INIT = Kind("model_initialization", "model_init", "model_init", "the making of the model", "model_init")
 DATALOADER_INIT = Kind("data_loader_initialization", "dataloader_init", "dataloader_init",
-                       "the making of the data loaders", callbacks="dataloader_init")
+                       "the making of the data loaders", "dataloader_init")
 OPTIMIZER_INIT = Kind("optimizer_initialization", "optimizer_init", "optimizer_init",
-                      "the making of the optimizer", callbacks="optimizer_init")
+                      "the making of the optimizer", "optimizer_init")
 CHECKPOINT_LOAD = Kind("checkpoint_load", "checkpoint_load", "checkpoint_load",
-                       "the loading of a checkpoint", callbacks="load_checkpoint", rules=STEP_RULES)
-TRAINING_LOOP = Kind("training_loop", None, "training_loop", "a training loop", callbacks="train")
+                       "the loading of a checkpoint", "load_checkpoint", "S3", "S4")
+TRAINING_LOOP = Kind("training_loop", None, "training_loop", "a training loop", "train")
 TRAINING_ITERATION = Kind("training_single_iteration", "iteration", "training_iteration",
                           "one training iteration: one step of the optimizer, all its micro-batches included",
-                          callbacks="training_single_iteration", rules=STEP_RULES)
-VALIDATION_LOOP = Kind("validation_loop", "validation", "validation_loop", "a validation", callbacks="validation")
+                          "training_single_iteration", "S3", "S4")
+VALIDATION_LOOP = Kind("validation_loop", "validation", "validation_loop", "a validation", "validation")
 VALIDATION_ITERATION = Kind("validation_single_iteration", "validation", "validation_iteration",
-                            "one batch of a validation",
-                            callbacks="validation_single_iteration", rules=STEP_RULES)
-TESTING_LOOP = Kind("testing_loop", "test", "testing_loop", "a test", callbacks="testing")
+                            "one batch of a validation", "validation_single_iteration", "S3", "S4")
+TESTING_LOOP = Kind("testing_loop", "test", "testing_loop", "a test", "testing")
 TESTING_ITERATION = Kind("TESTING_SINGLE_ITERATION", "test", "testing_iteration", "one batch of a test",
-                         rules=STEP_RULES)
+                         "", "S3", "S4")
 CHECKPOINT_SAVE = Kind("checkpoint_save_sync", "checkpoint_save_sync", "checkpoint_save",
-                       "the saving of a checkpoint", callbacks="save_checkpoint", rules=("S3", "S5"))
+                       "the saving of a checkpoint", "save_checkpoint", "S3", "S5")
 DATA_LOADING = Kind("data_loading", "data_loading", "data_loading", "waiting for data")
 MODEL_FORWARD = Kind("model_forward", "forward", "model_forward", "a forward pass")
 MODEL_BACKWARD = Kind("model_backward", "backward", "model_backward", "a backward pass")
@@ -145,13 +133,8 @@ _NAMED: dict[tuple[str, bool], Kind] = {(str(kind.phase), True): kind for kind i
 
 
 def kind_named(name: object, *, phase: bool) -> Kind:
-    """Give the kind of a name, made now or earlier.
-
-    Args:
-        name: Text, or a member of an enumeration of texts.
-        phase: Whether the job has called it a phase; one that is none is misuse, counted once.
-    """
-    text = _text(name)
+    """Give the kind of a name, made now or earlier; a `phase` that is none is misuse, counted once."""
+    text = "".join(each if each.isprintable() else "?" for each in name_of(name)[:256]) or OTHER
     known = _NAMED.get((text, phase))
     if known is not None:
         return known
@@ -167,11 +150,6 @@ def kind_named(name: object, *, phase: bool) -> Kind:
         own = name if isinstance(name, Name) else text
         _NAMED[text, phase] = kind = Kind(own, text if text in PHASES else None, call, single=False)
         return kind
-
-
-def _text(name: object) -> str:
-    kept = "".join(character if character.isprintable() else "?" for character in name_of(name)[:256])
-    return kept or OTHER
 
 
 def _same_kind(number: int, name: str, phase: bool) -> Kind:

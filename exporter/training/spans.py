@@ -25,10 +25,11 @@ from exporter.training.attributes import (
     name_of,
     shown,
 )
-from exporter.training.events import SPAN_START, SPAN_STOP, Event
+from exporter.training.events import Event
 from exporter.training.metrics import report
 
 DURATION = "duration_msec"
+SPAN_START, SPAN_STOP = "span_start", "span_stop"
 MOST_EVENTS = 64
 """Events that a span keeps beside its start and its stop: the latest."""
 
@@ -37,21 +38,18 @@ class Span:
     """A stretch of work: from its start event to its stop event, inside a parent.
 
     Attributes:
+        id: Random, from the operating system.
+        parent_span: What it is part of; None of a root.
+        exported_parent: The nearest span around it that is exported too; for exporters, whose backends know no other.
+        stop_event: None while it is active.
+        initial_attributes: Those of its start.
+        updated_attributes: Those that were set since, with `duration_msec` at the end.
         listener: Called with the span and the event when the job adds one to a running span; None where nobody asks.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_events",
-        "_id",
-        "_initial_attributes",
-        "_name",
-        "_parent_span",
-        "_start_event",
-        "_stop_event",
-        "_told_parent",
-        "_updated_attributes",
-        "listener",
+        *("__weakref__", "_events", "id", "name", "parent_span", "exported_parent", "start_event"),
+        *("stop_event", "initial_attributes", "updated_attributes", "listener"),
     )
 
     def __init__(
@@ -62,15 +60,14 @@ class Span:
         parent_span: Span | None = None,
         span_attributes: Attributes | None = None,
     ) -> None:
-        self._id = id
-        self._name = name
-        self._parent_span = parent_span if isinstance(parent_span, Span) else None
-        self._told_parent = self._parent_span
-        self._start_event = start_event
-        self._stop_event: Event | None = None
+        self.id = id
+        self.name = name
+        self.set_parent(parent_span if isinstance(parent_span, Span) else None)
+        self.start_event = start_event
+        self.stop_event: Event | None = None
         self._events: deque[Event] | None = None
-        self._initial_attributes = Attributes.of(span_attributes)
-        self._updated_attributes = type(self._initial_attributes)()
+        self.initial_attributes = Attributes.of(span_attributes)
+        self.updated_attributes = type(self.initial_attributes)()
         self.listener: Callable[[Span, Event], None] | None = None
 
     @classmethod
@@ -87,74 +84,34 @@ class Span:
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
     @property
-    def id(self) -> UUID:
-        """Random, from the operating system."""
-        return self._id
-
-    @property
-    def name(self) -> SpanName:
-        """As it was given."""
-        return self._name
-
-    @property
     def name_str(self) -> str:
         """The name's text."""
-        return name_of(self._name)
-
-    @property
-    def parent_span(self) -> Span | None:
-        """What it is part of; None of a root."""
-        return self._parent_span
-
-    @property
-    def exported_parent(self) -> Span | None:
-        """The nearest span around it that is exported too; for exporters, whose backends know no other."""
-        return self._told_parent
+        return name_of(self.name)
 
     def set_parent(self, parent_span: Span | None) -> None:
         """Put it into the tree; only its recording does, before anybody else has it."""
-        self._parent_span = self._told_parent = parent_span
+        self.parent_span = self.exported_parent = parent_span
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
         """Say what it is by what only its recording knows; what the job has given it stays."""
-        attributes.update(self._initial_attributes)
-        self._initial_attributes = attributes
+        attributes.update(self.initial_attributes)
+        self.initial_attributes = attributes
 
     @property
     def events(self) -> list[Event]:
         """The start, the latest events of its own, oldest first, and the stop if it has stopped."""
-        stop = [] if self._stop_event is None else [self._stop_event]
-        return [self._start_event, *(self._events or ()), *stop]
-
-    @property
-    def start_event(self) -> Event:
-        """The first event."""
-        return self._start_event
-
-    @property
-    def stop_event(self) -> Event | None:
-        """The last; None while it is active."""
-        return self._stop_event
+        stop = [] if self.stop_event is None else [self.stop_event]
+        return [self.start_event, *(self._events or ()), *stop]
 
     @property
     def active(self) -> bool:
         """Whether it has not stopped."""
-        return self._stop_event is None
-
-    @property
-    def initial_attributes(self) -> Attributes:
-        """Those of its start."""
-        return self._initial_attributes
-
-    @property
-    def updated_attributes(self) -> Attributes:
-        """Those that were set since, with `duration_msec` at the end."""
-        return self._updated_attributes
+        return self.stop_event is None
 
     @property
     def attributes(self) -> Attributes:
         """All of them, a new collection of the class that the span was given."""
-        return type(self._initial_attributes).merge(self._initial_attributes, self._updated_attributes)
+        return type(self.initial_attributes).merge(self.initial_attributes, self.updated_attributes)
 
     def stop(
         self,
@@ -162,11 +119,11 @@ class Span:
         stop_time: TracingTimestamp | None = None,
     ) -> None:
         """End it now, or at the time that is given; of one that has ended, nothing changes."""
-        if self._stop_event is not None:
+        if self.stop_event is not None:
             return
         stop = Event(SPAN_STOP, moment(stop_time), stop_event_attributes)
-        self._stop_event = stop
-        seconds = stop.timestamp.perf_counter_seconds - self._start_event.timestamp.perf_counter_seconds
+        self.stop_event = stop
+        seconds = stop.timestamp.perf_counter_seconds - self.start_event.timestamp.perf_counter_seconds
         self.add_attribute(DURATION, max(round(seconds * 1000), 0))
 
     def add_event(self, event: Event) -> Event:
@@ -174,13 +131,12 @@ class Span:
         given: object = event
         if not isinstance(given, Event):
             report("Span.add_event", "no_event", f"an Event, not {shown(event)}")
-            return event
-        if self._stop_event is not None:
+        elif self.stop_event is not None:
             report("Span.add_event", "stopped_span", f"a span that has not ended yet: {self.name_str}")
-            return event
-        self.keep(event)
-        if self.listener is not None:
-            self.listener(self, event)
+        else:
+            self.keep(event)
+            if self.listener is not None:
+                self.listener(self, event)
         return event
 
     def keep(self, event: Event) -> None:
@@ -191,61 +147,51 @@ class Span:
 
     def add_attribute(self, name: str, value: AttributeValue) -> Attribute:
         """Set an attribute."""
-        return self._updated_attributes.add_attribute(Attribute(name, value))
+        return self.updated_attributes.add_attribute(Attribute(name, value))
 
     def add_attributes(self, attributes: Attributes) -> None:
         """Set all of a collection."""
-        self._updated_attributes.update(Attributes.of(attributes))
+        self.updated_attributes.update(Attributes.of(attributes))
 
     def duration_msec(self) -> int:
-        """Give how long it took, in whole milliseconds, rounded.
-
-        Raises:
-            OneLoggerError: It has not ended.
-        """
-        found = self._updated_attributes.get_int_value(DURATION)
+        """Give how long it took, in whole milliseconds, rounded; `OneLoggerError` while it has not ended."""
+        found = self.updated_attributes.get_int_value(DURATION)
         if found is None:
             raise OneLoggerError(f"{self} has not ended")
         return found
 
     def as_started(self, exported_parent: Span | None) -> Span:
         """Copy it as it was at its start, for another thread, with the parent that exporters know."""
-        attributes = self._initial_attributes.copied()
-        copy = Span(self._id, self._name, self._start_event, self._parent_span, attributes)
-        copy._told_parent = exported_parent  # of the same class
+        attributes = self.initial_attributes.copied()
+        copy = Span(self.id, self.name, self.start_event, self.parent_span, attributes)
+        copy.exported_parent = exported_parent
         return copy
 
     def as_it_is(self, exported_parent: Span | None) -> Span:
         """Copy it as it is now, for another thread, with the parent that exporters know."""
         copy = self.as_started(exported_parent)
-        copy._updated_attributes.update(self._updated_attributes)  # noqa: SLF001  # of the same class
-        copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # likewise
-        copy._stop_event = self._stop_event  # noqa: SLF001  # likewise
+        copy.updated_attributes.update(self.updated_attributes)
+        copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # of the same class
+        copy.stop_event = self.stop_event
         return copy
 
     def to_json(self) -> dict[str, Any]:
         """Give it as a dictionary that `from_json` reads."""
         return {
             "name": self.name_str,
-            "id": str(self._id),
+            "id": str(self.id),
             "events": [event.to_json() for event in self.events],
             "attributes": self.attributes.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Span:
-        """Read back what `to_json` gave, one-logger's too.
-
-        Raises:
-            OneLoggerError: It is not a span.
-        """
-        assert_that(
-            data and data.get("name") and data.get("id") and data.get("events"), f"not a span: {data}"
-        )
-        found = data["id"]
+        """Read back what `to_json` gave, one-logger's too; `OneLoggerError` where it is not a span."""
+        complete = data and data.get("name") and data.get("id") and data.get("events")
+        assert_that(complete, f"not a span: {data}")
         start, *others = [Event.from_json(event) for event in data["events"]]
         attributes = Attributes.from_json(data.get("attributes") or {})
-        span = cls(found if isinstance(found, UUID) else UUID(found), data["name"], start, None, attributes)
+        span = cls(UUID(str(data["id"])), data["name"], start, None, attributes)
         for event in others:
             if event.name == SPAN_STOP:
                 span.stop(event.attributes, event.timestamp)
@@ -254,4 +200,4 @@ class Span:
         return span
 
     def __repr__(self) -> str:
-        return f"Span({self.name_str!r}, id={self._id}, {'active' if self.active else 'stopped'})"
+        return f"Span({self.name_str!r}, id={self.id}, {'active' if self.active else 'stopped'})"
