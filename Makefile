@@ -11,7 +11,7 @@ WORKERS ?= 3
 # A limit is for what hangs; a busy machine of CI is not at fault (as in tests/waiting.py).
 PATIENCE ?= $(if $(CI),--timeout=80,)
 
-.PHONY: setup system check lint types test bench docs demo dashboards rules clean
+.PHONY: setup system check lint types test bench attack docs demo dashboards rules clean
 
 setup: $(BIN)/.installed
 
@@ -43,6 +43,10 @@ test: setup system
 
 bench: setup
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || failed=1; done; exit $${failed:-0}
+
+# The table of docs/SECURITY.md: some eight minutes, on 127.0.0.1.
+attack: setup system
+	$(BIN)/python benchmarks/attack.py
 
 docs: setup
 	$(BIN)/python docs/generate_metrics.py

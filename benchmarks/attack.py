@@ -1,0 +1,306 @@
+"""Attacks the exporter, beside node_exporter where the attack is one over HTTP, and prints what each cost as a table.
+
+Each server is a process of its own with a password; a scraper that knows it scrapes once a second throughout. A server
+whose resident memory passes 256 MiB is killed here, as a container's limit would. Attacks are bounded in number and time
+and go to 127.0.0.1. Ends with status 1 when the exporter is killed or a scrape of it fails.
+
+    python benchmarks/attack.py [--quick] [node_exporter]
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import bcrypt
+from report import QUICK, child, feed_directory
+
+LIMIT_MIB = 256
+SECONDS = 5.0 if QUICK else 20.0
+RECOVERY_SECONDS = 3.0 if QUICK else 10.0
+USER, PASSWORD = "prometheus", "correct horse"
+LOGIN = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+WHOLE = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: {LOGIN}\r\n\r\n".encode()
+Attack = Callable[[int, float], None]
+"""Takes the port, and the monotonic time at which it ends."""
+
+
+@dataclass
+class Victim:
+    """A server under attack.
+
+    Attributes:
+        pid: Its process.
+        port: On 127.0.0.1.
+        feed: Its feed directory; None of node_exporter.
+        memory: Resident mebibytes, ten times a second.
+        slowest: Seconds that the slowest scrape took.
+        scrapes: Tried.
+        failed: Of them, those that were not answered with 200 within 10 s.
+        killed: Whether its memory passed the limit.
+    """
+
+    pid: int
+    port: int
+    feed: Path | None
+    memory: list[float] = field(default_factory=list)
+    slowest: float = 0.0
+    scrapes: int = 0
+    failed: int = 0
+    killed: bool = False
+
+    def watch(self, over: threading.Event) -> None:
+        """Sample its memory, and kill it above the limit."""
+        while not over.wait(0.1):
+            with contextlib.suppress(OSError, ValueError):
+                pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
+                self.memory.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+                if self.memory[-1] > LIMIT_MIB:
+                    self.killed = True
+                    os.kill(self.pid, 9)
+
+    def scrape(self, over: threading.Event) -> None:
+        """Scrape once a second."""
+        while not over.wait(1.0):
+            began = time.monotonic()
+            status = request(self.port, "/metrics", LOGIN)
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            self.scrapes += 1
+            self.failed += status != 200
+
+
+def request(port: int, path: str, login: str = LOGIN, timeout: float = 10.0, **headers: str) -> int:
+    """Ask once on a connection of its own: the status, 0 without an answer."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        client.request("GET", path, headers={"Authorization": login, **headers})
+        answer = client.getresponse()
+        answer.read()
+    except (OSError, http.client.HTTPException):
+        return 0
+    else:
+        return answer.status
+    finally:
+        client.close()
+
+
+def family(port: int, prefix: str) -> int:
+    """Count the samples whose names begin so."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    client.request("GET", "/metrics", headers={"Authorization": LOGIN})
+    lines = client.getresponse().read().decode().splitlines()
+    client.close()
+    return sum(line.startswith((prefix, f"training_{prefix}")) for line in lines)
+
+
+def crowd(member: Callable[[int], None], size: int) -> None:
+    """Run as many clients at once."""
+    threads = [threading.Thread(target=member, args=(number,), daemon=True) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def name_patterns(port: int, end: float) -> None:
+    """Filters of 15 KB, each another."""
+
+    def member(number: int) -> None:
+        turn = 0
+        while time.monotonic() < end:
+            turn += 1
+            names = "&".join(f"name[]=*{number}x{turn}x{each}{'[a-z]*' * 25}" for each in range(90))
+            request(port, f"/metrics?{names}")
+
+    crowd(member, 8)
+
+
+def abandoned_filters(port: int, end: float) -> None:
+    """Filters, each another, by clients that hang up after 50 ms."""
+
+    def member(number: int) -> None:
+        turn = 0
+        while time.monotonic() < end:
+            turn += 1
+            path = f"/metrics?name[]=x{number}x{turn}&collect[]=cpu"
+            request(port, path, timeout=0.05, **{"X-Prometheus-Scrape-Timeout-Seconds": "0.05"})
+
+    crowd(member, 32)
+
+
+def readers_that_do_not_read(port: int, end: float) -> None:
+    """Ask for the page and never read it, 300 at once and anew each five seconds."""
+    while time.monotonic() < end:
+        held = [connection(port, WHOLE) for _ in range(300)]
+        time.sleep(max(0.0, min(5.0, end - time.monotonic())))
+        close(held)
+
+
+def silence(port: int, end: float) -> None:
+    """Connect a thousand times and say half a request, or nothing."""
+    while time.monotonic() < end:
+        held = [connection(port, WHOLE[:20] if number % 2 else b"") for number in range(1000)]
+        time.sleep(max(0.0, min(5.0, end - time.monotonic())))
+        close(held)
+
+
+def guesses(port: int, end: float) -> None:
+    """Try passwords, eight at once."""
+
+    def member(number: int) -> None:
+        turn = 0
+        while time.monotonic() < end:
+            turn += 1
+            guess = base64.b64encode(f"{USER}:{number}-{turn}".encode()).decode()
+            request(port, "/metrics", f"Basic {guess}")
+
+    crowd(member, 8)
+
+
+def nonsense(port: int, end: float) -> None:
+    """Send what is not HTTP, heads without an end, and lengths that lie."""
+    pieces = [
+        os.urandom(4096),
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 5000,
+        b"GET /" + b"a" * 200_000,
+        b"POST /-/reload HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 65536,
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n",
+    ]
+
+    def member(number: int) -> None:
+        while time.monotonic() < end:
+            close([connection(port, pieces[number % len(pieces)])])
+
+    crowd(member, 20)
+
+
+def connection(port: int, sent: bytes) -> socket.socket:
+    """Open a connection with a small window and send on it what it takes."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.settimeout(2.0)
+    with contextlib.suppress(OSError):
+        made.connect(("127.0.0.1", port))
+        made.sendall(sent)
+    return made
+
+
+def close(held: list[socket.socket]) -> None:
+    """Close them."""
+    for each in held:
+        each.close()
+
+
+HTTP: dict[str, Attack] = {
+    "filters of 15 KB, each another": name_patterns,
+    "filters that nobody waits for": abandoned_filters,
+    "300 clients that do not read": readers_that_do_not_read,
+    "1,000 silent connections": silence,
+    "guessed passwords": guesses,
+    "nonsense, endless heads, false lengths": nonsense,
+}
+FIVE_THOUSAND = """
+stats = [exporter.Stat(f'mine_{number}') for number in range(5000)]
+while True:
+    for stat in stats:
+        stat.add(1.0)
+    time.sleep(0.5)
+"""
+JOBS: dict[str, tuple[int, str]] = {
+    "a job with 5,000 Stats": (0, FIVE_THOUSAND),
+    "4,200 empty feed files, then a job": (
+        4200,
+        "stat = exporter.Stat('mine')\nwhile True: stat.add(1.0); time.sleep(0.1)\n",
+    ),
+}
+"""Empty files in the feed directory, and what a training process does."""
+
+
+@contextlib.contextmanager
+def victim(kind: str) -> Iterator[Victim]:
+    """Start a server with a password, watched and scraped while the block lasts."""
+    with tempfile.TemporaryDirectory() as place, feed_directory() as feed:
+        web = Path(place, "web.config.yml")
+        secret = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()
+        web.write_text(f"basic_auth_users:\n  {USER}: {secret}\n", encoding="utf-8")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        address = f"--web.listen-address=127.0.0.1:{port}"
+        if kind == "exporter":
+            command: list[str | Path] = [sys.executable, "-m", "exporter", f"--feed.dir={feed}"]
+            until = "listening|Listening"
+        else:
+            command, until = [kind], "Listening on|TLS is"
+        with child([*command, address, f"--web.config.file={web}"], until=until) as (process, _):
+            found = Victim(process.pid, port, feed if kind == "exporter" else None)
+            while request(port, "/metrics") != 200:
+                time.sleep(0.1)
+            over = threading.Event()
+            watchers = [threading.Thread(target=each, args=(over,)) for each in (found.watch, found.scrape)]
+            for watcher in watchers:
+                watcher.start()
+            try:
+                time.sleep(2.0)
+                yield found
+            finally:
+                over.set()
+                for watcher in watchers:
+                    watcher.join()
+
+
+def row(what: str, found: Victim, before: float) -> bool:
+    """Print one, and say whether the server stood it."""
+    peak, after = max(found.memory), found.memory[-1]
+    end = "killed at the limit" if found.killed else f"{after:.0f} MiB"
+    served = f"{found.scrapes - found.failed} of {found.scrapes}"
+    who = "exporter" if found.feed else "node_exporter"
+    print(
+        f"| {what} | {who} | {before:.0f} MiB | {peak:.0f} MiB | {end} | {served} | {found.slowest:.2f} s |",
+        flush=True,
+    )
+    return not found.killed and not found.failed
+
+
+def main() -> int:
+    """Attack each."""
+    given = [each for each in sys.argv[1:] if not each.startswith("-")]
+    peer = given[0] if given else shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    held = True
+    print("| attack | server | before | at most | after | scrapes answered | slowest |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    for what, attack in HTTP.items():
+        for kind in ("exporter", *([peer] if peer else [])):
+            with victim(kind) as found:
+                before = found.memory[-1]
+                attack(found.port, time.monotonic() + SECONDS)
+                time.sleep(RECOVERY_SECONDS)
+            stood = row(what, found, before)
+            held = held and (stood or kind != "exporter")
+    for what, (files, job) in JOBS.items():
+        with victim("exporter") as found:
+            assert found.feed is not None
+            for number in range(files):
+                (found.feed / f"{number:032x}.feed").touch()
+            before = found.memory[-1]
+            program = f"import time, exporter\nprint('ready', flush=True)\n{job}"
+            with child([sys.executable, "-c", program], until="ready", EXPORTER_FEED_DIR=str(found.feed)):
+                time.sleep(SECONDS)
+                shown = family(found.port, "mine")
+            time.sleep(RECOVERY_SECONDS)
+        held = row(f"{what} ({shown} series of it served)", found, before) and held
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
