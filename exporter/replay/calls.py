@@ -1,106 +1,35 @@
-"""What those functions of NVML do on a replayed GPU that give numbers, texts or structures.
+"""What functions of NVML do on a replayed GPU.
 
-Used in the NVML child, by the replay's library; the list of the functions also by the sidecar, to find mistakes in a
-description. Arguments come as pynvml passes them to C: numbers as ctypes integers or plain ones, results as
-`byref()` objects, into which the answer is written; a return code goes out. Versions of structures are checked as NVML
-checks them, so that a wrong call does not pass unseen. What gives lists is in `lists`.
-
-Source: nvml.h; shapes and traps as seen with pynvml's wrappers.
+Used in the NVML child, by the replay's library. Arguments come as pynvml passes them to C: numbers as ctypes integers or
+plain ones, results as `byref()` objects, into which the answer is written. Versions of structures are checked as NVML
+checks them, and lists have NVML's protocols for telling their length. Source: nvml.h; traps as seen with pynvml.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil, isfinite
 from typing import Any
 
-from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
-from exporter.replay.timeline import ReplayedGpu
+from exporter.collectors.gpu.nvml.device import ALL_LINKS
+from exporter.replay.machine import ReplayedGpu
+from exporter.replay.readings import (
+    BY_NUMBER,
+    LINK_FIELDS,
+    MEMORY_ERRORS,
+    ONE_NUMBER,
+    SAMPLES,
+    SEVERAL,
+    SIGNED_FIELDS,
+    STRUCTURES,
+    SUMMABLE_FIELDS,
+    TEXTS,
+    fields_of_driver,
+)
 
-Call = Callable[..., int]
 
-NOT_SUPPORTED = CODES["not_supported"]
-INVALID = CODES["invalid_argument"]
-TOO_SMALL = CODES["insufficient_size"]
-_VERSION = CODES["argument_version_mismatch"]
-
-ONE_NUMBER = {
-    "nvmlDeviceGetComputeMode": "compute_mode",
-    "nvmlDeviceGetPersistenceMode": "persistence_mode",
-    "nvmlDeviceGetPowerUsage": "power",
-    "nvmlDeviceGetTotalEnergyConsumption": "energy",
-    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_enforced",
-    "nvmlDeviceGetPowerManagementLimit": "power_limit",
-    "nvmlDeviceGetPowerManagementDefaultLimit": "power_limit_default",
-    "nvmlDeviceGetCurrentClocksEventReasons": "event_reasons",
-    "nvmlDeviceGetSupportedClocksEventReasons": "event_reasons_supported",
-    "nvmlDeviceGetCurrentClocksThrottleReasons": "event_reasons",
-    "nvmlDeviceGetSupportedClocksThrottleReasons": "event_reasons_supported",
-    "nvmlDeviceGetPerformanceState": "performance_state",
-    "nvmlDeviceGetNumFans": "fans",
-    "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_generation",
-    "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_generation_max",
-    "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
-    "nvmlDeviceGetMaxPcieLinkWidth": "pcie_width_max",
-    "nvmlDeviceGetPcieReplayCounter": "pcie_replays",
-    "nvmlDeviceGetSupportedEventTypes": "event_types",
-    "nvmlDeviceGetNumaNodeId": "numa_node",
-    "nvmlDeviceGetArchitecture": "architecture",
-}
-"""Functions that give one number, and the reading that it is."""
-
-BY_NUMBER = {
-    "nvmlDeviceGetClockInfo": ("clock_graphics", "clock_sm", "clock_memory", "clock_video"),
-    "nvmlDeviceGetMaxClockInfo": (
-        *("clock_max_graphics", "clock_max_sm", "clock_max_memory", "clock_max_video"),
-    ),
-    "nvmlDeviceGetTemperature": ("temperature",),
-    "nvmlDeviceGetTemperatureThreshold": (
-        *("threshold_shutdown", "threshold_slowdown", "threshold_mem_max", "threshold_gpu_max"),
-    ),
-    "nvmlDeviceGetPcieThroughput": ("pcie_transmit_rate", "pcie_receive_rate"),
-}
-"""Functions that give one number of several, chosen by a number before it."""
-
-SEVERAL = {
-    "nvmlDeviceGetPowerManagementLimitConstraints": ("power_limit_min", "power_limit_max"),
-    "nvmlDeviceGetEccMode": ("ecc_mode", "ecc_mode_pending"),
-    "nvmlDeviceGetMigMode": ("mig_mode", "mig_mode_pending"),
-    "nvmlDeviceGetRemappedRows": (
-        *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
-    ),
-}
-"""Functions that give several numbers; supported where the first is, of which the others are copies if left out."""
-
-ENGINES = {
-    "nvmlDeviceGetEncoderUtilization": "encoder",
-    "nvmlDeviceGetDecoderUtilization": "decoder",
-    "nvmlDeviceGetJpgUtilization": "jpeg",
-    "nvmlDeviceGetOfaUtilization": "ofa",
-}
-_ENGINE_PERIOD_MICROSECONDS = 167_000
-
-TEXTS = {
-    "nvmlDeviceGetName": "name",
-    "nvmlDeviceGetUUID": "uuid",
-    "nvmlDeviceGetSerial": "serial",
-    "nvmlDeviceGetVbiosVersion": "vbios",
-    "nvmlDeviceGetBoardPartNumber": "board",
-}
-
-MEMORY_ERRORS = {
-    (kind, counter, location): f"ecc_{scope}{word}_{place}"
-    for kind, word in enumerate(("corrected", "uncorrected"))
-    for counter, scope in enumerate(("", "aggregate_"))
-    for location, place in ((2, "dram"), (7, "sram"))
-}
-
-# Version of the structure, and the reading in each member; supported where the first reading is.
-_STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
-    "nvmlDeviceGetUtilizationRates": (None, {"gpu": "utilization", "memory": "memory_utilization"}),
-    "nvmlDeviceGetTemperatureV": (0x0100000C, {"temperature": "temperature"}),
-    "nvmlDeviceGetMarginTemperature": (0x01000008, {"marginTemperature": "temperature_margin"}),
-    "nvmlDeviceGetSramEccErrorStatus": (0x01000068, {"bThresholdExceeded": "sram_threshold"}),
-}
+class RefusedError(Exception):
+    """A call that ends with an error of NVML's, by its name."""
 
 
 class Asked:
@@ -110,18 +39,46 @@ class Asked:
         gpu: The GPU.
         moment: Seconds on the timeline.
         wall: Unix seconds.
+        driver: Version of the driver.
+        newest_field: Greater ids of fields are invalid; None where there is no such.
         returned: What the description says that this call gives; None where the readings count.
     """
 
-    def __init__(self, gpu: ReplayedGpu, moment: float, wall: float, returned: float | None) -> None:
+    def __init__(
+        self,
+        gpu: ReplayedGpu,
+        moment: float,
+        wall: float,
+        *,
+        driver: str,
+        newest_field: int | None,
+        returned: float | None,
+    ) -> None:
         self.gpu = gpu
         self.moment = moment
         self.wall = wall
+        self.driver = driver
+        self.newest_field = newest_field
         self.returned = returned
 
-    def reading(self, name: str) -> float | None:
+    def maybe(self, name: str) -> float | None:
         """A reading now, or what the description says instead."""
         return self.gpu.readings.at(name, self.moment) if self.returned is None else self.returned
+
+    def reading(self, name: str) -> float:
+        """The same where it must be there.
+
+        Raises:
+            RefusedError: It is not supported.
+        """
+        value = self.maybe(name)
+        if value is None:
+            raise RefusedError("not_supported")
+        return value
+
+
+Call = Callable[..., None]
+"""Takes what is asked, and the arguments after the handle; raises RefusedError."""
 
 
 def number(argument: Any) -> int:
@@ -140,176 +97,244 @@ def put(reference: Any, value: float) -> None:
     target.value = value if isinstance(target.value, float) else int(value)
 
 
-def _one_number(reading: str) -> Call:
-    def call(asked: Asked, result: Any) -> int:
-        value = asked.reading(reading)
-        if value is None:
-            return NOT_SUPPORTED
-        put(result, value)
-        return SUCCESS
+def check_version(structure: Any, version: int) -> None:
+    """Refuse a structure of another version."""
+    if structure.version != version:
+        raise RefusedError("argument_version_mismatch")
 
-    return call
+
+def _one_number(reading: str) -> Call:
+    return lambda asked, result: put(result, asked.reading(reading))
 
 
 def _by_number(readings: tuple[str, ...]) -> Call:
-    def call(asked: Asked, which: Any, result: Any) -> int:
-        place = number(which)
-        if not 0 <= place < len(readings):
-            return NOT_SUPPORTED
-        return _one_number(readings[place])(asked, result)
+    def call(asked: Asked, which: Any, result: Any) -> None:
+        if not 0 <= number(which) < len(readings):
+            raise RefusedError("not_supported")
+        put(result, asked.reading(readings[number(which)]))
 
     return call
 
 
 def _several(readings: tuple[str, ...]) -> Call:
-    def call(asked: Asked, *results: Any) -> int:
+    def call(asked: Asked, *results: Any) -> None:
         first = asked.reading(readings[0])
-        if first is None:
-            return NOT_SUPPORTED
         for reading, result in zip(readings, results, strict=True):
-            value = asked.reading(reading)
+            value = asked.maybe(reading)
             put(result, first if value is None else value)
-        return SUCCESS
-
-    return call
-
-
-def _engine(reading: str) -> Call:
-    def call(asked: Asked, result: Any, period: Any) -> int:
-        put(period, _ENGINE_PERIOD_MICROSECONDS)
-        return _one_number(reading)(asked, result)
 
     return call
 
 
 def _text(key: str) -> Call:
-    def call(asked: Asked, buffer: Any, length: Any) -> int:
+    def call(asked: Asked, buffer: Any, length: Any) -> None:
         value: str | None = asked.gpu.description[key]
         if value is None:
-            return NOT_SUPPORTED
+            raise RefusedError("not_supported")
         encoded = value.encode("latin-1", "replace")
         if len(encoded) >= number(length):
-            return TOO_SMALL
+            raise RefusedError("insufficient_size")
         buffer.value = encoded
-        return SUCCESS
 
     return call
 
 
 def _structure(version: int | None, members: dict[str, str]) -> Call:
-    def call(asked: Asked, result: Any) -> int:
+    def call(asked: Asked, result: Any) -> None:
         filled = behind(result)
-        if version is not None and filled.version != version:
-            return _VERSION
-        values = {member: asked.reading(reading) for member, reading in members.items()}
-        if next(iter(values.values())) is None:
-            return NOT_SUPPORTED
-        for member, value in values.items():
-            setattr(filled, member, int(value or 0))
-        return SUCCESS
+        if version is not None:
+            check_version(filled, version)
+        asked.reading(next(iter(members.values())))
+        for member, reading in members.items():
+            setattr(filled, member, int(asked.maybe(reading) or 0))
 
     return call
 
 
-def _memory(asked: Asked, result: Any) -> int:
-    """`nvmlDeviceGetMemoryInfo`: what the driver reserves counts as used."""
+def _memory(asked: Asked, result: Any) -> None:
+    """Of the first version, where what the driver reserves counts as used."""
+    info, total = behind(result), int(asked.reading("memory_total"))
+    taken = int((asked.maybe("memory_used") or 0) + (asked.maybe("memory_reserved") or 0))
+    info.total, info.used, info.free = total, taken, max(0, total - taken)
+
+
+def _memory_v2(asked: Asked, result: Any) -> None:
     info = behind(result)
-    total = asked.reading("memory_total")
-    if total is None:
-        return NOT_SUPPORTED
-    taken = (asked.reading("memory_used") or 0) + (asked.reading("memory_reserved") or 0)
-    info.total, info.used, info.free = int(total), int(taken), max(0, int(total - taken))
-    return SUCCESS
+    check_version(info, 0x02000028)
+    _memory(asked, result)
+    info.used, info.reserved = (int(asked.maybe(f"memory_{each}") or 0) for each in ("used", "reserved"))
 
 
-def _memory_v2(asked: Asked, result: Any) -> int:
-    info = behind(result)
-    if info.version != 0x02000028:
-        return _VERSION
-    code = _memory(asked, result)
-    if code == SUCCESS:
-        info.used, info.reserved = (
-            int(asked.reading("memory_used") or 0),
-            int(asked.reading("memory_reserved") or 0),
-        )
-    return code
-
-
-def _fan_speed(asked: Asked, fan: Any, result: Any) -> int:
+def _fan_speed(asked: Asked, fan: Any, result: Any) -> None:
     fans = asked.gpu.readings.at("fans", asked.moment) or 0
-    if asked.reading("fan_speed") is None or not 0 <= number(fan) < fans:
-        return INVALID if fans else NOT_SUPPORTED
-    return _one_number("fan_speed")(asked, result)
+    if asked.maybe("fan_speed") is None or not 0 <= number(fan) < fans:
+        raise RefusedError("invalid_argument" if fans else "not_supported")
+    put(result, asked.reading("fan_speed"))
 
 
-def _capability(asked: Asked, major: Any, minor: Any) -> int:
+def _capability(asked: Asked, major: Any, minor: Any) -> None:
     first, _, second = asked.gpu.description["compute_capability"].partition(".")
     put(major, int(first))
     put(minor, int(second or 0))
-    return SUCCESS
 
 
-def _minor_number(asked: Asked, result: Any) -> int:
-    put(result, asked.gpu.index)
-    return SUCCESS
-
-
-def _pci_info(asked: Asked, result: Any) -> int:
+def _pci_info(asked: Asked, result: Any) -> None:
     info = behind(result)
     info.bus = 0x10 + asked.gpu.index
     info.busId = f"00000000:{info.bus:02X}:00.0".encode()
-    return SUCCESS
 
 
-def _nvlink_state(asked: Asked, link: Any, result: Any) -> int:
+def _nvlink_state(asked: Asked, link: Any, result: Any) -> None:
     links = asked.gpu.readings.at("nvlinks", asked.moment) or 0
     if not 0 <= number(link) < links:
-        return INVALID if links else NOT_SUPPORTED
-    active = asked.reading("nvlinks_active")
+        raise RefusedError("invalid_argument" if links else "not_supported")
+    active = asked.maybe("nvlinks_active")
     put(result, int(number(link) < (links if active is None else active)))
-    return SUCCESS
 
 
-def _nvlink_errors(asked: Asked, link: Any, _counter: Any, result: Any) -> int:
+def _nvlink_errors(asked: Asked, link: Any, _counter: Any, result: Any) -> None:
     if not 0 <= number(link) < (asked.gpu.readings.at("nvlinks_active", asked.moment) or 0):
-        return NOT_SUPPORTED
-    return _one_number("nvlink_errors")(asked, result)
+        raise RefusedError("not_supported")
+    put(result, asked.reading("nvlink_errors"))
 
 
-def _fabric(asked: Asked, result: Any) -> int:
-    info = behind(result)
-    if info.version != 0x02000024:
-        return _VERSION
-    state = asked.reading("fabric_state")
-    if state is None:
-        return NOT_SUPPORTED
-    info.state, info.status, info.cliqueId = int(state), 0, 1
-    for place in range(16):
-        info.clusterUuid[place] = place + 1
-    return SUCCESS
+def _memory_errors(asked: Asked, *arguments: Any) -> None:
+    *which, result = arguments
+    kind, counter, location = map(number, which)
+    if (kind, counter, location) not in MEMORY_ERRORS:
+        raise RefusedError("not_supported")
+    put(result, asked.reading(MEMORY_ERRORS[kind, counter, location]))
 
 
-def _memory_errors(asked: Asked, kind: Any, counter: Any, location: Any, result: Any) -> int:
-    reading = MEMORY_ERRORS.get((number(kind), number(counter), number(location)))
-    return NOT_SUPPORTED if reading is None else _one_number(reading)(asked, result)
+def _field_values(asked: Asked, count: Any, array: Any) -> None:
+    """Succeeds, with a code for each field."""
+    readings = fields_of_driver(asked.driver)
+    for value in behind(array)[: number(count)]:
+        value.timestamp = int(asked.wall * 1e6)
+        field = value.fieldId
+        invalid = asked.newest_field is not None and field > asked.newest_field
+        found = None if invalid else _field(asked, readings, field, value.scopeId)
+        value.nvmlReturn = 2 if invalid else 3 if found is None else 0
+        if found is None:
+            continue
+        if not isfinite(found):
+            value.valueType, value.value.dVal = 0, found
+        elif found < 0 and field not in SIGNED_FIELDS:
+            value.valueType, value.value.sllVal = 4, int(found)
+        else:
+            # Some drivers say unsigned of limits too; the bits are the same.
+            value.valueType, value.value.sllVal = 3, int(found)
+
+
+def _field(asked: Asked, readings: dict[int, str], field: int, scope: int) -> float | None:
+    described = asked.gpu.readings.at(f"field.{field}", asked.moment)
+    if described is not None:
+        return described
+    if field not in LINK_FIELDS:
+        return asked.maybe(readings[field]) if field in readings else None
+    active = asked.gpu.readings.at("nvlinks_active", asked.moment)
+    if active is None:
+        active = asked.gpu.readings.at("nvlinks", asked.moment) or 0
+    value = asked.maybe(LINK_FIELDS[field])
+    if value is None:
+        return None
+    if scope == ALL_LINKS:
+        return value * active if field in SUMMABLE_FIELDS else None
+    return value if scope < active else None
+
+
+def _retired_pages(asked: Asked, cause: Any, count: Any, pages: Any) -> None:
+    """A first call without an array asks for the number."""
+    value = int(asked.reading(("retired_pages_sbe", "retired_pages_dbe")[number(cause) & 1]))
+    space = behind(count).value
+    put(count, value)
+    if value and (pages is None or space < value):
+        raise RefusedError("insufficient_size")
+    for place in range(value):
+        pages[place] = 0x1000 * (place + 1)
+
+
+def _processes(asked: Asked, count: Any, array: Any) -> None:
+    """Success only when there is none, or room for all."""
+    running = asked.gpu.processes(asked.moment)
+    space = behind(count).value
+    put(count, len(running) if asked.returned is None or array is None else asked.returned)
+    if running and (array is None or space < len(running)):
+        raise RefusedError("insufficient_size")
+    for place, process in enumerate(running):
+        used = process["memory"]
+        array[place].pid = process["pid"]
+        array[place].usedGpuMemory = 0xFFFFFFFFFFFFFFFF if used is None else used
+
+
+def _process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> None:
+    """The first call must say that the array is too small; for the time 0 there is one sample, of some past time."""
+    times = _times(asked.wall, number(since), 1.0, 72)
+    times = times if number(since) else times[:1]
+    running = [process for process in asked.gpu.processes(asked.moment) if process["sm"] is not None]
+    found = [(time, process) for time in times for process in running]
+    if not found:
+        raise RefusedError("not_found")
+    space = behind(count).value
+    put(count, len(found))
+    if array is None or space < len(found):
+        raise RefusedError("insufficient_size")
+    for place, (time, process) in enumerate(found):
+        level = asked.gpu.readings.load.at(asked.moment - (asked.wall - time / 1e6))
+        array[place].pid = process["pid"]
+        array[place].timeStamp = time
+        array[place].smUtil = int(process["sm"] * level)
+        array[place].memUtil = int(process["memory_bandwidth"] * level)
+
+
+def _samples(asked: Asked, kind: Any, since: Any, value_type: Any, count: Any, array: Any) -> None:
+    """A first call without an array succeeds with the number."""
+    reading, seconds, length = SAMPLES.get(number(kind), ("", 1.0, 0))
+    if not reading or not asked.gpu.readings.at("sample_buffers", asked.moment):
+        raise RefusedError("not_supported")
+    asked.reading(reading)
+    times = _times(asked.wall, number(since), seconds, length)
+    if not times:
+        raise RefusedError("not_found")
+    put(value_type, 1)  # unsigned int
+    if array is not None:
+        times = times[: len(array)]
+        for place, time in enumerate(times):
+            then = asked.moment - (asked.wall - time / 1e6)
+            value = asked.gpu.readings.at(reading, then) if asked.returned is None else asked.returned
+            array[place].timeStamp = time
+            array[place].sampleValue.uiVal = int(value or 0)
+    put(count, len(times))
+
+
+def _times(wall: float, since: int, seconds: float, length: int) -> list[int]:
+    """The times of the samples in a ring that are newer than one, microseconds."""
+    step = int(seconds * 1e6)
+    newest = int(wall * 1e6) // step
+    oldest = max(newest - length + 1, ceil((since + 1) / step))
+    return [place * step for place in range(oldest, newest + 1)]
 
 
 CALLS: dict[str, Call] = {
     **{symbol: _one_number(reading) for symbol, reading in ONE_NUMBER.items()},
     **{symbol: _by_number(readings) for symbol, readings in BY_NUMBER.items()},
     **{symbol: _several(readings) for symbol, readings in SEVERAL.items()},
-    **{symbol: _engine(reading) for symbol, reading in ENGINES.items()},
     **{symbol: _text(key) for symbol, key in TEXTS.items()},
-    **{symbol: _structure(*parts) for symbol, parts in _STRUCTURES.items()},
+    **{symbol: _structure(*parts) for symbol, parts in STRUCTURES.items()},
+    "nvmlDeviceGetMinorNumber": lambda asked, result: put(result, asked.gpu.index),
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory_v2,
     "nvmlDeviceGetFanSpeed_v2": _fan_speed,
     "nvmlDeviceGetCudaComputeCapability": _capability,
-    "nvmlDeviceGetMinorNumber": _minor_number,
     "nvmlDeviceGetPciInfo_v3": _pci_info,
     "nvmlDeviceGetNvLinkState": _nvlink_state,
     "nvmlDeviceGetNvLinkErrorCounter": _nvlink_errors,
-    "nvmlDeviceGetGpuFabricInfoV": _fabric,
     "nvmlDeviceGetMemoryErrorCounter": _memory_errors,
+    "nvmlDeviceGetFieldValues": _field_values,
+    "nvmlDeviceGetRetiredPages": _retired_pages,
+    "nvmlDeviceGetComputeRunningProcesses_v2": _processes,
+    "nvmlDeviceGetComputeRunningProcesses_v3": _processes,
+    "nvmlDeviceGetProcessUtilization": _process_utilization,
+    "nvmlDeviceGetSamples": _samples,
 }
-"""Functions of a GPU that give no lists."""
+"""Functions of a GPU by their C names."""

@@ -1,12 +1,9 @@
 """A replayed machine in the place of NVIDIA's library.
 
-Used in the NVML child: an object assigned to `pynvml.nvmlLib` before `nvmlInit`. pynvml looks functions up on it
-by their C names and calls them with ctypes arguments, so that all of pynvml is the real thing: structures and
-their versions, two-call protocols, exceptions. What happens to a call is decided in one place, `_enter`: faults of
-the timeline come first, then the function itself. Where the description says what calls cost, each keeps the
-processor busy for as long as it does on the real card.
-
-A function that the described driver does not have is an AttributeError, which is how pynvml finds out.
+Used in the NVML child: an object assigned to `pynvml.nvmlLib` before `nvmlInit`. pynvml looks functions up on it by their
+C names (one that the described driver does not have is an AttributeError) and calls them with ctypes arguments, so that
+all of pynvml is the real thing. What happens to a call is decided in `_answer`: faults of the timeline come first, then
+the function itself. Where the description says what calls cost, each keeps the processor busy as on the real card.
 """
 
 from __future__ import annotations
@@ -18,63 +15,57 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from exporter.collectors.gpu.nvml.gpm import LEAST_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
-from exporter.replay.calls import CALLS, INVALID, NOT_SUPPORTED, Asked, behind, number, put
-from exporter.replay.lists import LISTS, SAMPLES, field_values
-from exporter.replay.timeline import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
+from exporter.replay.calls import CALLS, Asked, RefusedError, behind, check_version, number, put
+from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
+from exporter.replay.readings import SAMPLES
 
 _GPU_BASE = 0x1000
 _INSTANCE_BASE = 0x100000
 _INSTANCES_PER_GPU = 0x100
 _MOST_INSTANCES = 7
 _OTHER_BASE = 0x10000000
-
-_NOT_FOUND = CODES["not_found"]
-_TIMEOUT = CODES["timeout"]
-
-DEVICE_CALLS = {**CALLS, **LISTS}
-"""Functions whose first argument is a GPU's handle, and that need nothing but the GPU."""
-
 _LOOK_SECONDS = 0.05
-_GPM_LEAST_SECONDS = 0.1
 
-_LIBRARY_CALLS = (
-    "nvmlInitWithFlags",
-    "nvmlShutdown",
-    "nvmlErrorString",
-    "nvmlSystemGetDriverVersion",
-    "nvmlSystemGetNVMLVersion",
-    "nvmlSystemGetCudaDriverVersion_v2",
-    "nvmlDeviceGetCount_v2",
-    "nvmlDeviceGetHandleByIndex_v2",
-    "nvmlEventSetCreate",
-    "nvmlEventSetWait_v2",
-    "nvmlGpmSampleAlloc",
-    "nvmlGpmSampleFree",
-    "nvmlGpmMetricsGet",
-)
-_HANDLE_CALLS = (
-    "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetMaxMigDeviceCount",
-    "nvmlDeviceGetMigDeviceHandleByIndex",
-    "nvmlDeviceGetGpuInstanceId",
-    "nvmlDeviceGetComputeInstanceId",
-    "nvmlDeviceGetAttributes_v2",
-    "nvmlDeviceRegisterEvents",
-    "nvmlGpmQueryDeviceSupport",
-    "nvmlGpmSampleGet",
-    "nvmlGpmMigSampleGet",
-)
-"""Methods below whose first argument is a GPU's handle."""
-
-SYMBOLS = frozenset({*DEVICE_CALLS, *_LIBRARY_CALLS, *_HANDLE_CALLS})
-"""Every function of NVML that a replay has."""
-
-OTHERS = "*"
+_OTHERS = "*"
 """What a call costs that the description does not name."""
 
+
+_OF_LIBRARY = {
+    "nvmlInitWithFlags": "initialise",
+    "nvmlShutdown": "shut_down",
+    "nvmlSystemGetDriverVersion": "driver_version",
+    "nvmlSystemGetNVMLVersion": "nvml_version",
+    "nvmlSystemGetCudaDriverVersion_v2": "cuda_version",
+    "nvmlDeviceGetCount_v2": "count",
+    "nvmlDeviceGetHandleByIndex_v2": "handle",
+    "nvmlEventSetCreate": "create_set",
+    "nvmlEventSetWait_v2": "wait",
+    "nvmlGpmSampleAlloc": "gpm_allocate",
+    "nvmlGpmSampleFree": "gpm_free",
+    "nvmlGpmMetricsGet": "gpm_metrics",
+}
+"""Methods below for functions of no GPU."""
+
+_OF_GPU = {
+    "nvmlDeviceGetMaxMigDeviceCount": "instance_count",
+    "nvmlDeviceGetMigDeviceHandleByIndex": "instance_handle",
+    "nvmlDeviceGetGpuInstanceId": "of_instances",
+    "nvmlDeviceGetComputeInstanceId": "of_instances",
+    "nvmlDeviceGetAttributes_v2": "of_instances",
+    "nvmlDeviceRegisterEvents": "register",
+    "nvmlGpmQueryDeviceSupport": "gpm_support",
+    "nvmlGpmSampleGet": "gpm_sample",
+    "nvmlGpmMigSampleGet": "gpm_sample_instance",
+}
+"""Methods below whose first argument is a GPU's handle, beside those of `calls`."""
+
+SYMBOLS = frozenset({*CALLS, *_OF_LIBRARY, *_OF_GPU, "nvmlErrorString"})
+"""Every function of NVML that a replay has."""
+
 COST_KEYS = frozenset(
-    {*SYMBOLS, OTHERS, *(f"nvmlDeviceGetSamples/{name}" for name, _, _ in SAMPLES.values())}
+    {*SYMBOLS, _OTHERS, *(f"nvmlDeviceGetSamples/{name}" for name, _, _ in SAMPLES.values())}
 )
 """What a description may say the cost of, beside field ids."""
 
@@ -99,16 +90,14 @@ class ReplayLibrary:
     """What `pynvml.nvmlLib` is during a replay.
 
     Args:
-        description: See `description.Machine.plain`.
+        description: See `description.MachineDescription.plain`.
         clock: The child's.
         origin: When the timeline began, on that clock.
     """
 
     def __init__(self, description: dict[str, Any], *, clock: Clock, origin: float) -> None:
         self._machine = ReplayedMachine(description)
-        self._missing = frozenset(description["missing"])
-        self._newest_field: int | None = description["newest_field"]
-        self._newest_metric: int | None = description["newest_metric"]
+        self._description = description
         # Milliseconds of processor time by function or field; as far as the replay itself takes less.
         self._costs: dict[str, float] = description["costs"]
         self._clock = clock
@@ -119,14 +108,22 @@ class ReplayLibrary:
         self._next_address = _OTHER_BASE
 
     def __getattr__(self, symbol: str) -> Callable[..., Any]:
-        if symbol not in SYMBOLS or symbol in self._missing:
+        if symbol not in SYMBOLS or symbol in self._description["missing"]:
             raise AttributeError(symbol)
         if symbol == "nvmlErrorString":
-            return _error_string
+            return lambda code: f"NVML error {number(code)}".encode()
 
         # A plain function: pynvml sets attributes on some.
         def call(*arguments: Any) -> int:
-            return self._enter(symbol, arguments)
+            began = time.thread_time()
+            try:
+                self._answer(symbol, arguments)
+                code = SUCCESS
+            except RefusedError as refused:
+                code = CODES.get(str(refused), SUCCESS)
+            if self._costs and symbol != "nvmlEventSetWait_v2":
+                self._clock.work(self._cost(symbol, arguments) / 1000, began)
+            return code
 
         return call
 
@@ -134,15 +131,8 @@ class ReplayLibrary:
     def _moment(self) -> float:
         return self._clock.now() - self._origin
 
-    def _enter(self, symbol: str, arguments: tuple[Any, ...]) -> int:
-        began = time.thread_time()
-        code = self._answer(symbol, arguments)
-        if self._costs and symbol != "nvmlEventSetWait_v2":
-            self._clock.work(self._cost(symbol, arguments) / 1000, began)
-        return code
-
     def _cost(self, symbol: str, arguments: tuple[Any, ...]) -> float:
-        others = self._costs.get(OTHERS, 0.0)
+        others = self._costs.get(_OTHERS, 0.0)
         if symbol == "nvmlDeviceGetFieldValues":
             asked = behind(arguments[2])[: number(arguments[1])]
             return sum(self._costs.get(str(value.fieldId), others) for value in asked)
@@ -152,184 +142,155 @@ class ReplayLibrary:
             return 0.0 if arguments[5] is None else self._costs.get(f"{symbol}/{name}", others)
         return self._costs.get(symbol, others)
 
-    def _answer(self, symbol: str, arguments: tuple[Any, ...]) -> int:
-        if not self._machine.library_is_there():
-            return CODES["library_not_found"]
+    def _answer(self, symbol: str, arguments: tuple[Any, ...]) -> None:
+        if not self._description["library"]:
+            raise RefusedError("library_not_found")
         gpu, instance = None, None
-        if symbol in DEVICE_CALLS or symbol in _HANDLE_CALLS:
+        index = None
+        if symbol not in _OF_LIBRARY:
             gpu, instance = self._resolve(arguments[0])
-            if gpu is None:
-                return INVALID
-        index = self._index_of(symbol, arguments) if gpu is None else gpu.index
-        code, returned = self._suffer(symbol, index)
-        if code is not None:
-            return code
+            index = gpu.index
+        elif symbol == "nvmlDeviceGetHandleByIndex_v2":  # the GPU that it concerns has no handle yet
+            present = self._machine.present(self._moment)
+            place = number(arguments[0])
+            index = present[place].index if 0 <= place < len(present) else None
+        returned = self._suffer(symbol, index)
         if symbol != "nvmlInitWithFlags":
             if self._initialised_at is None:
-                return CODES["uninitialized"]
+                raise RefusedError("uninitialized")
             if self._machine.driver(self._moment) != self._machine.driver(self._initialised_at):
-                return CODES["lib_rm_version_mismatch"]
+                raise RefusedError("lib_rm_version_mismatch")
         if gpu is None:
-            return int(getattr(self, f"_{symbol}")(*arguments))
-        asked = Asked(gpu, self._moment, self._clock.wall(), returned)
+            getattr(self, f"_{_OF_LIBRARY[symbol]}")(*arguments)
+            return
+        asked = Asked(
+            gpu,
+            self._moment,
+            self._clock.wall(),
+            driver=self._machine.driver(self._moment),
+            newest_field=self._description["newest_field"],
+            returned=returned,
+        )
         if instance is not None:
-            return self._on_instance(symbol, gpu, instance, asked, arguments[1:])
-        if symbol in DEVICE_CALLS:
-            return int(DEVICE_CALLS[symbol](asked, *arguments[1:]))
-        return int(getattr(self, f"_{symbol}")(asked, *arguments[1:]))
+            self._on_instance(symbol, instance, asked, arguments[1])
+        elif symbol in CALLS:
+            CALLS[symbol](asked, *arguments[1:])
+        else:
+            getattr(self, f"_{_OF_GPU[symbol]}")(asked, *arguments[1:])
 
-    def _index_of(self, symbol: str, arguments: tuple[Any, ...]) -> int | None:
-        """The GPU that a call concerns which has no handle of it yet."""
-        if symbol != "nvmlDeviceGetHandleByIndex_v2":
-            return None
-        present = self._machine.present(self._moment)
-        place = number(arguments[0])
-        return present[place].index if 0 <= place < len(present) else None
-
-    def _suffer(self, symbol: str, index: int | None) -> tuple[int | None, float | None]:
-        """What the timeline does to a call: a code that ends it, or else what it gives."""
-        returned = None
+    def _suffer(self, symbol: str, index: int | None) -> float | None:
+        """What the timeline does to a call; gives what the call returns, if that is described."""
+        returned: float | None = None
         for fault in self._machine.under_way(index, self._moment):
-            if symbol in fault.crashes:
+            entry = fault.entry
+            if symbol in entry["crash"]:
                 os.kill(os.getpid(), signal.SIGSEGV)
-            if symbol in fault.hangs or (EVERY_CALL in fault.hangs and index is not None):
+            if symbol in entry["hang"] or (EVERY_CALL in entry["hang"] and index is not None):
                 while self._moment < fault.until:
                     time.sleep(_LOOK_SECONDS)
-            if symbol in fault.delays:
-                self._clock.delay(fault.delays[symbol])
-            code = fault.errors.get(symbol)
-            if code is None and (fault.removed or EVERY_CALL in fault.errors) and index is not None:
-                code = fault.errors.get(EVERY_CALL, CODES["gpu_is_lost"])
-            if code is not None:
-                return code, None
+            if symbol in entry["delay"]:
+                self._clock.delay(entry["delay"][symbol])
+            error = fault.errors.get(symbol)
+            if error is None and index is not None:
+                error = fault.errors.get(EVERY_CALL, "gpu_is_lost" if entry["removed"] else None)
+            if error is not None:
+                raise RefusedError(error)
             if returned is None:
-                returned = fault.returns.get(symbol)
-        return None, returned
+                returned = entry["returns"].get(symbol)
+        return returned
 
     # Handles: an address that says what it is, as no one looks behind it.
 
-    def _resolve(self, handle: Any) -> tuple[ReplayedGpu | None, dict[str, Any] | None]:
-        address = ctypes.cast(handle, ctypes.c_void_p).value or 0
-        if _GPU_BASE <= address < _GPU_BASE + len(self._machine.gpus):
-            return self._machine.gpus[address - _GPU_BASE], None
+    def _resolve(self, handle: Any) -> tuple[ReplayedGpu, dict[str, Any] | None]:
+        address, gpus = _address(handle), self._machine.gpus
+        if _GPU_BASE <= address < _GPU_BASE + len(gpus):
+            return gpus[address - _GPU_BASE], None
         index, place = divmod(address - _INSTANCE_BASE, _INSTANCES_PER_GPU)
-        if 0 <= index < len(self._machine.gpus) and place < len(self._machine.gpus[index].all_instances):
-            gpu = self._machine.gpus[index]
-            return gpu, gpu.all_instances[place]
-        return None, None
+        if 0 <= index < len(gpus) and place < len(gpus[index].all_instances):
+            return gpus[index], gpus[index].all_instances[place]
+        raise RefusedError("invalid_argument")
 
-    def _new_address(self) -> int:
+    def _new_address(self, result: Any) -> int:
         self._next_address += 1
+        _point(result, self._next_address)
         return self._next_address
 
     # The library itself.
 
-    def _nvmlInitWithFlags(self, _flags: Any) -> int:  # noqa: N802 - NVML's names, so that they are found
+    def _initialise(self, _flags: Any) -> None:
         self._initialised_at = self._moment
-        return SUCCESS
 
-    def _nvmlShutdown(self) -> int:  # noqa: N802
+    def _shut_down(self) -> None:
         self._initialised_at = None
-        return SUCCESS
 
-    def _nvmlSystemGetDriverVersion(self, buffer: Any, _length: Any) -> int:  # noqa: N802
+    def _driver_version(self, buffer: Any, _length: Any) -> None:
         buffer.value = self._machine.driver(self._moment).encode()
-        return SUCCESS
 
-    def _nvmlSystemGetNVMLVersion(self, buffer: Any, _length: Any) -> int:  # noqa: N802
-        buffer.value = self._machine.description["nvml"].encode()
-        return SUCCESS
+    def _nvml_version(self, buffer: Any, _length: Any) -> None:
+        buffer.value = self._description["nvml"].encode()
 
-    def _nvmlSystemGetCudaDriverVersion_v2(self, result: Any) -> int:  # noqa: N802
-        major, _, minor = self._machine.description["cuda"].partition(".")
+    def _cuda_version(self, result: Any) -> None:
+        major, _, minor = self._description["cuda"].partition(".")
         put(result, int(major) * 1000 + int(minor or 0) * 10)
-        return SUCCESS
 
-    def _nvmlDeviceGetCount_v2(self, result: Any) -> int:  # noqa: N802
+    def _count(self, result: Any) -> None:
         put(result, len(self._machine.present(self._moment)))
-        return SUCCESS
 
-    def _nvmlDeviceGetHandleByIndex_v2(self, place: Any, result: Any) -> int:  # noqa: N802
+    def _handle(self, place: Any, result: Any) -> None:
         present = self._machine.present(self._moment)
         if not 0 <= number(place) < len(present):
-            return INVALID
+            raise RefusedError("invalid_argument")
         _point(result, _GPU_BASE + present[number(place)].index)
-        return SUCCESS
-
-    def _nvmlDeviceGetFieldValues(self, asked: Asked, count: Any, array: Any) -> int:  # noqa: N802
-        driver = self._machine.driver(self._moment)
-        return field_values(asked, count, array, driver=driver, newest=self._newest_field)
 
     # Instances of a divided GPU.
 
-    def _nvmlDeviceGetMaxMigDeviceCount(self, asked: Asked, result: Any) -> int:  # noqa: N802
-        if asked.reading("mig_mode") is None:
-            return NOT_SUPPORTED
+    def _instance_count(self, asked: Asked, result: Any) -> None:
+        asked.reading("mig_mode")
         put(result, max(_MOST_INSTANCES, len(asked.gpu.instances(asked.moment))))
-        return SUCCESS
 
-    def _nvmlDeviceGetMigDeviceHandleByIndex(self, asked: Asked, place: Any, result: Any) -> int:  # noqa: N802
+    def _instance_handle(self, asked: Asked, place: Any, result: Any) -> None:
         there = asked.gpu.instances(asked.moment)
         if not 0 <= number(place) < len(there):
-            return _NOT_FOUND
+            raise RefusedError("not_found")
         which = asked.gpu.all_instances.index(there[number(place)])
         _point(result, _INSTANCE_BASE + asked.gpu.index * _INSTANCES_PER_GPU + which)
-        return SUCCESS
 
-    def _on_instance(
-        self,
-        symbol: str,
-        gpu: ReplayedGpu,
-        instance: dict[str, Any],
-        asked: Asked,
-        arguments: tuple[Any, ...],
-    ) -> int:
-        numbers = {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
+    def _on_instance(self, symbol: str, instance: dict[str, Any], asked: Asked, result: Any) -> None:
+        gpu, numbers = asked.gpu, {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
         if instance not in gpu.instances(asked.moment):
-            return INVALID  # it was destroyed
+            raise RefusedError("invalid_argument")  # it was destroyed
         if symbol in numbers:
-            put(arguments[0], instance[numbers[symbol]])
+            put(result, instance[numbers[symbol]])
         elif symbol == "nvmlDeviceGetUUID":
             own = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
             which = gpu.all_instances.index(instance)
             made = which - len(gpu.description["mig"]) + 1  # each that is made later has a UUID of its own
             first = f"{made:08x}" if made > 0 else gpu.description["uuid"][4:12]
-            arguments[0].value = f"MIG-{first}{gpu.description['uuid'][12:-4]}{own}".encode()
+            result.value = f"MIG-{first}{gpu.description['uuid'][12:-4]}{own}".encode()
         elif symbol == "nvmlDeviceGetName":
-            arguments[0].value = f"{gpu.description['name']} MIG {instance['profile']}".encode()
+            result.value = f"{gpu.description['name']} MIG {instance['profile']}".encode()
         elif symbol == "nvmlDeviceGetMemoryInfo_v2":
-            info = behind(arguments[0])
-            level = gpu.readings.load.at(asked.moment)
+            info = behind(result)
             info.total = instance["memory"]
-            info.used = int(instance["memory"] * min(0.9, 0.1 + 0.6 * level))
+            info.used = int(info.total * min(0.9, 0.1 + 0.6 * gpu.readings.load.at(asked.moment)))
             info.free = info.total - info.used
         else:
-            return NOT_SUPPORTED
-        return SUCCESS
+            raise RefusedError("not_supported")
 
-    def _nvmlDeviceGetGpuInstanceId(self, _asked: Asked, _result: Any) -> int:  # noqa: N802
-        return INVALID  # of a whole GPU
-
-    def _nvmlDeviceGetComputeInstanceId(self, _asked: Asked, _result: Any) -> int:  # noqa: N802
-        return INVALID
-
-    def _nvmlDeviceGetAttributes_v2(self, _asked: Asked, _result: Any) -> int:  # noqa: N802
-        return INVALID
+    def _of_instances(self, _asked: Asked, _result: Any) -> None:
+        raise RefusedError("invalid_argument")  # of a whole GPU
 
     # Events.
 
-    def _nvmlEventSetCreate(self, result: Any) -> int:  # noqa: N802
-        _point(result, self._new_address())
-        return SUCCESS
+    def _create_set(self, result: Any) -> None:
+        self._new_address(result)
 
-    def _nvmlDeviceRegisterEvents(self, asked: Asked, mask: Any, event_set: Any) -> int:  # noqa: N802
-        supported = asked.reading("event_types")
-        if supported is None or number(mask) & ~int(supported):
-            return NOT_SUPPORTED
+    def _register(self, asked: Asked, mask: Any, event_set: Any) -> None:
+        if number(mask) & ~int(asked.reading("event_types")):
+            raise RefusedError("not_supported")
         self._events.register(asked.gpu, number(mask), asked.moment, event_set=_address(event_set))
-        return SUCCESS
 
-    def _nvmlEventSetWait_v2(self, event_set: Any, result: Any, milliseconds: Any) -> int:  # noqa: N802
+    def _wait(self, event_set: Any, result: Any, milliseconds: Any) -> None:
         end = time.monotonic() + number(milliseconds) / 1000
         address = _address(event_set)
         while True:
@@ -338,70 +299,53 @@ class ReplayLibrary:
                 event = behind(result)
                 event.device = ctypes.cast(_GPU_BASE + happened[0].index, type(event.device))
                 event.eventType, event.eventData = happened[1:]
-                return SUCCESS
+                return
             if self._events.broken_since(address, self._moment) is not None:
-                return CODES["gpu_is_lost"]
+                raise RefusedError("gpu_is_lost")
             if time.monotonic() >= end:
-                return _TIMEOUT
+                raise RefusedError("timeout")
             time.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
 
     # Performance counters.
 
-    def _nvmlGpmQueryDeviceSupport(self, asked: Asked, result: Any) -> int:  # noqa: N802
+    def _gpm_support(self, asked: Asked, result: Any) -> None:
         support = behind(result)
-        if support.version != 1:
-            return CODES["argument_version_mismatch"]
+        check_version(support, 1)
         support.isSupportedDevice = int(bool(asked.gpu.description["gpm"]))
-        return SUCCESS
 
-    def _nvmlGpmSampleAlloc(self, result: Any) -> int:  # noqa: N802
-        address = self._new_address()
-        self._samples[address] = None
-        _point(result, address)
-        return SUCCESS
+    def _gpm_allocate(self, result: Any) -> None:
+        self._samples[self._new_address(result)] = None
 
-    def _nvmlGpmSampleFree(self, sample: Any) -> int:  # noqa: N802
-        return SUCCESS if self._samples.pop(_address(sample), 0) != 0 else INVALID
+    def _gpm_free(self, sample: Any) -> None:
+        if self._samples.pop(_address(sample), 0) == 0:
+            raise RefusedError("invalid_argument")
 
-    def _nvmlGpmSampleGet(self, asked: Asked, sample: Any) -> int:  # noqa: N802
-        if _address(sample) not in self._samples:
-            return INVALID
-        if not asked.gpu.description["gpm"] or asked.reading("mig_mode"):
-            return NOT_SUPPORTED
+    def _gpm_sample(self, asked: Asked, sample: Any) -> None:
+        if not asked.gpu.description["gpm"] or asked.maybe("mig_mode"):
+            raise RefusedError("not_supported")
         self._samples[_address(sample)] = (asked.moment, asked.gpu, None)
-        return SUCCESS
 
-    def _nvmlGpmMigSampleGet(self, asked: Asked, instance: Any, sample: Any) -> int:  # noqa: N802
-        if _address(sample) not in self._samples:
-            return INVALID
+    def _gpm_sample_instance(self, asked: Asked, instance: Any, sample: Any) -> None:
         if not any(each["gi"] == number(instance) for each in asked.gpu.instances(asked.moment)):
-            return _NOT_FOUND
+            raise RefusedError("not_found")
         self._samples[_address(sample)] = (asked.moment, asked.gpu, number(instance))
-        return SUCCESS
 
-    def _nvmlGpmMetricsGet(self, request: Any) -> int:  # noqa: N802
+    def _gpm_metrics(self, request: Any) -> None:
         metrics = behind(request)
-        if metrics.version != 1:
-            return CODES["argument_version_mismatch"]
-        earlier = self._samples.get(_address(metrics.sample1))
-        later = self._samples.get(_address(metrics.sample2))
+        check_version(metrics, 1)
+        earlier, later = (self._samples.get(_address(each)) for each in (metrics.sample1, metrics.sample2))
         if earlier is None or later is None or earlier[1:] != later[1:]:
-            return INVALID
-        begin, gpu, _ = earlier
-        end = later[0]
+            raise RefusedError("invalid_argument")
+        begin, end, gpu = earlier[0], later[0], earlier[1]
         asked = [metrics.metrics[place] for place in range(metrics.numMetrics)]
-        if self._newest_metric is not None and any(each.metricId > self._newest_metric for each in asked):
-            return INVALID
+        newest = self._description["newest_metric"]
+        if newest is not None and any(each.metricId > newest for each in asked):
+            raise RefusedError("invalid_argument")
         for metric in asked:
             value = gpu.readings.mean(f"gpm.{metric.metricId}", begin, max(end, begin + 1e-6))
-            metric.nvmlReturn = SUCCESS if value is not None else NOT_SUPPORTED
+            metric.nvmlReturn = SUCCESS if value is not None else CODES["not_supported"]
             if value is not None:
-                metric.value = value if end - begin >= _GPM_LEAST_SECONDS else float("nan")
-        return SUCCESS
-
-
-def _error_string(code: Any) -> bytes:
-    return f"NVML error {number(code)}".encode()
+                metric.value = value if end - begin >= LEAST_SECONDS else float("nan")
 
 
 def _point(reference: Any, address: int) -> None:

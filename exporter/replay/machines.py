@@ -1,8 +1,6 @@
 """The files that describe machines for a replay: those of the package, and the user's.
 
-Used in the sidecar, when its configuration is read and when a replay starts. What a file may say is
-in `description`, which is loaded with the first file only.
-No threads, no state.
+Used in the sidecar, when its configuration is read and when a replay starts.
 """
 
 from __future__ import annotations
@@ -26,10 +24,7 @@ def machine_names() -> tuple[str, ...]:
 
 
 def load_machine(name_or_file: str) -> MachineDescription:
-    """Read a machine.
-
-    Args:
-        name_or_file: A name of `machine_names`, or a file; whatever has a slash or ends in .yaml is a file.
+    """Read a machine by its name, or its file: whatever has a slash or ends in .yaml.
 
     Raises:
         ConfigurationError: There is no such machine, or the description has mistakes.
@@ -45,11 +40,7 @@ def load_machine(name_or_file: str) -> MachineDescription:
 
 
 def collector_arguments(name_or_file: str) -> dict[str, Any]:
-    """What a GPU collector is given to replay a machine in place of NVIDIA's library.
-
-    Raises:
-        ConfigurationError: As `load_machine`.
-    """
+    """What a GPU collector is given to replay a machine in place of NVIDIA's library; raises as `load_machine`."""
     return {"replay": load_machine(name_or_file).plain(), "child": "exporter.replay.play"}
 
 

@@ -2,13 +2,13 @@
 
 `run` is the child of a sidecar that replays: the same program as the one of real GPUs, with a `ReplayLibrary` in
 the place of NVIDIA's. `play` gives the same messages without waiting, on a clock that stands still unless it is told
-to go on, so that they are the same at any speed of the machine; for tests and tools.
+to go on; for tests and tools.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from exporter.collectors.gpu.nvml import child
@@ -17,7 +17,7 @@ from exporter.collectors.gpu.nvml.library import Library
 from exporter.collectors.gpu.nvml.protocol import Decoder, encode
 from exporter.collectors.gpu.nvml.sampler import Sampler
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.replay.library import ReplayLibrary
+from exporter.replay.library import Clock, ReplayLibrary
 
 VIRTUAL_EPOCH = 1_700_000_000.0
 """Unix time at which a virtual clock starts."""
@@ -26,17 +26,9 @@ VIRTUAL_EPOCH = 1_700_000_000.0
 class RealClock:
     """The machine's clock."""
 
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return time.monotonic()
-
-    def wall(self) -> float:
-        """Unix seconds."""
-        return time.time()
-
-    def delay(self, seconds: float) -> None:
-        """Sleep."""
-        time.sleep(seconds)
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+    delay = staticmethod(time.sleep)
 
     def work(self, seconds: float, since: float) -> None:
         """Keep the processor busy, as NVIDIA's library does while it waits for the card."""
@@ -66,9 +58,9 @@ class VirtualClock:
         """Take no time."""
 
 
-def install(binding: Any, library: ReplayLibrary) -> None:
-    """Put a library in the place of NVIDIA's."""
-    binding.nvmlLib = library
+def install(binding: Any, replay: dict[str, Any], *, clock: Clock, origin: float) -> None:
+    """Put a machine (see `MachineDescription.plain`), whose timeline began at `origin`, in the place of NVIDIA's library."""
+    binding.nvmlLib = ReplayLibrary(replay, clock=clock, origin=origin)
     binding._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - else functions of an earlier one would go on answering
 
 
@@ -79,17 +71,13 @@ def run() -> None:
 
 def _install(binding: Any, start: Mapping[str, Any]) -> None:
     clock = RealClock()
-    origin = start.get("origin")
-    install(
-        binding,
-        ReplayLibrary(start["replay"], clock=clock, origin=clock.now() if origin is None else origin),
-    )
+    install(binding, start["replay"], clock=clock, origin=start.get("origin", clock.now()))
 
 
 def play(
     replay: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
 ) -> list[dict[str, Any]]:
-    """Give every message that a child would send about a machine.
+    """Give every message that a child would send about a machine in so many seconds.
 
     Args:
         replay: See `MachineDescription.plain`.
@@ -101,32 +89,24 @@ def play(
     import pynvml  # noqa: PLC0415 - a sidecar that reads descriptions does without it
 
     clock = VirtualClock()
-    install(pynvml, ReplayLibrary(replay, clock=clock, origin=origin))
+    install(pynvml, replay, clock=clock, origin=origin)
     library = Library(pynvml, clock=clock.now)
     events = Events(Library(pynvml, clock=clock.now), wall=clock.wall)
     said: list[bytes] = []
-    sampler = Sampler(
-        library,
-        events,
-        options,
-        start,
-        progress=lambda what: said.append(encode({"kind": "progress", "what": what})),
-    )
+
+    def progress(what: str) -> None:
+        said.append(encode({"kind": "progress", "what": what}))
+
+    sampler = Sampler(library, events, options, start, progress=progress)
 
     def sample() -> None:
         said.append(encode(sampler.start(clock.now())))
-        said.extend(encode(each) for each in _passes(sampler, events, clock, seconds, options.period))
+        due = clock.now()
+        while due <= seconds:
+            clock.delay(due - clock.now())
+            events.poll()
+            said.append(encode(sampler.sample(clock.now(), clock.wall())))
+            due = max(due + options.period, clock.now())
 
     said.append(encode(child.last_message(sampler, sample)))
     return Decoder().feed(b"".join(said))
-
-
-def _passes(
-    sampler: Sampler, events: Events, clock: VirtualClock, seconds: float, period: float
-) -> Iterator[dict[str, Any]]:
-    due = clock.now()
-    while due <= seconds:
-        clock.delay(due - clock.now())
-        events.poll()
-        yield sampler.sample(clock.now(), clock.wall())
-        due = max(due + period, clock.now())

@@ -1,112 +1,150 @@
-"""The readings of a replayed GPU: their names in a description, and the unit of each.
+"""What a replayed GPU can be asked, by NVML's functions and field ids, and under which names a description has it.
 
-Used in the sidecar by `description`; the NVML child knows them by name only (`calls`, `lists`).
-Values only.
+Used by `description`, to find mistakes, by `capture`, and in the NVML child by `calls`. Tables only. The ids of throttle
+counters are written down here apart from the child's `readings`, so that the one finds mistakes in the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-READINGS: Mapping[str, str] = {
-    "utilization": "percent of the time in which a kernel ran",
-    "memory_utilization": "percent of the time in which memory was read or written",
-    "memory_total": "bytes",
-    "memory_used": "bytes, without what the driver reserves",
-    "memory_reserved": "bytes that the driver reserves",
-    "encoder": "percent",
-    "decoder": "percent",
-    "jpeg": "percent",
-    "ofa": "percent",
-    "compute_mode": "0 default, 2 prohibited, 3 exclusive process",
-    "persistence_mode": "0 or 1",
-    "sample_buffers": "1 where the driver keeps utilisation and power samples",
-    "numa_node": "number",
-    "power": "milliwatts",
-    "power_average": "milliwatts, field 185",
-    "power_instant": "milliwatts, field 186",
-    "energy": "millijoules since the driver was loaded",
-    "power_limit": "milliwatts",
-    "power_limit_enforced": "milliwatts",
-    "power_limit_default": "milliwatts",
-    "power_limit_min": "milliwatts",
-    "power_limit_max": "milliwatts",
-    "temperature": "degrees Celsius",
-    "memory_temperature": "degrees Celsius, field 82",
-    "temperature_margin": "degrees Celsius to the nearest limit",
-    "threshold_shutdown": "degrees Celsius",
-    "threshold_slowdown": "degrees Celsius",
-    "threshold_mem_max": "degrees Celsius",
-    "threshold_gpu_max": "degrees Celsius",
-    "tlimit_shutdown": "degrees Celsius relative to T.Limit, field 193",
-    "tlimit_slowdown": "the same, field 194",
-    "tlimit_mem_max": "the same, field 195",
-    "tlimit_gpu_max": "the same, field 196",
-    "clock_graphics": "megahertz",
-    "clock_sm": "megahertz",
-    "clock_memory": "megahertz",
-    "clock_video": "megahertz",
-    "clock_max_graphics": "megahertz",
-    "clock_max_sm": "megahertz",
-    "clock_max_memory": "megahertz",
-    "clock_max_video": "megahertz",
-    "performance_state": "0 to 15",
-    "event_reasons": "bits of what holds the clocks back now",
-    "event_reasons_supported": "bits of what can",
-    "throttle_sw_power_cap": "nanoseconds, field 74",
-    "throttle_thermal": "nanoseconds, field 75",
-    "throttle_sync_boost": "nanoseconds, field 76",
-    "throttle_board_limit": "nanoseconds, field 77",
-    "throttle_low_utilization": "nanoseconds, field 78",
-    "throttle_reliability": "nanoseconds, field 79",
-    "throttle_total_app_clocks": "nanoseconds, field 80",
-    "throttle_total_base_clocks": "nanoseconds, field 81",
-    "throttle_sw_thermal": "nanoseconds, field 269, of the drivers 575 to 580.65 field 251",
-    "throttle_hw_thermal": "nanoseconds, field 270, of the drivers 575 to 580.65 field 252",
-    "throttle_hw_power_brake": "nanoseconds, field 271, of the drivers 575 to 580.65 field 253",
-    "power_smoothing": "what drivers have where these three are in others, from 570 on",
-    "fans": "how many; null or 0 for a passive card",
-    "fan_speed": "percent",
-    "pcie_generation": "now",
-    "pcie_generation_max": "at most",
-    "pcie_width": "lanes now",
-    "pcie_width_max": "lanes at most",
-    "pcie_transmit_bytes": "bytes, field 197",
-    "pcie_receive_bytes": "bytes, field 198",
-    "pcie_transmit_rate": "kilobytes a second, of the call that blocks",
-    "pcie_receive_rate": "kilobytes a second, of the call that blocks",
-    "pcie_replays": "number",
-    "pcie_errors": "number, each of the fields 173 to 183",
-    "nvlinks": "ports",
-    "nvlinks_active": "ports in use; all where it is left out",
-    "nvlink_speed": "megabytes a second of a link, field 164",
-    "nvlink_transmit_kib": "KiB of a link, field 138",
-    "nvlink_receive_kib": "KiB of a link, field 139",
-    "nvlink_transmit_bytes": "bytes of a link of the fifth generation, field 202",
-    "nvlink_receive_bytes": "bytes of a link of the fifth generation, field 204",
-    "nvlink_errors": "number, of each kind and link",
-    "nvlink_errors_fifth": "number, of each kind and link of the fifth generation",
-    "fabric_state": "1 not started, 2 in progress, 3 completed",
-    "ecc_mode": "0 or 1",
-    "ecc_mode_pending": "0 or 1; like ecc_mode where it is left out",
-    "ecc_corrected_dram": "number since the driver was loaded",
-    "ecc_corrected_sram": "number since the driver was loaded",
-    "ecc_uncorrected_dram": "number since the driver was loaded",
-    "ecc_uncorrected_sram": "number since the driver was loaded",
-    "ecc_aggregate_corrected_dram": "number over the card's life",
-    "ecc_aggregate_corrected_sram": "number over the card's life",
-    "ecc_aggregate_uncorrected_dram": "number over the card's life",
-    "ecc_aggregate_uncorrected_sram": "number over the card's life",
-    "sram_threshold": "1 where the threshold of SRAM errors is exceeded",
-    "remapped_correctable": "rows",
-    "remapped_uncorrectable": "rows",
-    "remapping_pending": "0 or 1",
-    "remapping_failed": "0 or 1",
-    "retired_pages_sbe": "pages",
-    "retired_pages_dbe": "pages",
-    "recovery_action": "0 none, 1 GPU reset, 2 reboot, …, field 230",
-    "event_types": "bits of the events that can be waited for",
-    "mig_mode": "0 or 1",
-    "mig_mode_pending": "0 or 1; like mig_mode where it is left out",
+ONE_NUMBER = {
+    "nvmlDeviceGetPowerUsage": "power",
+    "nvmlDeviceGetTotalEnergyConsumption": "energy",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_enforced",
+    "nvmlDeviceGetPowerManagementDefaultLimit": "power_limit_default",
+    "nvmlDeviceGetNumFans": "fans",
+    "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_generation",
+    "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_generation_max",
+    "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
+    "nvmlDeviceGetMaxPcieLinkWidth": "pcie_width_max",
+    "nvmlDeviceGetPcieReplayCounter": "pcie_replays",
+    "nvmlDeviceGetSupportedEventTypes": "event_types",
+    "nvmlDeviceGetNumaNodeId": "numa_node",
+    "nvmlDeviceGetArchitecture": "architecture",
 }
-"""What a GPU can be asked, and the unit of the answer."""
+"""Functions that give one number, and the reading that it is."""
+
+BY_NUMBER = {
+    "nvmlDeviceGetClockInfo": ("clock_graphics", "clock_sm", "clock_memory", "clock_video"),
+    "nvmlDeviceGetTemperature": ("temperature",),
+    "nvmlDeviceGetTemperatureThreshold": (
+        *("threshold_shutdown", "threshold_slowdown", "threshold_mem_max", "threshold_gpu_max"),
+    ),
+    "nvmlDeviceGetPcieThroughput": ("pcie_transmit_rate", "pcie_receive_rate"),
+}
+"""Functions that give one number of several, chosen by a number before it."""
+
+SEVERAL = {
+    "nvmlDeviceGetEccMode": ("ecc_mode", "ecc_mode"),
+    "nvmlDeviceGetMigMode": ("mig_mode", "mig_mode"),
+    "nvmlDeviceGetRemappedRows": (
+        *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
+    ),
+}
+"""Functions that give several numbers; supported where the first is, of which the others are copies if left out."""
+
+TEXTS = {
+    "nvmlDeviceGetName": "name",
+    "nvmlDeviceGetUUID": "uuid",
+    "nvmlDeviceGetSerial": "serial",
+    "nvmlDeviceGetVbiosVersion": "vbios",
+    "nvmlDeviceGetBoardPartNumber": "board",
+}
+
+MEMORY_ERRORS = {
+    (kind, counter, location): f"ecc_{scope}{word}_{place}"
+    for kind, word in enumerate(("corrected", "uncorrected"))
+    for counter, scope in enumerate(("", "aggregate_"))
+    for location, place in ((2, "dram"), (7, "sram"))
+}
+
+STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
+    "nvmlDeviceGetUtilizationRates": (None, {"gpu": "utilization", "memory": "memory_utilization"}),
+    "nvmlDeviceGetTemperatureV": (0x0100000C, {"temperature": "temperature"}),
+    "nvmlDeviceGetMarginTemperature": (0x01000008, {"marginTemperature": "temperature_margin"}),
+    "nvmlDeviceGetSramEccErrorStatus": (0x01000068, {"bThresholdExceeded": "sram_threshold"}),
+    "nvmlDeviceGetGpuFabricInfoV": (0x02000024, {"state": "fabric_state"}),
+}
+"""Version of the structure, and the reading in each member; supported where the first reading is."""
+
+FIELDS = {
+    74: "throttle_sw_power_cap",
+    75: "throttle_thermal",
+    76: "throttle_sync_boost",
+    77: "throttle_board_limit",
+    78: "throttle_low_utilization",
+    79: "throttle_reliability",
+    80: "throttle_total_app_clocks",
+    81: "throttle_total_base_clocks",
+    82: "memory_temperature",
+    91: "nvlinks",
+    185: "power_average",
+    193: "tlimit_shutdown",
+    194: "tlimit_slowdown",
+    195: "tlimit_mem_max",
+    196: "tlimit_gpu_max",
+    197: "pcie_transmit_bytes",
+    198: "pcie_receive_bytes",
+    230: "recovery_action",
+    **dict.fromkeys((38, 45, 52, 59, 160), "nvlink_errors"),
+    **dict.fromkeys(range(173, 184), "pcie_errors"),
+}
+"""Fields of a whole GPU."""
+
+LINK_FIELDS = {
+    138: "nvlink_transmit_kib",
+    139: "nvlink_receive_kib",
+    161: "nvlink_errors",
+    162: "nvlink_errors",
+    163: "nvlink_errors",
+    202: "nvlink_transmit_bytes",
+    204: "nvlink_receive_bytes",
+    **dict.fromkeys(range(206, 216), "nvlink_errors_fifth"),
+}
+"""Fields whose scope is a link; the readings are those of one link."""
+
+SUMMABLE_FIELDS = frozenset({138, 139})
+"""Those that can be asked over all links."""
+
+SIGNED_FIELDS = frozenset({193, 194, 195, 196})
+
+_THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
+_SMOOTHING = "power_smoothing"
+
+SAMPLES = {0: ("power", 0.02, 119), 1: ("utilization", 0.2, 71), 2: ("memory_utilization", 0.2, 71)}
+"""The driver's buffers by kind: the reading, seconds between samples, how many there are."""
+
+READINGS = tuple(
+    dict.fromkeys(
+        (
+            *(
+                "memory_total",
+                "memory_used",
+                "memory_reserved",
+                "fan_speed",
+                "sample_buffers",
+                "nvlinks_active",
+            ),
+            *(name for name in ONE_NUMBER.values() if name != "architecture"),
+            *(name for table in (BY_NUMBER, SEVERAL) for names in table.values() for name in names),
+            *MEMORY_ERRORS.values(),
+            *(name for _, members in STRUCTURES.values() for name in members.values()),
+            *(*FIELDS.values(), *LINK_FIELDS.values(), *_THERMAL, _SMOOTHING),
+            *("retired_pages_sbe", "retired_pages_dbe"),
+        )
+    )
+)
+"""What a GPU can be asked, by its name in a description; docs/replay.md has the units."""
+
+
+def fields_of_driver(driver: str) -> dict[int, str]:
+    """The readings of fields by id, as a driver has them."""
+    major, _, rest = driver.partition(".")
+    version = int(major), int(rest.partition(".")[0])
+    first, second = dict.fromkeys((251, 252, 253), _SMOOTHING), dict.fromkeys((269, 270, 271), _SMOOTHING)
+    if version < (570, 0):
+        return FIELDS
+    if (575, 0) <= version < (580, 82):
+        first = dict(zip(first, _THERMAL, strict=True))
+    elif version >= (580, 82):
+        second = dict(zip(second, _THERMAL, strict=True))
+    return {**FIELDS, **first, **second}

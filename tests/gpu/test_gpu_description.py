@@ -19,9 +19,9 @@ from exporter.collectors.gpu.nvml.protocol import MAX_BYTES, Decoder, ProtocolEr
 from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
 from exporter.replay import description
+from exporter.replay.machine import Load, Readings
 from exporter.replay.machines import load_machine, machine_names
 from exporter.replay.readings import READINGS
-from exporter.replay.signals import Readings, load_of
 
 GUIDE = PROJECT / "docs" / "replay.md"
 
@@ -147,8 +147,8 @@ def test_null_is_not_supported_and_unmentioned_is_nothing() -> None:
 def test_a_replayed_counter_grows_as_its_level_says(
     steps: list[tuple[float, float]], ripple: float, moments: list[float]
 ) -> None:
-    load = load_of(
-        {"steps": [{"seconds": s, "level": level} for s, level in steps], "ripple": ripple}, index=2
+    load = Load(
+        {"steps": [{"seconds": s, "level": level} for s, level in steps], "ripple": ripple}, shift=3.4
     )
     signal = {"idle": 10.0, "busy": 500.0, "counter_from": 3, "bits": None}
     tracks = Readings({"counter": signal, "level": {**signal, "counter_from": None}}, load)
@@ -253,8 +253,7 @@ def test_the_guide_tells_every_key_and_reading() -> None:
 
     for part in PARTS:
         assert rows >= {option.key for option in options_of(part)}
-    for name, unit in READINGS.items():
-        assert f"| `{name}` | {unit} |" in guide, name
+    assert rows >= set(READINGS)
 
 
 def test_the_examples_of_the_guide_can_be_replayed() -> None:

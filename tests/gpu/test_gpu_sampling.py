@@ -135,7 +135,6 @@ timeline:
       energy: 18446744073709551615
       temperature: 2147483647
       clock_sm: 4294967295
-      performance_state: 4
       pcie_generation: 4294967295
       pcie_width: 4294967295
       fans: 4294967295
@@ -146,10 +145,9 @@ timeline:
       remapping_pending: 9
       retired_pages_sbe: 0
       recovery_action: 4294967295
-      event_reasons: 18446744073709551615
       mig_mode: 4294967295
-    fields: {"186": nan, "74": infinity, "82": 999999, "197": infinity, "169": nan, "170": 18446744073709551615}
-    gpm: {"1": nan, "2": infinity, "3": -5, "5": 1e300, "10": 4294967295, "248": -1, "249": nan, "60": nan}
+    fields: {"74": infinity, "82": 999999, "197": infinity, "169": nan, "170": 18446744073709551615}
+    gpm: {"1": nan, "2": infinity, "3": -5, "5": 1e300, "10": 4294967295, "60": nan}
 """
 
 

@@ -1,0 +1,266 @@
+"""A replayed machine: its GPUs, what NVML would read of them at a moment, what happens to them, and the events of it.
+
+Used in the NVML child, by the replay's library. A description (plain dictionaries, see `description`) comes in. Pure:
+the same description and moment give the same answer, so that two child processes agree with each other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from math import cos, inf, nan, pi, sin
+from typing import Any
+
+from exporter.collectors.gpu.nvml.events import XID
+
+EVERY_CALL = "*"
+
+_RIPPLE_SECONDS = 3.1
+_SHIFT_SECONDS = 1.7
+"""The load of each GPU runs so much behind that of the one before it."""
+
+_WORDS = {"nan": nan, "infinity": inf}
+
+
+class Load:
+    """How busy a GPU is, from 0 to 1: steps that repeat, with a ripple on them.
+
+    Args:
+        description: Its steps (`seconds`, `level`) and its `ripple`.
+        shift: Seconds by which it runs ahead.
+    """
+
+    def __init__(self, description: dict[str, Any], *, shift: float) -> None:
+        steps = description["steps"] or [{"seconds": 1.0, "level": 0.0}]
+        self._levels = [step["level"] for step in steps]
+        self._ends: list[float] = []
+        self._sums: list[float] = []
+        end = total = 0.0
+        for step in steps:
+            self._sums.append(total)
+            end += step["seconds"]
+            total += step["seconds"] * step["level"]
+            self._ends.append(end)
+        self._cycle, self._per_cycle = end, total
+        self._ripple = description["ripple"]
+        self._shift = shift
+
+    def at(self, moment: float) -> float:
+        """The load at a moment."""
+        place = (moment + self._shift) % self._cycle
+        level = self._levels[min(bisect_right(self._ends, place), len(self._levels) - 1)]
+        ripple = self._ripple * sin(2 * pi * (moment + self._shift) / _RIPPLE_SECONDS)
+        return float(min(max(level + ripple, 0.0), 1.0))
+
+    def total(self, moment: float) -> float:
+        """The load added up over the seconds since the beginning."""
+        return self._until(moment + self._shift) - self._until(self._shift)
+
+    def _until(self, moment: float) -> float:
+        cycles, place = divmod(moment, self._cycle)
+        step = min(bisect_right(self._ends, place), len(self._levels) - 1)
+        begin = self._ends[step - 1] if step else 0.0
+        inside = self._sums[step] + (place - begin) * self._levels[step]
+        wave = self._ripple * _RIPPLE_SECONDS / (2 * pi) * (1 - cos(2 * pi * moment / _RIPPLE_SECONDS))
+        return float(cycles * self._per_cycle + inside + wave)
+
+
+class Readings:
+    """All readings of one GPU over time: None (not supported), a number, a word, or a signal."""
+
+    def __init__(self, description: Mapping[str, Any], load: Load) -> None:
+        self.load = load
+        # (from when, what, since when that counts); the latest that has begun is valid.
+        self._changes: dict[str, list[tuple[float, Any, float]]] = {
+            name: [(-inf, value, 0.0)] for name, value in description.items()
+        }
+
+    def change(self, name: str, at: float, until: float | None, value: Any) -> None:
+        """Let a reading be something else for a time; then it goes on as if nothing had been."""
+        changes = self._changes.setdefault(name, [(-inf, None, 0.0)])
+        if until is not None:
+            _, before, since = self._current(name, until)
+            changes[:] = [each for each in changes if not at <= each[0] < until]
+            changes.append((until, before, since))
+        changes.append((at, value, at))
+        changes.sort(key=lambda change: change[0])
+
+    def at(self, name: str, moment: float) -> float | None:
+        """A reading at a moment; None where there is none."""
+        _, value, since = self._current(name, moment)
+        if not isinstance(value, dict):
+            number: float | None = _WORDS[value] if isinstance(value, str) else value
+            return number
+        if value["counter_from"] is None:
+            return _between(value, self.load.at(moment))
+        grown = _between(value, self.load.total(moment) - self.load.total(since), moment - since)
+        total = int(value["counter_from"] + grown)
+        return total % (1 << value["bits"]) if value["bits"] else total
+
+    def mean(self, name: str, begin: float, end: float) -> float | None:
+        """The mean of a level between two moments; of a counter the number at the end."""
+        _, value, _ = self._current(name, end)
+        if not isinstance(value, dict) or value["counter_from"] is not None:
+            return self.at(name, end)
+        return _between(value, (self.load.total(end) - self.load.total(begin)) / (end - begin))
+
+    def _current(self, name: str, moment: float) -> tuple[float, Any, float]:
+        changes = self._changes.get(name, [(-inf, None, 0.0)])
+        # The first one has always been.
+        return changes[max(place for place, change in enumerate(changes) if change[0] <= moment)]
+
+
+def _between(signal: dict[str, Any], load: float, seconds: float = 1.0) -> float:
+    busy = signal["idle"] if signal["busy"] is None else signal["busy"]
+    return float(signal["idle"] * seconds + (busy - signal["idle"]) * load)
+
+
+class Fault:
+    """One entry of the timeline.
+
+    Attributes:
+        entry: As described.
+        errors: NVML's names of errors by call.
+        reports: What the driver reports when it begins: bits and data of events.
+    """
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.entry = entry
+        self.at: float = entry["at"]
+        self.until: float = inf if entry["until"] is None else entry["until"]
+        self.errors = {call: name.lower() for call, name in entry["errors"].items()}
+        if entry["lost"]:
+            self.errors[EVERY_CALL] = "gpu_is_lost"
+        self.reports = [(XID, xid) for xid in entry["xid"]] + [(bit, 0) for bit in entry["event_bits"]]
+
+    def is_of(self, index: int | None) -> bool:
+        """Whether it is about a GPU, or about calls on none."""
+        return not self.entry["gpus"] or index in self.entry["gpus"]
+
+    def changes(self) -> Iterator[tuple[str, Any]]:
+        """The readings that are different while it lasts."""
+        yield from named(self.entry["set"], self.entry)
+
+
+class ReplayedGpu:
+    """One GPU of the machine.
+
+    Attributes:
+        index: Its place when all are there.
+        description: Of its model, with its uuid.
+        readings: What NVML would give, by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
+        all_instances: Compute instances that there ever are.
+    """
+
+    def __init__(self, index: int, description: dict[str, Any], faults: list[Fault]) -> None:
+        self.index = index
+        self.description = description
+        load = Load(description["load"], shift=index * _SHIFT_SECONDS)
+        self.readings = Readings(dict(named(description["values"], description)), load)
+        self.faults = [fault for fault in faults if fault.is_of(index)]
+        self.all_instances: list[dict[str, Any]] = list(description["mig"])
+        for fault in self.faults:
+            new = [each for each in fault.entry["mig"] or () if each not in self.all_instances]
+            self.all_instances += new
+            for name, value in fault.changes():
+                self.readings.change(name, fault.at, fault.entry["until"], value)
+
+    def instances(self, moment: float) -> list[dict[str, Any]]:
+        """The compute instances of the GPU while it is divided."""
+        return self._listed("mig", moment) if self.readings.at("mig_mode", moment) == 1 else []
+
+    def processes(self, moment: float) -> list[dict[str, Any]]:
+        """The processes that compute on it."""
+        return self._listed("processes", moment)
+
+    def _listed(self, name: str, moment: float) -> list[dict[str, Any]]:
+        for fault in reversed(self.faults):
+            if fault.entry[name] is not None and fault.at <= moment < fault.until:
+                return list(fault.entry[name])
+        return list(self.description[name])
+
+
+class ReplayedMachine:
+    """The machine.
+
+    Attributes:
+        description: See `description.MachineDescription.plain`.
+        gpus: All that ever are there.
+        faults: In the order of the timeline.
+    """
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self.description = description
+        self.faults = [Fault(each) for each in description["timeline"]]
+        self.gpus = [ReplayedGpu(place, each, self.faults) for place, each in enumerate(description["gpus"])]
+
+    def driver(self, moment: float) -> str:
+        """The version of the driver that is loaded."""
+        version: str = self.description["driver"]
+        for fault in self.faults:
+            if fault.entry["driver"] is not None and fault.at <= moment:
+                version = fault.entry["driver"]
+        return version
+
+    def present(self, moment: float) -> list[ReplayedGpu]:
+        """The GPUs that are listed."""
+        return [
+            gpu
+            for gpu in self.gpus
+            if not any(fault.entry["removed"] for fault in self.under_way(gpu.index, moment))
+        ]
+
+    def under_way(self, index: int | None, moment: float) -> Iterator[Fault]:
+        """What concerns a GPU, or calls on none, the latest first."""
+        for fault in reversed(self.faults):
+            if fault.at <= moment < fault.until and fault.is_of(index):
+                yield fault
+
+
+class ReplayedEvents:
+    """What is told to those who wait for events.
+
+    As with NVML, events before a registration are lost, and a GPU that is lost makes every wait for its set fail: from
+    then on nothing is heard of the others in it either.
+    """
+
+    def __init__(self, machine: ReplayedMachine) -> None:
+        self._machine = machine
+        self._registered: dict[int, list[tuple[ReplayedGpu, int, float]]] = {}  # by set: GPU, mask, since
+        self._told: set[tuple[int, int, int]] = set()
+
+    def register(self, gpu: ReplayedGpu, mask: int, moment: float, *, event_set: int) -> None:
+        """Ask for the events of a GPU from now on."""
+        self._registered.setdefault(event_set, []).append((gpu, mask, moment))
+
+    def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int, int] | None:
+        """The next one that has happened and was not told: its GPU, kind and data."""
+        broken = self.broken_since(event_set, moment)
+        end = moment if broken is None else broken
+        for gpu, mask, since in self._registered.get(event_set, ()):
+            for place, fault in enumerate(gpu.faults):
+                if not since <= fault.at <= end:
+                    continue
+                for which, (bit, data) in enumerate(fault.reports):
+                    key = (gpu.index, place, which)
+                    if mask & bit and key not in self._told:
+                        self._told.add(key)
+                        return gpu, bit, data
+        return None
+
+    def broken_since(self, event_set: int, moment: float) -> float | None:
+        """Since when a GPU of a set is lost; None while none is."""
+        since = [
+            each.at
+            for gpu, _, _ in self._registered.get(event_set, ())
+            for each in self._machine.under_way(gpu.index, moment)
+            if each.entry["removed"] or each.errors.get(EVERY_CALL) == "gpu_is_lost"
+        ]
+        return min(since, default=None)
+
+
+def named(values: Mapping[str, Any], numbered: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All readings of a description: those with a name, field values and performance counters."""
+    yield from values.items()
+    for kind, prefix in (("fields", "field"), ("gpm", "gpm")):
+        yield from ((f"{prefix}.{number}", value) for number, value in numbered[kind].items())
