@@ -1,44 +1,37 @@
 """The configuration: what a user may set, with its defaults.
 
-Used in the sidecar. Plain values; made by the loader from a file and by `flags` from a command line, read by
-`serve`. `config.schema.json`, `config.example.yaml` and the documentation are generated from these
-definitions: a field's metadata `help` is its comment in the example. Durations are seconds here and
-`500ms 15s 1m30s 1h` in the file, sizes are bytes here and `64KiB 10MB` in the file.
+Used in the sidecar; made by `resolve` from a file and a command line, read by `serve`. `config.schema.json`,
+`config.example.yaml` and the documentation are generated from it: an option's help is its comment in the example.
+Durations are seconds here and `500ms 15s 1m30s 1h` in the file, sizes are bytes here and `64KiB 10MB` in the file.
 """
 
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from exporter.cli.energy_settings import Energy
 from exporter.cli.flags import DEFAULT_ADDRESS
-from exporter.cli.goodput_settings import Goodput
-from exporter.cli.gpu_settings import GpuSection
 from exporter.cli.logs import Form, Level
+from exporter.cli.sections import Energy, Goodput, GpuSection
 from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
-from exporter.config.options import Duration, Glob, Keys, Notation, Range, Ratio, Size
+from exporter.config.options import REQUIRED, Duration, Glob, Keys, Notation, Range, Ratio, Size, option
 from exporter.errors import DefinitionError
 from exporter.feed.overrides import MAX_RULES
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
 from exporter.web.listen import parse_addresses
 
-_PATH = r"^(/|(/[A-Za-z0-9_.~-]+)+)$"
-_OWN_PATHS = ("/-/", "/config/")
 
-
-def _parse_address(text: str) -> str:
+def _address(text: str) -> str:
     parse_addresses([text])
     return text
 
 
-def _parse_path(text: str) -> str:
-    if re.fullmatch(_PATH, text) is None or f"{text}/".startswith(_OWN_PATHS):
+def _path(text: str) -> str:
+    if f"{text}/".startswith(("/-/", "/config/")):
         raise ValueError(text)
     return text
 
@@ -48,42 +41,45 @@ Address = Annotated[
     Notation(
         "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)",
         r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$",
-        _parse_address,
-        str,
+        _address,
     ),
 ]
 UrlPath = Annotated[
     str,
-    Notation(
-        "a path such as /metrics, other than the exporter's own", r"^(/[A-Za-z0-9_.~-]+)+$", _parse_path, str
-    ),
+    Notation("a path such as /metrics, other than the exporter's own", r"^(/|(/[A-Za-z0-9_.~-]+)+)$", _path),
 ]
 Interval = Annotated[Duration, Range(0.1, 86400)]
+_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+ClassName = Annotated[
+    str, Notation("a class such as my_package.queue:QueueCollector", rf"^{_WORD}(\.{_WORD})*:{_WORD}$")
+]
+StatPattern = Annotated[
+    str,
+    Notation(
+        "a pattern of a Stat's name: letters, digits, _ and ., with * and ? for any", r"^[A-Za-z0-9_.*?]+$"
+    ),
+]
+"""What `exporter.recording.overrides.matches` understands; anything else could never match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Web:
     """Where the exporter answers."""
 
-    listen_address: tuple[Address, ...] = field(
-        default=(DEFAULT_ADDRESS,),
-        metadata={"help": "Addresses to listen on; without a host, all of the machine's.", "restart": True},
+    listen_address: tuple[Address, ...] = option(
+        (DEFAULT_ADDRESS,), "Addresses to listen on; without a host, all of the machine's.", restart=True
     )
-    config_file: Path | None = field(
-        default=None,
-        metadata={
-            "help": "File with TLS certificates and passwords, in the format of Prometheus' exporter-toolkit. "
-            "Read again whenever it changes.",
-            "restart": True,
-        },
+    config_file: Path | None = option(
+        None,
+        "File with TLS certificates and passwords, in the format of Prometheus' exporter-toolkit. "
+        "Read again whenever it changes.",
+        restart=True,
     )
-    telemetry_path: UrlPath = field(
-        default="/metrics",
-        metadata={"help": "Path of the metrics; / takes the place of the status page.", "restart": True},
+    telemetry_path: UrlPath = option(
+        "/metrics", "Path of the metrics; / takes the place of the status page.", restart=True
     )
-    enable_lifecycle: bool = field(
-        default=False,
-        metadata={"help": "Whether POST /-/reload reads this file again, as SIGHUP does.", "restart": True},
+    enable_lifecycle: bool = option(
+        False, "Whether POST /-/reload reads this file again, as SIGHUP does.", restart=True
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -99,38 +95,25 @@ class Web:
 class Feed:
     """What comes from the training processes."""
 
-    dir: Path | None = field(
-        default=None,
-        metadata={
-            "help": "Directory through which training processes hand over what they record; the same as their "
-            "EXPORTER_FEED_DIR. By default /dev/shm/exporter-<uid>.",
-            "restart": True,
-        },
+    dir: Path | None = option(
+        None,
+        "Directory through which training processes hand over what they record; the same as their "
+        "EXPORTER_FEED_DIR. By default /dev/shm/exporter-<uid>.",
+        restart=True,
     )
-    interval: Annotated[Duration, Range(0.1, 60)] = field(
-        default=1.0,
-        metadata={
-            "help": "How often the directory is read; while the next scrape is known to be far, every 5 s at least."
-        },
+    interval: Annotated[Duration, Range(0.1, 60)] = option(
+        1.0, "How often the directory is read; while the next scrape is known to be far, every 5 s at least."
     )
-    stale_after: Annotated[Duration, Range(1, 3600)] = field(
-        default=10.0,
-        metadata={
-            "help": "A living process that has not refreshed its file for so long has no windowed values any "
-            "more.",
-            "restart": True,
-        },
+    stale_after: Annotated[Duration, Range(1, 3600)] = option(
+        10.0,
+        "A living process that has not refreshed its file for so long has no windowed values any more.",
+        restart=True,
     )
-    linger: Annotated[Duration, Range(0, 30 * 86400)] = field(
-        default=900.0,
-        metadata={
-            "help": "How long the totals of a process stay after its end, unless its rank restarts.",
-            "restart": True,
-        },
+    linger: Annotated[Duration, Range(0, 30 * 86400)] = option(
+        900.0, "How long the totals of a process stay after its end, unless its rank restarts.", restart=True
     )
-    max_file_size: Annotated[Size, Range(64 * 1024, 2**30)] = field(
-        default=16 * 2**20,
-        metadata={"help": "A larger file is refused and counted, never read.", "restart": True},
+    max_file_size: Annotated[Size, Range(64 * 1024, 2**30)] = option(
+        16 * 2**20, "A larger file is refused and counted, never read.", restart=True
     )
 
 
@@ -138,13 +121,11 @@ class Feed:
 class State:
     """What outlives the exporter."""
 
-    dir: Path | None = field(
-        default=None,
-        metadata={
-            "help": "Directory of the totals that continue over restarts; shared storage where jobs move between "
-            "nodes. By default the feed directory.",
-            "restart": True,
-        },
+    dir: Path | None = option(
+        None,
+        "Directory of the totals that continue over restarts; shared storage where jobs move between "
+        "nodes. By default the feed directory.",
+        restart=True,
     )
 
 
@@ -152,21 +133,19 @@ class State:
 class Log:
     """Lines on standard error."""
 
-    level: Level = field(default="info", metadata={"help": "The lowest level that is shown."})
-    format: Form = field(default="logfmt", metadata={"help": "How a line looks."})
+    level: Level = option("info", "The lowest level that is shown.")
+    format: Form = option("logfmt", "How a line looks.")
 
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
     """What a scrape may hold."""
 
-    max_series: Annotated[int, Range(100, 1_000_000)] = field(
-        default=15_000,
-        metadata={
-            "help": "Series beyond this are left out and counted by exporter_series_dropped_total, so that a "
-            "runaway label does not fail the whole scrape.",
-            "restart": True,
-        },
+    max_series: Annotated[int, Range(100, 1_000_000)] = option(
+        15_000,
+        "Series beyond this are left out and counted by exporter_series_dropped_total, so that a "
+        "runaway label does not fail the whole scrape.",
+        restart=True,
     )
 
 
@@ -174,31 +153,19 @@ class Exposition:
 class CollectorSettings:
     """One background collector; its own options come after these."""
 
-    enabled: bool = field(metadata={"help": "Whether it runs."})
-    interval: Interval = field(metadata={"help": "Time from the start of one collection to the next."})
-    deadline: Interval = field(
-        metadata={"help": "A collection that takes longer has failed; nothing else waits for it."}
+    enabled: bool = option(REQUIRED, "Whether it runs.")
+    interval: Interval = option(REQUIRED, "Time from the start of one collection to the next.")
+    deadline: Interval = option(
+        REQUIRED, "A collection that takes longer has failed; nothing else waits for it."
     )
 
     def own_options(self) -> dict[str, Any]:
         """What the collector's factory is given."""
+        names = [each.name for each in fields(self)]
         return {
-            option.name: getattr(self, option.name)
-            for option in fields(self)
-            if option.name not in {"enabled", "interval", "deadline"}
+            name: getattr(self, name) for name in names if name not in {"enabled", "interval", "deadline"}
         }
 
-
-def _parse_class(text: str) -> str:
-    if re.fullmatch(_CLASS, text) is None:
-        raise ValueError(text)
-    return text
-
-
-_CLASS = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
-ClassName = Annotated[
-    str, Notation("a class such as my_package.queue:QueueCollector", _CLASS, _parse_class, str)
-]
 
 _LISTS: Mapping[str, Any] = {
     "pattern": tuple[Glob, ...],
@@ -209,18 +176,14 @@ _LISTS: Mapping[str, Any] = {
 
 def _settings(entry: CollectorEntry) -> CollectorSettings:
     """A collector's defaults, of a class of its own where it has options of its own."""
-    options: list[tuple[str, Any, Any]] = [
-        (name, bool, field(default=False, metadata={"help": text})) for name, text in entry.options
-    ]
-    for setting in entry.settings:
-        hint = Path | None if setting.default is None else _LISTS[setting.kind]
-        options.append((setting.name, hint, field(default=setting.default, metadata={"help": setting.help})))
-    made: type[CollectorSettings] = CollectorSettings
-    if options:
-        made = make_dataclass(
-            f"{entry.name}_settings", options, bases=(CollectorSettings,), frozen=True, slots=True
-        )
-    return made(enabled=entry.enabled, interval=entry.interval_seconds, deadline=entry.deadline_seconds)
+    own: list[tuple[str, Any, Any]] = [(name, bool, option(False, text)) for name, text in entry.options]
+    for each in entry.settings:
+        hint = Path | None if each.default is None else _LISTS[each.kind]
+        own.append((each.name, hint, option(each.default, each.help)))
+    made: type[CollectorSettings] = make_dataclass(
+        f"{entry.name}_settings", own, bases=(CollectorSettings,), frozen=True, slots=True
+    )
+    return made(entry.enabled, entry.interval_seconds, entry.deadline_seconds)
 
 
 # Made once: a class made twice would have values that are never equal.
@@ -238,62 +201,36 @@ UNCHANGED: Any = _Unchanged.UNCHANGED
 """What a rule does not mention; the value None means *without* (a time limit, say)."""
 
 
-_STAT_PATTERN = r"[A-Za-z0-9_.*?]+"
-
-
-def _parse_stat_pattern(text: str) -> str:
-    if re.fullmatch(_STAT_PATTERN, text) is None:
-        raise ValueError(text)
-    return text
-
-
-StatPattern = Annotated[
-    str,
-    Notation(
-        "a pattern of a Stat's name: letters, digits, _ and ., with * and ? for any",
-        _STAT_PATTERN,
-        _parse_stat_pattern,
-        str,
-    ),
-]
-"""What `exporter.recording.overrides.matches` understands; anything else could never match."""
+def _mentioned(rule: Any) -> dict[str, Any]:
+    values = {each.name: getattr(rule, each.name) for each in fields(rule)}
+    return {name: value for name, value in values.items() if value is not UNCHANGED}
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Other settings for the Stats of a pattern; what it does not mention stays as the code says."""
 
-    match: StatPattern = field(
-        metadata={
-            "help": "Names of Stats; * and ? stand for any characters. A later rule wins over an earlier one.",
-            "example": "training.batch.*",
-        }
+    match: StatPattern = option(
+        REQUIRED,
+        "Names of Stats; * and ? stand for any characters. A later rule wins over an earlier one.",
+        example="training.batch.*",
     )
-    enabled: bool = field(
-        default=UNCHANGED,
-        metadata={"help": "false: the Stat is neither kept nor published.", "example": True},
+    enabled: bool = option(UNCHANGED, "false: the Stat is neither kept nor published.", example=True)
+    aggregations: frozenset[Aggregation] = option(
+        UNCHANGED,
+        "What is computed over each window.",
+        example=frozenset({Aggregation.MEAN, Aggregation.P95, Aggregation.HISTOGRAM}),
     )
-    aggregations: frozenset[Aggregation] = field(
-        default=UNCHANGED,
-        metadata={
-            "help": "What is computed over each window.",
-            "example": frozenset({Aggregation.MEAN, Aggregation.P95, Aggregation.HISTOGRAM}),
-        },
+    window_seconds: Annotated[Duration, Range(SHORTEST_WINDOW_SECONDS)] | None = option(
+        UNCHANGED, "Length of a window; null for windows that only count.", example=30.0
     )
-    window_seconds: Annotated[Duration, Range(SHORTEST_WINDOW_SECONDS)] | None = field(
-        default=UNCHANGED,
-        metadata={"help": "Length of a window; null for windows that only count.", "example": 30.0},
+    window_samples: Annotated[int, Range(1, 1_000_000_000)] | None = option(
+        UNCHANGED, "Samples that close a window; null for windows that only time.", example=None
     )
-    window_samples: Annotated[int, Range(1, 1_000_000_000)] | None = field(
-        default=UNCHANGED,
-        metadata={"help": "Samples that close a window; null for windows that only time.", "example": None},
-    )
-    buckets: tuple[float, ...] = field(
-        default=UNCHANGED,
-        metadata={
-            "help": "Upper bounds of the histogram, ascending, without +Inf. Take effect when a process starts.",
-            "example": (0.05, 0.1, 0.5, 1.0),
-        },
+    buckets: tuple[float, ...] = option(
+        UNCHANGED,
+        "Upper bounds of the histogram, ascending, without +Inf. Take effect when a process starts.",
+        example=(0.05, 0.1, 0.5, 1.0),
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -310,8 +247,7 @@ class Rule:
 
     def as_override(self) -> dict[str, object]:
         """The rule as JSON for the training processes: only what it mentions."""
-        mentioned = {option.name: getattr(self, option.name) for option in fields(self)}
-        override = {name: value for name, value in mentioned.items() if value is not UNCHANGED}
+        override = _mentioned(self)
         if "aggregations" in override:
             override["aggregations"] = sorted(each.value for each in override["aggregations"])
         if "buckets" in override:
@@ -323,84 +259,63 @@ class Rule:
 class EventRule:
     """Which events of the training processes are recorded, and which of those their handlers are told."""
 
-    match: Glob = field(
-        metadata={
-            "help": "Types of events; * and ? stand for any characters. A later rule wins over an earlier one.",
-            "example": "checkpoint.*",
-        }
+    match: Glob = option(
+        REQUIRED,
+        "Types of events; * and ? stand for any characters. A later rule wins over an earlier one.",
+        example="checkpoint.*",
     )
-    enabled: bool = field(
-        default=UNCHANGED,
-        metadata={"help": "false: they are neither counted nor handed to anybody.", "example": True},
+    enabled: bool = option(UNCHANGED, "false: they are neither counted nor handed to anybody.", example=True)
+    severity: Literal["debug", "info", "warning", "error", "critical"] = option(
+        UNCHANGED, "The least severity that is recorded.", example="info"
     )
-    severity: Literal["debug", "info", "warning", "error", "critical"] = field(
-        default=UNCHANGED,
-        metadata={"help": "The least severity that is recorded.", "example": "info"},
-    )
-    sample: Ratio = field(
-        default=UNCHANGED,
-        metadata={"help": "Share of them that handlers are told; all of them count.", "example": 1.0},
-    )
-    per_second: Annotated[float, Range(0, 1_000_000)] | None = field(
-        default=UNCHANGED,
-        metadata={
-            "help": "How many of one type and severity handlers are told each second; all of them count. null "
-            "for any number.",
-            "example": 100.0,
-        },
+    sample: Ratio = option(UNCHANGED, "Share of them that handlers are told; all of them count.", example=1.0)
+    per_second: Annotated[float, Range(0, 1_000_000)] | None = option(
+        UNCHANGED,
+        "How many of one type and severity handlers are told each second; all of them count. null "
+        "for any number.",
+        example=100.0,
     )
 
     def as_override(self) -> dict[str, object]:
         """The rule as JSON for the training processes: only what it mentions."""
-        mentioned = {option.name: getattr(self, option.name) for option in fields(self)}
-        return {"events": True} | {name: value for name, value in mentioned.items() if value is not UNCHANGED}
+        return {"events": True} | _mentioned(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """Everything that can be set; works as it is, without a file."""
 
-    web: Web = field(default=Web(), metadata={"help": "Where the exporter answers."})
-    feed: Feed = field(default=Feed(), metadata={"help": "What comes from the training processes."})
-    state: State = field(default=State(), metadata={"help": "What outlives the exporter."})
-    log: Log = field(default=Log(), metadata={"help": "Lines on standard error."})
-    exposition: Exposition = field(default=Exposition(), metadata={"help": "What a scrape may hold."})
+    web: Web = option(Web(), "Where the exporter answers.")
+    feed: Feed = option(Feed(), "What comes from the training processes.")
+    state: State = option(State(), "What outlives the exporter.")
+    log: Log = option(Log(), "Lines on standard error.")
+    exposition: Exposition = option(Exposition(), "What a scrape may hold.")
     collectors: Annotated[Mapping[str, CollectorSettings], Keys(DEFAULT_COLLECTORS, COLLECTORS_HELP)] = field(
         default_factory=lambda: DEFAULT_COLLECTORS, metadata={"help": "What is collected in the background."}
     )
-    gpu: GpuSection = field(
-        default=GpuSection(), metadata={"help": "Which GPUs are watched, and how closely."}
+    gpu: GpuSection = option(GpuSection(), "Which GPUs are watched, and how closely.")
+    energy: Energy = option(Energy(), "What energy is, and what it costs: carbon, water, money.")
+    goodput: Goodput = option(Goodput(), "How the time of a training is counted.")
+    events: tuple[EventRule, ...] = option(
+        (),
+        "Which events of the training processes are recorded and handed to their handlers; a process "
+        "reads the rules at its start and whenever they change. What its code says goes first.",
     )
-    energy: Energy = field(
-        default=Energy(), metadata={"help": "What energy is, and what it costs: carbon, water, money."}
-    )
-    goodput: Goodput = field(default=Goodput(), metadata={"help": "How the time of a training is counted."})
-    events: tuple[EventRule, ...] = field(
-        default=(),
-        metadata={
-            "help": "Which events of the training processes are recorded and handed to their handlers; a process "
-            "reads the rules at its start and whenever they change. What its code says goes first."
-        },
-    )
-    recording: tuple[Rule, ...] = field(
-        default=(),
-        metadata={
-            "help": "Other aggregations, windows and buckets for the Stats of the training processes, without "
-            "touching their code; a process reads them at its start and whenever they change."
-        },
+    recording: tuple[Rule, ...] = option(
+        (),
+        "Other aggregations, windows and buckets for the Stats of the training processes, without "
+        "touching their code; a process reads them at its start and whenever they change.",
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Whether the rules are few enough for the training processes to read."""
+        count = len(self.overrides())
         if len(self.recording) > MAX_RULES:
             yield "recording", f"has {len(self.recording)} rules, at most {MAX_RULES} are allowed"
-        elif len(self.overrides()) > MAX_RULES:
-            yield (
-                "events",
-                f"and recording have {len(self.overrides())} rules, at most {MAX_RULES} are allowed",
-            )
+        elif count > MAX_RULES:
+            yield "events", f"and recording have {count} rules, at most {MAX_RULES} are allowed"
 
     def overrides(self) -> list[dict[str, object]]:
         """Every rule for the training processes, as JSON."""
-        of_events = [rule.as_override() for rule in self.events]
-        return of_events + [rule.as_override() for rule in self.recording]
+        rules: tuple[EventRule | Rule, ...] = (*self.events, *self.recording)
+        return [rule.as_override() for rule in rules]

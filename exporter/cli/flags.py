@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from exporter.config.options import parse_duration
@@ -16,6 +18,47 @@ from exporter.errors import ConfigurationError, Problem
 PROGRAM = "training-exporter"
 DEFAULT_ADDRESS = ":20909"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
+
+FAILED, REFUSED, JOINED = 1, 2, 3
+"""Exit statuses: of a failure; of a start that could not be; of a sidecar of `run` where another one serves already."""
+
+FLAGS: Mapping[str, tuple[str, str, str]] = {
+    "--config.file": ("configuration", "FILE", "configuration (YAML); works without one"),
+    "--web.listen-address": (
+        "web",
+        "ADDRESS",
+        f"address to listen on, repeatable (default {DEFAULT_ADDRESS})",
+    ),
+    "--web.config.file": ("web", "FILE", "TLS and passwords, as in Prometheus' exporter-toolkit"),
+    "--web.telemetry-path": ("web", "PATH", "path of the metrics (default /metrics)"),
+    "--web.enable-lifecycle": ("web", "", "POST /-/reload reads the file again"),
+    "--feed.dir": (
+        "directories",
+        "DIR",
+        f"where training processes hand over what they record (default ${FEED_DIRECTORY_VARIABLE}, else in /dev/shm)",
+    ),
+    "--state.dir": ("directories", "DIR", "where totals outlive restarts (default the feed directory)"),
+    "--gpu.replay": (
+        "GPUs",
+        "NAME|FILE",
+        "play a described machine in place of NVIDIA's library (h100, t4, ...; docs/replay.md); empty for none",
+    ),
+    "--log.level": ("logs", "LEVEL", "debug, info, warn or error (default info)"),
+    "--log.format": ("logs", "FORMAT", "logfmt or json (default logfmt)"),
+}
+"""The sidecar's flags: group, metavar ("" for a switch) and help."""
+
+
+def mistake(source: str, message: str) -> ConfigurationError:
+    """The error of one flag, or of the command line as a whole."""
+    return ConfigurationError([Problem(source, None, None, message)])
+
+
+def say(line: str) -> None:
+    """One line on standard error; a closed or full one is nobody's business."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"exporter: {line}", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,21 +77,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Turn argparse's message into a problem of the command line."""
-        source, _, rest = message.removeprefix("argument ").partition(": ")
-        known = message.startswith("argument ") and rest
-        text = rest if known else message
-        raise ConfigurationError([Problem(source if known else "command line", None, None, text)])
+        source, _, text = message.removeprefix("argument ").partition(": ")
+        if message.startswith("argument ") and text:
+            raise mistake(source, text)
+        raise mistake("command line", message)
 
     def parse_flags(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line that holds flags only.
-
-        Raises:
-            ConfigurationError: A flag or argument is unknown, incomplete or repeated.
-        """
+        """Parse a command line; raises ConfigurationError for what is unknown, incomplete or repeated."""
         namespace, unknown = self.parse_known_args(arguments)
-        problems = [self._unknown(argument) for argument in unknown]
-        if problems:
-            raise ConfigurationError(problems)
+        if unknown:
+            raise ConfigurationError([self._unknown(argument) for argument in unknown])
         return namespace
 
     def _unknown(self, argument: str) -> Problem:
@@ -61,15 +99,10 @@ class Parser(argparse.ArgumentParser):
             return Problem("command line", None, None, f"unexpected argument {argument!r}")
         switch = re.fullmatch(r"--(no-)?collector\.(\w+)", flag)
         if switch and switch[2] in DEFAULT_COLLECTORS:
-            enabled = "false" if switch[1] else "true"
-            option = f"collectors: {{{switch[2]}: {{enabled: {enabled}}}}}"
+            option = f"collectors: {{{switch[2]}: {{enabled: {'false' if switch[1] else 'true'}}}}}"
             return Problem(flag, None, None, f"unknown flag; write {option} in the file of --config.file")
-        known = [
-            name
-            for action in self._actions
-            if action.help is not argparse.SUPPRESS
-            for name in action.option_strings
-        ]
+        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        known = [name for action in shown for name in action.option_strings]
         return Problem(flag, None, None, f"unknown flag, {suggest(flag, known)}")
 
 
@@ -77,80 +110,47 @@ class _Once(argparse.Action):
     """A flag that may be given once."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
     ) -> None:
         if getattr(namespace, self.dest) is not None:
-            parser.error(f"argument {option_string}: is given twice")
+            parser.error(f"argument {option}: is given twice")
         setattr(namespace, self.dest, values)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the sidecar's flags; `resolve` reads what they leave in the namespace."""
-    files = parser.add_argument_group("configuration")
-    files.add_argument(
-        "--config.file", metavar="FILE", action=_Once, help="configuration (YAML); works without one"
-    )
-    web = parser.add_argument_group("web")
-    web.add_argument(
-        "--web.listen-address",
-        metavar="ADDRESS",
-        action="append",
-        help="address to listen on, repeatable (default :20909)",
-    )
-    web.add_argument(
-        "--web.config.file",
-        metavar="FILE",
-        action=_Once,
-        help="TLS and passwords, as in Prometheus' exporter-toolkit",
-    )
-    web.add_argument(
-        "--web.telemetry-path", metavar="PATH", action=_Once, help="path of the metrics (default /metrics)"
-    )
-    web.add_argument(
-        "--web.enable-lifecycle",
-        action=argparse.BooleanOptionalAction,
-        help="POST /-/reload reads the file again",
-    )
-    directories = parser.add_argument_group("directories")
-    directories.add_argument(
-        "--feed.dir",
-        metavar="DIR",
-        action=_Once,
-        help=f"where training processes hand over what they record (default ${FEED_DIRECTORY_VARIABLE}, "
-        "else /dev/shm/exporter-<uid>)",
-    )
-    directories.add_argument(
-        "--state.dir",
-        metavar="DIR",
-        action=_Once,
-        help="where totals outlive restarts (default the feed directory)",
-    )
-    gpu = parser.add_argument_group("GPUs")
-    gpu.add_argument(
-        "--gpu.replay",
-        metavar="NAME|FILE",
-        action=_Once,
-        help="play a described machine in place of NVIDIA's library (h100, t4, ...; docs/replay.md); empty for none",
-    )
-    log = parser.add_argument_group("logs")
-    log.add_argument(
-        "--log.level", metavar="LEVEL", action=_Once, help="debug, info, warn or error (default info)"
-    )
-    log.add_argument("--log.format", metavar="FORMAT", action=_Once, help="logfmt or json (default logfmt)")
+    groups: dict[str, Any] = {}
+    for flag, (title, metavar, text) in FLAGS.items():
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        if metavar:
+            once = "append" if flag == "--web.listen-address" else _Once
+            groups[title].add_argument(flag, metavar=metavar, action=once, help=text)
+        else:
+            groups[title].add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+
+
+def value_of(given: argparse.Namespace, flag: str) -> Any:
+    """What was given of a flag; None for nothing."""
+    return getattr(given, flag.removeprefix("--").replace("-", "_"))
+
+
+def flags_of(given: argparse.Namespace) -> list[str]:
+    """A command line with the sidecar's flags that were given."""
+    made: list[str] = []
+    for flag in FLAGS:
+        value = value_of(given, flag)
+        if isinstance(value, bool):
+            made.append(flag if value else flag.replace("--", "--no-"))
+        elif value is not None:
+            made += [f"{flag}={each}" for each in (value if isinstance(value, list) else [value])]
+    return made
 
 
 def parse_duration_flag(flag: str, text: str) -> float:
-    """Seconds of a flag such as `--run.linger=30s`.
-
-    Raises:
-        ConfigurationError: It is not a duration.
-    """
+    """Seconds of a flag such as `--run.linger=30s`; raises ConfigurationError."""
     try:
         return parse_duration(text)
     except ValueError:
         expected = f'expected a duration such as 500ms, 15s, 1m30s or 1h, found "{text}"'
-        raise ConfigurationError([Problem(flag, None, None, expected)]) from None
+        raise mistake(flag, expected) from None

@@ -1,16 +1,15 @@
 """KeptGpus: the GPU collector, with counters that outlive the sidecar.
 
 Used in the sidecar by `job_wiring`. `collect` is called from one thread at a time, anything else may come from any.
-Its counters are kept in a page of the ledger's state: learnt before the first GPU is looked at, and saved before
-they are published, so that none of them ever steps back for a reader. While they cannot be saved or learnt they
-are withheld; gauges are not.
+Its counters are learnt from a page of the ledger's state before the first GPU is looked at, and saved before they are
+published, so that none of them ever steps back. While they cannot be saved or learnt they are withheld; gauges are not.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.counters import CounterTotal
@@ -44,11 +43,7 @@ class KeptGpus:
         keeper: Where the counters are kept.
         counts: Whether this exporter is the one that counts the energy of this machine's GPUs. Not asked about GPUs
             that nobody else sees.
-        released: Whether to begin without NVML.
-        clock: Unix time, by which the age of a counter is known after a restart.
-
-    Raises:
-        ConfigurationError: As `make` does.
+        released: Whether NVML was let go of, on request.
     """
 
     name = GpuCollector.name
@@ -61,14 +56,12 @@ class KeptGpus:
         *,
         counts: Callable[[], bool],
         released: bool = False,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._make = make
         self._gpus = make()
         self._page = keeper.page(self.name)
         self._counts = counts
-        self._released = released
-        self._clock = clock
+        self.released = released
         self._rows: Rows | None = None  # as last saved; None while it is not known what was kept
         self._begun = False
         self._rests = False  # while another exporter counts the energy
@@ -76,11 +69,7 @@ class KeptGpus:
         self._passing = threading.Lock()  # held in a pass, so that none goes on after `close`
 
     def collect(self) -> Collected:
-        """Make families of what is known, after its counters are saved.
-
-        Raises:
-            CollectError: As the collector of the GPUs.
-        """
+        """Make families of what is known, after its counters are saved; raises CollectError."""
         with self._passing:
             if self._closed:
                 return Collected()
@@ -112,14 +101,9 @@ class KeptGpus:
 
     def toggle(self) -> bool:
         """Let go of NVML, or take it again; tells whether it is let go of now."""
-        self._released = not self._released
-        self._gpus.release(released=self._released)
-        return self._released
-
-    @property
-    def released(self) -> bool:
-        """Whether NVML was let go of, on request."""
-        return self._released
+        self.released = not self.released
+        self._gpus.release(released=self.released)
+        return self.released
 
     def not_ready(self) -> str | None:
         """Why the exporter is not ready; None when it is, or when GPUs are not required."""
@@ -148,17 +132,17 @@ class KeptGpus:
                     self._gpus.stop()
                     self._gpus, self._begun = self._make(), False
                     self._gpus.rest(rests=self._rests)
-                self._gpus.restore(totals_of(self._rows, self._clock()))
+                self._gpus.restore(totals_of(self._rows, time.time()))
         if not self._begun:
             self._begun = True
-            if self._released:
+            if self.released:
                 self._gpus.release()
             self._gpus.start()
 
     def _save(self, totals: GpuTotals, told: Collected) -> bool:
         if self._rows is None:
             return False
-        rows = rows_of(totals, self._clock(), kept=self._rows)
+        rows = rows_of(totals, time.time(), kept=self._rows)
         try:
             if rows != self._rows:
                 self._page.save(rows)
@@ -192,14 +176,8 @@ def rows_of(
 def totals_of(rows: Rows, now: float) -> GpuTotals:
     """Read them back."""
     totals: dict[str, dict[str, CounterTotal]] = {}
-    for (uuid, name), (total, raw, at) in _complete(rows):
-        totals.setdefault(uuid, {})[name] = CounterTotal(total, raw, max(0.0, now - at))
-    return totals
-
-
-def _complete(rows: Rows) -> Iterable[tuple[tuple[str, str], tuple[float, float, float]]]:
     for name, values in rows.items():
-        if len(name) == 2 and len(values) >= 3:
-            total, raw, at = values[:3]
-            if total is not None and raw is not None and at is not None:
-                yield (name[0], name[1]), (total, raw, at)
+        total, raw, at = values[:3]
+        if total is not None and raw is not None and at is not None:
+            totals.setdefault(name[0], {})[name[1]] = CounterTotal(total, raw, max(0.0, now - at))
+    return totals

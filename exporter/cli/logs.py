@@ -5,16 +5,14 @@ How a module logs (any stage; nothing of this file is imported for it):
     _log = logging.getLogger(__name__)
     _log.warning("collector failed", extra={"collector": name, "reason": error.reason})
 
-The message is a constant in lower case, without numbers; what varies goes into `extra`, as key and value. (The
-names of LogRecord's own attributes - `name`, `args`, `module`, `process`, … - cannot be used as keys: logging
-raises KeyError.) `exc_info=True` adds the traceback as the value `stack`. Nothing per scrape or per event above
-debug: a condition is logged when it begins and when it ends.
+The message is a constant in lower case; what varies goes into `extra`, as key and value. `exc_info=True` adds the
+traceback as the value `stack`. Nothing per scrape or per event above debug: a condition is logged when it begins and
+when it ends.
 
     time=2026-01-31T12:00:00.000Z level=warn source=collectors/scheduler.py:88 msg="collector failed" collector=cpu
 
-Threads: any thread may log; a line is formatted by the caller and written by one daemon thread, through a
-bounded queue. When stderr is a full pipe, a hung disk or closed, lines are dropped and counted, and no caller
-waits or sees an exception. Lines are written whole, so that those of the job on the same terminal stay readable.
+Any thread may log; a line is formatted by the caller and written whole by one daemon thread, through a bounded queue.
+When stderr is a full pipe, a hung disk or closed, lines are dropped and counted, and no caller waits.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ Level = Literal["debug", "info", "warn", "error"]
 Form = Literal["logfmt", "json"]
 
 LEVELS: Mapping[Level, int] = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
     "error": logging.ERROR,
+    "warn": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
 }
 
 LONGEST_VALUE = 4000
@@ -55,22 +53,21 @@ _TAKEN = frozenset({"time", "level", "source", "msg", "stack"})
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120  (strings compare cheaply)
 
 
-def level_name(number: int) -> Level:
-    """The name of the highest level that is not above a number of the logging module."""
-    return max((name for name in LEVELS if LEVELS[name] <= number), key=LEVELS.__getitem__, default="debug")
+def _level_of(record: logging.LogRecord) -> Level:
+    return next((name for name, number in LEVELS.items() if number <= record.levelno), "debug")
 
 
 class Formatter(logging.Formatter):
-    """A record as one line; never raises."""
+    """A record as one line; hostile values are escaped, shortened, or named by what they raised."""
 
     def __init__(self, form: Form) -> None:
         super().__init__()
-        self.form = form
+        self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render a record; hostile values are escaped, shortened, or named by what they raised."""
+        """Render a record; never raises."""
         pairs = dict(_pairs(record))
-        if self.form == "json":
+        if self._form == "json":
             return json.dumps({key: _json_value(value) for key, value in pairs.items()})
         return " ".join(f"{key}={_logfmt_value(value)}" for key, value in pairs.items())
 
@@ -78,8 +75,10 @@ class Formatter(logging.Formatter):
 def _pairs(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     yield "time", f"{moment}.{int(record.msecs):03d}Z"
-    yield "level", level_name(record.levelno)
-    yield "source", f"{_file_of(record)}:{record.lineno}"
+    yield "level", _level_of(record)
+    path = record.pathname
+    short = path[len(_PACKAGE) :] if path.startswith(_PACKAGE) else os.path.basename(path)  # noqa: PTH119  (as above)
+    yield "source", f"{short}:{record.lineno}"
     yield "msg", _text(record.getMessage)
     for name, value in vars(record).items():
         if name not in _OWN:
@@ -87,18 +86,6 @@ def _pairs(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
             yield (f"{key}_" if key in _TAKEN else key), value
     if record.exc_info:
         yield "stack", _text(lambda: "".join(traceback.format_exception(*record.exc_info)).rstrip())  # type: ignore[misc]  # logging has put the triple there
-
-
-def _loss(lines: int) -> logging.LogRecord:
-    """The record that tells of lost lines; it goes past the queue, which may be full again."""
-    record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "log lines were dropped", None, None)
-    record.dropped = lines
-    return record
-
-
-def _file_of(record: logging.LogRecord) -> str:
-    path = record.pathname
-    return path[len(_PACKAGE) :] if path.startswith(_PACKAGE) else os.path.basename(path)  # noqa: PTH119  (as above)
 
 
 def _text(make: Callable[[], str]) -> str:
@@ -116,26 +103,30 @@ def _json_value(value: Any) -> Any:
 
 
 def _logfmt_value(value: Any) -> str:
-    text = (
-        "null" if value is None else str(value).lower() if type(value) is bool else _text(lambda: str(value))
-    )
+    if value is None or type(value) is bool:
+        return json.dumps(value)
+    text = _text(lambda: str(value))
     if text and text.isprintable() and not any(c in ' ="\\' for c in text):
         return text
     # JSON's escapes are what logfmt's parsers undo; beyond ASCII only what a terminal shows as itself is left.
     return '"' + "".join(c if c.isprintable() and c not in '"\\' else json.dumps(c)[1:-1] for c in text) + '"'
 
 
-class Handler(logging.Handler):
-    """Hands lines to its thread; full queue or dead stderr cost the line, nothing else.
+class Logs(logging.Handler):
+    """The process's logging, from `install` to `finish`: hands lines to its thread.
 
     Args:
+        level: The lowest that is shown.
         form: How lines look.
         descriptor: Where they go; None drops them all.
     """
 
-    def __init__(self, form: Form, descriptor: int | None) -> None:
+    def __init__(
+        self, *, level: Level = "info", form: Form = "logfmt", descriptor: int | None = None
+    ) -> None:
         super().__init__()
         self.setFormatter(Formatter(form))
+        self._first_level = level
         self._descriptor = descriptor
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)
         self._refused = 0  # by the queue; counted under the handler's lock
@@ -144,19 +135,36 @@ class Handler(logging.Handler):
         self._thread = threading.Thread(target=self._write_lines, name="exporter-log", daemon=True)
         self._thread.start()
 
+    def install(self) -> None:
+        """Route every logger, Python's warnings and uncaught exceptions of threads through these logs."""
+        root = logging.getLogger()
+        root.addHandler(self)
+        root.setLevel(LEVELS[self._first_level])
+        logging.captureWarnings(capture=True)
+        logging.raiseExceptions = False  # a broken log call is not worth a traceback amid the lines
+        threading.excepthook = _log_thread_exception
+
+    def configure(self, *, level: Level, form: Form) -> None:
+        """Change what is shown, and how, from the next record on."""
+        logging.getLogger().setLevel(LEVELS[level])
+        self.setFormatter(Formatter(form))
+
+    def finish(self, timeout_seconds: float = 1.0) -> None:
+        """Take no more, and write what is queued, but wait no longer than this for a stderr that does not take it."""
+        logging.getLogger().removeHandler(self)
+        logging.captureWarnings(capture=False)
+        threading.excepthook = threading.__excepthook__
+        self._closing.set()
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(timeout_seconds)
+
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record's line, or count it as dropped."""
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
             self._refused += 1
-
-    def finish(self, timeout_seconds: float) -> None:
-        """Write what is queued, but wait no longer than this for a stderr that does not take it."""
-        self._closing.set()
-        with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(None)
-        self._thread.join(timeout_seconds)
 
     def _write_lines(self) -> None:
         told = 0
@@ -170,6 +178,7 @@ class Handler(logging.Handler):
             if not self._write(line):
                 self._failed += 1
             lost = self._refused + self._failed
+            # Past the queue, which may be full again.
             if lost > told and self._write(self.format(_loss(lost - told))):
                 told = lost
 
@@ -189,46 +198,10 @@ class Handler(logging.Handler):
         return True
 
 
-class Logs:
-    """The process's logging, from `install` to `close`."""
-
-    def __init__(
-        self, *, level: Level = "info", form: Form = "logfmt", descriptor: int | None = None
-    ) -> None:
-        self._handler = Handler(form, descriptor)
-        self._level: Level = level
-        self._before: list[Callable[[], None]] = []
-
-    def install(self) -> None:
-        """Route every logger, Python's warnings and uncaught exceptions of threads through these logs."""
-        root = logging.getLogger()
-        old_level, old_hook, old_raise = root.level, threading.excepthook, logging.raiseExceptions
-        root.addHandler(self._handler)
-        root.setLevel(LEVELS[self._level])
-        logging.captureWarnings(capture=True)
-        logging.raiseExceptions = (
-            False  # a broken log call is not worth a traceback in the middle of the lines
-        )
-        threading.excepthook = _log_thread_exception
-        self._before = [
-            lambda: root.removeHandler(self._handler),
-            lambda: root.setLevel(old_level),
-            lambda: logging.captureWarnings(capture=False),
-            lambda: setattr(logging, "raiseExceptions", old_raise),
-            lambda: setattr(threading, "excepthook", old_hook),
-        ]
-
-    def configure(self, *, level: Level, form: Form) -> None:
-        """Change what is shown, and how, from the next record on."""
-        logging.getLogger().setLevel(LEVELS[level])
-        self._handler.setFormatter(Formatter(form))
-
-    def close(self, timeout_seconds: float = 1.0) -> None:
-        """Undo `install` and write what is left, within a time."""
-        for undo in self._before:
-            undo()
-        self._before = []
-        self._handler.finish(timeout_seconds)
+def _loss(lines: int) -> logging.LogRecord:
+    record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "log lines were dropped", None, None)
+    record.dropped = lines
+    return record
 
 
 def stderr_descriptor() -> int | None:

@@ -10,25 +10,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import importlib
 import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 
-from exporter.cli.flags import PROGRAM, Parser, add_flags, parse_duration_flag
-from exporter.errors import (
-    ConfigurationError,
-    FeedDirectoryError,
-    ListenError,
-    Problem,
-    StartError,
-    StateError,
-)
+from exporter.cli.flags import FAILED, PROGRAM, REFUSED, Parser, add_flags, mistake, parse_duration_flag, say
+from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError
 from exporter.version import __version__
-
-FAILED = 1
-REFUSED = 2
-"""Exit status of a start that could not be."""
 
 COMMANDS = ("run", "check", "demo", "push")
 
@@ -43,27 +33,19 @@ Prometheus exporter that runs beside a training job.
 
 The same as python -m exporter, except that nothing else called exporter can take its place.
 """
+_SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Do what a command line asks for.
-
-    Args:
-        arguments: Without the program's name; None takes the process's own.
-        environ: The environment.
-
-    Returns:
-        The exit status: 2 for a start that could not be, otherwise the subcommand's.
-    """
+    """Do what a command line asks for; None takes the process's own. Gives the exit status."""
     _occupy_standard_descriptors()
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = _dispatch(given, environ)
+        status = _dispatch(list(sys.argv[1:] if arguments is None else arguments), environ)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a full disk can be told
     except (ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError) as error:
         for line in str(error).splitlines():
-            _say(f"exporter: {line}")
+            say(line)
         return REFUSED
     except KeyboardInterrupt:
         return 130
@@ -72,28 +54,14 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         return FAILED
     except (MemoryError, OSError, RuntimeError) as error:
         # No memory, thread, descriptor or room on a disk; anything else is a defect, and its traceback of use.
-        if not _is_shortage(error):
+        number = error.errno if isinstance(error, OSError) else None
+        if number not in _SHORTAGES and not isinstance(error, MemoryError) and "new thread" not in str(error):
             raise
-        _say(
-            f"exporter: cannot go on: {str(error) or type(error).__name__}; see the limits of this process: ulimit -a"
-        )
+        say(f"cannot go on: {str(error) or type(error).__name__}; see the limits of this process: ulimit -a")
         _forget_output()
         sys.unraisablehook = lambda _: None  # of what is half made (asyncio's event loop), and goes now
         return FAILED
     return status
-
-
-def _is_shortage(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in {
-            errno.EAGAIN,
-            errno.EMFILE,
-            errno.ENFILE,
-            errno.ENOMEM,
-            errno.ENOSPC,
-            errno.EDQUOT,
-        }
-    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def _forget_output() -> None:
@@ -103,36 +71,16 @@ def _forget_output() -> None:
 
 
 def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
-    # Subcommands are imported where they are started: `run` must not keep the job waiting for a web server's
-    # imports, nor the sidecar hold what only a demo needs.
-    command = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    if command == "run":
-        from exporter.cli import run  # noqa: PLC0415  (as said above)
+    if not arguments or arguments[0].startswith("-"):
+        return _serve(arguments, environ)
+    command = arguments[0]
+    if command not in COMMANDS:
+        from exporter.config.loader import suggest  # noqa: PLC0415  (as below)
 
-        return run.main(arguments[1:], environ)
-    if command == "check":
-        from exporter.cli import check  # noqa: PLC0415  (as said above)
-
-        return check.main(arguments[1:], environ)
-    if command == "demo":
-        from exporter.cli import demo  # noqa: PLC0415  (as said above)
-
-        return demo.main(arguments[1:], environ)
-    if command == "push":
-        from exporter.cli import push  # noqa: PLC0415  (as said above)
-
-        return push.main(arguments[1:], environ)
-    if command is not None:
-        from exporter.config.loader import suggest  # noqa: PLC0415  (as above)
-
-        raise ConfigurationError(
-            [
-                Problem(
-                    "command line", None, None, f"unknown command {command!r}, {suggest(command, COMMANDS)}"
-                )
-            ]
-        )
-    return _serve(arguments, environ)
+        raise mistake("command line", f"unknown command {command!r}, {suggest(command, COMMANDS)}")
+    # Imported where it is started: `run` must not keep the job waiting for a web server's imports.
+    status: int = importlib.import_module(f"exporter.cli.{command}").main(arguments[1:], environ)
+    return status
 
 
 def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -163,19 +111,9 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     from exporter.cli.serve import serve  # noqa: PLC0415  (--config.check and --version need none of it)
 
-    return serve(
-        configuration,
-        read=lambda: resolve(flags, environ),
-        linger_seconds=linger_seconds if given["run.attached"] else None,
-    )
-
-
-def _say(line: str) -> None:
-    if sys.stderr is not None:
-        try:
-            print(line, file=sys.stderr)
-        except OSError:  # nobody reads it
-            return
+    attached = given["run.attached"]
+    read = lambda: resolve(flags, environ)  # noqa: E731  (it is a value, not a definition)
+    return serve(configuration, read=read, linger_seconds=linger_seconds if attached else None)
 
 
 def _occupy_standard_descriptors() -> None:

@@ -1,24 +1,27 @@
 """The questions of `check`: what stands between a training process and a number in Prometheus.
 
-Used by `check` only, each probe on a thread of its own with a deadline. A probe reads and asks; it creates
-and changes nothing. In comes the configuration, out come findings: what was found, whether that is in
-order, and the remedy where it is not.
+Used by `check` only, each probe on a thread of its own with a deadline. A probe reads and asks; it creates and changes
+nothing and opens no device. What a machine does not have is a normal state, and its families are absent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib.util
 import os
 import pwd
 import ssl
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
+import psutil
+
 from exporter.cli.configuration import Configuration
-from exporter.cli.finding import Finding, Surroundings, bytes_text
 from exporter.cli.silence import look, remedy
 from exporter.config.options import format_duration
 from exporter.errors import ConfigurationError, FeedDirectoryError, FeedFormatError, ListenError
@@ -31,6 +34,8 @@ from exporter.web.webconfig import load_web_config
 
 ANSWER_SECONDS = 3.0
 SMALL_FREE_BYTES = 4 << 20
+# Docker gives a container 64 MiB of /dev/shm, which DataLoader workers fill first.
+SMALL_SHM_BYTES = 1 << 30
 # Record locks and renames over these depend on their servers.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
@@ -51,24 +56,65 @@ REFUSED_REMEDIES = {
 """What to do about a feed file, by the reader's reason to refuse it."""
 
 
-def feed_directory_of(configuration: Configuration) -> Path:
-    """The feed directory that a sidecar of this configuration uses."""
-    return configuration.feed.dir or default_directory(own_uid())
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The answer to one question.
+
+    Attributes:
+        status: `ok`, `warn` for what may be meant so, `FAIL` for what keeps numbers from showing up.
+        subject: What was asked about.
+        found: What is the case.
+        remedy: What the user can do; "" where nothing needs doing.
+    """
+
+    status: Literal["ok", "warn", "FAIL"]
+    subject: str
+    found: str
+    remedy: str = ""
 
 
-def feed_directory(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is asked about: a sidecar of some configuration on this machine, or on one below another root."""
+
+    configuration: Configuration = field(default_factory=Configuration)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    root: Path = Path("/")
+
+    @property
+    def feed(self) -> Path:
+        """The feed directory that the sidecar uses."""
+        return self.configuration.feed.dir or default_directory(own_uid())
+
+
+def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether an interpreter can import the package, as a job would: not from the current directory."""
+    subject = f"python {path}"
+    environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
+    seen = look(path, first="/", environment=environment)
+    if not seen.python:
+        yield Finding("FAIL", subject, seen.error, "give --check.python=PATH of a Python from 3.10 on")
+    elif seen.ours and not seen.error:
+        yield Finding("ok", subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
+    elif seen.path and not seen.ours:
+        found = f"imports {seen.path} as exporter, in place of this package"
+        yield Finding("FAIL", subject, found, "give that file or folder another name")
+    else:
+        found = f"cannot import exporter ({seen.error or 'it is not installed'})"
+        yield Finding("FAIL", subject, found, remedy(path, seen.site))
+
+
+def feed_directory(machine: Machine) -> Iterator[Finding]:
     """Whether processes can hand over what they record."""
-    path, uid = feed_directory_of(configuration), own_uid()
-    subject = "feed directory"
+    path, uid, subject = machine.feed, own_uid(), "feed directory"
     trusted = is_trusted(path, uid)
     if not trusted and not os.path.lexists(path):
-        if not os.access(path.parent, os.W_OK | os.X_OK):
+        if os.access(path.parent, os.W_OK | os.X_OK):
+            made = "it is made by the exporter or the first job"
+            yield Finding("warn", subject, f"{path} does not exist yet", made)
+        else:
             remedy = "make that directory writable, or choose another with --feed.dir and EXPORTER_FEED_DIR"
             yield Finding("FAIL", subject, f"{path} cannot be created: {path.parent} is not writable", remedy)
-            return
-        yield Finding(
-            "warn", subject, f"{path} does not exist yet", "it is made by the exporter or the first job"
-        )
         return
     try:
         check_directory(path, trusted=trusted, uid=uid)
@@ -77,11 +123,15 @@ def feed_directory(configuration: Configuration, around: Surroundings) -> Iterat
         return
     status, space = path.stat(), os.statvfs(path)
     free = space.f_bavail * space.f_frsize
-    filesystem = _filesystem(path, around.proc)
-    found = (
-        f"{path}, mode {stat.S_IMODE(status.st_mode):04o}, owner {_user(status.st_uid)}, {filesystem}, "
-        f"{bytes_text(free)} free"
-    )
+    try:
+        user = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        user = str(status.st_uid)
+    mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    real = path.resolve()
+    filesystem = next((mounts[str(each)] for each in (real, *real.parents) if str(each) in mounts), "unknown")
+    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
+    found = f"{path}, {mode}, owner {user}, file system {filesystem}, {_mebibytes(free)} free"
     if not os.access(path, os.W_OK | os.X_OK):
         remedy = "jobs of this user cannot record here; give them write access, or choose another --feed.dir"
         yield Finding("warn", subject, f"{found}, not writable", remedy)
@@ -99,29 +149,28 @@ def _refused(subject: str, error: FeedDirectoryError) -> Finding:
     return Finding("FAIL", subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
 
 
-def sidecar(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
+def sidecar(machine: Machine) -> Iterator[Finding]:
     """Whether an exporter serves the feed directory."""
-    owner = runs.owner(feed_directory_of(configuration))
+    owner = runs.owner(machine.feed)
     if owner is None:
         remedy = "start one: training-exporter, or run the job with: training-exporter run COMMAND"
         yield Finding("warn", "sidecar", "no exporter serves the feed directory", remedy)
         return
-    where = "in another container" if owner == 0 else f"process {owner}"
-    with contextlib.suppress(OSError):
-        arguments = (around.proc / str(owner) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        where += f" ({' '.join(part.decode(errors='replace') for part in arguments)})"
+    where = f"process {owner}" if owner else "an exporter in another container"
+    with contextlib.suppress(psutil.Error):
+        where += f" ({' '.join(psutil.Process(owner).cmdline())})" if owner else ""
     yield Finding("ok", "sidecar", f"{where} serves the feed directory")
 
 
-def writers(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
-    """Which processes record."""
-    reader = FeedReader(feed_directory_of(configuration), max_bytes=configuration.feed.max_file_size)
+def writers(machine: Machine) -> Iterator[Finding]:
+    """Which processes record, and which jobs of `run` do not, and why."""
+    settings = machine.configuration.feed
     try:
-        scan = reader.scan()
+        scan = FeedReader(machine.feed, max_bytes=settings.max_file_size).scan()
     except FeedDirectoryError:
         return  # told by the probe of the directory
     for entry in scan.entries:
-        yield _writer(entry, configuration.feed.stale_after)
+        yield _writer(entry, settings.stale_after)
     for name, reason in scan.refused:
         yield Finding("warn", "writer", f"{name} is refused: {reason}", REFUSED_REMEDIES[reason])
     if not scan.entries:
@@ -130,50 +179,50 @@ def writers(configuration: Configuration, around: Surroundings) -> Iterator[Find
             "Stat, and has it the same EXPORTER_FEED_DIR?"
         )
         yield Finding("warn", "writer", "no process has recorded anything here", remedy)
-    if around.environ.get("EXPORTER_DISABLED", "") not in ("", "0"):
+    if machine.environ.get("EXPORTER_DISABLED", "") not in ("", "0"):
         yield Finding("warn", "writer", "EXPORTER_DISABLED is set here", "unset it for the job")
+    recording = {entry.snapshot.process.run for entry in scan.entries}
+    for job in runs.jobs(machine.feed):
+        if job.silence is not None and job.run not in recording:
+            found = f'"{job.run}" records nothing: {job.silence.found}'
+            yield Finding("FAIL", "run", found, job.silence.remedy)
 
 
 def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
-    process, recording = entry.snapshot.process, entry.snapshot.recording
+    process, recording, age = entry.snapshot.process, entry.snapshot.recording, entry.age_seconds
     rank = "no rank" if process.rank is None else f"rank {process.rank}"
-    who = (
-        f'run "{process.run}", {rank}, {process.role}, process {process.pid} on {process.node or "an unknown node"}: '
-        f"{len(recording.stats)} Stats"
-    )
+    where = f"process {process.pid} on {process.node or 'an unknown node'}"
+    who = f'run "{process.run}", {rank}, {process.role}, {where}: {len(recording.stats)} Stats'
+    written = f"last written {f'{age:.1f} s' if age < 60 else format_duration(round(age))} ago"
     if not entry.alive:
         ended = "ended in order" if recording.final else "ended without its last words (killed?)"
-        return Finding("ok", "writer", f"{who}; {ended}, last written {_ago(entry.age_seconds)}")
-    if entry.age_seconds > stale_seconds:
+        return Finding("ok", "writer", f"{who}; {ended}, {written}")
+    if age > stale_seconds:
         remedy = "its process lives but does not write: stopped, hung, or its feed directory is full"
-        return Finding("warn", "writer", f"{who}; last written {_ago(entry.age_seconds)}", remedy)
-    return Finding("ok", "writer", f"{who}; alive, last written {_ago(entry.age_seconds)}")
+        return Finding("warn", "writer", f"{who}; {written}", remedy)
+    return Finding("ok", "writer", f"{who}; alive, {written}")
 
 
-def ports(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
+def ports(machine: Machine) -> Iterator[Finding]:
     """Who answers at the exporter's addresses."""
-    del around
-    file = configuration.web.config_file
-    tls = False
+    file, tls = machine.configuration.web.config_file, False
     if file is not None:
+        subject = "web configuration"
         try:
             tls = load_web_config(file).tls_server_config is not None
         except ConfigurationError as error:
             for problem in error.problems:
-                yield Finding(
-                    "FAIL", "web configuration", str(problem), "the exporter does not start with it"
-                )
+                yield Finding("FAIL", subject, str(problem), "the exporter does not start with it")
             return
-        yield Finding(
-            "ok", "web configuration", f"{file} is valid, TLS is {'enabled' if tls else 'disabled'}"
-        )
-    for address in parse_addresses(configuration.web.listen_address):
+        yield Finding("ok", subject, f"{file} is valid, TLS is {'enabled' if tls else 'disabled'}")
+    for address in parse_addresses(machine.configuration.web.listen_address):
         subject = f"address {address.text}"
         try:
             bind(address, backlog=1).close()
         except ListenError as error:
-            base = _base_url(address.host, address.port, tls=tls)
-            yield _taken(subject, base, str(error))
+            name = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
+            host = f"[{name}]" if ":" in name else name
+            yield _taken(subject, f"{'https' if tls else 'http'}://{host}:{address.port}", str(error))
         else:
             yield Finding("ok", subject, "free: nobody serves here now")
 
@@ -187,145 +236,142 @@ def _taken(subject: str, base: str, refusal: str) -> Finding:
         found, _, remedy = refusal.partition("; ")
         who = f"ss -ltnp 'sport = :{urlsplit(base).port}' shows who has it"
         return Finding("FAIL", subject, f"{found}, and no exporter answers there", f"{who}; {remedy}")
-    if status == 200 and body == "healthy":
-        if ready != 200:
-            return Finding(
-                "warn", subject, f"an exporter answers, but is not ready: {reason}", "wait a moment"
-            )
+    if status == 200 and body == "healthy" and ready == 200:
         return Finding("ok", subject, f"an exporter answers at {base}")
+    if status == 200 and body == "healthy":
+        return Finding("warn", subject, f"an exporter answers, but is not ready: {reason}", "wait a moment")
     if status == 401:
         return Finding("ok", subject, f"a server with passwords answers at {base}, probably the exporter")
-    remedy = "choose another address with --web.listen-address=HOST:PORT"
-    return Finding(
-        "FAIL", subject, f"taken by another server, whose answer to /-/healthy is {status}", remedy
-    )
-
-
-def python(path: str, around: Surroundings) -> Iterator[Finding]:
-    """Whether an interpreter can import the package, as a job would: not from the current directory."""
-    subject = f"python {path}"
-    environment = {name: value for name, value in around.environ.items() if name != "PYTHONSTARTUP"}
-    seen = look(path, first="/", environment=environment)
-    if not seen.python:
-        yield Finding("FAIL", subject, seen.error, "give --check.python=PATH of a Python from 3.10 on")
-    elif seen.ours and not seen.error:
-        yield Finding("ok", subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
-    elif seen.path and not seen.ours:
-        found = f"imports {seen.path} as exporter, in place of this package"
-        yield Finding("FAIL", subject, found, "give that file or folder another name")
-    else:
-        found = f"cannot import exporter ({seen.error or 'it is not installed'})"
-        yield Finding("FAIL", subject, found, remedy(path, seen.site))
-
-
-def silent_jobs(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
-    """Which jobs of `run` record nothing, and why."""
-    del around
-    directory = feed_directory_of(configuration)
-    recording = {entry.snapshot.process.run for entry in _scan(configuration)}
-    for job in runs.jobs(directory):
-        if job.silence is not None and job.run not in recording:
-            yield Finding(
-                "FAIL", "run", f'"{job.run}" records nothing: {job.silence.found}', job.silence.remedy
-            )
-
-
-def _scan(configuration: Configuration) -> Sequence[FeedEntry]:
-    reader = FeedReader(feed_directory_of(configuration), max_bytes=configuration.feed.max_file_size)
-    with contextlib.suppress(FeedDirectoryError):  # told by the probe of the directory
-        return reader.scan().entries
-    return ()
-
-
-def recording_rules(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
-    """Whether processes can read the recording rules that a sidecar left."""
-    del around
-    subject = "recording rules"
-    try:
-        rules = read_overrides(feed_directory_of(configuration))
-    except FeedDirectoryError as error:
-        yield _refused(subject, error)
-        return
-    except FeedFormatError as error:
-        yield Finding("FAIL", subject, str(error), "restart the exporter, which writes them anew")
-        return
-    yield Finding(
-        "ok", subject, "none in force" if not rules else f"{len(rules)} in force for processes that record"
-    )
-
-
-def state_directory(configuration: Configuration, around: Surroundings) -> Iterator[Finding]:
-    """Whether totals can outlive restarts."""
-    del around
-    path, subject = configuration.state.dir or feed_directory_of(configuration), "state directory"
-    if not path.is_dir():
-        if configuration.state.dir is None:
-            return  # told by the probe of the feed directory
-        yield Finding("FAIL", subject, f"{path} is no directory", "create it, or choose another --state.dir")
-        return
-    if not os.access(path, os.W_OK | os.X_OK):
-        remedy = "the totals would begin anew at every restart; give the exporter's user write access"
-        yield Finding("FAIL", subject, f"{path} is not writable", remedy)
-        return
-    damaged = [each.name for each in (path / "ledger").glob("*.damaged-*")]
-    if damaged:
-        remedy = "its totals began anew; the file can be removed"
-        yield Finding("warn", subject, f"{path} holds {len(damaged)} damaged files: {damaged[0]}", remedy)
-        return
-    yield Finding("ok", subject, f"{path} is writable")
-
-
-PROBES = (feed_directory, sidecar, writers, silent_jobs, ports, recording_rules, state_directory)
-"""In the order in which a person would look."""
+    found = f"taken by another server, whose answer to /-/healthy is {status}"
+    return Finding("FAIL", subject, found, "choose another address with --web.listen-address=HOST:PORT")
 
 
 def _ask(base: str, path: str) -> tuple[int, str]:
     """Status and beginning of the body of a GET, whoever answers."""
     parts = urlsplit(base)
     host = parts.hostname or ""
-    connection: http.client.HTTPConnection
+    connection = http.client.HTTPConnection(host, parts.port, timeout=ANSWER_SECONDS)
     if parts.scheme == "https":
         unverified = ssl.create_default_context()
         unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, parts.port, timeout=ANSWER_SECONDS, context=unverified)
-    else:
-        connection = http.client.HTTPConnection(host, parts.port, timeout=ANSWER_SECONDS)
-    try:
+    with contextlib.closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read(200).decode(errors="replace").strip()
-    finally:
-        connection.close()
 
 
-def _base_url(host: str, port: int, *, tls: bool) -> str:
-    name = host if host not in ("", "::", "0.0.0.0") else "127.0.0.1"
-    return f"{'https' if tls else 'http'}://{f'[{name}]' if ':' in name else name}:{port}"
-
-
-def _filesystem(path: Path, proc: Path) -> str:
-    """The type of the file system that holds a path.
-
-    Source: Linux, Documentation/filesystems/proc.rst, 3.5 /proc/<pid>/mountinfo.
-    """
-    found, longest = "file system unknown", -1
-    wanted = os.path.realpath(path)
-    with contextlib.suppress(OSError):
-        for line in (proc / "self/mountinfo").read_text().splitlines():
-            head, _, tail = line.partition(" - ")
-            mount = head.split()[4].replace("\\040", " ")
-            inside = wanted == mount or wanted.startswith(mount.rstrip("/") + "/")
-            if inside and len(mount) >= longest:
-                found, longest = tail.split()[0], len(mount)
-    return found
-
-
-def _user(uid: int) -> str:
+def recording_rules(machine: Machine) -> Iterator[Finding]:
+    """Whether processes can read the recording rules that a sidecar left."""
+    subject = "recording rules"
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+        rules = read_overrides(machine.feed)
+    except FeedDirectoryError as error:
+        yield _refused(subject, error)
+    except FeedFormatError as error:
+        yield Finding("FAIL", subject, str(error), "restart the exporter, which writes them anew")
+    else:
+        found = f"{len(rules)} in force for processes that record" if rules else "none in force"
+        yield Finding("ok", subject, found)
 
 
-def _ago(seconds: float) -> str:
-    return f"{seconds:.1f} s ago" if seconds < 60 else f"{format_duration(round(seconds))} ago"
+def state_directory(machine: Machine) -> Iterator[Finding]:
+    """Whether totals can outlive restarts."""
+    chosen, subject = machine.configuration.state.dir, "state directory"
+    path = chosen or machine.feed
+    if not path.is_dir():
+        if chosen is not None:  # else told by the probe of the feed directory
+            remedy = "create it, or choose another --state.dir"
+            yield Finding("FAIL", subject, f"{path} is no directory", remedy)
+        return
+    damaged = [each.name for each in (path / "ledger").glob("*.damaged-*")]
+    if not os.access(path, os.W_OK | os.X_OK):
+        remedy = "the totals would begin anew at every restart; give the exporter's user write access"
+        yield Finding("FAIL", subject, f"{path} is not writable", remedy)
+    elif damaged:
+        remedy = "its totals began anew; the file can be removed"
+        yield Finding("warn", subject, f"{path} holds {len(damaged)} damaged files: {damaged[0]}", remedy)
+    else:
+        yield Finding("ok", subject, f"{path} is writable")
+
+
+def shared_memory(machine: Machine) -> Iterator[Finding]:
+    """How large /dev/shm is."""
+    path, subject = machine.root / "dev/shm", "shared memory"
+    try:
+        space = os.statvfs(path)
+    except OSError as error:
+        remedy = "set --feed.dir and EXPORTER_FEED_DIR"
+        yield Finding("warn", subject, f"{path}: {error.strerror}", remedy)
+        return
+    size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    found = f"{path} has {_mebibytes(size)}, {_mebibytes(free)} free"
+    if size < SMALL_SHM_BYTES:
+        remedy = "give the container more: --shm-size=8g, or a volume with medium: Memory"
+        yield Finding("warn", subject, found, remedy)
+    else:
+        yield Finding("ok", subject, found)
+
+
+def cgroup(machine: Machine) -> Iterator[Finding]:
+    """Which version of control groups there is."""
+    root = machine.root / "sys/fs/cgroup"
+    if (root / "cgroup.controllers").exists():
+        yield Finding("ok", "cgroup", "version 2")
+    elif root.is_dir() and any(root.iterdir()):
+        yield Finding("ok", "cgroup", "version 1")
+    else:
+        yield Finding("warn", "cgroup", f"none at {root}", "families of the container's limits are absent")
+
+
+def rapl(machine: Machine) -> Iterator[Finding]:
+    """Whether the CPU's energy counters can be read."""
+    counters = sorted((machine.root / "sys/class/powercap").glob("*rapl*/energy_uj"))
+    unreadable = [path for path in counters if not os.access(path, os.R_OK)]
+    if unreadable:
+        found = f"{len(unreadable)} of {len(counters)} energy counters are unreadable"
+        remedy = f"for root only by default; let the exporter read it: chmod a+r {unreadable[0]}"
+        yield Finding("warn", "rapl", found, remedy)
+    elif counters:
+        yield Finding("ok", "rapl", f"{len(counters)} energy counters are readable")
+    else:
+        yield Finding("ok", "rapl", "no energy counters on this machine; CPU energy is absent")
+
+
+def nvidia(machine: Machine) -> Iterator[Finding]:
+    """Whether there are a driver and its Python binding, and whether they are used; the driver is not touched."""
+    gpu = machine.configuration.gpu
+    version = machine.root / "proc/driver/nvidia/version"
+    if not gpu.enabled:
+        yield Finding("ok", "nvidia", "gpu.enabled is false; GPU families are absent")
+    elif gpu.replay is not None:
+        found = f"the described machine {gpu.replay} is played (gpu.replay): not this one's GPUs"
+        yield Finding("ok", "nvidia", found)
+    elif not version.exists():
+        yield Finding("ok", "nvidia", "no NVIDIA driver here; GPU families are absent")
+    else:
+        driver = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
+        if importlib.util.find_spec("pynvml") is not None:
+            yield Finding("ok", "nvidia", f"driver {driver}; pynvml can be imported")
+        else:
+            remedy = "install it for the exporter's Python: pip install nvidia-ml-py"
+            yield Finding("warn", "nvidia", f"driver {driver}, but no pynvml", remedy)
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
+PROBES = (
+    feed_directory,
+    sidecar,
+    writers,
+    ports,
+    recording_rules,
+    state_directory,
+    shared_memory,
+    cgroup,
+    rapl,
+    nvidia,
+)
+"""In the order in which a person would look."""

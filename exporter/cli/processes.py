@@ -1,9 +1,8 @@
 """Starting programs: the job with everything that `run` was given, our own with nothing of it.
 
 Used by `run` and `demo`. The job keeps the terminal, the process group, the standard streams and every inherited
-descriptor; its signal mask and dispositions are those that `run` was started with, and it goes on when `run` dies. Our
-own programs get a session of their own and no descriptor but standard error: a pipe that one of them kept open would
-hide the job's end from whoever reads the job's output.
+descriptor, and goes on when `run` dies. Our own programs get a session of their own and no descriptor but standard
+error: a pipe that one of them kept open would hide the job's end from whoever reads the job's output.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ import signal
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-KILLED_BY_SIGNAL = 128
 
 # CPython ignores these two for itself at startup, and an ignored signal survives exec.
 IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
@@ -33,17 +30,12 @@ Action = tuple[int, ...] | tuple[int, int, str, int, int]
 """One file action of `os.posix_spawn`."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
-    """A command that could not be started.
+class NotStartedError(Exception):
+    """A command that could not be started; `status` is what a shell would report."""
 
-    Attributes:
-        status: What a shell would report: 126 or 127.
-        message: One line, in a shell's words.
-    """
-
-    status: int
-    message: str
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def own_command(*arguments: str) -> tuple[str, ...]:
@@ -51,25 +43,11 @@ def own_command(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(LAUNCHER), *arguments)
 
 
-def say(line: str) -> None:
-    """One line on standard error; a closed or full one is not the job's business."""
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):
-            print(f"exporter: {line}", file=sys.stderr, flush=True)
+def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask: Collection[int]) -> int:
+    """Start the job in our process group, with some signals blocked; its process id.
 
-
-def start_job(
-    command: tuple[str, ...], *, environment: Mapping[str, str], mask: Collection[int]
-) -> int | NotStarted:
-    """Start the job in our process group.
-
-    Args:
-        command: Program and arguments; a program without a slash is looked up in PATH.
-        environment: The job's whole environment.
-        mask: Signals that are blocked in the job.
-
-    Returns:
-        The job's process id.
+    Raises:
+        NotStartedError: As a shell would say it.
     """
     try:
         return os.posix_spawnp(command[0], command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
@@ -85,21 +63,16 @@ def start_job(
             )
         except OSError as error:
             failure = error
-    return _explain(command[0], failure, found=program is not None)
+    raise _explained(command[0], failure, found=program is not None)
 
 
-def start_own(arguments: Collection[str], *, mask: Collection[int]) -> int:
-    """Start this package's program, or another, in a session of its own.
-
-    Args:
-        arguments: The absolute program and its arguments.
-        mask: Signals that are blocked in it.
+def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
+    """Start a program of ours in a session of its own; its process id.
 
     Raises:
         OSError: It cannot be started.
         NotImplementedError: The C library has no POSIX_SPAWN_SETSID.
     """
-    command = tuple(arguments)
     if sys.stderr is None:  # closed by the caller: whatever has its number now is not a stream
         actions = closing_all_but()
     else:
@@ -121,37 +94,30 @@ def passable_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def closing_all_but(kept: Collection[int] = ()) -> list[Action]:
-    """File actions that give a child /dev/null as its three standard streams, and nothing else.
-
-    Args:
-        kept: Left open, for actions that follow; those that Python made close themselves.
-    """
+    """File actions that give a child /dev/null as its standard streams and nothing else but `kept`."""
     opened = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-    actions: list[Action] = [
-        (os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in opened if descriptor not in kept
-    ]
-    actions += [
-        (os.POSIX_SPAWN_OPEN, standard, os.devnull, os.O_RDWR, 0)
-        for standard in range(3)
-        if standard not in kept
-    ]
-    return actions
+    closing: list[Action] = [(os.POSIX_SPAWN_CLOSE, each) for each in opened if each not in kept]
+    streams = [each for each in range(3) if each not in kept]
+    return closing + [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in streams]
+
+
+def signal_if_alive(pid: int, number: int) -> None:
+    """Send a signal to a child that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def exit_status(wait_status: int) -> int:
     """The exit status that a shell reports for a process that has ended."""
-    if os.WIFSIGNALED(wait_status):
-        return KILLED_BY_SIGNAL + os.WTERMSIG(wait_status)
-    return os.WEXITSTATUS(wait_status)
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else 128 - code
 
 
 def end_as(wait_status: int) -> int:
     """Die by the signal that a process has died by, without a core file of our own.
 
-    A shell's loop stops at Ctrl-C only if its child was killed by SIGINT; a status of 130 does not stop it.
-
-    Returns:
-        The exit status to end with: the process ended by itself, or we are process 1, which no signal ends.
+    A shell's loop stops at Ctrl-C only if its child was killed by SIGINT; a status of 130 does not stop it. Gives the
+    exit status where the process ended by itself, and where we are process 1, which no signal ends.
     """
     if os.WIFSIGNALED(wait_status):
         number = os.WTERMSIG(wait_status)
@@ -176,14 +142,12 @@ def _is_text(program: str) -> bool:
         return False
 
 
-def _explain(program: str, error: OSError, *, found: bool) -> NotStarted:
+def _explained(program: str, error: OSError, *, found: bool) -> NotStartedError:
     if error.errno != errno.ENOENT:
-        reason = error.strerror or str(error)
-        if error.errno == errno.EACCES and os.path.isdir(program):  # noqa: PTH112  # the user's own spelling
-            reason = os.strerror(errno.EISDIR)
-        return NotStarted(NOT_EXECUTABLE, f"{program}: {reason}")
+        directory = error.errno == errno.EACCES and os.path.isdir(program)  # noqa: PTH112  # the user's own spelling
+        reason = os.strerror(errno.EISDIR) if directory else error.strerror
+        return NotStartedError(NOT_EXECUTABLE, f"{program}: {reason}")
     if found:
-        return NotStarted(NOT_EXECUTABLE, f"{program}: bad interpreter: {error.strerror}")
-    if "/" in program:
-        return NotStarted(NOT_FOUND, f"{program}: {error.strerror}")
-    return NotStarted(NOT_FOUND, f"{program}: command not found")
+        return NotStartedError(NOT_EXECUTABLE, f"{program}: bad interpreter: {error.strerror}")
+    reason = error.strerror if "/" in program else "command not found"
+    return NotStartedError(NOT_FOUND, f"{program}: {reason}")

@@ -1,28 +1,23 @@
-"""`python -m exporter push TARGET`: the page where no Prometheus can come and fetch it.
+"""`training-exporter push TARGET`: the page where no Prometheus can come and fetch it.
 
 A process of its own beside the sidecar: it reads `/metrics` over HTTP, as a Prometheus would, and puts it into a file
 for node_exporter's textfile collector, or to a Pushgateway. When the page cannot be read, and when this process ends,
 what it has put there is taken away again: both would show the last values for ever, and no data is to be a gap.
-The families of the sidecar's own process (`process_*`) are left out.
 """
 
 from __future__ import annotations
 
 import http.client
 import os
-import sys
 import tempfile
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
-from exporter.cli.flags import PROGRAM, Parser, parse_duration_flag
+from exporter.cli.flags import PROGRAM, Parser, mistake, parse_duration_flag, say
 from exporter.cli.signals import ENDING, Signals
-from exporter.errors import ConfigurationError, Problem
 
 DESCRIPTION = """\
 Puts the exporter's page where something else fetches it; takes it away at the end, and while there is none.
@@ -34,40 +29,17 @@ Puts the exporter's page where something else fetches it; takes it away at the e
 TIMEOUT_SECONDS = 10.0
 SHORTEST_SECONDS = 0.1
 _FROM = "http://127.0.0.1:20909/metrics"
-
-
-class Target(Protocol):
-    """Where the page goes."""
-
-    def put(self, page: bytes) -> None:
-        """Put it there, in the place of the one before.
-
-        Raises:
-            OSError: It cannot be.
-        """
-        ...
-
-    def remove(self) -> None:
-        """Take it away again.
-
-        Raises:
-            OSError: It cannot be.
-        """
-        ...
+_FAILURES = (OSError, http.client.HTTPException)
 
 
 class TextFile:
-    """A file that is never half written: `textfile` readers take it as it is.
-
-    Args:
-        path: Ends in `.prom`, or node_exporter passes it over.
-    """
+    """A file that is never half written; its name ends in `.prom`, or node_exporter passes it over."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def put(self, page: bytes) -> None:
-        """Write it beside, then rename it."""
+        """Write it beside, then rename it; raises OSError."""
         # Not .prom: a reader must not find it.
         descriptor, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
         beside = Path(name)
@@ -82,26 +54,22 @@ class TextFile:
             raise
 
     def remove(self) -> None:
-        """Delete the file, if it is there."""
+        """Delete the file, if it is there; raises OSError."""
         self._path.unlink(missing_ok=True)
 
 
 class Gateway:
-    """A group of a Pushgateway.
-
-    Args:
-        url: `http://HOST:9091/metrics/job/JOB/LABEL/VALUE…`.
-    """
+    """A group of a Pushgateway: `http://HOST:9091/metrics/job/JOB/LABEL/VALUE…`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def put(self, page: bytes) -> None:
-        """Replace the group."""
+        """Replace the group; raises OSError or HTTPException."""
         self._ask("PUT", page)
 
     def remove(self) -> None:
-        """Delete the group."""
+        """Delete the group; raises as `put`."""
         self._ask("DELETE", None)
 
     def _ask(self, method: str, body: bytes | None) -> None:
@@ -112,14 +80,9 @@ class Gateway:
 
 
 class Push:
-    """Reads the page and puts it there, again and again.
+    """Reads the page from an address and puts it there, again and again."""
 
-    Args:
-        source: The page's address.
-        target: Where it goes.
-    """
-
-    def __init__(self, source: str, target: Target) -> None:
+    def __init__(self, source: str, target: TextFile | Gateway) -> None:
         self._source = source
         self._target = target
         self._there = True  # perhaps, of one that was killed
@@ -132,19 +95,17 @@ class Push:
         try:
             with self._opener.open(self._source, timeout=TIMEOUT_SECONDS) as answer:
                 page = answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        except _FAILURES as error:
             self._say(f"{self._source} cannot be read: {error}")
             self.remove()
             return False
-        try:
-            # node_exporter and Pushgateway have such families of themselves, and show one of two series of a name.
-            self._target.put(without(page, b"process_"))
-        except (OSError, http.client.HTTPException) as error:
-            self._say(f"the page cannot be put there: {error}")
-            self._there = True  # the one before
-            self.remove(quiet=True)
-            return False
         self._there = True
+        try:
+            self._target.put(_without_process(page))
+        except _FAILURES as error:
+            self._say(f"the page cannot be put there: {error}")
+            self.remove(quiet=True)  # the one before
+            return False
         self._say(None)
         return True
 
@@ -153,33 +114,24 @@ class Push:
         if self._there:
             try:
                 self._target.remove()
-            except (OSError, http.client.HTTPException) as error:
+                self._there = False
+            except _FAILURES as error:
                 if not quiet:
                     self._say(f"the page cannot be taken away: {error}")
-            else:
-                self._there = False
 
     def _say(self, problem: str | None) -> None:
         """Tell a change of the state."""
         if problem != self._said:
             self._said = problem
-            print(f"exporter push: {problem or 'the page is there again'}", file=sys.stderr, flush=True)
+            say(f"push: {problem or 'the page is there again'}")
 
 
-def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Push until a signal ends it.
-
-    Args:
-        arguments: What follows `push`.
-        environ: The environment.
-
-    Returns:
-        0, and with `--once` 1 when the page could not be put there.
+def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
+    """Push until a signal ends it; gives 0, and with `--once` 1 when the page could not be put there.
 
     Raises:
         ConfigurationError: The command line is wrong.
     """
-    del environ
     parser = Parser(f"{PROGRAM} push", DESCRIPTION)
     parser.add_argument("--from", metavar="URL", default=_FROM, help=f"the page ({_FROM})")
     parser.add_argument("--interval", metavar="DURATION", default="15s", help="between two pushes (15s)")
@@ -189,16 +141,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     flags = vars(parser.parse_flags(arguments))
     seconds = parse_duration_flag("--interval", flags["interval"])
     if seconds < SHORTEST_SECONDS:
-        raise ConfigurationError(
-            [Problem("--interval", None, None, f"must be at least {SHORTEST_SECONDS} s")]
-        )
+        raise mistake("--interval", f"must be at least {SHORTEST_SECONDS} s")
     source = flags["from"]
     if not _is_web(source):
-        raise ConfigurationError([Problem("--from", None, None, f"{source!r} is no http or https address")])
+        raise mistake("--from", f"{source!r} is no http or https address")
     if flags["name"]:
-        source += ("&" if urlsplit(source).query else "?") + urlencode(
-            [("name[]", name) for name in flags["name"]]
-        )
+        names = urlencode([("name[]", name) for name in flags["name"]])
+        source += f"{'&' if urlsplit(source).query else '?'}{names}"
     push = Push(source, target_of(flags["target"]))
     if flags["once"]:
         return 0 if push.step() else 1
@@ -212,34 +161,27 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     return 0
 
 
-def without(page: bytes, beginning: bytes) -> bytes:
-    """A page in plain text, without the families whose names begin so."""
+def _without_process(page: bytes) -> bytes:
+    """The page without `process_*`, which node_exporter and Pushgateway have of themselves, showing one of two series."""
     kept, keeps = [], True
     for line in page.split(b"\n"):
         if line.startswith(b"# "):
-            keeps = not line.split(b" ", 3)[2].startswith(beginning)
+            keeps = not line.split(b" ", 3)[2].startswith(b"process_")
         if keeps or not line:
             kept.append(line)
     return b"\n".join(kept)
 
 
-def target_of(text: str) -> Target:
-    """Tell a Pushgateway's address from a file.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
+def target_of(text: str) -> TextFile | Gateway:
+    """Tell a Pushgateway's address from a file; raises ConfigurationError for what is neither."""
     if _is_web(text):
         if not urlsplit(text).path.startswith("/metrics/job"):
-            message = f"{text!r} names no group; expected http://HOST:9091/metrics/job/JOB"
-            raise ConfigurationError([Problem("target", None, None, message)])
+            raise mistake("target", f"{text!r} names no group; expected http://HOST:9091/metrics/job/JOB")
         return Gateway(text)
     path = Path(text)
     if "://" in text or path.is_dir() or not path.parent.is_dir():
-        message = (
-            f"{text!r} is neither http://HOST:9091/metrics/job/JOB nor a file in a directory that is there"
-        )
-        raise ConfigurationError([Problem("target", None, None, message)])
+        expected = "http://HOST:9091/metrics/job/JOB nor a file in a directory that is there"
+        raise mistake("target", f"{text!r} is neither {expected}")
     return TextFile(path)
 
 

@@ -1,9 +1,9 @@
 """Reload: the configuration in force, and how another takes its place while the sidecar runs.
 
-Used in the sidecar, by SIGHUP on a thread of its own and by POST /-/reload on a server's worker thread; one
-reload at a time. The file is read again together with the flags, which still win. A configuration with any
-problem changes nothing; of a good one, what cannot change in a running process keeps its old value and is told
-once. A file that hangs (a network file system, a pipe) hangs the reload and nothing else.
+Used in the sidecar, by SIGHUP on a thread of its own and by POST /-/reload on a server's worker thread; one at a time.
+The file is read again together with the flags, which still win. A configuration with any problem changes nothing; of
+a good one, what cannot change in a running process keeps its old value and is told once. A file that hangs (a network
+file system, a pipe) hangs the reload and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -47,8 +47,6 @@ class Reloader:
         configuration: The one the process started with.
         read: Gives a new one; raises ConfigurationError.
         apply: Makes the running parts follow from one to the next.
-        changed: Called when `families` has something new, before it is in the log.
-        clock: Unix time.
 
     Attributes:
         current: In force; what needs a restart has the value from the start.
@@ -60,19 +58,15 @@ class Reloader:
         *,
         read: Callable[[], Configuration],
         apply: Callable[[Configuration, Configuration], None],
-        changed: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.current = configuration
         self._read = read
         self._apply = apply
-        self._changed = changed
-        self._clock = clock
         self._lock = threading.Lock()
         self._wanted = threading.Event()
         self._told: dict[str, Any] = {}  # values that wait for a restart
         self._successful = True
-        self._success_time = clock()
+        self._success_time = time.time()
 
     def reload(self) -> None:
         """Read the configuration again and use it.
@@ -85,26 +79,23 @@ class Reloader:
                 wanted = self._read()
             except ConfigurationError as error:
                 self._successful = False
-                self._changed()
                 for problem in error.problems:
                     _log.error("the configuration is wrong", extra={"problem": str(problem)})
                 _log.error(
                     "configuration not reloaded, the old one stays", extra={"problems": len(error.problems)}
                 )
                 raise
-            waiting = dict(_waiting_for_restart(self.current, wanted))
+            effective, waiting = _with_restart_values_of(self.current, wanted)
             for key, value in waiting.items():
                 if key not in self._told or self._told[key] != value:
                     _log.warning(
                         "a changed setting needs a restart, the old value stays", extra={"setting": key}
                     )
             self._told = waiting
-            effective = _with_restart_values_of(self.current, wanted)
             self._successful = False  # should a defect end this half-way
             self._apply(self.current, effective)
             self.current = effective
-            self._successful, self._success_time = True, self._clock()
-            self._changed()
+            self._successful, self._success_time = True, time.time()
             _log.info("configuration reloaded")
 
     def start_listening(self) -> None:
@@ -134,27 +125,21 @@ class Reloader:
         ]
 
 
-def _restart_options() -> Iterator[tuple[str, str]]:
-    """(section, field) of everything that only a restart changes."""
-    for section in options_of(Configuration):
-        if dataclasses.is_dataclass(section.default):
-            for option in options_of(type(section.default)):
-                if option.restart:
-                    yield section.name, option.name
-
-
-def _waiting_for_restart(running: Configuration, wanted: Configuration) -> Iterator[tuple[str, Any]]:
-    for section, name in _restart_options():
-        value = getattr(getattr(wanted, section), name)
-        if value != getattr(getattr(running, section), name):
-            yield f"{section}.{name}", value
-
-
-def _with_restart_values_of(running: Configuration, wanted: Configuration) -> Configuration:
-    kept: dict[str, dict[str, Any]] = {}
-    for section, name in _restart_options():
-        kept.setdefault(section, {})[name] = getattr(getattr(running, section), name)
-    changes: dict[str, Any] = {
-        section: dataclasses.replace(getattr(wanted, section), **values) for section, values in kept.items()
-    }
-    return dataclasses.replace(wanted, **changes)
+def _with_restart_values_of(
+    running: Configuration, wanted: Configuration
+) -> tuple[Configuration, dict[str, Any]]:
+    """The wanted configuration with what only a restart changes as it is; and those values as they were wanted."""
+    waiting: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
+    for section in options_of(Configuration, wanted):
+        if dataclasses.is_dataclass(section.default) and not isinstance(section.default, type):
+            old = getattr(running, section.name)
+            names = [option.name for option in options_of(type(section.default)) if option.restart]
+            changes[section.name] = dataclasses.replace(
+                section.default, **{name: getattr(old, name) for name in names}
+            )
+            for name in names:
+                value = getattr(section.default, name)
+                if value != getattr(old, name):
+                    waiting[f"{section.name}.{name}"] = value
+    return dataclasses.replace(wanted, **changes), waiting

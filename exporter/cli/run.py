@@ -1,11 +1,8 @@
 """`training-exporter run [flags] COMMAND ARG...`: a training job with the exporter beside it.
 
-Stands where the job stood: in the shell, the container, the batch script, torchrun's command line. The job is started
-first and waits for nothing; the sidecar is started apart, joined where one serves the feed directory already, and
-started again when it dies. Signals that reach `run` alone are passed on to the job, those that reached the whole
-process group are not, since the job has them. `run` ends as the job has ended: by its signal, or with its status.
-
-No threads: signals are blocked and taken one at a time, so that nothing happens between two lines.
+Stands where the job stood, and ends as the job ends: by its signal, or with its status. The job is started first and
+waits for nothing; the sidecar is started apart, joined where one serves the feed directory already, and started again
+when it dies. No threads: signals are blocked and taken one at a time, so that nothing happens between two lines.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,15 +21,18 @@ from exporter.cli import processes
 from exporter.cli.flags import (
     DEFAULT_ADDRESS,
     FEED_DIRECTORY_VARIABLE,
+    FLAGS,
     PROGRAM,
     Parser,
     add_flags,
+    mistake,
     parse_duration_flag,
+    say,
+    value_of,
 )
-from exporter.cli.processes import say
-from exporter.cli.sidecar_process import LINGER_FLAG, NAME_FLAG, SidecarProcess, sidecar_command
+from exporter.cli.sidecar_process import SidecarProcess, sidecar_command
 from exporter.cli.signal_probe import SETTLE_SECONDS, SignalProbe
-from exporter.errors import ConfigurationError, FeedError, Problem
+from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
 from exporter.feed.runs import Job, Registration
@@ -63,7 +63,6 @@ Runs COMMAND with the exporter beside it, and ends as COMMAND ends: by its signa
     {PROGRAM} run --run.name=llama-7b torchrun --nproc-per-node 8 train.py
 """
 USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
-DEFAULT_LINGER = "30s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +91,9 @@ class Plan:
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run a command line.
+    """Run a command line; gives the job's exit status.
 
-    Args:
-        arguments: What follows `run`.
-        environ: The environment, for the job too.
-
-    Returns:
-        The job's exit status; not for a job that has died by a signal, which ends this process too.
+    Not for a job that has died by a signal, which ends this process too.
 
     Raises:
         ConfigurationError: The flags or the configuration file are wrong; nothing was started.
@@ -112,37 +106,31 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Answer all questions that a command line leaves open.
-
-    Raises:
-        ConfigurationError: As for `main`.
-    """
+    """Answer all questions that a command line leaves open; raises as `main`."""
     parser = Parser(f"{PROGRAM} run", DESCRIPTION)
     parser.usage = USAGE
     add_flags(parser)
     own = parser.add_argument_group("run")
     own.add_argument(
-        NAME_FLAG,
+        "--run.name",
         metavar="NAME",
         help="the run's name, under which it goes on after a restart (default $EXPORTER_RUN, Slurm's job id, else a "
         "new name for each launch, such as train-20261122-1721-3f)",
     )
     own.add_argument(
-        LINGER_FLAG,
+        "--run.linger",
         metavar="DURATION",
-        default=DEFAULT_LINGER,
+        default="30s",
         help="how long to wait at most, after the job, for the next scrape of a scraper that comes regularly "
-        f"(default {DEFAULT_LINGER}; {ASKED_TO_END_SECONDS:g} s after SIGTERM or Ctrl-C)",
+        f"(default 30s; {ASKED_TO_END_SECONDS:g} s after SIGTERM or Ctrl-C)",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ARG...", help="the job")
     given = parser.parse_flags(arguments)
-    flags = tuple(arguments[: len(arguments) - len(given.command)])
     command = tuple(given.command[1:] if given.command[:1] == ["--"] else given.command)
-    flags = flags[:-1] if flags[-1:] == ("--",) else flags  # depends on Python's release
     if not command:
-        raise ConfigurationError([Problem("command line", None, None, f"no command is given: {USAGE}")])
-    linger_seconds = parse_duration_flag(LINGER_FLAG, vars(given)["run.linger"])
-    directory, address, tls = _settings(given, environ)
+        raise mistake("command line", f"no command is given: {USAGE}")
+    linger_seconds = parse_duration_flag("--run.linger", value_of(given, "--run.linger"))
+    directory, page = _directory_and_page(given, environ)
     feed_directory = (directory or default_directory(own_uid())).absolute()
     environment = {
         "EXPORTER_AUTO": "1",
@@ -150,40 +138,34 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         FEED_DIRECTORY_VARIABLE: str(feed_directory),
         LAUNCH: launch_name(script_of(command), time.time()),
     }
-    if vars(given)["run.name"] is not None:
-        environment["EXPORTER_RUN"] = vars(given)["run.name"]
-    name = environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or environment[LAUNCH]
+    if value_of(given, "--run.name") is not None:
+        environment["EXPORTER_RUN"] = value_of(given, "--run.name")
     return Plan(
         command=command,
         environment=environment,
-        sidecar=sidecar_command(flags, vars(given), linger_seconds=linger_seconds),
+        sidecar=sidecar_command(given, linger_seconds),
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
-        run=name,
-        page=_page(address, tls=tls),
+        run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or environment[LAUNCH],
+        page=page,
         watched=environ.get("EXPORTER_DISABLED") != "1",
     )
 
 
-def _settings(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Path | None, str, bool]:
-    """The feed directory, the first address and whether it has TLS; everything is checked that was given."""
-    chosen = {name for name, value in vars(given).items() if value is not None} - {"run.name", "run.linger"}
-    if chosen <= {"command"}:
-        # The job is not kept waiting for the import of all that could be configured.
-        directory = environ.get(FEED_DIRECTORY_VARIABLE)
-        return (Path(directory) if directory else None), DEFAULT_ADDRESS, False
-    from exporter.cli.resolve import resolve  # noqa: PLC0415  # as said above
+def _directory_and_page(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Path | None, str]:
+    """The feed directory, and where a person on this machine finds the page ("" for a port of the kernel's choice)."""
+    variable = environ.get(FEED_DIRECTORY_VARIABLE)
+    directory, address, scheme = Path(variable) if variable else None, DEFAULT_ADDRESS, "http"
+    if any(value_of(given, flag) is not None for flag in FLAGS):
+        # Only then, since the job would be kept waiting for the import of all that could be configured.
+        from exporter.cli.resolve import resolve  # noqa: PLC0415
 
-    configuration = resolve(given, environ)
-    web = configuration.web
-    return configuration.feed.dir, web.listen_address[0], web.config_file is not None
-
-
-def _page(address: str, *, tls: bool) -> str:
-    """Where a person on this machine finds the status page; "" where the kernel is to choose the port."""
+        configuration = resolve(given, environ)
+        directory, web = configuration.feed.dir, configuration.web
+        address, scheme = web.listen_address[0], "http" if web.config_file is None else "https"
     host, _, port = address.rpartition(":")
     name = host if host not in {"", "0.0.0.0", "[::]"} else "localhost"  # compared
-    return "" if port == "0" else f"http{'s' if tls else ''}://{name}:{port}/"
+    return directory, "" if port == "0" else f"{scheme}://{name}:{port}/"
 
 
 def as_given(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Mapping[str, str]:
@@ -198,25 +180,24 @@ def as_given(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Mapping[
 
 
 def supervise(plan: Plan) -> int:
-    """Run the job to its end.
-
-    Returns:
-        The exit status that a shell would report for the job; not for one that has died by a signal.
-    """
+    """Run the job to its end; gives its exit status as `main` does."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
     # Ignored by inheritance, it would let the kernel throw away the job's exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    probe = _start_probe()
+    probe = None
+    with contextlib.suppress(OSError):  # no further process is allowed: signals are told apart less well
+        probe = SignalProbe()
     registration = _register(plan) if plan.watched else None
     started = time.time()
-    pid = processes.start_job(plan.command, environment=plan.environment, mask=mask)
-    if isinstance(pid, processes.NotStarted):
-        say(pid.message)
+    try:
+        pid = processes.start_job(plan.command, environment=plan.environment, mask=mask)
+    except processes.NotStartedError as error:
+        say(str(error))
         if probe is not None:
             probe.end()
         if registration is not None:
             registration.release()
-        return pid.status
+        return error.status
     job = Job(pid, plan.run, started)
     supervision = Supervision(plan, job, probe=probe, registration=registration, mask=mask)
     wait_status = supervision.wait_for_job()
@@ -236,7 +217,6 @@ class Supervision:
         probe: None where none could be made.
         registration: None where there is to be no sidecar.
         mask: Signals that our own programs are started with.
-        monotonic: Seconds.
     """
 
     def __init__(
@@ -247,24 +227,19 @@ class Supervision:
         probe: SignalProbe | None,
         registration: Registration | None,
         mask: Collection[int],
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
         self._job = job
         self._probe = probe
         self._registration = registration
         self._mask = mask
-        self._monotonic = monotonic
         self._sidecar: SidecarProcess | None = None
         self._ask_at: float | None = None
         if registration is not None:
             registration.tell_job(job)
-            self._sidecar = SidecarProcess(
-                start=lambda: processes.start_own(plan.sidecar, mask=mask),
-                owned=lambda: runs.owner(plan.feed_directory) is not None,
-                say=say,
-            )
-            self._ask_at = monotonic() + runs.SILENT_SECONDS
+            owned = lambda: runs.owner(plan.feed_directory) is not None  # noqa: E731  (it is a value)
+            self._sidecar = SidecarProcess(plan.sidecar, mask=mask, owned=owned)
+            self._ask_at = time.monotonic() + runs.SILENT_SECONDS
             say(f"run {plan.run}" + (f", see {plan.page}" if plan.page else ""))
         self._wait_status: int | None = None
         self._asked_to_end = False
@@ -298,25 +273,23 @@ class Supervision:
         time.sleep(SETTLE_SECONDS)
         while (info := signal.sigtimedwait(TAKEN - {signal.SIGCHLD}, 0)) is not None:
             self._asked_to_end = self._asked_to_end or info.si_signo in ENDING
-        began = self._monotonic()
+        began = time.monotonic()
         most = max(self._plan.linger_seconds, KILL_SECONDS)
         kill = began + (min(most, ASKED_TO_END_SECONDS) if self._asked_to_end else most + KILL_SECONDS)
         asked = told = False
         joined = None if self._sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
-        while self._sidecar_lives(joined):
-            if runs.any_active(self._plan.feed_directory):
-                return
-            now = self._monotonic()
+        while self._sidecar_lives(joined) and not runs.any_active(self._plan.feed_directory):
+            now = time.monotonic()
             if now >= kill - KILL_SECONDS and joined is not None:
                 return  # another run's child, with a lingering of its own
             if now >= kill + POLL_SECONDS:
                 # It waits in the kernel, for a filesystem that does not answer; the job's status must not.
                 say("the sidecar cannot be ended: it is left behind")
                 return
-            if now >= kill:
-                self._signal_sidecar(signal.SIGKILL)
-            elif now >= kill - KILL_SECONDS and not asked:
-                self._signal_sidecar(signal.SIGTERM)
+            if self._sidecar.pid is not None and now >= kill:
+                processes.signal_if_alive(self._sidecar.pid, signal.SIGKILL)
+            elif self._sidecar.pid is not None and now >= kill - KILL_SECONDS and not asked:
+                processes.signal_if_alive(self._sidecar.pid, signal.SIGTERM)
                 asked = True
             elif now >= began + QUIET_SECONDS and not told and not asked:
                 say(f"the job has ended; waiting {most:.0f} s at most for the next scrape, Ctrl-C ends that")
@@ -328,24 +301,19 @@ class Supervision:
                 _stop_self(info.si_signo)
 
     def _wait_seconds(self) -> float:
-        waits = [LONG_SECONDS]
-        if self._sidecar is not None and (seconds := self._sidecar.wait_seconds()) is not None:
-            waits.append(seconds)
-        if self._ask_at is not None:
-            waits.append(max(0.0, self._ask_at - self._monotonic()))
-        return min(waits)
+        idle = None if self._sidecar is None else self._sidecar.wait_seconds()
+        ask = LONG_SECONDS if self._ask_at is None else max(0.0, self._ask_at - time.monotonic())
+        return ask if idle is None else min(ask, idle)
 
     def _ask_why_silent(self) -> None:
         """Have it found out, once, why a job that has run for a while has recorded nothing, if it has not."""
-        if self._ask_at is None or self._monotonic() < self._ask_at or self._registration is None:
+        if self._ask_at is None or time.monotonic() < self._ask_at or self._registration is None:
             return
         self._ask_at = None
         asked = (self._job.pid, self._plan.feed_directory, self._job.run, self._job.started)
-        command = [
-            *processes.own_command("-m", "exporter.cli.silence"),
-            *map(str, asked),
-            self._registration.job_file,
-        ]
+        command = processes.own_command(
+            "-m", "exporter.cli.silence", *map(str, asked), self._registration.job_file
+        )
         with contextlib.suppress(OSError, NotImplementedError):
             processes.start_own(command, mask=self._mask)
 
@@ -355,43 +323,31 @@ class Supervision:
             return runs.owner(self._plan.feed_directory) == joined
         return self._sidecar is not None and self._sidecar.pid is not None
 
-    def _signal_sidecar(self, number: signal.Signals) -> None:
-        # It is our child and not yet reaped: its process id cannot have been given to another.
-        if self._sidecar is not None and self._sidecar.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._sidecar.pid, number)
-
     def _reap(self) -> None:
         """Take every ended child: the job, the sidecar, the probe, and as process 1 any orphan."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self._job.pid and (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
-                self._job_stopped = os.WIFSTOPPED(status)
-            elif os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                continue
-            elif pid == self._job.pid:
-                self._wait_status = status
-            elif self._sidecar is not None and pid == self._sidecar.pid:
-                self._sidecar.ended(status)
-            elif self._probe is not None and pid == self._probe.pid:
-                self._probe.close()
-                self._probe = None
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+                pid, status = ended
+                if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                    if pid == self._job.pid:
+                        self._job_stopped = os.WIFSTOPPED(status)
+                elif pid == self._job.pid:
+                    self._wait_status = status
+                elif self._sidecar is not None and pid == self._sidecar.pid:
+                    self._sidecar.ended(status)
+                elif self._probe is not None and pid == self._probe.pid:
+                    self._probe.close()
+                    self._probe = None
 
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         """Give the job a signal that did not reach it."""
         number = info.si_signo
         self._asked_to_end = self._asked_to_end or number in ENDING
         if number in STOPPING:
-            self._stop_signal, self._stop_asked = number, self._monotonic()
+            self._stop_signal, self._stop_asked = number, time.monotonic()
         if not self._has_reached_job(info):
-            # PermissionError: the job has become another user.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self._job.pid, number)
+            with contextlib.suppress(PermissionError):  # the job has become another user
+                processes.signal_if_alive(self._job.pid, number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
         seen = None if self._probe is None else self._probe.has_seen(info)
@@ -408,7 +364,7 @@ class Supervision:
 
     def _stop_with_job(self) -> None:
         """Ctrl-Z: stop when the job has, so that the shell sees its child stop; and only then."""
-        recent = self._monotonic() - self._stop_asked < STOP_FOLLOWS_SECONDS
+        recent = time.monotonic() - self._stop_asked < STOP_FOLLOWS_SECONDS
         if self._job_stopped and recent and self._wait_status is None:
             self._stop_asked = -LONG_SECONDS
             _stop_self(self._stop_signal)
@@ -429,11 +385,4 @@ def _register(plan: Plan) -> Registration | None:
         return runs.register(plan.feed_directory)
     except (OSError, FeedError) as error:
         say(f"the job runs without metrics: {error}")
-        return None
-
-
-def _start_probe() -> SignalProbe | None:
-    try:
-        return SignalProbe()
-    except OSError:  # no further process is allowed: signals are told apart less well
         return None

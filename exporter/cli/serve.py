@@ -1,13 +1,8 @@
 """The sidecar, put together: this is where its stages meet, and the only place that knows them all.
 
-Runs in the sidecar. The configuration comes in; metrics go out over HTTP, `overrides.json` and the ledger's
-state into their directories. The main thread waits for signals; the scheduler's threads collect, the server's
-answer. When the job dies, the sidecar goes on; when the sidecar dies, the job does not notice, and the next
-sidecar continues the totals from the state.
-
-The port is bound before anything else is touched, so that a second exporter on it changes nothing. A sidecar
-that a `run` has started does it the other way round: it asks first whether another one serves the directory,
-because then the port belongs to that one rightly.
+Runs in the sidecar. The configuration comes in; metrics go out over HTTP, `overrides.json` and the ledger's state into
+their directories. The main thread waits for signals; the scheduler's threads collect, the server's answer. When the
+job dies, the sidecar goes on; when the sidecar dies, the job does not notice, and the next one continues the totals.
 """
 
 from __future__ import annotations
@@ -20,28 +15,30 @@ import os
 import platform
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
 from exporter.cli.configuration import Configuration
-from exporter.cli.job_wiring import PROCESS_MEMORY, PROCESSES, Wiring
-from exporter.cli.lingering import Lingering
+from exporter.cli.flags import JOINED
+from exporter.cli.launches import SILENT_INTERVAL_SECONDS, Lingering, SilentJobs
 from exporter.cli.logs import Logs, stderr_descriptor
-from exporter.cli.recording_rules import RecordingRules
 from exporter.cli.reload import Reloader
-from exporter.cli.schedule import FEED, Schedule
 from exporter.cli.schema import render
 from exporter.cli.signals import ENDING, Signals
-from exporter.cli.silent_jobs import INTERVAL_SECONDS as SILENT_INTERVAL_SECONDS
-from exporter.cli.silent_jobs import SilentJobs
+from exporter.cli.wiring import FEED, Wiring
+from exporter.collectors.processes.collector import ProcessCollector
+from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.scheduler import Scheduler
-from exporter.errors import StateError
+from exporter.errors import FeedError, StateError
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid, prepare_directory
+from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.goodput.sessions import Sessions
@@ -54,9 +51,6 @@ from exporter.status.view import About, view
 from exporter.version import __version__
 from exporter.web.routes import Document
 from exporter.web.server import Server
-
-JOINED = 3
-"""Exit status of a sidecar that a `run` has started where another one serves already."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,22 +78,30 @@ def serve(
         FeedDirectoryError: The feed directory cannot be used.
         StateError: The state directory cannot be used.
     """
-    _use_one_arena()
+    # All threads share one arena of glibc's malloc: by default each of the first ones gets its own, and what one has
+    # freed is of no use to the others: 4 of 48 MiB. Source: mallopt(3), M_ARENA_MAX.
+    with contextlib.suppress(AttributeError, OSError):  # musl
+        ctypes.CDLL(None).mallopt(-8, 1)
     signals = Signals()
     logs = Logs(level=configuration.log.level, form=configuration.log.format, descriptor=stderr_descriptor())
     logs.install()
     try:
         sidecar = Sidecar(configuration, read=read, logs=logs)
-        if linger_seconds is not None and not sidecar.own_feed():
-            _log.debug("another sidecar serves this feed directory")
-            return JOINED
         lingering = None
         if linger_seconds is not None:
+            # Asked before the port is bound, which is the other sidecar's rightly.
+            if not sidecar.own_feed():
+                _log.debug("another sidecar serves this feed directory")
+                return JOINED
             active = lambda: runs.any_active(sidecar.feed_directory)  # noqa: E731  (it is a value, not a definition)
             lingering = Lingering(sidecar, active=active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
-            _settle_memory()
+            # What has been loaded is kept out of the garbage collector's sight. Each pass over a feed replaces
+            # thousands of objects, none of them part of a cycle; looking for cycles took a fifth of all time.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(10_000, 20, 20)
             _tell_what_started()
             _wait_for_the_end(sidecar, signals, lingering)
         finally:
@@ -108,28 +110,7 @@ def serve(
         _log.info("ended")
         return 0
     finally:
-        logs.close()
-
-
-def _use_one_arena() -> None:
-    """Let all threads share one arena of glibc's malloc; does nothing where there is another malloc.
-
-    By default each of the first threads gets its own, and what one has freed is of no use to the others: 4 of 48 MiB.
-    Source: mallopt(3), M_ARENA_MAX.
-    """
-    with contextlib.suppress(AttributeError, OSError):  # musl
-        ctypes.CDLL(None).mallopt(-8, 1)
-
-
-def _settle_memory() -> None:
-    """Keep what has been loaded out of the garbage collector's sight, and let it look less often.
-
-    Each pass over a feed replaces thousands of objects, none of them part of a cycle; looking for cycles among
-    them took a fifth of the sidecar's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+        logs.finish()
 
 
 def _tell_what_started() -> None:
@@ -141,8 +122,7 @@ def _tell_what_started() -> None:
 
 def _wait_for_the_end(sidecar: Sidecar, signals: Signals, lingering: Lingering | None) -> None:
     while True:
-        timeout = None if lingering is None else lingering.wait_seconds()
-        number = signals.wait(timeout)
+        number = signals.wait(None if lingering is None else lingering.wait_seconds())
         if number in ENDING:
             _log.info("ending", extra={"signal": signal.Signals(number).name})
             return
@@ -155,42 +135,64 @@ def _wait_for_the_end(sidecar: Sidecar, signals: Signals, lingering: Lingering |
             return
 
 
+class RecordingRules:
+    """The configuration's rules for training processes, handed over in `overrides.json`; from any thread."""
+
+    def __init__(self, rules: Sequence[Mapping[str, object]], reader: FeedReader, directory: Path) -> None:
+        self._reader = reader
+        self._directory = directory
+        self._lock = threading.Lock()  # guards the next three
+        self._rules = rules
+        self._handed_over = False
+        self._failed = False
+
+    def replace(self, rules: Sequence[Mapping[str, object]]) -> None:
+        """Hand others over from now on."""
+        with self._lock:
+            self._rules, self._handed_over = rules, False
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Write them, once this sidecar owns the directory.
+
+        To be called again after every pass over the feed: ownership may come and go, and a full disk may recover.
+        """
+        with self._lock:
+            if not self._reader.owns:
+                self._handed_over = False
+            elif not self._handed_over:
+                try:
+                    write_overrides(self._directory, self._rules)
+                    self._handed_over, self._failed = True, False
+                except FeedError as error:
+                    if not self._failed:
+                        _log.warning(
+                            "recording rules do not reach the training processes", extra={"error": error}
+                        )
+                    self._failed = True
+
+
 class Sidecar:
     """All parts of the sidecar, and what the web server asks of them.
 
-    Args:
-        configuration: What to begin with.
-        read: Gives the configuration anew.
-        logs: Installed already.
-        clock: Unix time.
-
     Attributes:
         feed_directory: Where training processes hand over what they record.
+        feed_passes: Passes over the feed that were published.
     """
 
     def __init__(
-        self,
-        configuration: Configuration,
-        *,
-        read: Callable[[], Configuration],
-        logs: Logs,
-        clock: Callable[[], float] = time.time,
+        self, configuration: Configuration, *, read: Callable[[], Configuration], logs: Logs
     ) -> None:
         self._logs = logs
-        self._clock = clock
-        self._started = clock()
+        self._started = time.time()
         self.feed_directory = (configuration.feed.dir or default_directory(own_uid())).absolute()
+        self.feed_passes = 0
         self._trusted = is_trusted(self.feed_directory, own_uid())
         self._page = Page(max_series=configuration.exposition.max_series)
-        self._reloader = Reloader(
-            configuration, read=read, apply=self._apply, changed=lambda: None, clock=clock
-        )
-        self._feed_passes = 0
+        self._reloader = Reloader(configuration, read=read, apply=self._apply)
         self._history = History()
         self._scheduler = Scheduler(
-            publish=self._publish,
-            withdraw=self._page.withdraw,
-            unwatched=self._seconds_unwatched,
+            publish=self._publish, withdraw=self._page.withdraw, unwatched=self._seconds_unwatched
         )
         self._server = Server(
             self,
@@ -203,45 +205,34 @@ class Sidecar:
         self._reader = FeedReader(self.feed_directory, max_bytes=configuration.feed.max_file_size)
         # Two sidecars of one host may share a state directory, each with a feed directory of its own.
         keeper = f"{socket.gethostname()}:{self.feed_directory}"
-        self._state = StateStore(configuration.state.dir or self.feed_directory, keeper=keeper)
+        state = StateStore(configuration.state.dir or self.feed_directory, keeper=keeper)
+        shared, linger_seconds = configuration.state.dir is not None, configuration.feed.linger
         self._jobs = JobCollector(
             self._reader,
-            self._state,
+            state,
             stale_after_seconds=configuration.feed.stale_after,
-            linger_seconds=configuration.feed.linger,
+            linger_seconds=linger_seconds,
             directory=self.feed_directory,
-            sessions=Sessions(
-                self._state,
-                linger_seconds=configuration.feed.linger,
-                shared=configuration.state.dir is not None,
-            ),
+            sessions=Sessions(state, linger_seconds=linger_seconds, shared=shared),
         )
         self._wiring = Wiring(
-            configuration, jobs=self._jobs, state=self._state, feed_directory=self.feed_directory
+            configuration, self._scheduler, jobs=self._jobs, state=state, feed_directory=self.feed_directory
         )
-        self._silent = SilentJobs(self.feed_directory, self._recording_runs)
+        recording = lambda: {each.process.run for each in self._jobs.processes or ()}  # noqa: E731  (as above)
+        self._silent = SilentJobs(self.feed_directory, recording)
         self._rules = RecordingRules(configuration.overrides(), self._reader, self.feed_directory)
-        self._schedule = Schedule(self._scheduler, self._wiring, self._jobs)
 
     # Life ----------------------------------------------------------------------------------------------
 
     def own_feed(self) -> bool:
-        """Become the owner of the feed directory unless another sidecar is.
-
-        Raises:
-            FeedDirectoryError: It cannot be used.
-        """
+        """Become the owner of the feed directory unless another sidecar is; raises FeedDirectoryError."""
         self._prepare_feed()
         return self._reader.acquire_ownership() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
-        """Prepare the feed directory and bind the addresses, then begin to collect.
+        """Prepare the feed directory and bind the addresses, then begin to collect; raises as `serve`.
 
-        Raises:
-            ConfigurationError: As `serve`.
-            ListenError: As `serve`.
-            FeedDirectoryError: As `serve`.
-            StateError: As `serve`.
+        The port is bound before anything else is touched, so that a second exporter on it changes nothing.
         """
         self._page.watch("exporter.collectors", self._scheduler.families)
         self._page.watch("exporter.configuration", self._reloader.families)
@@ -252,7 +243,7 @@ class Sidecar:
         self._server.start()
         self._reader.acquire_ownership()
         self._rules.hand_over()
-        self._schedule.begin(self._reloader.current)
+        self._wiring.begin(self._reloader.current)
         self._scheduler.add(
             self._silent, interval_seconds=SILENT_INTERVAL_SECONDS, deadline_seconds=SILENT_INTERVAL_SECONDS
         )
@@ -279,7 +270,7 @@ class Sidecar:
     def _prepare_feed(self) -> None:
         prepare_directory(self.feed_directory, trusted=self._trusted, uid=own_uid())
 
-    # What changes with the configuration ---------------------------------------------------------------
+    # What changes while it runs -------------------------------------------------------------------------
 
     def reload_soon(self) -> None:
         """Reload for a signal, whose sender learns of problems from the log."""
@@ -288,28 +279,19 @@ class Sidecar:
     def _apply(self, old: Configuration, new: Configuration) -> None:
         if new.log != old.log:
             self._logs.configure(level=new.log.level, form=new.log.format)
-        self._schedule.change(old, new)
-        if new.goodput != old.goodput:
-            self._wiring.configure_goodput(new.goodput)
+        self._wiring.change(old, new)
         if new.overrides() != old.overrides():
             self._rules.replace(new.overrides())
 
     def toggle_gpus(self) -> None:
         """Let go of NVML for a signal, so that a driver can be unloaded or a GPU be reset; or take it again."""
-        gpus = self._wiring.gpu
+        gpus, about = self._wiring.gpu, {"signal": "SIGUSR1"}
         if gpus is None:
-            _log.warning("no GPUs are watched: nothing to let go of", extra={"signal": "SIGUSR1"})
+            _log.warning("no GPUs are watched: nothing to let go of", extra=about)
         elif gpus.toggle():
-            _log.info("NVML is let go of; send the signal again to take it back", extra={"signal": "SIGUSR1"})
+            _log.info("NVML is let go of; send the signal again to take it back", extra=about)
         else:
-            _log.info("NVML is taken again", extra={"signal": "SIGUSR1"})
-
-    # What the last run needs to know --------------------------------------------------------------------
-
-    @property
-    def feed_passes(self) -> int:
-        """Passes over the feed that were published."""
-        return self._feed_passes
+            _log.info("NVML is taken again", extra=about)
 
     def next_expected_scrape(self) -> float | None:
         """When a regular scraper is due, monotonic seconds; None without one."""
@@ -326,21 +308,18 @@ class Sidecar:
     def _publish(self, name: str, families: Sequence[Metric]) -> None:
         self._page.publish(name, families)
         if name == FEED:
-            self._feed_passes += 1
+            self.feed_passes += 1
             self._rules.hand_over()
             if self._history.is_due(now := time.monotonic()):
                 self._history.note(now, Readings(self._page.offered()))
-        elif name == PROCESSES and self._wiring.job_came():
-            self._scheduler.run_soon(PROCESS_MEMORY)  # which has a slow interval
+        elif name == ProcessCollector.name and self._wiring.job_came():
+            self._scheduler.run_soon(ProcessMemoryCollector.name)  # which has a slow interval
 
     # What the web server asks for -----------------------------------------------------------------------
 
     def metrics(self, form: Format, names: frozenset[str]) -> bytes:
         """The page."""
         return self._page.render(form, names)
-
-    def _recording_runs(self) -> set[str]:
-        return {each.process.run for each in self._jobs.processes or ()}
 
     def not_ready(self) -> str | None:
         """Why a scrape would be wrong now: totals without their past would step back."""
@@ -357,7 +336,7 @@ class Sidecar:
             version=__version__,
             node=socket.gethostname(),
             started=self._started,
-            now=self._clock(),
+            now=time.time(),
             feed_directory=str(self.feed_directory),
             telemetry_path=self._reloader.current.web.telemetry_path,
             not_ready=self.not_ready(),
@@ -367,11 +346,7 @@ class Sidecar:
         return Document(render_status(seen), policy())
 
     def reload(self) -> None:
-        """Read the configuration again and use it.
-
-        Raises:
-            ConfigurationError: It is wrong; the old one stays.
-        """
+        """Read the configuration again and use it; raises ConfigurationError, and the old one stays."""
         self._reloader.reload()
 
     def configuration(self) -> str:

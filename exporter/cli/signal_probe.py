@@ -1,15 +1,10 @@
 """A signal probe: tells whether a signal reached the whole process group or `run` alone.
 
-A tiny process in the job's process group, started by `run` before the job, with every signal blocked. A signal
-sent to the group (a terminal's Ctrl-C, `kill %1`, `timeout`, a batch system) becomes pending in it; one sent
-to `run` alone does not. The kernel offers no other way to tell the two apart: sender and `si_code` are the
-same for `kill PID` and `kill -PGID`. Passing on what the job already has would deliver it twice, and a second
-SIGTERM or SIGINT commonly means "stop saving, end now".
-
-In comes one byte for each question, out go the signals that became pending since the last one. One thread, no
-file. It has a command line and a name of its own, so that `pkill -f "exporter run"` does not mean it too. When
-`run` dies, even by SIGKILL, its end of the pipe closes and the probe ends; when the probe dies `run` falls back to the
-signal's `si_code`.
+A tiny process in the job's process group, started by `run` before the job, with every signal blocked. A signal sent
+to the group (a terminal's Ctrl-C, `timeout`, a batch system) becomes pending in it; one sent to `run` alone does not.
+The kernel offers no other way to tell: sender and `si_code` are the same for `kill PID` and `kill -PGID`, and a second
+SIGTERM or SIGINT, passed on to a job that has it, commonly means "stop saving, end now". The probe ends with `run`,
+whose end of a pipe closes; when the probe dies, `run` falls back to the signal's `si_code`.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ import signal
 import struct
 import sys
 import time
-from typing import NamedTuple
 
 from exporter.cli.processes import IGNORED_BY_PYTHON, closing_all_but, passable_environment
 
@@ -31,10 +25,12 @@ SETTLE_SECONDS = 0.02
 ANSWER_SECONDS = 5.0
 
 _ENTRY = struct.Struct("@iii")
+"""Number, `si_code` and sender of a signal; two signals with all three the same count as one that was sent to both."""
 _MAX_ENTRIES = 100
 """In an answer; the rest comes with the next one, and a pipe takes this many at once."""
 
-# The blocked signals are inherited; standard input and output are the pipes.
+# A byte for each question comes in, the signals since the last one go out. The blocked signals are inherited. It has a
+# name of its own, so that `pkill -f "exporter run"` does not mean it too.
 _PROGRAM = f"""
 import os, signal, struct
 with open("/proc/self/comm", "w") as name:
@@ -48,36 +44,13 @@ while os.read(0, 1):
 """
 
 
-class Sent(NamedTuple):
-    """A signal as its receiver sees it.
-
-    Attributes:
-        number: Which.
-        code: `si_code`: by whom, in kinds.
-        pid: The sender's process; 0 for the kernel.
-    """
-
-    number: int
-    code: int
-    pid: int
-
-    @classmethod
-    def of(cls, info: signal.struct_siginfo) -> Sent:
-        """What `sigwaitinfo` has returned."""
-        return cls(info.si_signo, info.si_code, info.si_pid)
-
-
 class SignalProbe:
-    """The side of `run`.
-
-    Raises:
-        OSError: No further process can be started.
-    """
+    """The side of `run`; raises OSError where no further process can be started."""
 
     def __init__(self) -> None:
         questions, self._questions = _pipe()
         self._answers, answers = _pipe()
-        self._seen: list[Sent] = []  # of signals that `run` has yet to take
+        self._seen: list[tuple[int, ...]] = []  # of signals that `run` has yet to take
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
@@ -98,33 +71,27 @@ class SignalProbe:
             os.close(answers)
 
     def has_seen(self, info: signal.struct_siginfo) -> bool | None:
-        """Whether the process group got a signal that this process has just taken.
+        """Whether the process group got a signal that this process has just taken; None without an answer.
 
         More of the same number that came meanwhile are taken too and make one with it, as the kernel would have
         made of them: `timeout` signals its child, then the group.
-
-        Returns:
-            None when the probe does not answer.
         """
         number = info.si_signo
         time.sleep(SETTLE_SECONDS)
-        taken = [Sent.of(info)]
-        while True:
-            seen = self._ask_once()
-            if seen is None:
-                return None
-            self._seen += seen
+        taken = []
+        more: signal.struct_siginfo | None = info
+        while more is not None:
+            taken.append((more.si_signo, more.si_code, more.si_pid))
             # Asked again for each that was taken, so that nothing stays behind in the probe, to be mistaken
             # for a signal to come.
+            if not self._ask():
+                return None
             more = None if number >= signal.SIGRTMIN else signal.sigtimedwait({number}, 0)
-            if more is None:
-                break
-            taken.append(Sent.of(more))
         reached = any(sent in self._seen for sent in taken)
         if reached and number >= signal.SIGRTMIN:
             self._seen.remove(taken[0])
         to_come = signal.sigpending()
-        self._seen = [sent for sent in self._seen if sent.number in to_come]
+        self._seen = [sent for sent in self._seen if sent[0] in to_come]
         return reached
 
     def end(self) -> None:
@@ -138,23 +105,21 @@ class SignalProbe:
         os.close(self._questions)
         os.close(self._answers)
 
-    def _ask_once(self) -> list[Sent] | None:
-        """All that became pending in it since the last question."""
-        seen: list[Sent] = []
+    def _ask(self) -> bool:
+        """Take note of all that became pending in it since the last question; false when it does not answer."""
         while True:
             try:
                 os.write(self._questions, b"?")
-                if not select.select([self._answers], [], [], ANSWER_SECONDS)[0]:
-                    return None
-                head = os.read(self._answers, 1)
+                answers, _, _ = select.select([self._answers], [], [], ANSWER_SECONDS)
+                head = os.read(self._answers, 1) if answers else b""
                 if not head:
-                    return None
+                    return False
                 body = os.read(self._answers, head[0] * _ENTRY.size) if head[0] else b""
             except OSError:  # it was killed: EPIPE
-                return None
-            seen += [Sent(*entry) for entry in _ENTRY.iter_unpack(body)]
+                return False
+            self._seen += _ENTRY.iter_unpack(body)
             if head[0] < _MAX_ENTRIES:
-                return seen
+                return True
 
 
 def _pipe() -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Signals as values: SIGTERM, SIGINT, SIGHUP and SIGUSR1, for a main thread that waits for them.
 
-Used in the sidecar, on its main thread. Python runs a handler on the main thread, when that comes back to Python;
-a signal that comes after the last look and before the system call in which it waits would lie there unseen, for
-ever (one SIGTERM in thirty, right after the start). So the wait is for a byte that the system's own handler writes.
+Used in the sidecar and in `push`, on the main thread. Python runs a handler when that thread comes back to Python; a
+signal that comes after the last look and before the system call in which it waits would lie there unseen, for ever
+(one SIGTERM in thirty, right after the start). So the wait is for a byte that the system's own handler writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import queue
 import select
 import signal
 import socket
-from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -29,30 +28,26 @@ class Signals:
         self.ending = False
         # SimpleQueue.put may interrupt any code, its own get included.
         self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._bell, ringer = socket.socketpair()
+        self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
-        ringer.setblocking(False)
-        self._ringer = ringer  # kept, since only its number is handed over
-        signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
+        self._ringer.setblocking(False)
+        signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
         for number in (*ENDING, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._take)
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT}
-        )  # blocked since the process began
+        # Blocked since the process began.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT})
 
     def wait(self, timeout_seconds: float | None) -> int | None:
         """The next signal, None when none came in time; or earlier, so that it has to be asked again."""
-        with contextlib.suppress(queue.Empty):
-            return self._came.get_nowait()
-        select.select([self._bell], [], [], timeout_seconds)
-        with contextlib.suppress(BlockingIOError):
-            self._bell.recv(4096)
+        if self._came.empty():
+            select.select([self._bell], [], [], timeout_seconds)
+            with contextlib.suppress(BlockingIOError):
+                self._bell.recv(4096)
         with contextlib.suppress(queue.Empty):  # handlers have run by now
             return self._came.get_nowait()
         return None
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _take(self, number: int, _frame: object) -> None:
         if self.ending and number in ENDING:
             os._exit(128 + number)
         self._came.put(number)

@@ -1,12 +1,11 @@
 """Why a Python job under `run` has recorded nothing: asked once, after a while, and said in one line.
 
-A short-lived program of its own, started by `run` with the job's process id:
+A short-lived program of its own, since a question may take seconds and the signals of `run` must not wait:
 
     python training_exporter.py -m exporter.cli.silence JOB_PID FEED_DIRECTORY RUN STARTED JOB_FILE
 
-It looks at the job's processes and asks the interpreter that runs the job, as the job would be asked: in the job's
-environment and directory. What it finds goes to standard error, and into the file that the sidecar and `check` read.
-Apart from `run`, since a question may take seconds and signals must not wait. It changes nothing else.
+It asks the interpreter that runs the job, in the job's environment and directory. What it finds goes to standard error
+and into the file that the sidecar and `check` read. It changes nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from exporter.cli.processes import say
+import psutil
+
+from exporter.cli.flags import say
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.plain import replace_file
@@ -32,9 +33,6 @@ from exporter.feed.runs import SILENT_SECONDS, Job, Silence
 PYTHON_SECONDS = 8.0
 PACKAGE = Path(__file__).parents[1]
 
-REASONS = ("not_installed", "shadowed", "turned_off", "environment", "feed_directory", "nothing_told")
-"""Why nothing is recorded; values of the label `reason`."""
-
 _LOOK = """
 import importlib.util, json, os, sys, sysconfig
 if len(sys.argv) > 1:
@@ -42,18 +40,14 @@ if len(sys.argv) > 1:
 found = {"python": sys.version.split()[0], "site": sysconfig.get_path("purelib")}
 try:
     spec = importlib.util.find_spec("exporter")
-except Exception as error:
-    found["error"] = f"{type(error).__name__}: {error}"
-else:
     places = list(spec.submodule_search_locations or ()) if spec else []
     found["path"] = (spec.origin or (places or [""])[0]) if spec else None
     found["ours"] = any(os.path.exists(os.path.join(place, "feed", "runs.py")) for place in places)
     if found["ours"]:
-        try:
-            from exporter.version import __version__
-            found["version"] = __version__
-        except Exception as error:
-            found["error"] = f"{type(error).__name__}: {error}"
+        from exporter.version import __version__
+        found["version"] = __version__
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))
 """
 
@@ -79,14 +73,7 @@ class Interpreter(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process of the job.
-
-    Attributes:
-        pid: Its id.
-        command: Its command line.
-        environment: What it was started with.
-        directory: Where it works.
-    """
+    """A process of the job, with what it was started with and where it works."""
 
     pid: int
     command: Sequence[str]
@@ -137,10 +124,9 @@ def look(
         answer = subprocess.run(  # the job's own interpreter
             command, env=environment, cwd=directory, capture_output=True, timeout=PYTHON_SECONDS, check=False
         )
-        found = json.loads(answer.stdout.splitlines()[-1])
+        return Interpreter(**json.loads(answer.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         return Interpreter(error=f"it cannot be asked: {error!r}")
-    return Interpreter(**found)
 
 
 def remedy(python: str, site: str) -> str:
@@ -154,9 +140,9 @@ def remedy(python: str, site: str) -> str:
     return f"cp -r {' '.join(str(part) for part in parts)} {site or f'the site-packages of {python}'}"
 
 
-def silence_of(pid: int, run: str, feed_directory: Path, proc: Path = Path("/proc")) -> Silence | None:
+def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
     """Why a job records nothing; None when it does or did, and when none of its processes is Python."""
-    processes = tree(pid, proc)
+    processes = _tree(pid)
     if runs.recording_processes(feed_directory) & {process.pid for process in processes}:
         return None
     with suppress(FeedError):
@@ -164,67 +150,44 @@ def silence_of(pid: int, run: str, feed_directory: Path, proc: Path = Path("/pro
         if any(entry.snapshot.process.run == run for entry in scan.entries):  # a loop, between two scripts
             return None
     # The last: `conda run` and launchers are Python too, and start the one that trains.
-    asked = next(((each, each.interpreter) for each in reversed(processes) if each.interpreter), None)
-    if asked is None or asked[1] is None:
-        return None
-    process, python = asked
-    return _of_environment(process, python, feed_directory) or _of_interpreter(process, python)
+    for process in reversed(processes):
+        python = process.interpreter
+        if python is not None:
+            return _of_environment(process, python, feed_directory) or _of_interpreter(process, python)
+    return None
 
 
-def tree(pid: int, proc: Path) -> list[Process]:
+def _tree(pid: int) -> list[Process]:
     """A process and its descendants, parents first; those that cannot be looked at are left out."""
-    children: dict[int, list[int]] = {}
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, ValueError, IndexError):
-                parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
     found: list[Process] = []
-    waiting = [pid]
-    while waiting:
-        each = waiting.pop(0)
-        waiting.extend(sorted(children.get(each, ())))
-        with suppress(OSError):
-            folder = proc / str(each)
-            command = [os.fsdecode(word) for word in (folder / "cmdline").read_bytes().split(b"\0")[:-1]]
-            entries = [os.fsdecode(entry) for entry in (folder / "environ").read_bytes().split(b"\0")]
-            environment = dict(entry.split("=", 1) for entry in entries if "=" in entry[1:])
-            found.append(Process(each, command, environment, str((folder / "cwd").readlink())))
+    with suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for each in (top, *top.children(recursive=True)):
+            with suppress(psutil.Error):
+                found.append(Process(each.pid, each.cmdline(), each.environ(), each.cwd()))
     return found
 
 
 def _of_environment(process: Process, python: str, feed_directory: Path) -> Silence | None:
-    given = process.environment
+    given, elsewhere = process.environment, "choose another with --feed.dir"
     if given.get("EXPORTER_DISABLED") == "1":
         return Silence("turned_off", f"EXPORTER_DISABLED=1 is set for {python}", "unset it for the job")
     if given.get("EXPORTER_AUTO") == "0":
-        return Silence(
-            "turned_off",
-            f"EXPORTER_AUTO=0 is set for {python}, and its code records nothing",
-            "unset it for the job",
-        )
+        found = f"EXPORTER_AUTO=0 is set for {python}, and its code records nothing"
+        return Silence("turned_off", found, "unset it for the job")
     if given.get("EXPORTER_FEED_DIR") != str(feed_directory):
-        return Silence(
-            "environment",
-            f"{python} was started without the environment of `run`",
-            f"pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={feed_directory} on to it",
-        )
+        found = f"{python} was started without the environment of `run`"
+        wanted = f"pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={feed_directory} on to it"
+        return Silence("environment", found, wanted)
     try:
         full = os.statvfs(feed_directory).f_bavail == 0
     except OSError as error:
-        return Silence(
-            "feed_directory", f"{feed_directory}: {error.strerror}", "choose another with --feed.dir"
-        )
+        return Silence("feed_directory", f"{feed_directory}: {error.strerror}", elsewhere)
     if full:
-        return Silence(
-            "feed_directory", f"{feed_directory} is full", "free some space, or choose another --feed.dir"
-        )
+        return Silence("feed_directory", f"{feed_directory} is full", f"free some space, or {elsewhere}")
     if not _may_write(feed_directory, process.pid):
-        return Silence(
-            "feed_directory",
-            f"{feed_directory} is not writable for the job's user",
-            "give it write access, or choose another --feed.dir",
-        )
+        found = f"{feed_directory} is not writable for the job's user"
+        return Silence("feed_directory", found, f"give it write access, or {elsewhere}")
     return None
 
 
@@ -242,21 +205,18 @@ def _of_interpreter(process: Process, python: str) -> Silence:
         python, first=process.import_directory, environment=process.environment, directory=process.directory
     )
     if seen.ours and not seen.error:
+        found = (
+            f"{python} has training-exporter, but no optimizer, loader, Stat or training call has come yet"
+        )
         return Silence(
-            "nothing_told",
-            f"{python} has training-exporter, but no optimizer, loader, Stat or training call has come yet",
-            "what is seen by itself and what has to be told: docs/bridges.md",
+            "nothing_told", found, "what is seen by itself and what has to be told: docs/bridges.md"
         )
     if seen.path and not seen.ours:
-        return Silence(
-            "shadowed",
-            f"{python} imports {seen.path} as `exporter`, in place of training-exporter",
-            "give that file or folder another name",
-        )
+        found = f"{python} imports {seen.path} as `exporter`, in place of training-exporter"
+        return Silence("shadowed", found, "give that file or folder another name")
     why = f": {seen.error}" if seen.error else ""
-    return Silence(
-        "not_installed", f"training-exporter is not installed for {python}{why}", remedy(python, seen.site)
-    )
+    found = f"training-exporter is not installed for {python}{why}"
+    return Silence("not_installed", found, remedy(python, seen.site))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -264,9 +224,8 @@ def main(arguments: Sequence[str]) -> int:
     pid, feed_directory, run, started, path = arguments
     silence = silence_of(int(pid), run, Path(feed_directory))
     if silence is not None and Path(path).exists():  # else the job has ended meanwhile
-        say(
-            f"run {run} has recorded nothing in {SILENT_SECONDS:.0f} s: {silence.found}; remedy: {silence.remedy}"
-        )
+        said = f"run {run} has recorded nothing in {SILENT_SECONDS:.0f} s"
+        say(f"{said}: {silence.found}; remedy: {silence.remedy}")
         job = Job(int(pid), run, float(started), silence)
         with suppress(OSError):
             replace_file(

@@ -1,49 +1,58 @@
-"""One rank of the demo's training job: phases, steps, losses, checkpoints, a wait for data, a NaN, a crash.
+"""The demo's training job: two ranks that go in step, and what starts them and starts them again, as torchrun would.
 
-A training process, started by `demo` for each rank; it uses the public API as any training code would and
-nothing else. Standard input is its life line: it ends when that closes, so that no rank outlives the demo,
-not even a demo that was killed.
+Training processes; the ranks use the public API as any training code would and nothing else. Standard input is a
+rank's life line: it ends when that closes, so that no rank outlives the demo, not even a demo that was killed. All
+numbers follow from the seed, the rank and the step alone, so that a rank that begins again repeats them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
+import random
 import select
 import signal
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 from exporter import Aggregation, Stat, configure, training
-from exporter.cli.scenario import DEFAULT, Scenario
 
-PASSIVE_WINDOW_SECONDS = 5.0
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+RANKS = 2
+CYCLE_STEPS = 200
+"""After so many everything happens again: about a minute at speed 1."""
+PAUSE_STEP, NONFINITE_STEP, VALIDATION_STEP, CRASH_STEP = 60, 90, 110, 140
+"""Within the cycle: all ranks wait for data, the loss is NaN, a validation follows, the slow rank is killed."""
+PAUSE_SECONDS, RESTART_SECONDS, WINDOW_SECONDS = 12.0, 3.0, 2.0
+SLOW_RANK = 1
+CHECKPOINT_STEPS = 25
+TARGET_STEPS = 100_000
 FLOPS_PER_TOKEN = 6 * 1.3e9
 """Of a model of 1.3 billion parameters, forward and backward."""
-BATCH = 4
 DATA, FORWARD, BACKWARD, OPTIMIZER = 0.05, 0.28, 0.52, 0.15
 """What a rank's own time in a step goes into."""
+ENDS_SECONDS = 5.0
+
+
+def crashes(rank: int, step: int, attempt: int) -> bool:
+    """Whether the rank is killed at this step; once in each cycle, so a restart gets past it."""
+    return rank == SLOW_RANK and step == CRASH_STEP + attempt * CYCLE_STEPS
 
 
 class Rank:
-    """The training loop of one rank.
+    """The training loop of one rank; `--checkpoint` is the file with the number of steps done."""
 
-    Args:
-        scenario: What happens.
-        rank: Which rank this is.
-        attempt: How often the job was started before.
-        checkpoint: The file with the number of steps done.
-    """
-
-    def __init__(self, scenario: Scenario, *, rank: int, attempt: int, checkpoint: Path) -> None:
-        self._scenario = scenario
-        self._rank = rank
-        self._attempt = attempt
-        self._checkpoint = checkpoint
-        window = scenario.window_seconds / scenario.speed
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given = given
+        self._checkpoint = Path(f"{given.checkpoint}-{given.rank}")
+        window = WINDOW_SECONDS / given.speed
         self._step_time = Stat(
             "demo.step.duration",
             {Aggregation.MEAN, Aggregation.P50, Aggregation.P99, Aggregation.HISTOGRAM},
@@ -52,18 +61,11 @@ class Rank:
             buckets=(0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0),
             help="Time of one step of the simulated job.",
         )
-        self._loss = Stat(
-            "demo.loss",
-            {Aggregation.VALUE, Aggregation.MEAN},
-            window_seconds=window,
-            help="Loss of the simulated job.",
-        )
+        shown, text = {Aggregation.VALUE, Aggregation.MEAN}, "Loss of the simulated job."
+        self._loss = Stat("demo.loss", shown, window_seconds=window, help=text)
+        text = "Memory of a process of the simulated job."
         self._memory = Stat.passive(
-            "demo.memory.resident",
-            resident_bytes,
-            window_seconds=PASSIVE_WINDOW_SECONDS,
-            unit="bytes",
-            help="Memory of a process of the simulated job.",
+            "demo.memory.resident", _resident_bytes, window_seconds=5.0, unit="bytes", help=text
         )
         training.describe(
             job_name="demo",
@@ -72,45 +74,39 @@ class Rank:
             precision="bf16",
             flops_method="6N",
             flops_per_token=FLOPS_PER_TOKEN,
-            step_target=scenario.target_steps,
-            world_size=scenario.ranks,
+            step_target=TARGET_STEPS,
+            world_size=RANKS,
         )
 
     def run(self) -> None:
         """Prepare and train until standard input closes."""
         with training.application():
-            step = self._prepare()
+            for phase, seconds in (
+                (training.distributed_init, 0.4),
+                (training.model_init, 0.8),
+                (training.optimizer_init, 0.1),
+                (training.dataloader_init, 0.3),
+            ):
+                with phase():
+                    self._pass(seconds)
+            step = 0
+            if self._checkpoint.exists():
+                with training.checkpoint_load():
+                    self._pass(0.6)
+                    step = int(self._checkpoint.read_text())
             with training.training_loop(train_iterations_start=step):
                 while True:
                     step += 1
                     self._step(step)
-                    if self._scenario.validates(step):
-                        self._validate()
-                    if step % self._scenario.checkpoint_steps == 0:
-                        self._save(step)
-
-    def _prepare(self) -> int:
-        with training.distributed_init():
-            self._pass(0.4)
-        with training.model_init():
-            self._pass(0.8)
-        with training.optimizer_init():
-            self._pass(0.1)
-        with training.dataloader_init():
-            self._pass(0.3)
-        if not self._checkpoint.exists():
-            return 0
-        with training.checkpoint_load():
-            self._pass(0.6)
-            return int(self._checkpoint.read_text())
 
     def _step(self, step: int) -> None:
-        scenario = self._scenario
-        own, whole = scenario.compute_seconds(self._rank, step), scenario.step_seconds(step)
+        at, rank = step % CYCLE_STEPS, self._given.rank
+        own = self._compute_seconds(rank, step)
+        whole = max(self._compute_seconds(each, step) for each in range(RANKS))  # all go in step
         with training.data_loading():
-            self._pass(own * DATA + scenario.pauses(step) * scenario.pause_seconds)
+            self._pass(own * DATA + (PAUSE_SECONDS if at == PAUSE_STEP else 0.0))
         with training.training_iteration():
-            if scenario.crashes(self._rank, step, self._attempt):
+            if crashes(rank, step, self._given.attempt):
                 os.kill(os.getpid(), signal.SIGKILL)
             with training.model_forward():
                 self._pass(own * FORWARD)
@@ -120,62 +116,166 @@ class Rank:
                 self._pass(whole - own)
             with training.optimizer_update():
                 self._pass(own * OPTIMIZER)
-            loss = scenario.loss(self._rank, step)
+            loss = 1.8 + 8.0 / (1.0 + step / 30.0) + self._chance("loss", rank, step).gauss(0.0, 0.05)
+            gradient = self._chance("gradient", 0, step).gauss(0.0, 0.1)
+            decay = 0.1 + 0.45 * (1.0 + math.cos(math.pi * step / TARGET_STEPS))
             training.record(
-                loss=loss,
-                grad_norm=scenario.grad_norm(step),
-                learning_rate=scenario.learning_rate(step),
-                samples=BATCH,
-                tokens=scenario.tokens(self._rank, step),
+                loss=math.nan if at == NONFINITE_STEP else loss,
+                grad_norm=0.6 + 2.0 / (1.0 + step / 50.0) + abs(gradient),
+                learning_rate=3e-4 * min(step / 200, 1.0) * decay,
+                samples=4,
+                tokens=8192 - self._chance("tokens", rank, step).randrange(512),  # packed unevenly
             )
         self._step_time.add(whole)
         self._loss.add(loss)
+        if at == VALIDATION_STEP:
+            with training.validation_loop():
+                for _ in range(8):
+                    with training.validation_iteration():
+                        self._pass(0.15)
+        if step % CHECKPOINT_STEPS == 0:
+            with training.checkpoint_save(step):
+                self._pass(0.3)
+                whole_file = self._checkpoint.with_suffix(".new")
+                whole_file.write_text(str(step))
+                whole_file.replace(self._checkpoint)
 
-    def _validate(self) -> None:
-        with training.validation_loop():
-            for _ in range(self._scenario.validation_batches):
-                with training.validation_iteration():
-                    self._pass(0.15)
+    def _compute_seconds(self, rank: int, step: int) -> float:
+        """A rank's own work in a step: about 0.19 s, the slow one's a little more, now and then a slow one."""
+        chance = self._chance("step", rank, step)
+        slow = 2.5 if chance.random() < 0.03 else 1.0
+        return (0.19 + 0.02 * (rank == SLOW_RANK)) * chance.lognormvariate(0.0, 0.08) * slow
 
-    def _save(self, step: int) -> None:
-        with training.checkpoint_save(step):
-            self._pass(self._scenario.checkpoint_seconds)
-            whole = self._checkpoint.with_suffix(".new")
-            whole.write_text(str(step))
-            whole.replace(self._checkpoint)
+    def _chance(self, what: str, rank: int, step: int) -> random.Random:
+        return random.Random(f"{self._given.seed} {what} {rank} {step}")  # noqa: S311  # a simulation, no secret
 
     def _pass(self, seconds: float) -> None:
         """Pass the time; end as soon as the demo has ended."""
-        if select.select([sys.stdin], [], [], seconds / self._scenario.speed)[0]:
+        if select.select([sys.stdin], [], [], seconds / self._given.speed)[0]:
             sys.exit()
 
 
-def resident_bytes() -> int:
-    """Memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Launcher:
+    """Starts all ranks, and all again when one has died, until a signal, the end of the time or of the demo."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given = given
+        self._ended = False
+        self._attempt = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, self._end)
+
+    def run(self) -> None:
+        """Keep the ranks alive."""
+        given, parent = self._given, os.getppid()
+        until = time.monotonic() + (given.duration or math.inf)
+        ranks, announced = self._start(), False
+        while not self._ended and time.monotonic() < until and os.getppid() == parent:
+            if not announced and self._answers():
+                announced = True
+                with contextlib.suppress(OSError):  # nobody reads it
+                    print(self._story(), flush=True)
+            dead = next((each for each in ranks if each.poll() is not None), None)
+            if dead is not None:
+                delay, rank = RESTART_SECONDS / given.speed, ranks.index(dead)
+                told = f"rank {rank} ended with status {(128 - dead.returncode) if dead.returncode < 0 else dead.returncode}"
+                print(f"exporter: {told}; all ranks start again in {delay:g} s", file=sys.stderr, flush=True)
+                self._stop(ranks, 0.0)
+                again = time.monotonic() + delay
+                while not self._ended and time.monotonic() < again:
+                    time.sleep(0.05)
+                self._attempt += 1
+                ranks = self._start()
+            time.sleep(0.05)
+        self._stop(ranks, ENDS_SECONDS)
+
+    def _end(self, _number: int, _frame: object) -> None:
+        self._ended = True
+
+    def _start(self) -> list[subprocess.Popen[bytes]]:
+        """Start the ranks as this process was started, each with a pipe of ours as its standard input."""
+        launcher = Path(__file__).parents[2] / "training_exporter.py"
+        command = [sys.executable, str(launcher), "-m", "exporter.cli.simulated_job", *sys.argv[1:]]
+        return [
+            subprocess.Popen(
+                [*command, f"--rank={rank}", f"--attempt={self._attempt}"],
+                stdin=subprocess.PIPE,
+                env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)},
+            )
+            for rank in range(RANKS)
+        ]
+
+    def _stop(self, ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+        """Let the ranks end by themselves, and kill those that do not."""
+        until = time.monotonic() + seconds
+        for each in ranks:
+            if each.stdin is not None and seconds:
+                each.stdin.close()
+        for each in ranks:
+            try:
+                each.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:  # noqa: PERF203  # each may be late
+                each.kill()
+                each.wait()
+
+    def _answers(self) -> bool:
+        """Whether the sidecar accepts connections."""
+        address = urlsplit(self._given.url)
+        with contextlib.suppress(OSError):
+            socket.create_connection((address.hostname, address.port or 0), timeout=0.5).close()
+            return True
+        return False
+
+    def _story(self) -> str:
+        given = self._given
+        step, pause = 0.22 / given.speed, PAUSE_SECONDS / given.speed
+        metrics = f"{given.url}{given.path}"
+        curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
+        gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the described machine {given.replay}"
+        return f"""
+A simulated job of {RANKS} ranks. What a person wants to see of it:
+
+  {given.url}/
+
+and its metrics, for Prometheus:
+
+  {metrics}
+
+  {curl} | grep '^training_'   # steps, phases, goodput
+  {curl} | grep '^demo_'       # Stats of its own{gpus if given.replay else ""}
+
+About {PAUSE_STEP * step:.0f} s after the start all ranks wait {pause:.0f} s for data: window gauges vanish, totals stay.
+About {NONFINITE_STEP * step + pause:.0f} s after the start a loss is NaN: it is counted, and kept out of the loss.
+About {CRASH_STEP * step + pause:.0f} s after the start rank {SLOW_RANK} is killed; all ranks start again, and {(CRASH_STEP - 1) % CHECKPOINT_STEPS} steps are lost.
+Then it all begins again. Ctrl-C ends it.
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be one rank, until the demo ends."""
+    """Be one rank, or without `--rank` what starts the ranks, until the demo ends."""
     parser = argparse.ArgumentParser(prog="exporter.cli.simulated_job")
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--rank", type=int)
     parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=DEFAULT.seed)
-    parser.add_argument("--speed", type=float, default=DEFAULT.speed)
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--speed", type=float, default=1.0)
+    parser.add_argument("--duration", type=float, default=0.0)
+    for flag in ("checkpoint", "url", "path", "replay"):
+        parser.add_argument(f"--{flag}", default="")
     given = parser.parse_args(arguments)
-    # A terminal's Ctrl-C is the demo's to act on; a SIGTERM ends the rank in order.
+    if given.rank is None:
+        Launcher(given).run()
+        return 0
+    # A terminal's Ctrl-C is the launcher's to act on; a SIGTERM ends the rank in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_in_order)
-    scenario = Scenario(seed=given.seed, speed=given.speed)
     configure(rank=given.rank)
-    Rank(scenario, rank=given.rank, attempt=given.attempt, checkpoint=given.checkpoint).run()
+    Rank(given).run()
     return 0
 
 
-def _exit_in_order(number: int, frame: object) -> NoReturn:  # noqa: ARG001  # a signal handler's signature
+def _exit_in_order(number: int, _frame: object) -> NoReturn:
     sys.exit(128 + number)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,17 +1,13 @@
 """YAML text into dataclasses: every problem at once, each with its file:line:column.
 
-Used in the sidecar, for its own configuration and for `web.config.yml`, at the start and at every reload.
-Text and a dataclass come in; an instance goes out, or one `ConfigurationError`, whatever the text is. No
-threads, no state; a file is only read by `load_file`.
-
-Which YAML is understood is told in `nodes`: no anchors, aliases, merge keys and tags, and nothing that
-versions 1.1 and 1.2 read differently.
+Used in the sidecar, for its own configuration, for `web.config.yml` and described machines. Text and a dataclass come
+in; an instance goes out, or one `ConfigurationError`, whatever the text is. No threads, no state.
 
 What a dataclass may hold: other dataclasses, `tuple[T, ...]`, `list[T]`, `frozenset[T]`, `dict[str, T]` or
-`Mapping[str, T]`, `T | None`, unions of simple types, `Literal`, `Enum` (by value), `Path`, `str`, `int`,
-`float`, `bool`, and what `options` annotates. A mapping is laid over the *default value of its field*, key by
-key. A dataclass with a method `problems() -> Iterable[tuple[field, message]]` is asked whether its fields fit
-together; a `ValueError` from its `__post_init__` is a problem of the whole mapping.
+`Mapping[str, T]`, `T | None`, unions of simple types, `Literal`, `Enum` (by value), `Path`, `str`, `int`, `float`,
+`bool`, and what `options` annotates. A mapping is laid over the *default value of its field*, key by key. A dataclass
+with a method `problems() -> Iterable[tuple[field, message]]` is asked whether its fields fit together; a `ValueError`
+from its `__post_init__` is a problem of the whole mapping.
 """
 
 from __future__ import annotations
@@ -36,6 +32,7 @@ from exporter.config.options import (
     Range,
     format_size,
     is_union,
+    mark_of,
     options_of,
     unwrap,
 )
@@ -49,15 +46,10 @@ _BAD: Any = object()  # what a conversion gives that has reported a problem
 
 
 def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
-    """Make an instance of a dataclass from YAML text; empty text gives the defaults.
-
-    Args:
-        text: The whole file; bytes must be UTF-8.
-        source: The file's name as the user gave it, for messages.
-        cls: A dataclass.
+    """Make an instance of a dataclass from YAML text (bytes must be UTF-8); empty text gives the defaults.
 
     Raises:
-        ConfigurationError: All problems of the text, in its order.
+        ConfigurationError: All problems of the text, in its order; `source` is the file's name in them.
     """
     if len(text) > MAX_BYTES:
         raise ConfigurationError([Problem(source, None, None, f"larger than {format_size(MAX_BYTES)}")])
@@ -74,41 +66,35 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
         document = Table(1, 1, ()) if root is None or _is_null(root) else root
         value = conversion.convert(document, cls, "", REQUIRED)
     if conversion.problems:
-        in_order = sorted(conversion.problems, key=lambda problem: (problem.line or 0, problem.column or 0))
-        raise ConfigurationError(in_order)
+        raise ConfigurationError(
+            sorted(conversion.problems, key=lambda each: (each.line or 0, each.column or 0))
+        )
     return typing.cast("_T", value)
 
 
 def load_file(path: str | Path, cls: type[_T]) -> _T:
-    """Read a file and `load` it.
-
-    Raises:
-        ConfigurationError: It cannot be read, or has problems.
-    """
+    """Read a file and `load` it; raises ConfigurationError also where it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError([Problem(str(path), None, None, f"cannot be read: {reason}")]) from None
+        raise ConfigurationError([Problem(str(path), None, None, f"cannot be read: {reason}")]) from error
     return load(data, str(path), cls)
 
 
 def parse(text: str, source: str, hint: Any) -> Any:
     """One scalar from a command line or an environment variable, with the checks of a file's.
 
-    Args:
-        text: As given; not YAML: quotes are part of it, and for a text so is everything else.
-        source: The flag or variable, for messages.
-        hint: A scalar type, annotated or not, as in a dataclass.
+    It is not YAML: quotes are part of it, and for a text so is everything else.
 
     Raises:
-        ConfigurationError: It is not of that type or out of range.
+        ConfigurationError: It is not of that type or out of range; `source` is the flag or variable.
     """
     conversion = _Conversion(source)
-    base, _ = unwrap(hint)
-    node = scalar_of(text, plain=base in (bool, int, float))
-    value = conversion.convert(node, hint, "", REQUIRED)
+    value = conversion.convert(
+        scalar_of(text, plain=unwrap(hint)[0] in (bool, int, float)), hint, "", REQUIRED
+    )
     if conversion.problems:
         raise ConfigurationError([Problem(source, None, None, p.message) for p in conversion.problems])
     return value
@@ -125,31 +111,37 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 def expectation(hint: Any) -> str:
     """What a type allows, in words, for messages and documentation."""
-    base, marks = unwrap(hint)
+    base, _ = unwrap(hint)
     if is_union(base):
         return " or ".join(expectation(member) for member in get_args(base))
     allowed = choices(base)
-    if allowed is not None:
-        return "one of " + ", ".join(str(text) for text, _ in allowed)
-    notation = next((mark for mark in marks if isinstance(mark, Notation)), None)
+    if allowed:
+        return f"one of {', '.join(map(str, allowed))}"
+    notation = mark_of(hint, Notation)
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
     kind = {Table: "a mapping", Listing: "a list"}.get(_kind(base), "null")
     text = notation.expected if notation else words.get(base, kind)
-    bounds = limits(hint)
-    return f"{text} {bounds}" if bounds else text
+    return f"{text} {limits(hint)}".rstrip()
 
 
 def limits(hint: Any) -> str:
     """The range of a type in words, as it is written in a file; "" without one."""
-    _, marks = unwrap(hint)
-    notation = next((mark for mark in marks if isinstance(mark, Notation)), None)
+    notation, bounds = mark_of(hint, Notation), mark_of(hint, Range) or Range()
     shown: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
-    mark = next((mark for mark in marks if isinstance(mark, Range)), Range())
-    if mark.minimum is not None and mark.maximum is not None:
-        return f"from {shown(mark.minimum)} to {shown(mark.maximum)}"
-    if mark.minimum is not None:
-        return f"of at least {shown(mark.minimum)}"
-    return "" if mark.maximum is None else f"of at most {shown(mark.maximum)}"
+    if bounds.minimum is not None and bounds.maximum is not None:
+        return f"from {shown(bounds.minimum)} to {shown(bounds.maximum)}"
+    if bounds.minimum is not None:
+        return f"of at least {shown(bounds.minimum)}"
+    return "" if bounds.maximum is None else f"of at most {shown(bounds.maximum)}"
+
+
+def choices(base: Any) -> dict[Any, Any]:
+    """The values of a closed set by what is written; empty for an open type."""
+    if get_origin(base) is Literal:
+        return {text: text for text in get_args(base)}
+    if isinstance(base, type) and issubclass(base, enum.Enum):
+        return {member.value: member for member in base}
+    return {}
 
 
 class _Conversion:
@@ -165,27 +157,26 @@ class _Conversion:
 
     def convert(self, node: Node, hint: Any, path: str, default: Any) -> Any:
         """The value of a node as a type, laid over a default; `_BAD` when a problem was reported."""
-        base, marks = unwrap(hint)
+        base, _ = unwrap(hint)
+        kind = _kind(base)
         if is_union(base):
             return self._union(node, get_args(base), path, default)
         if type(node) is Node:  # refused and reported by the reader
             return _BAD
-        if base is NoneType:
-            return None if _is_null(node) else self._mismatch(node, hint, path)
         if _is_null(node):
             remedy = {
                 Table: "write {}, or remove the key for its default",
                 Listing: "write [] for an empty list",
             }
-            advice = remedy.get(_kind(base), f"expected {expectation(hint)}")
+            advice = remedy.get(kind, f"expected {expectation(hint)}")
             return self._bad(node, path, f"no value is given; {advice}")
         if isinstance(node, Table) and dataclasses.is_dataclass(base):
             return self._dataclass(node, typing.cast("type", base), path, default)
-        if isinstance(node, Table) and _kind(base) is Table:
-            return self._mapping(node, base, marks, path)
-        if isinstance(node, Listing) and _kind(base) is Listing:
+        if isinstance(node, Table) and kind is Table:
+            return self._mapping(node, hint, path)
+        if isinstance(node, Listing) and kind is Listing:
             return self._sequence(node, base, path)
-        if isinstance(node, Scalar) and _kind(base) is Scalar:
+        if isinstance(node, Scalar) and kind is Scalar:
             return self._scalar(node, hint, path)
         return self._mismatch(node, hint, path)
 
@@ -194,21 +185,22 @@ class _Conversion:
         return _BAD
 
     def _mismatch(self, node: Node, hint: Any, path: str) -> Any:
-        base, marks = unwrap(hint)
-        found = "<secret>" if Hidden() in marks else _found(node)
+        base, _ = unwrap(hint)
+        found = "<secret>" if mark_of(hint, Hidden) else _found(node)
         message = f"expected {expectation(hint)}, found {found}"
+        is_text = isinstance(node, Scalar) and isinstance(node.value, str)
         if _kind(base) is Listing and isinstance(node, Scalar):
             message += "; write it as a list, [...]"
-        elif base in (str, Path) and not (isinstance(node, Scalar) and isinstance(node.value, str)):
+        elif base in (str, Path) and not is_text:
             message += "; put text in quotes"
-        elif isinstance(node, Scalar) and isinstance(node.value, str):
-            near = difflib.get_close_matches(
-                node.text[:100], [str(text) for text, _ in choices(base) or ()], 1
-            )
+        elif isinstance(node, Scalar) and is_text:
+            near = difflib.get_close_matches(node.text[:100], map(str, choices(base)), 1)
             message += f', did you mean "{near[0]}"?' if near else ""
         return self._bad(node, path, message)
 
     def _union(self, node: Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
+        if type(node) is Node:
+            return _BAD
         if _is_null(node) and NoneType in members:
             return None
         fitting = [m for m in members if m is not NoneType and isinstance(node, _kind(unwrap(m)[0]))]
@@ -219,8 +211,6 @@ class _Conversion:
             value = attempt.convert(node, member, path, default)
             if not attempt.problems:
                 return value
-        if type(node) is Node:
-            return _BAD
         return self._mismatch(node, typing.Union[members], path)  # noqa: UP007  (made from a tuple)
 
     def _sequence(self, node: Listing, base: Any, path: str) -> Any:
@@ -233,19 +223,20 @@ class _Conversion:
             values.append(value)
         return _BAD if any(value is _BAD for value in values) else origin(values)
 
-    def _mapping(self, node: Table, base: Any, marks: tuple[Any, ...], path: str) -> Any:
-        known = next((mark.defaults for mark in marks if isinstance(mark, Keys)), None)
-        values: dict[str, Any] = dict(known or {})
+    def _mapping(self, node: Table, hint: Any, path: str) -> Any:
+        keys = mark_of(hint, Keys)
+        known: Mapping[str, Any] = keys.defaults if keys else {}
+        values = dict(known)
         for text, (key, child) in self._entries(node, path).items():
             inner = _join(path, text)
-            if known is not None and text not in known:
-                self._unknown(key, inner, known)
-            elif known is not None:
+            if text in known:
                 values[text] = self.convert(child, type(known[text]), inner, known[text])
+            elif keys:
+                self._unknown(key, inner, known)
             elif type(key.value) is not str or key.surprise is not None:
                 self._bad(key, path, f"the key {quote(text)} is not a text; put it in quotes")
             else:
-                values[text] = self.convert(child, get_args(base)[1], inner, REQUIRED)
+                values[text] = self.convert(child, get_args(unwrap(hint)[0])[1], inner, REQUIRED)
         return values  # with bad values in it where there was a problem; then nobody uses it
 
     def _entries(self, node: Table, path: str) -> dict[str, tuple[Scalar, Node]]:
@@ -275,87 +266,59 @@ class _Conversion:
             if text not in options:
                 self._unknown(key, _join(path, text), options)
         values: dict[str, Any] = {}
-        places: dict[str, tuple[str, Node]] = {}
+        places: dict[str, tuple[Node, str]] = {}
         for option in options.values():
             inner = _join(path, option.key)
             child = entries[option.key][1] if option.key in entries else None
-            places[option.name] = inner, child or node
+            places[option.name] = child or node, inner
+            values[option.name] = option.default
             if child is not None:
                 values[option.name] = self.convert(child, option.hint, inner, option.default)
             elif option.default is REQUIRED:
                 self._bad(node, path, f"missing key {quote(option.key)} ({expectation(option.hint)})")
-            else:
-                values[option.name] = option.default
-        return _BAD if len(self.problems) > before else self._build(cls, values, node, path, places)
-
-    def _build(
-        self,
-        cls: type,
-        values: Mapping[str, Any],
-        node: Table,
-        path: str,
-        places: Mapping[str, tuple[str, Node]],
-    ) -> Any:
-        """Make the instance, and ask it whether its fields fit together."""
+        if len(self.problems) > before:
+            return _BAD
         try:
             made = cls(**values)
         except ValueError as error:
             return self._bad(node, path, " ".join(str(error).split()))
         check = getattr(made, "problems", None)
-        found = list(check()) if callable(check) else []
-        for name, message in found:
-            inner, place = places[name]
-            self._bad(place, inner, message)
-        return _BAD if found else made
+        for name, message in check() if callable(check) else ():
+            self._bad(*places[name], message)
+        return _BAD if len(self.problems) > before else made
 
     def _scalar(self, node: Scalar, hint: Any, path: str) -> Any:
-        base, marks = unwrap(hint)
         if node.surprise is not None:
             hidden = "YAML 1.1 and 1.2 read this differently; put it in quotes"
-            message = hidden if Hidden() in marks else node.surprise
+            message = hidden if mark_of(hint, Hidden) else node.surprise
             return self._bad(node, path, f"{message} (expected {expectation(hint)})")
         if re.search("[\ud800-\udfff]", node.text):
             return self._bad(node, path, "contains half of a surrogate pair, which is not valid Unicode")
-        value = _value_of(node, base, marks)
-        if value is _BAD:
+        value, bounds = _value_of(node, hint), mark_of(hint, Range)
+        if value is _BAD or (bounds is not None and not bounds.holds(value)):
             return self._mismatch(node, hint, path)
-        for mark in marks:
-            if isinstance(mark, Range) and not mark.holds(value):
-                return self._mismatch(node, hint, path)
         return value
 
 
-def _value_of(node: Scalar, base: Any, marks: tuple[Any, ...]) -> Any:
+def _value_of(node: Scalar, hint: Any) -> Any:
     """A scalar as a type, `_BAD` where it is of another."""
-    notation = next((mark for mark in marks if isinstance(mark, Notation)), None)
+    (base, _), notation, value = unwrap(hint), mark_of(hint, Notation), node.value
     if notation is not None:
-        if base is str and type(node.value) is not str:
+        if base is str and type(value) is not str:
             return _BAD  # a number or a word such as true, which its author did not mean as a text
         try:
             return notation.parse(node.text)
         except ValueError:
             return _BAD
     allowed = choices(base)
-    if allowed is not None:
-        same = (value for text, value in allowed if type(text) is type(node.value) and text == node.value)
-        return next(same, _BAD)
-    value: Any = node.value
+    if allowed:
+        return next((allowed[text] for text in allowed if type(text) is type(value) and text == value), _BAD)
     if base is Path:
         return Path(value) if type(value) is str and value and "\0" not in value else _BAD
     if base is float and type(value) is int:
         value = float(value)
-    if type(value) is not base or (base is float and not math.isfinite(value)):
-        return _BAD
-    return value
-
-
-def choices(base: Any) -> list[tuple[Any, Any]] | None:
-    """(as written, value) of a closed set, None for an open type."""
-    if get_origin(base) is Literal:
-        return [(text, text) for text in get_args(base)]
-    if isinstance(base, type) and issubclass(base, enum.Enum):
-        return [(member.value, member) for member in base]
-    return None
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    return _BAD if type(value) is not base or infinite else value
 
 
 def _kind(base: Any) -> type[Node]:

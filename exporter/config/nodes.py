@@ -1,12 +1,9 @@
 """YAML text into nodes that know their place, within the part of YAML that everyone reads alike.
 
-Used in the sidecar by `loader`; the only file that touches PyYAML. Text comes in; a tree of nodes and a
-list of problems go out, whatever the text is. No threads, no state.
-
-A scalar is read as YAML 1.2's core schema reads it, which is what editors and other languages do. PyYAML (1.1)
-reads some differently (`yes`, `010`, `1:30`, `1_000`); such a scalar carries a sentence with both readings,
-because otherwise a file would mean one thing to its author and another to us. Anchors, aliases and tags are
-refused: a configuration needs none of them, and without them a file's size bounds the work that it can cause.
+Used in the sidecar by `loader`; the only file that touches PyYAML. A scalar is read as YAML 1.2's core schema reads
+it, which is what editors and other languages do; where PyYAML (1.1) reads it differently (`yes`, `010`, `1:30`) it
+carries a sentence with both readings. Anchors, aliases and tags are refused: no configuration needs them, and without
+them a file's size bounds the work that it can cause.
 """
 
 from __future__ import annotations
@@ -28,12 +25,7 @@ Report = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A place in the text; of no other kind where it was refused and has been reported.
-
-    Attributes:
-        line: From 1.
-        column: From 1, in characters.
-    """
+    """A place in the text, from 1; of no other kind where it was refused and has been reported."""
 
     line: int
     column: int
@@ -69,14 +61,9 @@ class Table(Node):
 
 
 def read_nodes(text: str, report: Report) -> Node | None:
-    """The root node of a document.
+    """The root node of one YAML document.
 
-    Args:
-        text: One YAML document.
-        report: Told of every problem.
-
-    Returns:
-        None for an empty document, and for one that is no YAML (then a problem was reported).
+    None for an empty document, and for one that is no YAML; then a problem was reported.
     """
     loader: _Loader | None = None
     try:
@@ -84,17 +71,15 @@ def read_nodes(text: str, report: Report) -> Node | None:
         root = loader.get_single_node()
         return None if root is None else _node(root)
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
         found = ascii(chr(error.character))[1:-1]
-        report(*place_after(before), f"the character {found} is not allowed in YAML")
+        report(*place_after(text[: error.position]), f"the character {found} is not allowed in YAML")
     except yaml.MarkedYAMLError as error:
         message = ", ".join(part for part in (error.context, error.problem) if part)
         if r"'\t'" in message:
             message += " (a tab; indent with spaces)"
         elif "single document" in message:
             message = "a second document begins here; a configuration is one document"
-        mark = error.problem_mark or error.context_mark
-        report(*_place(mark), " ".join(message.split()))
+        report(*_place(error.problem_mark or error.context_mark), " ".join(message.split()))
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML lets through what chr() says about "\UFFFFFFFF" and int() about %YAML 1.999….
         mark = loader.get_mark() if loader else None
@@ -102,9 +87,9 @@ def read_nodes(text: str, report: Report) -> Node | None:
     return None
 
 
-def scalar_of(text: str, *, line: int = 1, column: int = 1, plain: bool = True) -> Scalar:
+def scalar_of(text: str, *, plain: bool = True) -> Scalar:
     """A scalar that stands for itself, such as a command line's; never a surprise."""
-    return Scalar(line, column, text, _value(text) if plain else text)
+    return Scalar(1, 1, text, _value(text) if plain else text)
 
 
 def place_after(before: str) -> tuple[int, int]:
@@ -125,10 +110,6 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-class _TooDeepError(yaml.MarkedYAMLError):
-    """Nesting beyond `MAX_DEPTH`."""
-
-
 class _RefusedNode(yaml.Node):
     """An alias or a tagged value; reported when it was met."""
 
@@ -146,24 +127,22 @@ class _Loader(yaml.SafeLoader):
         mark = event.start_mark
         if isinstance(event, yaml.AliasEvent):
             self.get_event()  # type: ignore[no-untyped-call]  # as above
-            self._refuse(mark, f"alias *{event.anchor}: aliases are not supported, write the value out")
+            message = f"alias *{event.anchor}: aliases are not supported, write the value out"
+            self._report(*_place(mark), message)
             return _RefusedNode("", None, mark, mark)
         if event.anchor is not None:
-            self._refuse(mark, f"anchor &{event.anchor}: anchors are not supported, remove it")
+            self._report(*_place(mark), f"anchor &{event.anchor}: anchors are not supported, remove it")
             event.anchor = None
         tag, event.tag = event.tag, None
         if tag is not None:
             shown = quote(tag.replace("tag:yaml.org,2002:", "!!"))
-            self._refuse(mark, f"tag {shown}: tags are not supported, remove it")
+            self._report(*_place(mark), f"tag {shown}: tags are not supported, remove it")
         if self._depth >= MAX_DEPTH:
-            raise _TooDeepError(None, None, f"nested deeper than {MAX_DEPTH} levels", mark)
+            raise yaml.MarkedYAMLError(None, None, f"nested deeper than {MAX_DEPTH} levels", mark)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node if tag is None else _RefusedNode("", None, mark, mark)
-
-    def _refuse(self, mark: yaml.Mark, message: str) -> None:
-        self._report(*_place(mark), message)
 
 
 def _place(mark: yaml.Mark | None) -> tuple[int, int]:
@@ -206,15 +185,17 @@ def _surprise(node: yaml.ScalarNode, value: object) -> str | None:
     text, kind = node.value, node.tag.rpartition(":")[2]
     if node.style is not None or type(value) is float:  # 1e3 is a number to everyone but PyYAML
         return None
-    old_type = {"bool": bool, "int": int, "float": float}.get(kind)
-    if old_type is None and type(value) is not int:  # a text to both; so are dates, which nothing here is
+    if kind not in {"bool", "int", "float"} and type(value) is not int:  # so are dates, which nothing here is
         return None
-    if old_type is type(value) and not re.match(r"[-+]?0[0-9_]", text):
-        return None
-    try:
-        old = _spell(yaml.safe_load(text)) if len(text) <= _LONGEST_NUMBER else "a number"
-    except (yaml.YAMLError, ValueError):  # 0b_ looks like a number and is none
-        old = "a number"
+    old = "a number"
+    if len(text) <= _LONGEST_NUMBER:
+        try:
+            read = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError):  # 0b_ looks like a number and is none
+            read = None
+        if type(read) is type(value) and read == value:
+            return None
+        old = old if read is None else _spell(read)
     new = _spell(value)
     ways = " or ".join(sorted({old, new}))
     return f"{quote(text)[1:-1]} is {old} in YAML 1.1 and {new} in YAML 1.2; write {ways}"

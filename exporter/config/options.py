@@ -1,11 +1,7 @@
 """What a configuration file may hold: the options of a dataclass, and the ways of writing their values.
 
-Used in the sidecar by the dataclasses that define a configuration, by `loader`, which fills them, and by
-what is generated from them (JSON Schema, example, documentation). Pure values; no file, no YAML, no threads.
-
-A field's type may be annotated with `Duration`, `Size`, `Glob`, `Ratio`, `Secret`, `Range` or `Keys`. Its
-metadata may hold `help` (documentation), `key` (the YAML key, where that cannot be a Python name), `example` (a
-value to show) and `restart` (a change takes effect only when the process starts).
+Used in the sidecar by the dataclasses that define a configuration, by `loader`, which fills them, and by what is
+generated from them (JSON Schema, example, documentation). Pure values; no file, no YAML, no threads.
 """
 
 from __future__ import annotations
@@ -17,7 +13,9 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +25,20 @@ class Notation:
     Attributes:
         expected: What is allowed, in words, with an article.
         pattern: Regular expression of the whole text, in the dialect of JSON Schema.
-        parse: Text into value; raises ValueError.
+        convert: Such a text into a value; raises ValueError.
         format: Value into text; `parse(format(value)) == value`.
     """
 
     expected: str
     pattern: str
-    parse: Callable[[str], Any]
-    format: Callable[[Any], str]
+    convert: Callable[[str], Any] = str
+    format: Callable[[Any], str] = str
+
+    def parse(self, text: str) -> Any:
+        """Text into value; raises ValueError where it is not written so."""
+        if re.fullmatch(self.pattern, text) is None:
+            raise ValueError(text)
+        return self.convert(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,8 @@ class Range:
 
     def holds(self, value: float) -> bool:
         """Whether a value is inside."""
-        return (self.minimum is None or value >= self.minimum) and (
-            self.maximum is None or value <= self.maximum
-        )
+        low = -float("inf") if self.minimum is None else self.minimum
+        return low <= value <= (float("inf") if self.maximum is None else self.maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,58 +72,32 @@ class Hidden:
     """Marks a value that no message may show."""
 
 
-_UNITS_SECONDS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_UNITS_BYTES = {
-    "B": 1,
-    "kB": 10**3,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
+_UNITS_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_UNITS_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS_BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 # Each unit once, from the longest to the shortest, as in Prometheus; nine digits keep the float exact.
 _DURATION = (
     r"^(0|(?=[0-9])([0-9]{1,9}w)?([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?)$"
 )
-_SIZE = rf"^(0|[0-9]{{1,9}}({'|'.join(_UNITS_BYTES)}))$"
-_GLOB = r"^\S{1,200}$"
 
 
-def parse_duration(text: str) -> float:
-    """Seconds of `500ms`, `15s`, `1m30s`, `1h`.
-
-    Raises:
-        ValueError: It is not written so.
-    """
-    if re.fullmatch(_DURATION, text) is None:
-        raise ValueError(text)
+def _seconds(text: str) -> float:
     # Summed as whole milliseconds: 1s100ms is 1.1 exactly as a person writes it.
     parts = re.findall(r"([0-9]+)(ms|[wdhms])", text)
-    return sum(int(count) * round(_UNITS_SECONDS[unit] * 1000) for count, unit in parts) / 1000
+    return sum(int(count) * _UNITS_MILLISECONDS[unit] for count, unit in parts) / 1000
 
 
 def format_duration(seconds: float) -> str:
     """The shortest text that `parse_duration` reads back, to the millisecond."""
     rest = round(seconds * 1000)
     text = ""
-    for unit, length in _UNITS_SECONDS.items():
-        count, rest = divmod(rest, round(length * 1000))
+    for unit, length in _UNITS_MILLISECONDS.items():
+        count, rest = divmod(rest, length)
         text += f"{count}{unit}" if count else ""
     return text or "0s"
 
 
-def parse_size(text: str) -> int:
-    """Bytes of `512B`, `64KiB`, `10MB`.
-
-    Raises:
-        ValueError: It is not written so.
-    """
-    if re.fullmatch(_SIZE, text) is None:
-        raise ValueError(text)
+def _bytes(text: str) -> int:
     digits = text.rstrip("BkKMGTi")
     return int(digits) * _UNITS_BYTES.get(text[len(digits) :], 0)
 
@@ -133,22 +110,23 @@ def format_size(count: int) -> str:
     return "0B"
 
 
-def _parse_glob(text: str) -> str:
-    if re.fullmatch(_GLOB, text) is None:
-        raise ValueError(text)
-    return text
+_DURATIONS = Notation("a duration such as 500ms, 15s, 1m30s or 1h", _DURATION, _seconds, format_duration)
+_SIZES = Notation(
+    "a size such as 512B, 64KiB or 10MB",
+    rf"^(0|[0-9]{{1,9}}({'|'.join(_UNITS_BYTES)}))$",
+    _bytes,
+    format_size,
+)
+parse_duration: Callable[[str], float] = _DURATIONS.parse
+parse_size: Callable[[str], int] = _SIZES.parse
 
-
-Duration = Annotated[
-    float,
-    Notation("a duration such as 500ms, 15s, 1m30s or 1h", _DURATION, parse_duration, format_duration),
-]
+Duration = Annotated[float, _DURATIONS]
 """Seconds, written with units."""
 
-Size = Annotated[int, Notation("a size such as 512B, 64KiB or 10MB", _SIZE, parse_size, format_size)]
+Size = Annotated[int, _SIZES]
 """Bytes, written with a unit."""
 
-Glob = Annotated[str, Notation("a pattern such as training.* (without spaces)", _GLOB, _parse_glob, str)]
+Glob = Annotated[str, Notation("a pattern such as training.* (without spaces)", r"^\S{1,200}$")]
 """A shell-style pattern: `*`, `?`, `[…]`."""
 
 Ratio = Annotated[float, Range(0, 1)]
@@ -169,18 +147,29 @@ REQUIRED: Any = _Required.REQUIRED
 """The default of an option that has none."""
 
 
+def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = False) -> Any:
+    """The field of a dataclass, with its documentation.
+
+    Args:
+        default: `REQUIRED` for none.
+        help: Its documentation.
+        example: A value to show where the default shows nothing; `REQUIRED` for none.
+        restart: Whether a change takes effect only when the process starts.
+    """
+    metadata = {"help": help, "example": example, "restart": restart}
+    if default is REQUIRED:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key of a mapping, as its dataclass defines it.
+    """One key of a mapping, as its dataclass defines it; see `option`.
 
     Attributes:
         key: As written in YAML.
         name: The dataclass's field.
         hint: Its type, with annotations.
-        default: Its default value, or `REQUIRED`.
-        help: Its documentation.
-        example: A value to show where the default shows nothing; `REQUIRED` for none.
-        restart: Whether a change takes effect only when the process starts.
     """
 
     key: str
@@ -193,17 +182,10 @@ class Option:
 
 
 def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
-    """The keys that a mapping for `cls` may have, in order.
-
-    Args:
-        cls: A dataclass.
-        instance: Where it is one of `cls`, its values are the defaults.
-    """
+    """The keys that a mapping for a dataclass may have, in order; an instance's values are the defaults."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
         default: Any = REQUIRED
         if isinstance(instance, cls):
             default = getattr(instance, field.name)
@@ -211,17 +193,10 @@ def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
             default = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        about = field.metadata
-        option = Option(
-            key=about.get("key", field.name),
-            name=field.name,
-            hint=hints[field.name],
-            default=default,
-            help=about.get("help", ""),
-            example=about.get("example", REQUIRED),
-            restart=about.get("restart", False),
-        )
-        found.append(option)
+        about = dict(field.metadata)
+        key, text = about.pop("key", field.name), about.pop("help", "")
+        if field.init:
+            found.append(Option(key, field.name, hints[field.name], default, text, **about))
     return tuple(found)
 
 
@@ -231,6 +206,11 @@ def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
         base, *marks = get_args(hint)
         return base, tuple(marks)
     return hint, ()
+
+
+def mark_of(hint: Any, kind: type[_T]) -> _T | None:
+    """A type's annotation of a kind; None where it has none."""
+    return next((mark for mark in unwrap(hint)[1] if isinstance(mark, kind)), None)
 
 
 def is_union(hint: Any) -> bool:

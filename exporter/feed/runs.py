@@ -47,7 +47,7 @@ class Silence:
     """Why a job has recorded nothing.
 
     Attributes:
-        reason: A short slug from `exporter.cli.silence.REASONS`.
+        reason: A short slug for the label `reason`.
         found: What is the case, with the interpreter or file that it is about.
         remedy: What the user can do.
     """

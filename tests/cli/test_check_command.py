@@ -19,8 +19,7 @@ from run_support import REPOSITORY, environment, free_port, started
 from waiting import wait_until
 
 from exporter.cli.check import ask
-from exporter.cli.finding import Finding
-from exporter.cli.probes import REFUSED_REMEDIES
+from exporter.cli.probes import REFUSED_REMEDIES, Finding
 from exporter.ledger.families.feed import REFUSAL_REASONS
 
 RECORD = """

@@ -10,14 +10,8 @@ import pytest
 
 from exporter.cli import probes
 from exporter.cli.configuration import Configuration
-from exporter.cli.finding import Surroundings, bytes_text
-from exporter.cli.gpu_settings import GpuSection
-from exporter.cli.machine_probes import cgroup, nvidia, rapl, shared_memory
-
-
-def around(tmp_path: Path) -> Surroundings:
-    """A machine in a directory."""
-    return Surroundings(proc=tmp_path / "proc", sys=tmp_path / "sys", shm=tmp_path / "shm", environ={})
+from exporter.cli.probes import Finding, Machine, cgroup, nvidia, rapl, shared_memory
+from exporter.cli.sections import GpuSection
 
 
 def make(path: Path, text: str = "") -> Path:
@@ -27,78 +21,65 @@ def make(path: Path, text: str = "") -> Path:
     return path
 
 
-def test_a_machine_with_nothing_is_in_order_and_said_to_have_nothing(tmp_path: Path) -> None:
-    found = [finding for probe in (rapl, nvidia) for finding in probe(Configuration(), around(tmp_path))]
-
-    assert [finding.status for finding in found] == ["ok", "ok"]
-    assert ["absent" in finding.found for finding in found] == [True, True]
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(Configuration(), {}, tmp_path)
 
 
-def test_control_groups_of_either_version_are_recognised(tmp_path: Path) -> None:
-    make(tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    (first,) = cgroup(Configuration(), around(tmp_path))
-    make(tmp_path / "sys/fs/cgroup/cgroup.controllers")
-    (second,) = cgroup(Configuration(), around(tmp_path))
+def test_a_machine_with_nothing_is_in_order_and_said_to_have_nothing(machine: Machine) -> None:
+    for probe in (rapl, nvidia):
+        (found,) = probe(machine)
+        assert (found.status, "absent" in found.found) == ("ok", True)
 
-    assert (first.status, first.found) == ("ok", "version 1")
-    assert (second.status, second.found) == ("ok", "version 2")
+
+def test_control_groups_of_either_version_are_recognised(machine: Machine) -> None:
+    make(machine.root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
+    first = list(cgroup(machine))
+    make(machine.root / "sys/fs/cgroup/cgroup.controllers")
+
+    assert first == [Finding("ok", "cgroup", "version 1")]
+    assert list(cgroup(machine)) == [Finding("ok", "cgroup", "version 2")]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them(tmp_path: Path) -> None:
-    counter = make(tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj", "1\n")
+def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them(machine: Machine) -> None:
+    counter = make(machine.root / "sys/class/powercap/intel-rapl:0/energy_uj", "1\n")
     counter.chmod(0)
 
-    (finding,) = rapl(Configuration(), around(tmp_path))
+    (finding,) = rapl(machine)
 
     assert (finding.status, f"chmod a+r {counter}" in finding.remedy) == ("warn", True)
 
 
-def test_readable_energy_counters_are_counted(tmp_path: Path) -> None:
-    make(tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj", "1\n")
-    make(tmp_path / "sys/class/powercap/intel-rapl:0:0/energy_uj", "1\n")
-
-    (finding,) = rapl(Configuration(), around(tmp_path))
-
-    assert (finding.status, finding.found) == ("ok", "2 energy counters are readable")
-
-
-def test_the_nvidia_driver_is_named_without_being_touched(tmp_path: Path) -> None:
+def test_the_nvidia_driver_is_named_without_being_touched(machine: Machine) -> None:
     version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Tue Jan  7 2025\nGCC version:\n"
-    make(tmp_path / "proc/driver/nvidia/version", version)
+    make(machine.root / "proc/driver/nvidia/version", version)
 
-    (finding,) = nvidia(Configuration(), around(tmp_path))
+    (finding,) = nvidia(machine)
 
     assert "570.86.10" in finding.found
 
 
-def test_shared_memory_of_a_container_without_a_setting_is_small(tmp_path: Path) -> None:
-    (finding,) = shared_memory(Configuration(), around(tmp_path))
+def test_a_machine_that_is_played_is_told(machine: Machine) -> None:
+    played = dataclasses.replace(Configuration(), gpu=GpuSection(replay="h100"))
+    (finding,) = nvidia(dataclasses.replace(machine, configuration=played))
+
+    assert finding.status == "ok"
+    assert "the described machine h100 is played" in finding.found
+
+
+def test_missing_shared_memory_is_told_with_a_remedy(machine: Machine) -> None:
+    (finding,) = shared_memory(machine)
 
     assert (finding.status, "--feed.dir" in finding.remedy) == ("warn", True)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (64 << 20, "64 MiB"), (1536, "1.5 KiB"), (3 << 40, "3 TiB")]
-)
-def test_sizes_are_written_for_people(count: int, text: str) -> None:
-    assert bytes_text(count) == text
-
-
 def test_a_default_directory_that_nobody_can_make_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "default_directory", lambda uid: tmp_path / f"missing/exporter-{uid}")
+    monkeypatch.setattr(probes, "default_directory", lambda uid: machine.root / f"missing/exporter-{uid}")
     monkeypatch.setattr(probes, "is_trusted", lambda path, uid: False)
 
-    (finding,) = probes.feed_directory(Configuration(), around(tmp_path))
+    (finding,) = probes.feed_directory(machine)
 
     assert (finding.status, "cannot be created" in finding.found) == ("FAIL", True)
-
-
-def test_a_machine_that_is_played_is_told(tmp_path: Path) -> None:
-    played = dataclasses.replace(Configuration(), gpu=GpuSection(replay="h100"))
-    (finding,) = nvidia(played, around(tmp_path))
-
-    assert finding.status == "ok"
-    assert "the described machine h100 is played" in finding.found

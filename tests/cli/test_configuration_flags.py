@@ -125,8 +125,8 @@ def test_problems_of_all_sources_come_at_once(tmp_path: Path) -> None:
         f"{file}:1:14",
         f"{file}:2:18",
         "$EXPORTER_FEED_DIR",
-        "--log.format",
         "--web.listen-address",
+        "--log.format",
     ]
 
 

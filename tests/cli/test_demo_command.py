@@ -17,8 +17,7 @@ import pytest
 from run_support import environment, free_port, processes_naming, scrape, started
 from waiting import wait_until
 
-from exporter.cli.demo import make_plan
-from exporter.cli.scenario import Scenario
+from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, CYCLE_STEPS, crashes
 
 STEPS = re.compile(r'^demo_step_duration_seconds_count\{(?:.*,)?rank="(\d)".*\} (\S+)$', re.MULTILINE)
 PHASES = re.compile(r'^training_phase_seconds_total\{phase="(\w+)"', re.MULTILINE)
@@ -76,13 +75,9 @@ def test_it_shows_the_eight_gpus_of_a_described_machine(tmp_path: Path) -> None:
     assert "described machine h100" in said
 
 
-def test_another_machine_can_be_asked_for_or_none(tmp_path: Path) -> None:
+def test_another_machine_can_be_asked_for(tmp_path: Path) -> None:
     with demo(tmp_path, "--gpu.replay=t4") as (_, port):
         wait_until(lambda: page(port).count("\ngpu_up{") == 1)
-
-    own = make_plan(["--web.listen-address=127.0.0.1:0", "--gpu.replay="], {})
-    assert own.replay is None
-    assert not any(argument.startswith("--gpu.replay=h") for argument in own.sidecar)
 
 
 def value(text: str, series: str) -> float | None:
@@ -108,14 +103,14 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
     assert "rank 1 ended with status 137; all ranks start again" in said
     counts = [steps(text)["1"] for text in begun]
     assert counts == sorted(counts)
-    assert counts[-1] > Scenario().crash_step
+    assert counts[-1] > CRASH_STEP
     last = begun[-1]
     assert {"forward", "backward", "grad_sync", "validation", "checkpoint_load"} <= set(PHASES.findall(last))
     assert (value(last, 'training_nonfinite_total{kind="loss"') or 0) >= 1
     assert (value(last, 'training_checkpoints_total{kind="sync",result="ok"') or 0) >= 5
     # What rank 0 did within its last flush nobody has seen, on a busy machine most of it, and it may be some steps
     # ahead of rank 1; how many exactly is for the tests of goodput.
-    lost = (Scenario().crash_step - 1) % Scenario().checkpoint_steps
+    lost = (CRASH_STEP - 1) % CHECKPOINT_STEPS
     assert 0 < (value(last, "training_lost_steps_total") or 0) <= lost + 8
     assert value(last, "training_attempt{") == 2
 
@@ -192,25 +187,8 @@ def test_a_directory_that_another_exporter_serves_is_refused(tmp_path: Path) -> 
     assert "another exporter serves this feed directory" in ended.stderr
 
 
-def test_the_numbers_follow_from_the_seed() -> None:
-    one, again, other = Scenario(seed=1), Scenario(seed=1), Scenario(seed=2)
-
-    assert [one.loss(0, step) for step in range(50)] == [again.loss(0, step) for step in range(50)]
-    assert [one.loss(0, step) for step in range(50)] != [other.loss(0, step) for step in range(50)]
-    assert one.compute_seconds(0, 7) != one.compute_seconds(1, 7)
-
-
 def test_a_restarted_rank_gets_past_the_step_at_which_it_was_killed() -> None:
-    scenario = Scenario()
-    first = next(step for step in range(1000) if scenario.crashes(1, step, attempt=0))
-    second = next(step for step in range(1000) if scenario.crashes(1, step, attempt=1))
+    first, second = (next(n for n in range(1000) if crashes(1, n, attempt)) for attempt in (0, 1))
 
-    assert second - first == scenario.cycle_steps
-    assert not any(scenario.crashes(0, step, attempt=0) for step in range(1000))
-
-
-def test_a_cycle_takes_about_a_minute() -> None:
-    scenario = Scenario()
-    steps_seconds = sum(scenario.step_seconds(step) for step in range(scenario.cycle_steps))
-
-    assert 45 < steps_seconds + scenario.pause_seconds + scenario.restart_seconds < 75
+    assert second - first == CYCLE_STEPS
+    assert not any(crashes(0, step, attempt=0) for step in range(1000))

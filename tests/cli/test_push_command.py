@@ -146,7 +146,7 @@ def test_what_a_killed_push_has_left_is_taken_away_by_the_next_while_there_is_no
 
 
 def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp_path: Path) -> None:
-    class Full:
+    class Full(TextFile):
         there = False
 
         def put(self, page: bytes) -> None:
@@ -157,7 +157,7 @@ def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp
         def remove(self) -> None:
             self.there = False
 
-    target = Full()
+    target = Full(tmp_path / "page.prom")
     push = Push(f"{server.url}/metrics", target)
     steps = [(push.step(), target.there) for _ in range(2)]
 

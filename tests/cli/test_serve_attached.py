@@ -11,7 +11,7 @@ import pytest
 from serve_support import environment, exporter, sidecar
 from waiting import PATIENCE, wait_until
 
-from exporter.cli.lingering import Lingering
+from exporter.cli.launches import Lingering
 from exporter.feed import runs
 
 RUN = "import sys, pathlib; from exporter.feed import runs; r = runs.register(pathlib.Path(sys.argv[1])); sys.stdin.read()"

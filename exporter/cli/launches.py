@@ -1,16 +1,19 @@
-"""When a sidecar that `run` has started is to end.
+"""What the sidecar knows of the launches of `run`: when it is to end with the last one, and which jobs record nothing.
 
-Used in the sidecar, on the main thread, which asks now and then. After the last launch it reads the feed once more, so
-that the page has the job's final values, and waits for a regular scraper's next scrape; not where there is none, and no
-longer than it was told.
+Used in the sidecar; reads what `run` leaves in the feed directory.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Protocol
+
+from exporter.families import Collected, FamilySpec
+from exporter.feed import runs
+from exporter.feed.runs import Job
 
 POLL_SECONDS = 0.5
 LINGER_POLL_SECONDS = 0.1
@@ -22,12 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 class Scraped(Protocol):
-    """What is known of the feed and the scrapes; `serve.Sidecar`."""
+    """What is known of the feed and the scrapes; `serve.Sidecar`, and a test's."""
 
-    @property
-    def feed_passes(self) -> int:
-        """Passes over the feed that were published."""
-        ...
+    feed_passes: int
 
     def next_expected_scrape(self) -> float | None:
         """When a regular scraper is due, monotonic seconds; None without one."""
@@ -39,7 +39,7 @@ class Scraped(Protocol):
 
 
 class Lingering:
-    """Follows the launches, and sees to the last scrape.
+    """Ends a sidecar after the last launch: not before the page has the job's final values and a regular scraper has come.
 
     Args:
         sidecar: Whose end it is.
@@ -89,3 +89,43 @@ class Lingering:
                 return False
             self._due = due
         return due > self._due or now >= self._due + MARGIN_SECONDS
+
+
+SILENT = FamilySpec(
+    "training_run_silent",
+    "gauge",
+    f"1 for a run whose Python job, {runs.SILENT_SECONDS:.0f} s after its start, has recorded nothing, with the reason: "
+    "not_installed, shadowed, turned_off, environment, feed_directory, nothing_told. Absent once it records.",
+    ("run", "reason"),
+    source="`training-exporter run`, which asks the job's interpreter",
+)
+SPECS = (SILENT,)
+SILENT_INTERVAL_SECONDS = 5.0
+
+
+class SilentJobs:
+    """The collector of the jobs that record nothing; `jobs` are those of the last pass.
+
+    Args:
+        feed_directory: Where `run` leaves what it has found.
+        recording: The runs that have recorded something.
+    """
+
+    name = "silent_jobs"
+    specs = SPECS
+
+    def __init__(self, feed_directory: Path, recording: Callable[[], Collection[str]]) -> None:
+        self._feed_directory = feed_directory
+        self._recording = recording
+        self.jobs: tuple[Job, ...] = ()
+
+    def collect(self) -> Collected:
+        """Read what is said of the living jobs."""
+        self.jobs = tuple(
+            job
+            for job in runs.jobs(self._feed_directory)
+            if job.silence is not None and job.run not in self._recording()
+        )
+        collected = Collected()
+        collected.add_family(SILENT, {(job.run, job.silence.reason): 1.0 for job in self.jobs if job.silence})
+        return collected
