@@ -40,6 +40,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": str(REPOSITORY), **more}
 
 
+def finished(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+    """A command at its end, with what it has written."""
+    settings: dict[str, object] = {"env": environment(), "capture_output": True, "text": True, **options}
+    return subprocess.run(command, check=False, **settings)  # type: ignore[call-overload,no-any-return]  # by name
+
+
 def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
     """The command line of `run`."""
     listen = f"--web.listen-address=127.0.0.1:{port}"
@@ -96,6 +102,13 @@ def scrape(port: int, path: str = "/metrics") -> str:
     with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
         page: bytes = answer.read()
         return page.decode()
+
+
+def page(port: int) -> str:
+    """The metrics, "" while there are none."""
+    with contextlib.suppress(OSError):
+        return scrape(port)
+    return ""
 
 
 def answers(port: int, path: str = "/-/ready") -> bool:

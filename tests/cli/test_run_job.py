@@ -1,25 +1,29 @@
-"""The job under `run`: its exit status, its environment, what it inherits."""
+"""The job under `run`: its exit status, its environment, what it inherits, and how its end is told."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from run_support import FIRST_LINE, environment, started, supervise_command
+from run_support import (
+    FIRST_LINE,
+    environment,
+    finished,
+    free_port,
+    run_command,
+    started,
+    supervise_command,
+)
 from waiting import wait_until
 
-EXITS = [
-    (["sh", "-c", "exit 0"], 0),
-    (["sh", "-c", "exit 3"], 3),
-    (["sh", "-c", "exit 255"], 255),
-    (["sh", "-c", "kill -KILL $$"], -signal.SIGKILL),
-    (["sh", "-c", "kill -TERM $$"], -signal.SIGTERM),
-    (["sh", "-c", "kill -SEGV $$"], -signal.SIGSEGV),
-]
-
+from exporter.feed import runs
 
 # glibc's posix_spawn ignores its own two signals in the child; its thread library sets them up again.
 GLIBC_SIGNALS = 0b11 << 31
@@ -27,15 +31,20 @@ GLIBC_SIGNALS = 0b11 << 31
 
 def finish(feed: Path, *job: str, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a job to its end."""
-    settings: dict[str, object] = {"env": environment(), "capture_output": True, "text": True, **options}
-    return subprocess.run(supervise_command(feed, job), check=False, **settings)  # type: ignore[call-overload,no-any-return]  # by name
+    return finished(supervise_command(feed, job), **options)
 
 
-@pytest.mark.parametrize(("job", "status"), EXITS)
-def test_run_ends_as_the_job_has_ended(tmp_path: Path, job: list[str], status: int) -> None:
-    ended = finish(tmp_path, *job)
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [("exit 0", 0), ("exit 255", 255), ("kill -KILL $$", -9), ("kill -TERM $$", -15), ("kill -SEGV $$", -11)],
+)
+def test_run_ends_as_the_job_has_ended(tmp_path: Path, program: str, status: int) -> None:
+    before = time.time()
+    ended = finish(tmp_path, "sh", "-c", program)
+    (end,) = runs.ends(tmp_path)
 
-    assert ended.returncode == status
+    assert (ended.returncode, end.status, end.run) == (status, status, "r")
+    assert before < end.started < end.at < time.time()
 
 
 def test_a_job_is_not_kept_waiting_for_the_import_of_what_can_be_configured(tmp_path: Path) -> None:
@@ -44,53 +53,39 @@ def test_a_job_is_not_kept_waiting_for_the_import_of_what_can_be_configured(tmp_
         f"run.make_plan(['python', 'train.py'], {{'EXPORTER_FEED_DIR': {str(tmp_path)!r}}}); "
         "print([name for name in ('yaml', 'psutil', 'prometheus_client', 'h11') if name in sys.modules])"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
-    )
 
-    assert ended.stdout == "[]\n"
-
-
-def test_a_command_that_is_not_there_gives_127_and_one_line(tmp_path: Path) -> None:
-    ended = finish(tmp_path, "no-such-command-anywhere")
-
-    assert ended.returncode == 127
-    assert ended.stderr == "exporter: no-such-command-anywhere: command not found\n"
-
-
-def test_a_path_that_is_not_there_gives_127(tmp_path: Path) -> None:
-    ended = finish(tmp_path, f"{tmp_path}/nothing")
-
-    assert (ended.returncode, ended.stderr) == (
-        127,
-        f"exporter: {tmp_path}/nothing: No such file or directory\n",
-    )
+    assert finished([sys.executable, "-c", program]).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "message"),
+    ("name", "content", "mode", "status", "message"),
     [
-        ("#!/bin/sh\n", 0o600, "Permission denied"),
-        ("#!/no/such/shell\n", 0o700, "bad interpreter: No such file or directory"),
-        ("\x7fELF\0\0\0", 0o700, "Exec format error"),
+        ("no-such-command-anywhere", None, 0, 127, "no-such-command-anywhere: command not found"),
+        ("{}/nothing", None, 0, 127, "{}/nothing: No such file or directory"),
+        ("{}", None, 0, 126, "{}: Is a directory"),
+        ("{}/program", "#!/bin/sh\n", 0o600, 126, "{}/program: Permission denied"),
+        (
+            "{}/program",
+            "#!/no/such/shell\n",
+            0o700,
+            126,
+            "{}/program: bad interpreter: No such file or directory",
+        ),
+        ("{}/program", "\x7fELF\0\0\0", 0o700, 126, "{}/program: Exec format error"),
     ],
 )
-def test_a_file_that_cannot_be_executed_gives_126_and_one_line(
-    tmp_path: Path, content: str, mode: int, message: str
+def test_a_command_that_cannot_be_executed_gives_a_shell_s_status_and_one_line(
+    tmp_path: Path, name: str, content: str | None, mode: int, status: int, message: str
 ) -> None:
-    program = tmp_path / "program"
-    program.write_text(content)
-    program.chmod(mode)
+    if content is not None:
+        (tmp_path / "program").write_text(content)
+        (tmp_path / "program").chmod(mode)
+    trace = tmp_path / "sidecar"
+    sidecar = ["/bin/sh", "-c", f"touch {trace}"]
+    ended = finished(supervise_command(tmp_path, [name.format(tmp_path)], sidecar=sidecar))
 
-    ended = finish(tmp_path, str(program))
-
-    assert (ended.returncode, ended.stderr) == (126, f"exporter: {program}: {message}\n")
-
-
-def test_a_directory_as_the_command_gives_126(tmp_path: Path) -> None:
-    ended = finish(tmp_path, str(tmp_path))
-
-    assert (ended.returncode, ended.stderr) == (126, f"exporter: {tmp_path}: Is a directory\n")
+    assert (ended.returncode, ended.stderr) == (status, f"exporter: {message.format(tmp_path)}\n")
+    assert not trace.exists()
 
 
 def test_a_script_without_interpreter_line_runs_as_in_a_shell(tmp_path: Path) -> None:
@@ -103,19 +98,11 @@ def test_a_script_without_interpreter_line_runs_as_in_a_shell(tmp_path: Path) ->
     assert (ended.returncode, ended.stdout) == (5, "two words\n")
 
 
-def test_no_sidecar_is_started_for_a_command_that_cannot_be(tmp_path: Path) -> None:
-    trace = tmp_path / "sidecar"
-    command = supervise_command(tmp_path, ["no-such-command"], sidecar=["/bin/sh", "-c", f"touch {trace}"])
-
-    subprocess.run(command, env=environment(), stderr=subprocess.DEVNULL, check=False)
-
-    assert not trace.exists()
-
-
 def test_the_job_has_the_streams_of_run_to_itself(tmp_path: Path) -> None:
     ended = finish(tmp_path, "sh", "-c", "read line; echo out $line; echo err >&2", input="hello\n")
 
-    assert (ended.stdout, ended.stderr) == ("out hello\n", f"{FIRST_LINE}err\n")
+    assert ended.stdout == "out hello\n"
+    assert {*ended.stderr.splitlines(keepends=True)} == {FIRST_LINE, "err\n"}
 
 
 def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> None:
@@ -123,21 +110,14 @@ def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> Non
         "import os; print(os.getpgrp() == os.getpgid(os.getppid()), os.getsid(0) == os.getsid(os.getppid()))"
     )
 
-    ended = finish(tmp_path, sys.executable, "-c", program)
-
-    assert ended.stdout == "True True\n"
+    assert finish(tmp_path, sys.executable, "-c", program).stdout == "True True\n"
 
 
 def test_the_job_gets_the_signal_mask_and_dispositions_that_run_was_given(tmp_path: Path) -> None:
     look = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
     given = ["env", "--default-signal", "--ignore-signal=HUP", "--block-signal=USR1"]
 
-    shown = [
-        subprocess.run(
-            [*given, *command], env=environment(), capture_output=True, text=True, check=True
-        ).stdout
-        for command in (supervise_command(tmp_path, look), look)
-    ]
+    shown = [finished([*given, *command]).stdout for command in (supervise_command(tmp_path, look), look)]
     masks = [[int(line.split()[1], 16) & ~GLIBC_SIGNALS for line in text.splitlines()] for text in shown]
 
     assert masks[0] == masks[1] == [1 << signal.SIGUSR1 - 1, 1 << signal.SIGHUP - 1]
@@ -147,29 +127,16 @@ def test_descriptors_that_the_shell_left_open_reach_the_job_but_not_the_sidecar(
     note = tmp_path / "sidecar"
     look = "ls -l /proc/self/fd | grep -c 'given$'"
     sidecar = ["/bin/sh", "-c", f"{look} > {note}.new; mv {note}.new {note}"]
-    command = supervise_command(
-        tmp_path, ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done; {look}"], sidecar=sidecar
-    )
-
+    job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done; {look}"]
     with (tmp_path / "given").open("w") as given:
-        ended = subprocess.run(
-            command,
-            env=environment(),
-            pass_fds=[given.fileno()],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        ended = finished(supervise_command(tmp_path, job, sidecar=sidecar), pass_fds=[given.fileno()])
 
     assert (ended.stdout, note.read_text()) == ("1\n", "0\n")
 
 
 def test_standard_streams_that_are_closed_stay_closed_and_nothing_breaks(tmp_path: Path) -> None:
     command = supervise_command(tmp_path, ["sh", "-c", f"ls /proc/$$/fd > {tmp_path}/open; exit 4"])
-
-    ended = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], env=environment(), check=False
-    )
+    ended = finished(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
 
     assert ended.returncode == 4
     assert not {"0", "2"} & set((tmp_path / "open").read_text().split())
@@ -187,16 +154,128 @@ def test_the_job_goes_on_when_run_is_killed(tmp_path: Path) -> None:
 def test_run_reaps_orphans_when_it_is_the_first_process_of_a_container(tmp_path: Path) -> None:
     # A subshell leaves `sleep` behind as an orphan; zombies would be seen by the last `ps`.
     orphans = "(sleep 0.1 & ) ; sleep 0.5; ps -e -o stat= | grep -c '^Z'; exit 6"
-    command = [
-        "unshare",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        *supervise_command(tmp_path, ["sh", "-c", orphans]),
-    ]
-
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    job = supervise_command(tmp_path, ["sh", "-c", orphans])
+    ended = finished(["unshare", "--pid", "--fork", "--mount-proc", *job])
 
     if "unshare" in ended.stderr:
         pytest.skip(f"no pid namespaces here: {ended.stderr.strip()}")
     assert (ended.returncode, ended.stdout) == (6, "0\n")
+
+
+def test_a_living_launch_names_its_run_and_its_job_and_a_killed_one_does_not(tmp_path: Path) -> None:
+    command = run_command(tmp_path, ["sleep", "60"], "--run.name=llama", port=free_port())
+    with started(command, tmp_path) as run:
+        wait_until(lambda: runs.jobs(tmp_path))
+        (job,) = runs.jobs(tmp_path)
+        name = Path(f"/proc/{job.pid}/comm").read_text()
+        run.kill()
+        run.wait()
+
+        assert (job.run, name) == ("llama", "sleep\n")
+        assert runs.jobs(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"pid": 1, "status": 1, "at": NaN}'])
+def test_an_end_that_cannot_be_read_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "1-a.ended").write_bytes(content)
+    (tmp_path / "runs" / "2-b.ended").write_text(json.dumps({"pid": 2, "status": -9, "at": 5.0}))
+    (tmp_path / "runs" / "3-c.ended").symlink_to("2-b.ended")
+    os.mkfifo(tmp_path / "runs" / "4-d.ended")
+
+    assert [end.pid for end in runs.ends(tmp_path)] == [2]
+    assert runs.ends(tmp_path / "nowhere") == []
+
+
+def test_an_end_that_is_a_day_old_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    path = tmp_path / "runs" / "2-b.ended"
+    path.write_text(json.dumps({"pid": 2, "status": -9, "at": 5.0}))
+    runs.forget_ends(tmp_path)
+    young = path.exists()
+    runs.forget_ends(tmp_path, clock=lambda: path.stat().st_mtime + runs.ENDED_SECONDS + 1)
+
+    assert young
+    assert not path.exists()
+
+
+# The command line -------------------------------------------------------------------------------------
+
+
+def test_the_two_dashes_may_be_left_out_and_the_job_keeps_its_own_flags(tmp_path: Path) -> None:
+    show = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
+    flags = ["--feed.dir", str(tmp_path), "--web.listen-address=127.0.0.1:0"]
+    ended = finished([sys.executable, "-m", "exporter", "run", *flags, *show])
+
+    assert (ended.returncode, ended.stdout) == (0, "--web.listen-address=x -- -v\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["--run.lingr=1s", "touch", "{}/begun"], "--run.linger"), ([], "[--] COMMAND ARG...")],
+)
+def test_a_wrong_command_line_is_refused_before_the_job_is_started(
+    tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    given = [each.format(tmp_path) for each in arguments]
+    ended = finished([sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *given])
+
+    assert ended.returncode == 2
+    assert told in ended.stderr
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_job_that_wants_no_exporter_runs_as_if_there_were_none(tmp_path: Path) -> None:
+    command = run_command(tmp_path, ["sh", "-c", f"sleep 0.5; exec ls {tmp_path}"])
+    ended = finished(command, env=environment(EXPORTER_DISABLED="1"))
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_feed_directory_that_cannot_be_used_costs_one_line_and_not_the_job(tmp_path: Path) -> None:
+    broken = tmp_path / "file"
+    broken.touch()
+    ended = finished(run_command(broken, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
+
+    assert (ended.returncode, ended.stdout) == (3, f"{broken}\n")
+    assert len(ended.stderr.splitlines()) == 1
+    assert "the job runs without metrics" in ended.stderr
+
+
+def test_the_job_is_told_where_to_record_and_under_which_name(tmp_path: Path) -> None:
+    show = "echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_RUN"
+
+    def shown(*flags: str, **more: str) -> str:
+        return finished(run_command(tmp_path, ["sh", "-c", show], *flags), env=environment(**more)).stdout
+
+    assert shown() == f"{tmp_path} 1\n"
+    assert shown("--run.name=llama") == f"{tmp_path} 1 llama\n"
+    assert shown(EXPORTER_RUN="mine", EXPORTER_AUTO="0") == f"{tmp_path} 0 mine\n"
+
+
+def test_everything_that_one_launch_starts_shares_its_name_and_another_launch_has_its_own(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("for i in 1 2; do sh -c 'echo $EXPORTER_LAUNCH'; done; sleep 0.2")
+
+    def names() -> list[str]:
+        ended = finished(run_command(tmp_path, ["bash", str(script)], "--run.linger=0s"))
+        assert ended.stdout.splitlines()[0] in ended.stderr.splitlines()[0]
+        return ended.stdout.splitlines()
+
+    first, again = names()
+    other, _ = names()
+
+    assert first == again != other
+    assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", first)
+
+
+def test_the_rest_of_the_job_s_environment_is_what_run_was_given(tmp_path: Path) -> None:
+    # In the C locale, which makes CPython set LC_CTYPE.
+    bare = {"PATH": "/usr/bin:/bin", "PYTHONPATH": environment()["PYTHONPATH"], "A": "1"}
+    shown = finished(run_command(tmp_path, ["env"]), env=bare).stdout
+
+    given = dict(line.split("=", 1) for line in shown.splitlines())
+    assert given.pop("EXPORTER_LAUNCH").startswith("env-")
+    assert given == {**bare, "EXPORTER_AUTO": "1", "EXPORTER_FEED_DIR": str(tmp_path)}

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,9 +17,10 @@ import pytest
 from run_support import (
     FIRST_LINE,
     answers,
-    environment,
+    finished,
     free_port,
     lines,
+    page,
     processes_naming,
     run_command,
     scrape,
@@ -54,11 +56,8 @@ def recording_job(go_on: Path, steps: int = 5) -> list[str]:
 
 def steps_on(port: int) -> float | None:
     """The total of the recorded steps on the page."""
-    with contextlib.suppress(OSError):
-        for line in scrape(port).splitlines():
-            if line.startswith("job_steps_count{"):
-                return float(line.split()[-1])
-    return None
+    found = [line for line in page(port).splitlines() if line.startswith("job_steps_count{")]
+    return float(found[0].split()[-1]) if found else None
 
 
 @contextlib.contextmanager
@@ -105,16 +104,6 @@ def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(feed: 
         assert run.returncode == 0
 
 
-def test_one_look_at_the_metrics_does_not_hold_the_terminal(feed: Path, tmp_path: Path) -> None:
-    port, go_on = free_port(), tmp_path / "go-on"
-    with started(run_command(feed, recording_job(go_on), "--run.linger=60s", port=port), feed) as run:
-        wait_until(lambda: answers(port))
-        assert scrape(port)
-        go_on.touch()
-
-        assert run.wait(timeout=4 * PATIENCE) == 0
-
-
 def test_after_a_sigterm_run_waits_three_seconds_at_most(feed: Path, tmp_path: Path) -> None:
     port, go_on = free_port(), tmp_path / "go-on"
     with recording_run(feed, go_on, port, "--run.linger=60s") as run:
@@ -128,32 +117,12 @@ def test_after_a_sigterm_run_waits_three_seconds_at_most(feed: Path, tmp_path: P
         assert time.monotonic() - began < 3 + 1 * PATIENCE
 
 
-def test_the_sidecar_does_not_linger_when_nobody_ever_scraped(feed: Path) -> None:
-    began = time.monotonic()
-    ended = subprocess.run(
-        run_command(feed, ["sleep", "2"], "--run.linger=60s"),
-        env=environment(),
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-
-    assert ended.returncode == 0
-    assert time.monotonic() - began < 15
-    assert processes_naming(str(feed)) == {}
-
-
 def test_nothing_but_the_job_is_heard_unless_somebody_wants_more(feed: Path) -> None:
     # What a sidecar writes as soon as it serves: a busy machine takes its time.
     wait = f"for i in $(seq 300); do [ -e {feed}/overrides.json ] && break; sleep 0.1; done"
     job = ["sh", "-c", f"rm -f {feed}/overrides.json; {wait}; echo the job >&2"]
     heard = [
-        subprocess.run(
-            run_command(feed, job, "--run.linger=0s", *flags),
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        ).stderr
+        finished(run_command(feed, job, "--run.linger=0s", *flags)).stderr
         for flags in ([], ["--log.level=info"])
     ]
 
@@ -179,17 +148,10 @@ def test_a_signal_ends_the_lingering_at_once(feed: Path, tmp_path: Path) -> None
 
 
 def test_a_port_that_is_taken_costs_one_line_and_not_the_job(feed: Path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = subprocess.run(
-            run_command(feed, ["sh", "-c", "sleep 1.5; exit 3"], "--log.level=error", port=port),
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        job = ["sh", "-c", "sleep 1.5; exit 3"]
+        ended = finished(run_command(feed, job, "--log.level=error", port=port))
 
     assert ended.returncode == 3
     first, refused = ended.stderr.splitlines()
@@ -265,122 +227,6 @@ def test_when_run_is_killed_the_job_and_its_sidecar_go_on_and_both_end(feed: Pat
         wait_until(lambda: processes_naming(str(feed)) == {} and processes_naming(str(go_on)) == {})
 
 
-def test_a_feed_directory_that_cannot_be_used_costs_one_line_and_not_the_job(tmp_path: Path) -> None:
-    broken = tmp_path / "file"
-    broken.touch()
-    ended = subprocess.run(
-        run_command(broken, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert (ended.returncode, ended.stdout) == (3, f"{broken}\n")
-    assert len(ended.stderr.splitlines()) == 1
-    assert "the job runs without metrics" in ended.stderr
-
-
-def test_the_two_dashes_may_be_left_out_and_the_job_keeps_its_own_flags(feed: Path) -> None:
-    show = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
-    flags = ["--feed.dir", str(feed), "--web.listen-address=127.0.0.1:0"]
-    command = [sys.executable, "-m", "exporter", "run", *flags, *show]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-
-    assert (ended.returncode, ended.stdout) == (0, "--web.listen-address=x -- -v\n")
-
-
-def test_a_job_that_wants_no_exporter_runs_as_if_there_were_none(feed: Path) -> None:
-    command = run_command(feed, ["sh", "-c", f"sleep 0.5; exec ls {feed}"])
-    settings = environment(EXPORTER_DISABLED="1")
-    ended = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
-
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-
-
-def test_a_wrong_flag_is_refused_before_the_job_is_started(feed: Path, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        run_command(feed, ["touch", str(tmp_path / "begun")], "--run.lingr=1s"),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ended.returncode == 2
-    assert "--run.linger" in ended.stderr
-    assert not (tmp_path / "begun").exists()
-
-
-def test_a_command_line_without_a_command_says_how_it_is_written(feed: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "exporter", "run", f"--feed.dir={feed}"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ended.returncode == 2
-    assert "[--] COMMAND ARG..." in ended.stderr
-
-
-def test_the_job_is_told_where_to_record_and_under_which_name(feed: Path) -> None:
-    show = "echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_RUN"
-
-    def shown(*flags: str, **more: str) -> str:
-        command = run_command(feed, ["sh", "-c", show], *flags)
-        return subprocess.run(
-            command,
-            env=environment(**more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            check=True,
-        ).stdout
-
-    assert shown() == f"{feed} 1\n"
-    assert shown("--run.name=llama") == f"{feed} 1 llama\n"
-    assert shown(EXPORTER_RUN="mine", EXPORTER_AUTO="0") == f"{feed} 0 mine\n"
-
-
-def test_everything_that_one_launch_starts_shares_its_name_and_another_launch_has_its_own(
-    feed: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.sh"
-    script.write_text("for i in 1 2; do sh -c 'echo $EXPORTER_LAUNCH'; done; sleep 0.2")
-
-    def names() -> list[str]:
-        command = run_command(feed, ["bash", str(script)], "--run.linger=0s")
-        ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-        assert ended.stdout.splitlines()[0] in ended.stderr.splitlines()[0]
-        return ended.stdout.splitlines()
-
-    first, again = names()
-    other, _ = names()
-
-    assert first == again != other
-    assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", first)
-
-
-def test_the_rest_of_the_job_s_environment_is_what_run_was_given(feed: Path) -> None:
-    # In the C locale, which makes CPython set LC_CTYPE.
-    bare = {"PATH": "/usr/bin:/bin", "PYTHONPATH": environment()["PYTHONPATH"], "A": "1"}
-    shown = subprocess.run(
-        run_command(feed, ["env"]),
-        env=bare,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        check=True,
-    ).stdout
-
-    ours = {"EXPORTER_AUTO": "1", "EXPORTER_FEED_DIR": str(feed)}
-    given = dict(line.split("=", 1) for line in shown.splitlines())
-    assert given.pop("EXPORTER_LAUNCH").startswith("env-")
-    assert given == {**bare, **ours}
-
-
 def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     starts.touch()
@@ -443,5 +289,4 @@ def test_a_sidecar_that_does_not_end_is_ended(feed: Path, tmp_path: Path) -> Non
 
 def supervised(feed: Path, job: Sequence[str], sidecar: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """A job beside some program in place of the sidecar."""
-    command = supervise_command(feed, job, sidecar=sidecar)
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    return finished(supervise_command(feed, job, sidecar=sidecar))
