@@ -12,9 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
-
-Kept = TypeVar("Kept")
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 NOT_KEPT = {"kept": False}
 """Metadata of a field that is not written."""
@@ -25,17 +23,16 @@ def dumps(value: object) -> bytes:
     return json.dumps(to_json(value), separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
-def loads(kind: type[Kept], content: bytes) -> Kept:
-    """Read a dataclass back.
+def loads(kind: Any, content: bytes) -> Any:
+    """Read a value of a type back.
 
     Raises:
         ValueError: It is not what `dumps` writes.
     """
     try:
-        found: Kept = from_json(kind, json.loads(content))
-    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        return from_json(kind, json.loads(content))
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    return found
 
 
 def to_json(value: Any) -> Any:
@@ -53,34 +50,22 @@ def to_json(value: Any) -> Any:
 
 def from_json(kind: Any, found: Any) -> Any:
     """Turn what `json` has read into a value of a type."""
-    if kind in {str, int, float, bool}:
-        return _plain(kind, found)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in {Union, UnionType}:  # of None and one other type
         other = next(each for each in arguments if each is not NoneType)
         return None if found is None else from_json(other, found)
-    if origin is tuple:
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple([from_json(arguments[0], each) for each in found])
+    if origin is tuple and arguments[-1] is not Ellipsis:
         return tuple([from_json(each, value) for each, value in zip(arguments, found, strict=True)])
-    if origin is list:
-        return [from_json(arguments[0], each) for each in found]
-    if not isinstance(found, dict) and origin is None:
-        raise ValueError(f"{type(found).__name__} where {kind.__name__} belongs")
+    if origin in {list, tuple}:
+        return origin([from_json(arguments[0], each) for each in found])
     if origin is not None:  # a mapping
         pairs = found.items() if isinstance(found, dict) else found
         return {from_json(arguments[0], key): from_json(arguments[1], value) for key, value in pairs}
+    if kind in {str, int, float, bool}:
+        return kind(found)
     return kind(
         **{name: from_json(hint, found[name]) for name, hint in _hints(kind).items() if name in found}
     )
-
-
-def _plain(kind: type, found: Any) -> Any:
-    if kind is float and type(found) is int:
-        return float(found)
-    if type(found) is not kind:
-        raise ValueError(f"{type(found).__name__} where {kind.__name__} belongs")
-    return found
 
 
 @cache

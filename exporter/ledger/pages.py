@@ -7,8 +7,6 @@ storage every machine counts what is its own.
 
 from __future__ import annotations
 
-import json
-
 from exporter.collectors.keeping import Rows
 from exporter.errors import CollectError, StateError
 from exporter.ledger import codec
@@ -16,11 +14,7 @@ from exporter.ledger.store import StateKey, StateStore
 
 
 class Pages:
-    """Makes pages; `exporter.collectors.keeping.Keeper`.
-
-    Args:
-        state: Where they are stored.
-    """
+    """Makes pages; `exporter.collectors.keeping.Keeper`."""
 
     def __init__(self, state: StateStore) -> None:
         self._state = state
@@ -46,7 +40,7 @@ class StoredPage:
         try:
             if not self._state.claim(self._key):
                 return None
-            return self._state.load(self._key, decode_rows) or {}
+            return self._state.load(self._key, lambda content: codec.loads(Rows, content)) or {}
         except StateError as error:
             raise CollectError(str(error), reason="state") from error
 
@@ -64,16 +58,3 @@ class StoredPage:
     def close(self) -> None:
         """Let another sidecar keep it."""
         self._state.release(self._key)
-
-
-def decode_rows(content: bytes) -> Rows:
-    """Read rows back.
-
-    Raises:
-        ValueError: It is not what `StoredPage.save` writes.
-    """
-    try:
-        rows: Rows = codec.from_json(Rows, json.loads(content))
-    except (TypeError, AttributeError) as error:
-        raise ValueError(str(error)) from error
-    return rows

@@ -254,7 +254,7 @@ class RankTotals:
                     process = Process(identity=identity, written=found["written"], sequence=found["sequence"])
                     _fill(process, found["totals"], definitions)
                     slot.processes.append(process)
-        except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         return ranks
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import hashlib
 import json
 import logging
@@ -38,9 +37,9 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar
 
 from exporter.errors import StateError
 
@@ -48,8 +47,6 @@ StateKey = tuple[str, ...]
 """The kind of content, the run ("" for what is of no run), and what tells this file from others of the run."""
 
 Decoded = TypeVar("Decoded")
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -61,24 +58,11 @@ _MOST_DAMAGED = 4
 TIDY_SECONDS = 3600.0
 _IN_USE = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-_OCCUPIED = {errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EPERM}
+_NO_FILE = {errno.ELOOP: "it is a symbolic link", errno.EISDIR: "it is a directory"}
 
 
 class _DamagedError(Exception):
     """What makes a state file unusable, in words; never leaves this module."""
-
-
-def _alone(
-    method: Callable[Concatenate[StateStore, Arguments], Result],
-) -> Callable[Concatenate[StateStore, Arguments], Result]:
-    """Let one thread at a time into a store."""
-
-    @functools.wraps(method)
-    def guarded(store: StateStore, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with store._guard:  # noqa: SLF001  # its own method
-            return method(store, *args, **kwargs)
-
-    return guarded
 
 
 def file_name(key: StateKey) -> str:
@@ -96,12 +80,20 @@ def _hash(key: StateKey) -> str:
 class StateStore:
     """Reads and writes state files; the ledger's only contact with storage.
 
+    Args:
+        directory: The state directory. It must exist when something is saved.
+        keeper: A name for this sidecar that is the same after its restart and differs from that of any other
+            sidecar that shares the directory; the host name when None.
+        max_bytes: A larger file is neither written nor read.
+        keep_seconds: How long a file is kept that nobody keeps up any more.
+        keep_runs: Of how many runs there are files at most, but for those that are kept up.
+        clock: Unix time.
+
     Attributes:
         directory: Where the files are; made, as `ledger` in the directory given, when it is first needed.
         keeper: Who writes; a key is loaded at start only by the keeper that saved it last.
         errors: Loads, saves and claims that failed.
         damaged: Files that were moved aside.
-        last_write: Unix time of the last successful save, None before the first.
     """
 
     def __init__(
@@ -114,22 +106,10 @@ class StateStore:
         keep_runs: int = 1000,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Remember where; nothing is touched.
-
-        Args:
-            directory: The state directory. It must exist when something is saved.
-            keeper: A name for this sidecar that is the same after its restart and differs from that of any other
-                sidecar that shares the directory; the host name when None.
-            max_bytes: A larger file is neither written nor read.
-            keep_seconds: How long a file is kept that nobody keeps up any more.
-            keep_runs: Of how many runs there are files at most, but for those that are kept up.
-            clock: Unix time.
-        """
         self.directory = directory / "ledger"
         self.keeper = socket.gethostname() if keeper is None else keeper
         self.errors = 0
         self.damaged = 0
-        self.last_write: float | None = None
         self._max_bytes = max_bytes
         self._keep_seconds, self._keep_runs = keep_seconds, keep_runs
         self._clock = clock
@@ -138,81 +118,71 @@ class StateStore:
         self._told = False
         self._tidied: float | None = None
         self._released = 0
-        self._guard = threading.RLock()
+        self._guard = threading.Lock()
 
-    @_alone
     def claim(self, key: StateKey) -> bool:
-        """Become the keeper of a key, until `release` or death.
-
-        Returns:
-            False while another sidecar keeps it.
+        """Become the keeper of a key, until `release` or death; False while another sidecar keeps it.
 
         Raises:
             StateError: The directory cannot be used.
         """
-        if key in self._claimed:
-            return True
         name = file_name(key)
-        with self._failing(name), self._opened() as directory:
-            if not self._lock(name, directory):
-                return False
-        self._claimed[key] = name
-        return True
+        with self._using(name):
+            if key not in self._claimed and self._lock(name):
+                self._claimed[key] = name
+        return key in self._claimed
 
-    @_alone
     def release(self, key: StateKey) -> None:
         """Let another sidecar keep the key; harmless when it is not claimed."""
-        name = self._claimed.pop(key, None)
-        if name is not None:
-            self._released += 1
-            self._unlock(name)
+        with self._guard:
+            name = self._claimed.pop(key, None)
+            if name is not None:
+                self._released += 1
+                self._unlock(name)
 
-    @_alone
     def close(self) -> None:
         """Release everything."""
-        self._claimed.clear()
-        self._drop_locks()
+        with self._guard:
+            self._claimed.clear()
+            if self._locks is not None:
+                os.close(self._locks)
+                self._locks = None
 
-    @_alone
     def load(self, key: StateKey, decode: Callable[[bytes], Decoded]) -> Decoded | None:
-        """Read what was last saved under a key.
+        """Read what was last saved under a key; None when nothing was, or when it was damaged.
 
         Args:
             key: Need not be claimed, but a damaged file is moved aside only by its keeper.
             decode: Turns the content into a value; its ValueError means damage.
 
-        Returns:
-            None when nothing was saved, or when it was damaged.
-
         Raises:
             StateError: There may be a file, but it cannot be read now.
         """
-        name = file_name(key)
         if not os.path.lexists(self.directory):
             return None
-        with self._failing(name), self._opened() as directory:
+        path = self.directory / file_name(key)
+        with self._using(path.name):
             try:
-                head, content = self._read(directory, name)
+                head, content = self._read(path)
                 if head.get("key") != list(key):
                     raise _DamagedError("it is the file of something else")  # noqa: TRY301  # one way out for all
                 return decode(content)
             except FileNotFoundError:
-                return None
+                pass
             except (_DamagedError, ValueError) as error:
                 if key in self._claimed:
-                    self._move_aside(directory, name, str(error))
-                return None
+                    self._move_aside(path, str(error))
+        return None
 
-    @_alone
     def save(self, key: StateKey, content: bytes) -> None:
         """Replace the file of a claimed key.
 
         Raises:
             StateError: The old file is still there, unchanged, or the key is not claimed.
         """
-        name = self._claimed.get(key) or file_name(key)
-        with self._failing(name), self._opened() as directory:
-            self._renew_locks(directory)
+        path = self.directory / file_name(key)
+        with self._using(path.name):
+            self._renew_locks()
             if key not in self._claimed:
                 raise OSError(errno.ENOLCK, "another sidecar keeps this rank")
             head = json.dumps({"key": key, "keeper": self.keeper}).encode() + b"\n"
@@ -220,17 +190,18 @@ class StateStore:
             header = b"%s %d %08x %d\n" % (_MAGIC, _VERSION, zlib.crc32(content, zlib.crc32(head)), size)
             if size > self._max_bytes:
                 raise OSError(errno.EFBIG, f"{size} bytes are more than {self._max_bytes}")
+            temporary = path.with_name(path.name + _TEMPORARY)
+            self._clear(path)
+            self._clear(temporary)
+            temporary.unlink(missing_ok=True)  # of a sidecar that was killed here; nobody else's, by the lock
             try:
-                _replace(directory, name, header + head + content)
-            except OSError as error:
-                if error.errno not in _OCCUPIED:
-                    raise
-                for each in (name, name + _TEMPORARY):
-                    self._clear_path(directory, each)
-                _replace(directory, name, header + head + content)
-        self.last_write = self._clock()
+                with open(temporary, "xb", opener=_open) as file:
+                    file.write(header + head + content)
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
 
-    @_alone
     def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
         """List the keys of a kind that this keeper saved in the last so many seconds.
 
@@ -241,18 +212,16 @@ class StateStore:
         if not os.path.lexists(self.directory):
             return keys
         oldest = self._clock() - within_seconds
-        with self._failing("."), self._opened() as directory:
-            for name in _names(directory, _SUFFIX):
+        with self._using("."):
+            for path in self._paths(_SUFFIX):
                 with contextlib.suppress(OSError, _DamagedError):  # it is told when its rank appears
-                    if not name.startswith(kind) or _modified(directory, name) < oldest:
-                        continue
-                    head, _ = self._read(directory, name)
-                    key = head.get("key")
-                    if head.get("keeper") == self.keeper and isinstance(key, list) and key[:1] == [kind]:
-                        keys.append(tuple(map(str, key)))
+                    if path.name.startswith(kind) and path.lstat().st_mtime >= oldest:
+                        head, _ = self._read(path)
+                        key = head.get("key")
+                        if head.get("keeper") == self.keeper and isinstance(key, list) and key[0] == kind:
+                            keys.append(tuple(key))
         return keys
 
-    @_alone
     def tidy(self) -> None:
         """Remove files that nobody has kept for long, and those of the oldest runs: hourly, or after many runs."""
         now = self._clock()
@@ -260,39 +229,52 @@ class StateStore:
         if recently and self._released < max(10, self._keep_runs // 2):
             return
         self._tidied, self._released = now, 0
-        with contextlib.suppress(OSError, StateError), self._opened() as directory:
-            aged: list[tuple[float, str]] = []
-            for name in [*_names(directory, _SUFFIX), *_names(directory, _SUFFIX + _TEMPORARY)]:
+        with contextlib.suppress(StateError), self._using("."):
+            aged: list[tuple[float, Path]] = []
+            for path in (*self._paths(_SUFFIX), *self._paths(_SUFFIX + _TEMPORARY)):
                 with contextlib.suppress(OSError):
-                    aged.append((_modified(directory, name), name))
+                    aged.append((path.lstat().st_mtime, path))
             runs: dict[str, int] = {}
-            for modified, name in sorted(aged, reverse=True):
-                run, file = name.split("-")[-2], name.removesuffix(_TEMPORARY)
+            for modified, path in sorted(aged, reverse=True):
+                run, name = path.name.split("-")[-2], path.name.removesuffix(_TEMPORARY)
                 late = run != "machine" and runs.setdefault(run, len(runs)) >= self._keep_runs
-                ours = file in self._claimed.values()
-                if (modified < now - self._keep_seconds or late) and not ours and self._lock(file, directory):
+                ours = name in self._claimed.values()
+                if (modified < now - self._keep_seconds or late) and not ours and self._lock(name):
                     with contextlib.suppress(OSError):
-                        os.unlink(name, dir_fd=directory)
-                    self._unlock(file)
+                        path.unlink()
+                    self._unlock(name)
 
     # Files ----------------------------------------------------------------------------------------------
 
-    def _read(self, directory: int, name: str) -> tuple[dict[str, object], bytes]:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    @contextlib.contextmanager
+    def _using(self, name: str) -> Iterator[None]:
+        """Let one thread at a time into the directory, which is made where it is not there."""
+        with self._guard:
+            try:
+                self.directory.mkdir(mode=0o700, exist_ok=True)
+                if self.directory.is_symlink():
+                    raise OSError(errno.ELOOP, "the directory is a symbolic link")  # noqa: TRY301  # one way out
+                yield
+            except OSError as error:
+                self.errors += 1
+                raise StateError(error.strerror or str(error), path=str(self.directory / name)) from error
+
+    def _paths(self, suffix: str) -> Iterator[Path]:
+        return (path for path in self.directory.iterdir() if path.name.endswith(suffix))
+
+    def _read(self, path: Path) -> tuple[dict[str, object], bytes]:
         try:
-            descriptor = os.open(name, flags, dir_fd=directory)
+            with open(path, "rb", opener=_open) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise _DamagedError("it is not a regular file")
+                if status.st_size > self._max_bytes + _LONGEST_HEADER:
+                    raise _DamagedError(f"it is larger than {self._max_bytes} bytes")
+                header, rest = file.readline(_LONGEST_HEADER).split(), file.read(self._max_bytes + 1)
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise _DamagedError("it is a symbolic link") from error
+            if error.errno in _NO_FILE:
+                raise _DamagedError(_NO_FILE[error.errno]) from error
             raise
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise _DamagedError("it is not a regular file")
-            if status.st_size > self._max_bytes + _LONGEST_HEADER:
-                raise _DamagedError(f"it is larger than {self._max_bytes} bytes")
-            header = file.readline(_LONGEST_HEADER).split()
-            rest = file.read(self._max_bytes + 1)
         if len(header) != 4 or header[0] != _MAGIC:
             raise _DamagedError("it is no state file, or empty")
         if header[1] != b"%d" % _VERSION:
@@ -303,71 +285,33 @@ class StateStore:
         if header[2] != b"%08x" % zlib.crc32(rest):
             raise _DamagedError("its checksum does not fit")
         first, _, content = rest.partition(b"\n")
-        try:
-            head = json.loads(first)
-        except ValueError as error:
-            raise _DamagedError("its second line is damaged") from error
-        if not isinstance(head, dict):
-            raise _DamagedError("its second line is damaged")
-        return head, content
+        return json.loads(first), content
 
-    def _move_aside(self, directory: int, name: str, what: str) -> None:
-        old = sorted(
-            (int(number), each)
-            for each in _names(directory, "")
-            for _, mark, number in [each.rpartition(_DAMAGED)]
-            if mark and number.isdecimal() and len(number) <= 12
-        )
+    def _move_aside(self, path: Path, what: str) -> None:
+        numbers = {each: each.name.rpartition(_DAMAGED)[2] for each in self.directory.iterdir()}
+        old = sorted((int(n), each) for each, n in numbers.items() if _DAMAGED in each.name and n.isdecimal())
         # Later than the last one, even if the clock has been set back: the newest are kept.
         when = max(int(self._clock()), old[-1][0] + 1 if old else 0)
-        aside = f"{name}{_DAMAGED}{when}"
-        os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
+        aside = path.rename(path.with_name(f"{path.name}{_DAMAGED}{when}"))
         self.damaged += 1
-        _log.error("a state file is damaged: %s; moved aside to %s", what, self.directory / aside)
+        _log.error("a state file is damaged: %s; moved aside to %s", what, aside)
         for _, each in old[: max(len(old) + 1 - _MOST_DAMAGED, 0)]:
             with contextlib.suppress(OSError):
-                os.unlink(each, dir_fd=directory)
-            shutil.rmtree(self.directory / each, ignore_errors=True)  # where it is a directory
+                each.unlink()
+            shutil.rmtree(each, ignore_errors=True)  # where it is a directory
 
-    def _clear_path(self, directory: int, name: str) -> None:
+    def _clear(self, path: Path) -> None:
         """Move aside what is no file and keeps ours from its place, or totals would be withheld for ever."""
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                self._move_aside(directory, name, "it is a directory")
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(self.directory, flags)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                self.directory.mkdir(mode=0o700)
-            descriptor = os.open(self.directory, flags)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    @contextlib.contextmanager
-    def _failing(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.errors += 1
-            raise StateError(error.strerror or str(error), path=str(self.directory / name)) from error
+        if path.is_dir() and not path.is_symlink():
+            self._move_aside(path, "it is a directory")
 
     # Locks ----------------------------------------------------------------------------------------------
 
-    def _lock(self, name: str, directory: int) -> bool:
+    def _lock(self, name: str) -> bool:
         """Lock a state file; on a file system without locks everybody succeeds, which is logged."""
         if self._locks is None:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            try:
-                self._locks = os.open("locks", flags, 0o600, dir_fd=directory)
-            except IsADirectoryError:
-                self._clear_path(directory, "locks")
-                self._locks = os.open("locks", flags, 0o600, dir_fd=directory)
+            self._clear(self.directory / "locks")
+            self._locks = _open(str(self.directory / "locks"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(name))
         except OSError as error:
@@ -389,48 +333,18 @@ class StateStore:
             with contextlib.suppress(OSError):
                 fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _offset(name))
 
-    def _drop_locks(self) -> None:
-        if self._locks is not None:
-            os.close(self._locks)
-            self._locks = None
-
-    def _renew_locks(self, directory: int) -> None:
+    def _renew_locks(self) -> None:
         """Claim all keys again when somebody has removed the lock file (`rm -r` of the directory)."""
         if self._locks is not None and not os.fstat(self._locks).st_nlink:
-            self._drop_locks()
-            self._claimed = {key: name for key, name in self._claimed.items() if self._lock(name, directory)}
+            os.close(self._locks)
+            self._locks = None
+            self._claimed = {key: name for key, name in self._claimed.items() if self._lock(name)}
+
+
+def _open(path: str, flags: int) -> int:
+    """Open what is no link, and wait for nobody where it is a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def _offset(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
-
-
-def _modified(directory: int, name: str) -> float:
-    return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
-
-
-def _names(directory: int, suffix: str) -> Collection[str]:
-    every = os.listdir(directory)  # pathlib lists no descriptors
-    return [name for name in every if name.endswith(suffix)]
-
-
-def _replace(directory: int, name: str, data: bytes) -> None:
-    temporary = name + _TEMPORARY
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # of a sidecar that was killed here; nobody else's, by the lock
-        os.unlink(temporary, dir_fd=directory)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=directory)
-        raise
