@@ -11,14 +11,13 @@ adds the ranks, the loss before it is divided by the accumulated batches, and wh
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from exporter.bridges import torch_loop
-from exporter.bridges.patching import never_raises, patch, when_imported
+from exporter.bridges.patching import Around, never_raises, patch, version_of, when_imported
 from exporter.bridges.sources import set_rank
 
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
@@ -41,19 +40,19 @@ def tracker() -> Any:
     torch_loop.loop_source()
     _watch(import_module("accelerate.accelerator"))
     base: Any = import_module("accelerate.tracking").GeneralTracker
-    return type("ExporterTracker", (Tracking, base), {})()
+    return type("ExporterTracker", (_Tracking, base), {})()
 
 
 def _watch(module: ModuleType) -> None:
     accelerator = module.Accelerator
-    patch(accelerator, "__init__", _made_begins, _made)
-    patch(accelerator, "backward", _backward_begins)
+    patch(accelerator, "__init__", _made)
+    patch(accelerator, "backward", _backward)
     torch_loop.watch_saves(accelerator, "save_state", lambda *_args, **_kwargs: True)
     torch_loop.watch_saves(accelerator, "save_model", lambda *_args, **_kwargs: False)
     torch_loop.watch_loads(accelerator, "load_state")
 
 
-class Tracking:
+class _Tracking:
     """What the Accelerator calls when the job logs; on every rank."""
 
     name = "exporter"
@@ -61,19 +60,15 @@ class Tracking:
     main_process_only = False
 
     @property
-    def tracker(self) -> Tracking:
-        """What does the work."""
+    def tracker(self) -> _Tracking:
         return self
 
-    @never_raises
     def store_init_configuration(self, values: Any) -> None:
         """The job's own configuration is its own."""
 
     @never_raises
-    def log(self, values: Any, step: int | None = None, **_others: Any) -> None:
-        """Numbers of the job."""
-        del step
-        tracker = torch_loop.active_tracker()
+    def log(self, values: Any, step: int | None = None, **_others: Any) -> None:  # noqa: ARG002  # Accelerate's own
+        tracker = torch_loop.describe_loop()
         if tracker is None or not isinstance(values, Mapping):
             return
         validation = _first(values, VALIDATION_LOSSES)
@@ -93,26 +88,22 @@ def _first(values: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
     return next((values[name] for name in names if name in values), None)
 
 
-def _made_begins(accelerator: Any, *_args: Any, **_kwargs: Any) -> object:
-    return accelerator
-
-
-def _made(accelerator: Any, _result: Any, error: BaseException | None) -> None:
-    source, tracker = torch_loop.active_loop(), torch_loop.active_tracker()
-    if source is None or tracker is None or error is not None:
+def _made(accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
+    _, error = yield
+    source = torch_loop.active_loop()
+    if source is None or source.tracker is None or error is not None:
         return
     source.batches_ahead = 1  # so that its loaders know the last one
     set_rank(int(accelerator.process_index))
-    tracker.training.describe(
+    torch_loop.describe_loop(
         framework="accelerate",
-        framework_version=str(getattr(sys.modules.get("accelerate"), "__version__", "")) or None,
+        framework_version=version_of("accelerate"),
         precision=str(accelerator.mixed_precision),
         world_size=int(accelerator.num_processes),
     )
 
 
-def _backward_begins(_accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> object:
+def _backward(_accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> None:
     source = torch_loop.active_loop()
     if source is not None:
         source.loss_is(kwargs.get("loss", loss))
-    return None

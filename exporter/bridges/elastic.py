@@ -14,14 +14,13 @@ Then:
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
-from functools import wraps
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.patching import when_imported
+from exporter.bridges.patching import patch, when_imported
 from exporter.elastic.events.handlers import PrometheusEventHandler
 from exporter.elastic.metrics.api import PrometheusMetricHandler, stream_of
 from exporter.recording.identity import AGENT
@@ -33,9 +32,14 @@ def install() -> None:
     """Watch torchelastic from its import on."""
     if is_launcher(sys.orig_argv):
         AGENT.declare()
-    when_imported("torch.distributed.elastic.metrics.api", _watch_metrics)
+    when_imported(
+        "torch.distributed.elastic.metrics.api", lambda api: patch(api.MetricStream, "add_value", _record)
+    )
     when_imported("torch.distributed.elastic.events", _watch_events)
-    when_imported("torch.distributed.elastic.agent.server.api", _watch_agents)
+    when_imported(
+        "torch.distributed.elastic.agent.server.api",
+        lambda api: patch(api.SimpleElasticAgent, "__init__", _agent_made),
+    )
 
 
 def is_launcher(command: Sequence[str]) -> bool:
@@ -47,22 +51,22 @@ def is_launcher(command: Sequence[str]) -> bool:
         if argument in {"-W", "-X", "--check-hash-based-pycs"}:
             next(arguments, None)
         elif not argument.startswith("-"):
-            return os.path.basename(argument) == "torchrun"  # noqa: PTH119  # no pathlib for a name
+            return PurePath(argument).name == "torchrun"
         elif argument == "-c":
             return False
     return False
 
 
-def _watch_metrics(api: ModuleType) -> None:
-    add_value = api.MetricStream.add_value
+def _record(stream: Any, metric_name: str, metric_value: Any) -> None:
+    if not isinstance(getattr(stream, "handler", None), PrometheusMetricHandler):
+        stream_of(getattr(stream, "group_name", "")).add_value(metric_name, metric_value)
 
-    @wraps(add_value)
-    def recorded(self: Any, metric_name: str, metric_value: Any) -> Any:
-        if not isinstance(getattr(self, "handler", None), PrometheusMetricHandler):
-            stream_of(getattr(self, "group_name", "")).add_value(metric_name, metric_value)
-        return add_value(self, metric_name, metric_value)
 
-    api.MetricStream.add_value = recorded
+def _agent_made(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
+    try:
+        AGENT.declare(str(spec.rdzv_handler.get_run_id() or ""))
+    except Exception:  # noqa: BLE001  # the job's own rendezvous handler
+        AGENT.declare()
 
 
 def _watch_events(events: ModuleType) -> None:
@@ -73,20 +77,6 @@ def _watch_events(events: ModuleType) -> None:
     for logger in loggers.values():
         _listen(logger)
     events._events_loggers = _Loggers(loggers)  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def _watch_agents(api: ModuleType) -> None:
-    initialize = api.SimpleElasticAgent.__init__
-
-    @wraps(initialize)
-    def noted(self: Any, spec: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            AGENT.declare(str(spec.rdzv_handler.get_run_id() or ""))
-        except Exception:  # noqa: BLE001  # the job's own rendezvous handler
-            AGENT.declare()
-        return initialize(self, spec, *args, **kwargs)
-
-    api.SimpleElasticAgent.__init__ = noted
 
 
 class _Loggers(dict[str, logging.Logger]):

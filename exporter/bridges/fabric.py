@@ -12,36 +12,33 @@ ranks, and what is written and read as a checkpoint.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from exporter.bridges import torch_loop
 from exporter.bridges.checkpoints import holds_optimizer
-from exporter.bridges.patching import never_raises
+from exporter.bridges.patching import never_raises, version_of
 from exporter.bridges.sources import set_rank
 
 PACKAGES = ("lightning.fabric", "lightning_fabric")
 
 
-class FabricCallback:
+class _FabricCallback:
     """Tells which Fabric there is."""
 
     @never_raises
     def on_after_setup(self, fabric: Any, **_module: Any) -> None:
-        """A model has been set up."""
         set_rank(int(fabric.global_rank))
-        tracker = torch_loop.active_tracker()
-        if tracker is not None:
-            package = sys.modules.get(type(fabric).__module__.split(".")[0])
-            tracker.training.describe(
-                framework="fabric",
-                framework_version=str(getattr(package, "__version__", "")) or None,
-                precision=str(getattr(getattr(fabric, "_precision", None), "precision", "")) or None,
-                world_size=int(fabric.world_size),
-            )
+        torch_loop.describe_loop(
+            framework="fabric",
+            framework_version=version_of(type(fabric).__module__.split(".")[0]),
+            precision=str(getattr(getattr(fabric, "_precision", None), "precision", "")) or None,
+            world_size=int(fabric.world_size),
+        )
 
 
-def callback(package: str | None = None, *, courteous: bool = False) -> FabricCallback:
+def callback(package: str | None = None, *, courteous: bool = False) -> Any:
     """Make a callback for Fabric.
 
     Args:
@@ -57,12 +54,11 @@ def callback(package: str | None = None, *, courteous: bool = False) -> FabricCa
             fabric: Any = import_module(each).Fabric
             torch_loop.watch_saves(fabric, "save", _is_whole)
             torch_loop.watch_loads(fabric, "load")
-    return FabricCallback()
+    return _FabricCallback()
 
 
-def automatic(package: str) -> FabricCallback:
-    """Make one that nobody has asked for."""
-    return callback(package, courteous=True)
+automatic = partial(callback, courteous=True)
+"""Makes one that nobody has asked for."""
 
 
 def _is_whole(_fabric: Any, _path: Any = None, state: Any = None, *_args: Any, **kwargs: Any) -> bool:

@@ -21,11 +21,16 @@ from types import ModuleType
 from typing import Any
 
 from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOOP, SAVE, Discarded, LoopTracker
-from exporter.bridges.patching import never_raises, patch, patch_existing, when_imported
+from exporter.bridges.patching import (
+    Around,
+    Hook,
+    never_raises,
+    patch,
+    patch_existing,
+    version_of,
+    when_imported,
+)
 from exporter.bridges.sources import ACTIVE, LEADING, Source
-
-_LIST = "keras.src.callbacks.callback_list"
-_OPTIMIZER = "keras.src.optimizers.base_optimizer"
 
 
 def callback() -> Any:
@@ -35,85 +40,60 @@ def callback() -> Any:
         ImportError: Keras is not installed.
     """
     keras: Any = import_module("keras")
-    _watch(keras.Model)
-    return type("ExporterCallback", (Hooks, keras.callbacks.Callback), {})()
+    _watch_models(keras.Model)
+    return type("ExporterCallback", (_Hooks, keras.callbacks.Callback), {})()
 
 
 def install() -> None:
     """Put one into every list of callbacks, from when Keras is imported."""
-    when_imported("keras.src.models.model", lambda module: _watch(module.Model))
-    when_imported(_LIST, _add_to_lists)
-    when_imported(_OPTIMIZER, _watch_optimizers)
+    when_imported("keras.src.models.model", lambda module: _watch_models(module.Model))
+    when_imported(
+        "keras.src.callbacks.callback_list", lambda module: patch(module.CallbackList, "__init__", _list_made)
+    )
+    when_imported("keras.src.optimizers.base_optimizer", _watch_optimizers)
 
 
-def _add_to_lists(module: ModuleType) -> None:
-    patch(module.CallbackList, "__init__", _list_begins, _list_made)
+def _list_made(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
+    _, error = yield
+    if error is None and not any(isinstance(each, _Hooks) for each in callbacks.callbacks):
+        added = callback()
+        added.set_model(getattr(callbacks, "_model", None))
+        added.set_params(getattr(callbacks, "params", None) or {})
+        callbacks.callbacks.append(added)
 
 
-def _list_begins(callbacks: Any, *_args: Any, **_kwargs: Any) -> object:
-    return (callbacks,)
-
-
-def _list_made(kept: Any, _result: Any, error: BaseException | None) -> None:
-    (callbacks,) = kept
-    if error is not None or any(isinstance(each, Hooks) for each in callbacks.callbacks):
-        return
-    added = callback()
-    added.set_model(getattr(callbacks, "_model", None))
-    added.set_params(getattr(callbacks, "params", None) or {})
-    callbacks.callbacks.append(added)
-
-
-def _watch(model: Any) -> None:
+def _watch_models(model: Any) -> None:
     """Bracket what no callback tells: that a call has failed, and saves, which hold the optimizer's state."""
-    for name in ("fit", "evaluate"):
-        patch(model, name, _call_begins, _call_ends)
-    patch_existing(model, ("save", "save_weights"), _save_begins, _save_ends)
+    patch(model, "fit", _call)
+    patch(model, "evaluate", _call)
+    patch_existing(model, ("save", "save_weights"), _save)
 
 
 def _watch_optimizers(module: ModuleType) -> None:
-    patch_existing(module.BaseOptimizer, ("apply",), _update_begins, _update_ends)
+    patch_existing(module.BaseOptimizer, ("apply",), _update)
 
 
-def _update_begins(optimizer: Any, *_args: Any, **_kwargs: Any) -> object:
-    if "keras.src.backend.torch" not in sys.modules:
-        return None
-    source = ACTIVE.source
-    source.optimizer_begins(optimizer)
-    return source, optimizer
+def _update(optimizer: Any, *_args: Any, **_kwargs: Any) -> Around:
+    if "keras.src.backend.torch" in sys.modules:
+        source = ACTIVE.source
+        source.optimizer_begins(optimizer)
+        _, error = yield
+        if error is None:
+            source.optimizer_ends(optimizer)
 
 
-def _update_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
-    source, optimizer = kept
-    if error is None:
-        source.optimizer_ends(optimizer)
-
-
-class FitSource(Source):
-    """Tells of one call.
-
-    Args:
-        model: Whose.
-
-    Attributes:
-        model: Whose.
-        tracker: Where it is.
-        training: `exporter.training`.
-    """
+class _FitSource(Source):
+    """Tells of one call of a model."""
 
     strength = LEADING
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.tracker = LoopTracker()
-        self.training: Any = self.tracker.training
+        self._training: Any = self.tracker.training
         self._patched: list[tuple[str, Any, Any]] = []
         self._steps_of_epoch: int | None = None
         self._epochs: int | None = None
-
-    def has_phases(self) -> bool:
-        """There is a tracker from the begin."""
-        return True
 
     @property
     def step(self) -> int:
@@ -123,57 +103,50 @@ class FitSource(Source):
 
     def yields(self) -> None:
         """Nobody is stronger, but the next call may come after one whose end nobody has seen."""
-        self.ends(Discarded())
+        self.end(Discarded())
 
-    def train_begins(self, params: Any) -> None:
-        """The training loop begins."""
+    def on_train_begin(self, params: Any) -> None:
         policy = getattr(self.model, "dtype_policy", None)
-        self.training.describe(
+        self._training.describe(
             framework="keras",
-            framework_version=str(getattr(sys.modules.get("keras"), "__version__", "")) or None,
+            framework_version=version_of("keras"),
             model=str(getattr(self.model, "name", "")) or None,
             precision=str(getattr(policy, "name", "")) or None,
         )
         self._steps_of_epoch, self._epochs = params.get("steps"), params.get("epochs")
         self.tracker.begin_loop(self.step)
-        self._patch("train_function", self._batch_begins, self._batch_ends)
+        self._patch("train_function", self._train_batch)
 
-    def epoch_begins(self, epoch: int) -> None:
-        """An epoch begins; the first one says how many are left."""
-        if self._steps_of_epoch and self._epochs:
-            self.training.describe(step_target=self.step + self._steps_of_epoch * (self._epochs - epoch))
+    def on_epoch_begin(self, epoch: int, _logs: Any = None) -> None:
+        if self._steps_of_epoch and self._epochs:  # the first one says how many are left
+            self._training.describe(step_target=self.step + self._steps_of_epoch * (self._epochs - epoch))
             self._epochs = None
-        self.training.record(epoch=epoch)
-        self._batch_is_awaited()
+        self._training.record(epoch=epoch)
+        self._await_batch()
 
-    def epoch_ends(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """An epoch ends, after its validation."""
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.tracker.discard_iteration()
-        self.training.record(epoch=epoch + 1)
-        if "val_loss" in logs:
-            self.training.record(loss=logs["val_loss"], mode="validation")
+        self._training.record(epoch=epoch + 1)
+        if logs and "val_loss" in logs:
+            self._training.record(loss=logs["val_loss"], mode="validation")
 
-    def train_ends(self) -> None:
-        """The training loop ends."""
+    def on_train_end(self, *_: Any) -> None:
         self.tracker.discard_iteration()
         self.tracker.end(LOOP)
-        _release(self)
+        self._release()
 
-    def evaluation_begins(self) -> None:
+    def on_test_begin(self) -> None:
         """A validation within `fit`, or an evaluation of its own, begins."""
         self.tracker.discard_iteration()
-        training = self.training
-        inside = self.tracker.is_open(LOOP)
-        self.tracker.begin(EVALUATION, training.validation_loop() if inside else training.testing_loop())
-        self._patch("test_function", self._test_batch_begins, self._test_batch_ends)
+        self.tracker.begin_evaluation(self._mode)
+        self._patch("test_function", self._test_batch)
 
-    def evaluation_ends(self) -> None:
-        """It ends."""
+    def on_test_end(self, *_: Any) -> None:
         self.tracker.end(EVALUATION)
         if not self.tracker.is_open(LOOP):
-            _release(self)
+            self._release()
 
-    def ends(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """The call is over."""
         for name, patched, function in self._patched:
             if getattr(self.model, name, None) is patched:
@@ -181,54 +154,56 @@ class FitSource(Source):
         self._patched.clear()
         self.tracker.end_all(error)
 
-    def _patch(self, name: str, before: Any, after: Any) -> None:
-        function = getattr(self.model, name, None)
-        if function is None or any(patched is function for _, patched, _ in self._patched):
-            return
-        patch(self.model, name, before, after)
-        self._patched.append((name, getattr(self.model, name), function))
+    def _release(self) -> None:
+        """Let others tell, where no end of a call will."""
+        if not _is_called(self.model):
+            self.end(None)
+            ACTIVE.release(self)
 
-    def _batch_is_awaited(self) -> None:
+    @property
+    def _mode(self) -> str:
+        return "validation" if self.tracker.is_open(LOOP) else "test"
+
+    def _patch(self, name: str, hook: Hook) -> None:
+        function = getattr(self.model, name, None)
+        if function is not None and not any(patched is function for _, patched, _ in self._patched):
+            patch(self.model, name, hook)
+            self._patched.append((name, getattr(self.model, name), function))
+
+    def _await_batch(self) -> None:
         self.tracker.begin_iteration()
         self.tracker.phase("data_loading")
 
-    def _batch_begins(self, *_data: Any) -> object:
+    def _train_batch(self, *_data: Any) -> Around:
         self.tracker.begin_iteration()
         self.tracker.phase(None)
-        return self
+        logs, error = yield
+        if error is None:
+            if isinstance(logs, Mapping) and "loss" in logs:
+                self.tracker.record("loss", logs["loss"])
+            self._training.record(microbatches=1)
+            self.tracker.end(ITERATION)
+            self._await_batch()
 
-    def _batch_ends(self, _kept: Any, logs: Any, error: BaseException | None) -> None:
-        if error is not None:
-            return
-        if isinstance(logs, Mapping) and "loss" in logs:
-            self.tracker.record("loss", logs["loss"])
-        self.training.record(microbatches=1)
-        self.tracker.end(ITERATION)
-        self._batch_is_awaited()
-
-    def _test_batch_begins(self, *_data: Any) -> object:
-        training = self.training
-        inside = self.tracker.is_open(LOOP)
-        self.tracker.begin(BATCH, training.validation_iteration() if inside else training.testing_iteration())
-        return self
-
-    def _test_batch_ends(self, _kept: Any, _logs: Any, error: BaseException | None) -> None:
+    def _test_batch(self, *_data: Any) -> Around:
+        self.tracker.begin_batch(self._mode)
+        _, error = yield
         self.tracker.end(BATCH, error)
 
 
-def _reports(report: Callable[[FitSource, Any, Any], object]) -> Any:
-    """Make a hook that reports something to the source of its model's call; it gets the epoch, where there is one, and logs."""
+def _told(name: str) -> Callable[..., None]:
+    """Make a hook that tells the source of its model's call; it gets the epoch, where there is one, and logs."""
 
     @never_raises
-    def hook(self: Hooks, first: Any = None, logs: Any = None) -> None:
+    def hook(self: _Hooks, *given: Any, **named: Any) -> None:
         source = _source_of(self.model)
         if source is not None:
-            report(source, first, logs)
+            getattr(source, name)(*given, *named.values())
 
     return hook
 
 
-class Hooks:
+class _Hooks:
     """What Keras calls."""
 
     model: Any
@@ -239,44 +214,40 @@ class Hooks:
         return callback, ()
 
     @never_raises
-    def on_train_begin(self, logs: Any = None) -> None:
-        """The training loop begins."""
-        del logs
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  # Keras' own
         source = _taken_for(self.model)
         if source is not None:
-            source.train_begins(self.params or {})
+            source.on_train_begin(self.params or {})
 
     @never_raises
-    def on_test_begin(self, logs: Any = None) -> None:
-        """A validation within `fit`, or an evaluation of its own, begins."""
-        del logs
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002  # Keras' own
         source = _source_of(self.model) or _taken_for(self.model)
         if source is not None:
-            source.evaluation_begins()
+            source.on_test_begin()
 
-    on_epoch_begin = _reports(lambda source, epoch, _: source.epoch_begins(epoch))
-    on_epoch_end = _reports(lambda source, epoch, logs: source.epoch_ends(epoch, logs or {}))
-    on_train_end = _reports(lambda source, *_: source.train_ends())
-    on_test_end = _reports(lambda source, *_: source.evaluation_ends())
+    on_epoch_begin = _told("on_epoch_begin")
+    on_epoch_end = _told("on_epoch_end")
+    on_train_end = _told("on_train_end")
+    on_test_end = _told("on_test_end")
 
 
 _calls: list[Any] = []
-"""The models of the calls that brackets have seen begin. A bracket that is made while the arguments of the first call are
-made does not see that call."""
+"""The models of the calls whose begin was seen. A method that is patched while the arguments of the first call are made
+does not see that call."""
 
 
-def _source_of(model: Any) -> FitSource | None:
+def _source_of(model: Any) -> _FitSource | None:
     source = ACTIVE.source
-    return source if isinstance(source, FitSource) and source.model is model else None
+    return source if isinstance(source, _FitSource) and source.model is model else None
 
 
-def _taken_for(model: Any) -> FitSource | None:
+def _taken_for(model: Any) -> _FitSource | None:
     """Begin to tell of a call, unless somebody else tells; a call of which nobody saw the end is over."""
     source = ACTIVE.source
-    if isinstance(source, FitSource) and (source.model is model or not _is_called(source.model)):
+    if isinstance(source, _FitSource) and (source.model is model or not _is_called(source.model)):
         source.yields()
         ACTIVE.release(source)
-    source = FitSource(model)
+    source = _FitSource(model)
     return source if ACTIVE.take(source) else None
 
 
@@ -284,35 +255,21 @@ def _is_called(model: Any) -> bool:
     return any(each is model for each in _calls)
 
 
-def _release(source: FitSource) -> None:
-    """Give the claim back where no bracket will."""
-    if not _is_called(source.model):
-        source.ends(None)
-        ACTIVE.release(source)
-
-
-def _call_begins(model: Any, *_args: Any, **_kwargs: Any) -> object:
+def _call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
     _calls.append(model)
-    return model, _source_of(model)
-
-
-def _call_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
-    model, before = kept
+    before = _source_of(model)
+    _, error = yield
     _calls.pop()
     source = _source_of(model)
     if source is not None and source is not before:
-        source.ends(error)
+        source.end(error)
         ACTIVE.release(source)
 
 
-def _save_begins(model: Any, *_args: Any, **_kwargs: Any) -> object:
+def _save(model: Any, *_args: Any, **_kwargs: Any) -> Around:
     source = _source_of(model)
-    if source is None or source.tracker.is_open(SAVE):
-        return None
-    source.tracker.discard_iteration()
-    source.tracker.begin_save(source.step)
-    return source
-
-
-def _save_ends(source: FitSource, _result: Any, error: BaseException | None) -> None:
-    source.tracker.end(SAVE, error)
+    if source is not None and not source.tracker.is_open(SAVE):
+        source.tracker.discard_iteration()
+        source.tracker.begin_save(source.step)
+        _, error = yield
+        source.tracker.end(SAVE, error)

@@ -19,14 +19,12 @@ from importlib import import_module
 from typing import Any
 
 from exporter.bridges import torch_hooks
-from exporter.bridges.checkpoints import AsyncSave, AsyncSaves
-from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOAD, SAVE, LoopTracker, samples_and_tokens
-from exporter.bridges.patching import never_raises, patch, patch_existing, when_imported
+from exporter.bridges.checkpoints import AsyncSaves
+from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOAD, SAVE, LoopTracker
+from exporter.bridges.patching import Around, never_raises, patch, patch_existing, version_of, when_imported
 from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_CONNECTOR = "trainer.connectors.checkpoint_connector"
-_EPOCH_LOOP = "loops.training_epoch_loop"
 
 
 def callback(package: str | None = None) -> Any:
@@ -48,7 +46,7 @@ def callback(package: str | None = None) -> Any:
         bases = [_first_installed().Callback]
     for base in bases:
         _watch(base.__module__.partition(".callbacks")[0])
-    return type("ExporterCallback", (Hooks, *bases), {"package": package})()
+    return type("ExporterCallback", (_Hooks, *bases), {"package": package})()
 
 
 automatic = callback
@@ -62,12 +60,8 @@ def _first_installed() -> Any:
         return import_module(PACKAGES[1])
 
 
-class TrainerSource(Source):
-    """Reports a Trainer, from `setup` of one of its functions to its end.
-
-    Attributes:
-        trainer: The Trainer.
-    """
+class _TrainerSource(Source):
+    """Reports a Trainer, from `setup` of one of its functions to its end; methods `on_…` are Lightning's own hooks."""
 
     strength = LEADING
 
@@ -80,9 +74,7 @@ class TrainerSource(Source):
         self._batches_in_turn = 0
         self._step_at_turn = 0
         epoch_loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
-        self._fetches_are_seen = hasattr(epoch_loop, "_on_before_fetch") and hasattr(
-            epoch_loop, "_on_after_fetch"
-        )
+        self._fetches_are_seen = all(hasattr(epoch_loop, f"_on_{each}_fetch") for each in ("before", "after"))
         self._async_saves = AsyncSaves(self._training)
 
     @property
@@ -91,29 +83,6 @@ class TrainerSource(Source):
         if self._manual:
             return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         return int(self.trainer.global_step)
-
-    def has_phases(self) -> bool:
-        """There is a tracker from the begin."""
-        return True
-
-    def gradient_norm_is(self, norm: Any) -> None:
-        """Lightning, or the module, has clipped gradients."""
-        self._tracker.record("grad_norm", norm)
-
-    def optimizer_ends(self, optimizer: Any) -> None:
-        """An optimizer's step is over."""
-        del optimizer
-        self.module_goes_on()
-
-    def module_goes_on(self) -> None:
-        """The backward pass or the optimizer is done; in manual optimization anything may come next."""
-        if self._in_batch:
-            self._tracker.phase("forward" if self._manual else None)
-
-    def phase(self, name: str) -> None:
-        """Another part of a batch's work begins."""
-        if self._in_batch:
-            self._tracker.phase(name)
 
     def describe(self) -> None:
         """Say what is trained, and where."""
@@ -124,85 +93,102 @@ class TrainerSource(Source):
         set_rank(int(trainer.global_rank))
         self._training.describe(
             framework="lightning",
-            framework_version=str(getattr(sys.modules.get(package), "__version__", "")) or None,
+            framework_version=version_of(package),
             model=type(trainer.lightning_module).__name__,
             precision=str(trainer.precision),
             world_size=int(trainer.world_size),
         )
 
+    # A batch ----------------------------------------------------------------------------------------------------
+
+    def gradient_norm_is(self, norm: Any) -> None:
+        self._tracker.record("grad_norm", norm)
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        self._part_of_batch("zero_grad")
+
+    def on_before_backward(self, *_: Any) -> None:
+        self._part_of_batch("backward")
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        self._part_of_batch("optimizer")
+
+    def on_after_backward(self) -> None:
+        self._part_of_batch(
+            "forward" if self._manual else None
+        )  # in manual optimization anything may come next
+
+    def optimizer_ends(self, optimizer: Any) -> None:  # noqa: ARG002  # the interface's
+        self.on_after_backward()
+
+    def _part_of_batch(self, phase: str | None) -> None:
+        if self._in_batch:
+            self._tracker.phase(phase)
+
     # The training loop ------------------------------------------------------------------------------------------
 
-    def train_begins(self) -> None:
-        """The loop is about to take its first turn."""
+    def on_train_start(self) -> None:
         self._tracker.begin_loop(self.step, self._target())
 
-    def train_ends(self) -> None:
-        """The loop has taken its last turn."""
-        self.turn_ends()
+    def on_train_end(self) -> None:
+        self._turn_ends()
         self._tracker.discard_iteration()
         self._tracker.end_all()
 
     def fails(self, error: BaseException) -> None:
         """An exception ends whatever is open; a step that is made stays made, if only a callback failed after it."""
         self._in_batch = self._in_batch and self._manual
-        self.turn_ends()
+        self._turn_ends()
         self._tracker.end_all(error)
 
-    def epoch_begins(self) -> None:
-        """An epoch begins."""
+    def on_train_epoch_start(self) -> None:
         self._training.record(epoch=int(self.trainer.current_epoch))
         if not self._fetches_are_seen:
-            self.fetch_begins_in_loop()
+            self.fetch_begins()
 
-    def epoch_ends(self) -> None:
-        """An epoch is over, perhaps amid a batch: Lightning leaves its end out when the module gives the epoch up."""
+    def on_train_epoch_end(self) -> None:
+        """Perhaps amid a batch: Lightning leaves its end out when the module gives the epoch up."""
         self._in_batch = False
-        self.turn_ends()
+        self._turn_ends()
         self._tracker.discard_iteration()
         self._training.record(epoch=int(self.trainer.current_epoch) + 1)
 
-    def fetch_begins_in_loop(self) -> None:
+    def fetch_begins(self) -> None:
         """A batch is asked for: one turn ends there, and the next one begins."""
         if not self._in_batch:
-            self.turn_ends()
+            self._turn_ends()
             self._turn_begins()
         self._tracker.phase("data_loading")
 
-    def fetch_ends_in_loop(self) -> None:
+    def fetch_ends(self) -> None:
         """The batch is there; where the module itself has asked for it, the module goes on."""
-        if self._in_batch:
-            self._tracker.phase("forward")
+        self._part_of_batch("forward")
 
-    def batch_begins(self) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         """A batch has been brought to its device, or the module will fetch it itself."""
         if self._batches_in_turn:
-            self.turn_ends()
+            self._turn_ends()
         self._turn_begins()
         self._tracker.phase("forward")
         self._batches_in_turn += 1
         self._in_batch = True
 
-    def batch_ends(self, outputs: Any, batch: Any) -> None:
-        """All is done with a batch."""
+    def on_train_batch_end(self, outputs: Any, batch: Any, *_: Any) -> None:
         self._in_batch = False
         self._tracker.phase(None)
         self._tracker.record("loss", outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
-        samples, tokens = samples_and_tokens(batch)
-        self._training.record(
-            samples=samples,
-            tokens=tokens,
-            microbatches=1,
-            learning_rate=self._learning_rate(),
-        )
+        self._tracker.record_batch(batch)
+        optimizers = self.trainer.optimizers
+        self._training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
         if not self._fetches_are_seen:
-            self.fetch_begins_in_loop()
+            self.fetch_begins()
 
     def _turn_begins(self) -> None:
         if not self._tracker.is_open(ITERATION):
             self._batches_in_turn, self._step_at_turn = 0, self.step
             self._tracker.begin_iteration()
 
-    def turn_ends(self) -> None:
+    def _turn_ends(self) -> None:
         """Close the iteration if its optimizer step is made; else more batches belong to it."""
         if self._in_batch or not self._tracker.is_open(ITERATION):
             return
@@ -220,82 +206,78 @@ class TrainerSource(Source):
             return None
         return int(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
 
-    def _learning_rate(self) -> Any:
-        optimizers = self.trainer.optimizers
-        return optimizers[0].param_groups[0].get("lr") if optimizers else None
+    # Evaluation: the few batches of the sanity check are no validation -------------------------------------------
 
-    # Evaluation -------------------------------------------------------------------------------------------------
+    def on_validation_start(self) -> None:
+        self._evaluation_begins("validation")
 
-    def evaluation_begins(self, mode: str) -> None:
-        """A validation or a test begins; the few batches of the sanity check are no validation."""
-        self.turn_ends()
-        if self.trainer.sanity_checking:
-            self._tracker.begin(EVALUATION, self._training.phase("validation"))
-        elif mode == "validation":
-            self._tracker.begin(EVALUATION, self._training.validation_loop())
-        else:
-            self._tracker.begin(EVALUATION, self._training.testing_loop())
+    def on_test_start(self) -> None:
+        self._evaluation_begins("test")
 
-    def evaluation_ends(self) -> None:
-        """It is over."""
+    def on_validation_end(self) -> None:
         loss = self.trainer.callback_metrics.get("val_loss")
         if loss is not None and not self.trainer.sanity_checking:
             self._training.record(loss=loss, mode="validation")
         self._tracker.end(EVALUATION)
 
-    def evaluation_batch_begins(self, mode: str) -> None:
-        """One batch of it begins; Lightning does not report the end of every one."""
-        self._tracker.end(BATCH)
-        if not self.trainer.sanity_checking:
-            training = self._training
-            span = training.validation_iteration() if mode == "validation" else training.testing_iteration()
-            self._tracker.begin(BATCH, span)
+    def on_validation_batch_start(self, *_: Any) -> None:
+        self._evaluation_batch_begins("validation")
 
-    def evaluation_batch_ends(self) -> None:
-        """It is done."""
+    def on_test_batch_start(self, *_: Any) -> None:
+        self._evaluation_batch_begins("test")
+
+    def on_validation_batch_end(self, *_: Any) -> None:
         self._tracker.end(BATCH)
+
+    on_test_end = on_validation_end
+    on_test_batch_end = on_validation_batch_end
+
+    def _evaluation_begins(self, mode: str) -> None:
+        self._turn_ends()
+        if self.trainer.sanity_checking:
+            self._tracker.begin(EVALUATION, self._training.phase("validation"))
+        else:
+            self._tracker.begin_evaluation(mode)
+
+    def _evaluation_batch_begins(self, mode: str) -> None:
+        self._tracker.end(BATCH)  # Lightning does not report the end of every one
+        if not self.trainer.sanity_checking:
+            self._tracker.begin_batch(mode)
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
-    def saving_begins(self, *, whole: bool) -> AsyncSave | None:
-        """A checkpoint is about to be written; only from a whole one can the job go on."""
-        self.turn_ends()
-        save = self._async_saves.begins(self.trainer.strategy.checkpoint_io, self.step) if whole else None
-        if save is not None:
-            self._tracker.begin(SAVE, self._training.phase("checkpoint_save_async"))
-        elif whole:
-            self._tracker.begin_save(self.step)
+    def checkpoint(self, *, whole: bool) -> Around:
+        """A checkpoint is written, or handed over to be written; only from a whole one can the job go on."""
+        self._turn_ends()
+        save = self._async_saves.begin(self.trainer.strategy.checkpoint_io, self.step) if whole else None
+        if save is None:
+            self._tracker.begin_save(self.step, whole=whole)
         else:
-            self._tracker.begin(SAVE, self._training.phase("checkpoint_save_sync"))
-        return save
-
-    def saving_ends(self, save: AsyncSave | None, error: BaseException | None) -> None:
-        """It is written, handed over to be written, or has failed."""
+            self._tracker.begin(SAVE, self._training.phase("checkpoint_save_async"))
+        _, error = yield
         self._tracker.end(SAVE, error)
         if save is not None:
-            self._async_saves.returns(save, error)
+            self._async_saves.returned(save, error)
 
-    def loading_begins(self) -> None:
-        """A checkpoint is about to be read."""
-        self._tracker.begin(LOAD, self._training.checkpoint_load())
-
-    def loading_ends(self, error: BaseException | None) -> None:
-        """It is read, or cannot be."""
+    def load(self) -> Around:
+        """A checkpoint is read."""
+        self._tracker.begin_load()
+        _, error = yield
         self._tracker.end(LOAD, error)
 
 
-def _calls(report: Callable[[TrainerSource, tuple[Any, ...]], object]) -> Any:
-    """Make a hook that reports something to the source that is active; it gets what Lightning gives after the module."""
+def _told(name: str) -> Callable[..., None]:
+    """Make a hook that tells the source that is active; it gets what Lightning gives after the module."""
 
     @never_raises
-    def hook(self: Hooks, _trainer: Any, _module: Any, *given: Any, **_others: Any) -> None:
+    def hook(self: _Hooks, _trainer: Any, _module: Any, *given: Any, **named: Any) -> None:
         if self.source is not None:
-            report(self.source, given)
+            getattr(self.source, name)(*given, *named.values())
 
     return hook
 
 
-class Hooks:
+class _Hooks:
     """What Lightning calls.
 
     Attributes:
@@ -303,8 +285,8 @@ class Hooks:
         last: The source of its last run.
     """
 
-    source: TrainerSource | None = None
-    last: TrainerSource | None = None
+    source: _TrainerSource | None = None
+    last: _TrainerSource | None = None
     package: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -312,24 +294,18 @@ class Hooks:
         return callback, (self.package,)
 
     @never_raises
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """One of the Trainer's functions begins."""
-        del pl_module, stage
-        source = TrainerSource(trainer)
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  # Lightning's own
+        source = _TrainerSource(trainer)
         if ACTIVE.take(source):
             self.source = self.last = source
             source.describe()
 
     @never_raises
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """It is over."""
-        del trainer, pl_module, stage
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  # Lightning's own
         self._release()
 
     @never_raises
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """It has failed; nothing else will be called."""
-        del trainer, pl_module
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002  # likewise
         if self.source is not None:
             self.source.fails(exception)
         self._release()
@@ -339,50 +315,37 @@ class Hooks:
             ACTIVE.release(self.source)
             self.source = None
 
-    on_train_start = _calls(lambda source, _: source.train_begins())
-    on_train_end = _calls(lambda source, _: source.train_ends())
-    on_train_epoch_start = _calls(lambda source, _: source.epoch_begins())
-    on_train_epoch_end = _calls(lambda source, _: source.epoch_ends())
-    on_train_batch_start = _calls(lambda source, _: source.batch_begins())
-    on_train_batch_end = _calls(lambda source, given: source.batch_ends(*given[:2]))  # outputs and batch
-    on_before_zero_grad = _calls(lambda source, _: source.phase("zero_grad"))
-    on_before_backward = _calls(lambda source, _: source.phase("backward"))
-    on_after_backward = _calls(lambda source, _: source.module_goes_on())
-    on_before_optimizer_step = _calls(lambda source, _: source.phase("optimizer"))
-    on_validation_start = _calls(lambda source, _: source.evaluation_begins("validation"))
-    on_validation_batch_start = _calls(lambda source, _: source.evaluation_batch_begins("validation"))
-    on_test_start = _calls(lambda source, _: source.evaluation_begins("test"))
-    on_test_batch_start = _calls(lambda source, _: source.evaluation_batch_begins("test"))
-    on_validation_batch_end = on_test_batch_end = _calls(lambda source, _: source.evaluation_batch_ends())
-    on_validation_end = on_test_end = _calls(lambda source, _: source.evaluation_ends())
+
+for _name in vars(_TrainerSource):
+    if _name.startswith("on_"):
+        setattr(_Hooks, _name, _told(_name))
 
 
 # What no hook reports: saves as a whole, the reading of a checkpoint, and fetches -------------------------------
 
 
 def _watch(package: str) -> None:
-    patch(import_module(package).Trainer, "save_checkpoint", _save_begins, _save_ends)
-    when_imported(f"{package}.{_CONNECTOR}", _watch_loads)
-    when_imported(f"{package}.{_EPOCH_LOOP}", _watch_fetches)
+    patch(import_module(package).Trainer, "save_checkpoint", _save)
+    when_imported(f"{package}.trainer.connectors.checkpoint_connector", _watch_loads)
+    when_imported(f"{package}.loops.training_epoch_loop", _watch_fetches)
 
 
 def _watch_loads(module: Any) -> None:
     # Strategies override what is public.
-    connector = module._CheckpointConnector  # noqa: SLF001
-    patch_existing(connector, ("_restore_modules_and_callbacks",), _load_begins, _load_ends)
+    patch_existing(module._CheckpointConnector, ("_restore_modules_and_callbacks",), _load)  # noqa: SLF001
 
 
 def _watch_fetches(module: Any) -> None:
     loop = module._TrainingEpochLoop  # noqa: SLF001  # no hook reports it
     patch_existing(loop, ("_on_before_fetch",), _fetch_begins)
-    patch_existing(loop, ("_on_after_fetch",), _running, _fetch_ends)
+    patch_existing(loop, ("_on_after_fetch",), _fetch_ends)
 
 
-def _hooks_of(trainer: Any) -> Hooks | None:
-    return next((each for each in trainer.callbacks if isinstance(each, Hooks)), None)
+def _hooks_of(trainer: Any) -> _Hooks | None:
+    return next((each for each in trainer.callbacks if isinstance(each, _Hooks)), None)
 
 
-def _source_of(trainer: Any) -> TrainerSource | None:
+def _source_of(trainer: Any) -> _TrainerSource | None:
     """Return the source of a Trainer; after its run, the one it had, if no other is active now."""
     hooks = _hooks_of(trainer)
     if hooks is None:
@@ -392,45 +355,31 @@ def _source_of(trainer: Any) -> TrainerSource | None:
     return hooks.last if hooks.last is not None and ACTIVE.take(hooks.last) else None
 
 
-def _running(loop: Any) -> TrainerSource | None:
-    hooks = _hooks_of(loop.trainer)
-    return None if hooks is None else hooks.source
-
-
-def _save_begins(trainer: Any, *args: Any, **kwargs: Any) -> object:
+def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any) -> Around:
     source = _source_of(trainer)
     if source is None:
-        return None
-    weights_only = kwargs.get("weights_only", args[1] if len(args) > 1 else False)
-    return source, source.saving_begins(whole=not weights_only)
-
-
-def _save_ends(kept: Any, _result: Any, error: BaseException | None) -> None:
-    source, save = kept
-    source.saving_ends(save, error)
-    hooks = _hooks_of(source.trainer)
+        return
+    yield from source.checkpoint(whole=not kwargs.get("weights_only", weights_only))
+    hooks = _hooks_of(trainer)
     if hooks is not None and hooks.source is None:
         ACTIVE.release(source)
 
 
-def _fetch_begins(loop: Any) -> object:
-    source = _running(loop)
-    if source is not None:
-        source.fetch_begins_in_loop()
-    return None
-
-
-def _fetch_ends(source: TrainerSource, _result: Any, _error: BaseException | None) -> None:
-    source.fetch_ends_in_loop()
-
-
-def _load_begins(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: Any) -> object:
+def _load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
     source = _source_of(connector.trainer)
     if source is None or kwargs.get("checkpoint_path", checkpoint_path) is None:
         return None
-    source.loading_begins()
-    return source
+    return source.load()
 
 
-def _load_ends(source: TrainerSource, _result: Any, error: BaseException | None) -> None:
-    source.loading_ends(error)
+def _fetch_begins(loop: Any) -> None:
+    hooks = _hooks_of(loop.trainer)
+    if hooks is not None and hooks.source is not None:
+        hooks.source.fetch_begins()
+
+
+def _fetch_ends(loop: Any) -> Around:
+    yield
+    hooks = _hooks_of(loop.trainer)
+    if hooks is not None and hooks.source is not None:
+        hooks.source.fetch_ends()

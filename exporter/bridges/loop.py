@@ -21,13 +21,13 @@ SAVE, LOAD = "save", "load"
 """Kinds of what may be open; validation and test are both evaluations."""
 
 _BLOCKS = {
-    "data_loading": "data_loading",
     "forward": "model_forward",
     "backward": "model_backward",
     "optimizer": "optimizer_update",
+    "data_loading": "data_loading",
     "zero_grad": "zero_grad",
 }
-"""Phases that have a function of their own, which finds its handle at once."""
+"""Phases that are spans of one-logger's, by the name of their blocks in `exporter.training`."""
 DEVICE_SECONDS = 0.1
 """How often a number is taken from a device: each takes a copy there."""
 _DEEPEST_BATCH = 4
@@ -57,7 +57,6 @@ class LoopTracker:
         self._recording = TRAINING
         self._loop: Any = api.guessed_loop if guesses else api.training_loop
         self._iteration: Any = api.guessed_iteration if guesses else api.training_iteration
-        self._blocks: dict[str, Any] = {name: getattr(training, block) for name, block in _BLOCKS.items()}
         self._due = {"loss": 0.0, "grad_norm": 0.0}
         self._open: list[tuple[str, str, AbstractContextManager[Any]]] = []
 
@@ -85,15 +84,14 @@ class LoopTracker:
 
     def phase(self, name: str | None) -> None:
         """Begin a phase where the last one ends; None ends it only."""
-        if self._open and self._open[-1][0] == PHASE:
-            if self._open[-1][1] == name:
-                return
-            self._close(None)
+        if self._open and self._open[-1][:2] == (PHASE, name):
+            return
         if name is not None:
-            block = self._blocks.get(name)
-            span = self.training.phase(name) if block is None else block()
-            span.__enter__()
-            self._open.append((PHASE, name, span))
+            block = _BLOCKS.get(name)
+            span = getattr(self.training, block)() if block else self.training.phase(name)
+            self.begin(PHASE, span, name)
+        elif self._open and self._open[-1][0] == PHASE:
+            self._close(None)
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
         """Begin a training loop; whatever an earlier one left open is discarded."""
@@ -114,14 +112,38 @@ class LoopTracker:
             self._recording.discard_iteration()
             self._close(None)
 
-    def begin_save(self, step: int) -> None:
-        """Begin to save a checkpoint from which the job can go on."""
-        self.begin(SAVE, self.training.checkpoint_save(global_step=step))
+    def begin_evaluation(self, mode: str = "validation") -> None:
+        """Begin a validation or a test."""
+        training = self.training
+        self.begin(
+            EVALUATION, training.validation_loop() if mode == "validation" else training.testing_loop()
+        )
+
+    def begin_batch(self, mode: str = "validation") -> None:
+        """Begin a batch of a validation or of a test."""
+        training = self.training
+        span = training.validation_iteration() if mode == "validation" else training.testing_iteration()
+        self.begin(BATCH, span)
+
+    def begin_save(self, step: int, *, whole: bool = True) -> None:
+        """Begin to save a checkpoint; from one that is not whole the job could not go on, and it is time only."""
+        training = self.training
+        span = training.checkpoint_save(global_step=step) if whole else training.phase("checkpoint_save_sync")
+        self.begin(SAVE, span)
+
+    def begin_load(self) -> None:
+        """Begin to read a checkpoint."""
+        self.begin(LOAD, self.training.checkpoint_load())
 
     def record(self, field: str, value: Any) -> None:
         """Record a loss or a gradient norm; of those on a GPU, some."""
         if self.is_due(field, value):
             self.training.record(**{field: readable(value)})
+
+    def record_batch(self, batch: Any) -> None:
+        """Count a batch that something is trained on."""
+        samples, tokens = samples_and_tokens(batch)
+        self.training.record(samples=samples, tokens=tokens, microbatches=1)
 
     def is_due(self, field: str, value: Any) -> bool:
         """Tell whether a number is to be recorded now: always, unless it is on a GPU; then some."""
@@ -177,12 +199,7 @@ class TurnLoss:
         return not self._losses
 
     def add(self, tensors: Any, *, begins: bool) -> None:
-        """Take the loss of one pass.
-
-        Args:
-            tensors: What the pass is to begin from.
-            begins: Whether it begins, and is not about to be scaled first.
-        """
+        """Take the loss of one pass: as it begins from it, or as it is before it is scaled."""
         if self._is_known:
             self._is_known = not begins
         elif getattr(tensors, "numel", lambda: 0)() == 1 and hasattr(tensors, "detach"):
@@ -202,10 +219,8 @@ class TurnLoss:
             return
         is_share = self._divisor != 1.0 and passes > 1
         undone = self._divisor if self._divisor in {passes, self._most_passes} else 1.0
-        if undone == 1.0 and is_share:
-            tracker.training.record(loss=sum(values))
-        else:
-            tracker.training.record(loss=sum(values) * undone / passes)
+        mean = sum(values) * undone / passes
+        tracker.training.record(loss=sum(values) if undone == 1.0 and is_share else mean)
 
 
 def _divisor(loss: Any) -> float:
@@ -258,16 +273,14 @@ def _samples(batch: Any, depth: int) -> int | None:
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
-    if depth and isinstance(batch, Mapping):
-        return next((each for each in (_samples(value, depth - 1) for value in batch.values()) if each), None)
-    if depth and _is_list(batch):
-        for value in batch:
-            if isinstance(value, Mapping) or _is_list(value):
-                found = _samples(value, depth - 1)
-            else:
-                found = _samples(value, 0) if hasattr(value, "shape") else len(batch)
-            if found:
-                return found
+    is_mapping = isinstance(batch, Mapping)
+    if not depth or not (is_mapping or _is_list(batch)):
+        return None
+    for value in batch.values() if is_mapping else batch:
+        holds_more = hasattr(value, "shape") or isinstance(value, Mapping) or _is_list(value)
+        found = _samples(value, depth - 1) if is_mapping or holds_more else len(batch)
+        if found:
+            return found
     return None
 
 

@@ -14,12 +14,14 @@ framework's bridge tells it.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from time import time
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.patching import never_raises, patch, when_imported
+from exporter.bridges.patching import Around, never_raises, patch, when_imported
 from exporter.bridges.sources import ACTIVE, INSTRUMENTED, Source
 from exporter.recording.notices import tell_once
 
@@ -38,8 +40,15 @@ _SETUP = {
     "optimizer_initialization": "optimizer_init",
 }
 """Spans of the job, by the name of their callbacks."""
-_LOOPS = {"checkpoint_load": "load_checkpoint", "validation_loop": "validation", "testing_loop": "testing"}
-"""Spans of the training likewise."""
+_CALLBACKS = {
+    **_SETUP,
+    "checkpoint_load": "load_checkpoint",
+    "validation_loop": "validation",
+    "testing_loop": "testing",
+    "checkpoint_save_sync": "save_checkpoint",
+    "checkpoint_save_async": "save_checkpoint",
+}
+"""Spans that are few likewise."""
 _BLOCKS = {
     "training_single_iteration": "training_iteration",
     "validation_single_iteration": "validation_iteration",
@@ -53,23 +62,19 @@ _BLOCKS = {
 """Spans of the training that are many, by the name of their context managers."""
 
 
-class Told:
+@dataclass(slots=True)
+class _Told:
     """A span that has been told.
 
     Attributes:
         name: Of the span.
         block: What was entered; None where callbacks are called.
-        callback: Their name.
         handled: What was being handled when it began: no failure of its own.
     """
 
-    __slots__ = ("name", "block", "callback", "handled")
-
-    def __init__(self, name: str, block: Any, callback: str) -> None:
-        self.name = name
-        self.block = block
-        self.callback = callback
-        self.handled = sys.exc_info()[1]
+    name: str
+    block: Any
+    handled: BaseException | None
 
 
 class SpanSource(Source):
@@ -78,21 +83,16 @@ class SpanSource(Source):
     strength = INSTRUMENTED
 
     def __init__(self) -> None:
-        self._told: dict[Any, Told] = {}
+        self._told: dict[Any, _Told] = {}
         self._last_event: Any = None
         self._iterations_seen = False
         self._iterations = 0
         self._seconds = 0.0
-        self._training: Any = None
 
-    @property
+    @cached_property
     def training(self) -> Any:
-        """`exporter.training`."""
-        if self._training is None:
-            from exporter import training  # noqa: PLC0415  # a bridge that is installed may never be used
-
-            self._training = training
-        return self._training
+        """`exporter.training`, imported late: a bridge that is installed may never be used."""
+        return import_module("exporter.training")
 
     def yields(self) -> None:
         """A framework's bridge goes on with the training."""
@@ -107,21 +107,18 @@ class SpanSource(Source):
             return
         name = _text(span.name)
         if name == "application":
-            take_over(self.training)
+            _take_over(self.training)
         elif name not in _SETUP and not ACTIVE.take(self):
             return
-        told = self._begin(name, span)
-        if told is not None:
-            self._told[span.id] = told
+        self._told[span.id] = _Told(name, self._begin(name, span), sys.exc_info()[1])
 
     def stops(self, span: Any, error: BaseException | None) -> None:
         """A span is over."""
         told = None if span is None else self._told.pop(span.id, None)
-        if told is None:
-            return
-        self._end(told, span, error if error is not told.handled else None)
-        if told.name == "training_loop":
-            ACTIVE.release(self)
+        if told is not None:
+            self._end(told, span, error if error is not told.handled else None)
+            if told.name == "training_loop":
+                ACTIVE.release(self)
 
     def happens(self, event: Any, span: Any) -> None:
         """A span was given an event."""
@@ -130,7 +127,7 @@ class SpanSource(Source):
         self._last_event = event
         name = _text(event.name)
         if name == "update_training_telemetry_config":
-            take_over_training(self.training)
+            _take_over_training(self.training)
         elif ACTIVE.source is not self:
             return
         elif name == "save_checkpoint_success":
@@ -138,17 +135,14 @@ class SpanSource(Source):
         elif name == "training_metrics_update" and not self._iterations_seen and span.id in self._told:
             self._count(event)
 
-    def _begin(self, name: str, span: Any) -> Told | None:
+    def _begin(self, name: str, span: Any) -> Any:
         training = self.training
-        if name in _SETUP or name in _LOOPS:
-            callback = _SETUP.get(name) or _LOOPS[name]
-            getattr(training, f"on_{callback}_start")(start_time_msec=_late(span.start_event))
-            return Told(name, None, callback)
-        if name in {"checkpoint_save_sync", "checkpoint_save_async"}:
-            training.on_save_checkpoint_start(
-                global_step=_value(span, "current_iteration") or 0, start_time_msec=_late(span.start_event)
-            )
-            return Told(name, None, "save_checkpoint")
+        if name in _CALLBACKS:
+            given = {"start_time_msec": _late(span.start_event)}
+            if _CALLBACKS[name] == "save_checkpoint":
+                given["global_step"] = _value(span, "current_iteration") or 0
+            getattr(training, f"on_{_CALLBACKS[name]}_start")(**given)
+            return None
         if name == "training_loop":
             self._iterations, self._seconds = 0, 0.0
             block = training.training_loop(
@@ -163,12 +157,12 @@ class SpanSource(Source):
         else:
             block = training.span(name)
         block.__enter__()
-        return Told(name, block, "")
+        return block
 
-    def _end(self, told: Told, span: Any, error: BaseException | None) -> None:
+    def _end(self, told: _Told, span: Any, error: BaseException | None) -> None:
         if told.block is None:
             stop = None if span is None else _late(span.stop_event)
-            getattr(self.training, f"on_{told.callback}_end")(finish_time_msec=stop)
+            getattr(self.training, f"on_{_CALLBACKS[told.name]}_end")(finish_time_msec=stop)
         elif error is None:
             told.block.__exit__(None, None, None)
         else:
@@ -200,9 +194,8 @@ def _late(event: Any) -> float | None:
     """Milliseconds since the epoch of an event that was told late; None for one of now."""
     if event is None:
         return None
-    now = time()
     then = float(event.timestamp.seconds_since_epoch)
-    return then * 1000 if now - then > LATE_SECONDS else None
+    return then * 1000 if time() - then > LATE_SECONDS else None
 
 
 SOURCE = SpanSource()
@@ -216,37 +209,29 @@ def install() -> None:
 
 def _watch(module: ModuleType) -> None:
     recorder = module.DefaultRecorder
-    patch(recorder, "start", _call_begins, _started)
-    patch(recorder, "stop", _stop_begins, _stopped)
-    patch(recorder, "event", _event_begins, _happened)
+    patch(recorder, "start", _start)
+    patch(recorder, "stop", _stop)
+    patch(recorder, "event", _event)
 
 
-def _call_begins(*_args: Any, **_kwargs: Any) -> object:
-    return True
-
-
-def _started(_kept: Any, span: Any, _error: BaseException | None) -> None:
+def _start(*_args: Any, **_kwargs: Any) -> Around:
+    span, _ = yield
     SOURCE.starts(span)
 
 
-def _stop_begins(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> object:
-    return kwargs.get("span", span), sys.exc_info()[1]
-
-
-def _stopped(kept: Any, _result: Any, error: BaseException | None) -> None:
+def _stop(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> Around:
+    handled = sys.exc_info()[1]
+    _, error = yield
     if error is None:
-        SOURCE.stops(*kept)
+        SOURCE.stops(kwargs.get("span", span), handled)
 
 
-def _event_begins(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> object:
-    return (kwargs.get("span", span),)
+def _event(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> Around:
+    event, _ = yield
+    SOURCE.happens(event, kwargs.get("span", span))
 
 
-def _happened(kept: Any, event: Any, _error: BaseException | None) -> None:
-    SOURCE.happens(event, kept[0])
-
-
-class Exporting:
+class _Exporting:
     """What one-logger calls of an exporter."""
 
     @never_raises
@@ -258,20 +243,16 @@ class Exporting:
 
     @never_raises
     def export_start(self, span: Any) -> None:
-        """A span has begun."""
         SOURCE.starts(span)
 
     @never_raises
     def export_stop(self, span: Any) -> None:
-        """A span is over."""
         SOURCE.stops(span, sys.exc_info()[1])
 
     @never_raises
     def export_event(self, event: Any, span: Any) -> None:
-        """A span was given an event."""
         SOURCE.happens(event, span)
 
-    @never_raises
     def export_error(self, event: Any, span: Any) -> None:
         """A span was given an error: its end says so too."""
 
@@ -291,10 +272,8 @@ def __getattr__(name: str) -> Any:
     if name != "OneLoggerExporter":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base = import_module("nv_one_logger.exporter.exporter").Exporter
-    made = type(
-        name, (Exporting, base), {"__module__": __name__, "__doc__": "An exporter for one-logger's provider."}
-    )
-    globals()[name] = made
+    attributes = {"__module__": __name__, "__doc__": "An exporter for one-logger's provider."}
+    made = globals()[name] = type(name, (_Exporting, base), attributes)
     return made
 
 
@@ -304,11 +283,10 @@ def __getattr__(name: str) -> Any:
 class _TakenOver:
     """Whether ours was configured from theirs."""
 
-    settings = False
-    training = False
+    settings = training = False
 
 
-def take_over(training: Any) -> None:
+def _take_over(training: Any) -> None:
     """Configure ours as theirs is, at the begin of the application."""
     theirs = _theirs()
     if theirs is None or _TakenOver.settings:
@@ -324,10 +302,10 @@ def take_over(training: Any) -> None:
         tell_once("one-logger settings", f"one-logger's configuration is not taken over: {error}")
         return
     _TakenOver.settings = True
-    take_over_training(training)
+    _take_over_training(training)
 
 
-def take_over_training(training: Any) -> None:
+def _take_over_training(training: Any) -> None:
     """Take over what they know of the training, once it is known."""
     theirs = getattr(_theirs(), "telemetry_config", None)
     if theirs is None or not _TakenOver.settings or _TakenOver.training:
@@ -343,16 +321,14 @@ def take_over_training(training: Any) -> None:
 
 def _theirs() -> Any:
     module = sys.modules.get(_PROVIDER)
-    if module is None:
-        return None
-    provider = module.OneLoggerProvider.instance()
-    return provider.config if provider.one_logger_ready else None
+    provider = None if module is None else module.OneLoggerProvider.instance()
+    return provider.config if provider is not None and provider.one_logger_ready else None
 
 
 def _fields(ours: Any, theirs: Any) -> dict[str, Any]:
-    found = {}
-    for name, _ in ours.fields():
-        value = getattr(theirs, name, None)
-        if value is not None:
-            found[name] = value if callable(value) else getattr(value, "value", value)
-    return found
+    given = {name: getattr(theirs, name, None) for name, _ in ours.fields()}
+    return {
+        name: value if callable(value) else getattr(value, "value", value)
+        for name, value in given.items()
+        if value is not None
+    }

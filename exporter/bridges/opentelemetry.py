@@ -68,13 +68,13 @@ class OTelExporter(BaseExporter):
     def export_start(self, span: Span) -> None:
         """Begin the span, in the parent that is exported too."""
         super().export_start(span)
-        if span.id not in self._open:
-            self._begin(span)
+        self._of(span)
 
     def export_stop(self, span: Span) -> None:
         """End the span; it goes out with the next `write_out`."""
         super().export_stop(span)
-        begun = self._open.pop(span.id, None) or self._begin(span, keep=False)
+        begun = self._of(span)
+        del self._open[span.id]
         begun.set_attributes(_attributes(span.attributes))
         stop = span.stop_event
         begun.end(None if stop is None else _nanoseconds(stop.timestamp))
@@ -88,10 +88,9 @@ class OTelExporter(BaseExporter):
         """Add the error to its span, as an exception of OpenTelemetry's own names, and mark the span."""
         super().export_error(event, span)
         attributes = _attributes(event.attributes)
-        for name in ("type", "message", "traceback"):
-            if f"exception_{name}" in attributes:
-                told = "stacktrace" if name == "traceback" else name
-                attributes[f"exception.{told}"] = attributes.pop(f"exception_{name}")
+        for ours, theirs in (("type", "type"), ("message", "message"), ("traceback", "stacktrace")):
+            if f"exception_{ours}" in attributes:
+                attributes[f"exception.{theirs}"] = attributes.pop(f"exception_{ours}")
         begun = self._of(span)
         name = "exception" if event.exception_type else event.name_str
         begun.add_event(name, attributes, _nanoseconds(event.timestamp))
@@ -147,43 +146,30 @@ class OTelExporter(BaseExporter):
         return self._made
 
     def _of(self, span: Span) -> SdkSpan:
-        return self._open.get(span.id) or self._begin(span)
-
-    def _begin(self, span: Span, *, keep: bool = True) -> SdkSpan:
-        around = span.exported_parent
-        parent = None if around is None else self._open.get(around.id)
-        begun: SdkSpan = self._tracer().start_span(
-            span.name_str,
-            context={} if parent is None else set_span_in_context(parent, {}),  # never the job's own
-            start_time=_nanoseconds(span.start_event.timestamp),
-            attributes={**_attributes(span.attributes), SPAN_ID: str(span.id)},
-        )
-        if keep:
-            self._open[span.id] = begun
+        begun = self._open.get(span.id)
+        if begun is None:
+            around = span.exported_parent
+            parent = None if around is None else self._open.get(around.id)
+            begun = self._open[span.id] = self._tracer().start_span(
+                span.name_str,
+                context={} if parent is None else set_span_in_context(parent, {}),  # never the job's own
+                start_time=_nanoseconds(span.start_event.timestamp),
+                attributes={**_attributes(span.attributes), SPAN_ID: str(span.id)},
+            )
         return begun
 
 
 def _resource() -> Resource:
-    who = identity()
-    configured = current()
+    who, configured = identity(), current()
     name = "training" if configured is None else configured.settings.application_name
-    told: dict[str, Any] = {
-        "service.name": os.environ.get("OTEL_SERVICE_NAME") or name,
-        "service.instance.id": who.run,
-        "host.name": who.node,
-    }
-    if who.rank is not None:
-        told["training.rank"] = who.rank
-    return Resource.create(told)
+    service = os.environ.get("OTEL_SERVICE_NAME") or name
+    told = {"service.name": service, "service.instance.id": who.run, "host.name": who.node}
+    return Resource.create(told if who.rank is None else {**told, "training.rank": who.rank})
 
 
 def _attributes(attributes: Attributes) -> dict[str, Any]:
     """Make what OTLP can encode: an integer beyond 64 bits becomes a float."""
-    return {
-        name: _fitting(attribute.value)
-        for name, attribute in attributes.items()
-        if attribute.value is not None
-    }
+    return {name: _fitting(each.value) for name, each in attributes.items() if each.value is not None}
 
 
 def _fitting(value: Any) -> Any:

@@ -8,9 +8,10 @@ so that a library may change it. The frames of the wrappers are taken out of the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from functools import wraps
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeVar
@@ -18,9 +19,10 @@ from typing import Any, TypeVar
 from exporter.recording.notices import tell_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Before = Callable[..., Any]
-After = Callable[[Any, Any, BaseException | None], object]
-ImportHook = Callable[[ModuleType], None]
+Around = Generator[None, tuple[Any, "BaseException | None"], None]
+"""What happens around a call: up to its `yield` before, then after; the `yield` gives the result and what was raised."""
+Hook = Callable[..., "Around | None"]
+"""Called with the arguments of the call; gives None where the end of it does not matter."""
 
 _PATCHED = "__exporter_patched__"
 
@@ -40,18 +42,8 @@ def never_raises(hook: Function) -> Function:
     return guarded  # type: ignore[return-value]  # the same signature
 
 
-def _ignore(_kept: Any, _result: Any, _error: BaseException | None) -> None:
-    """Do nothing after the call."""
-
-
-def patch(owner: Any, name: str, before: Before, after: After = _ignore) -> None:
-    """Put two hooks around a method; one that has them already is left as it is.
-
-    Args:
-        owner: The class or module that has the method.
-        name: The method's name.
-        before: Called with the arguments; what it returns is handed to `after`, which is not called for None.
-        after: Called with that, what the method returned, and what it raised.
+def patch(owner: Any, name: str, hook: Hook) -> None:
+    """Put a hook around a method; one that has one already is left as it is.
 
     Raises:
         AttributeError: There is no such method.
@@ -59,20 +51,33 @@ def patch(owner: Any, name: str, before: Before, after: After = _ignore) -> None
     method = getattr(owner, name)
     if _PATCHED in vars(method):
         return
-    before, after = never_raises(before), never_raises(after)
+
+    @never_raises
+    @wraps(hook)
+    def begin(*args: Any, **kwargs: Any) -> Around | None:
+        around = hook(*args, **kwargs)
+        if around is not None:
+            next(around, None)
+        return around
+
+    @never_raises
+    @wraps(hook)
+    def end(around: Around, result: Any, error: BaseException | None) -> None:
+        with suppress(StopIteration):
+            around.send((result, error))
 
     @wraps(method)
     def patched(*args: Any, **kwargs: Any) -> Any:
-        kept = before(*args, **kwargs)
+        around = begin(*args, **kwargs)
         try:
             result = method(*args, **kwargs)
         except BaseException as error:
-            if kept is not None:
-                after(kept, None, error)
+            if around is not None:
+                end(around, None, error)
             drop_frame(error)
             raise
-        if kept is not None:
-            after(kept, result, None)
+        if around is not None:
+            end(around, result, None)
         return result
 
     setattr(patched, _PATCHED, True)
@@ -82,11 +87,11 @@ def patch(owner: Any, name: str, before: Before, after: After = _ignore) -> None
         setattr(home, name, patched)  # pickle finds a function by the module that it was defined in
 
 
-def patch_existing(owner: Any, names: Sequence[str], before: Before, after: After = _ignore) -> None:
+def patch_existing(owner: Any, names: Sequence[str], hook: Hook) -> None:
     """Patch those of some methods that this version of the library has."""
     for name in names:
         if callable(getattr(owner, name, None)):
-            patch(owner, name, before, after)
+            patch(owner, name, hook)
 
 
 def drop_frame(error: BaseException) -> None:
@@ -98,15 +103,16 @@ def drop_frame(error: BaseException) -> None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
-def when_imported(name: str, hook: ImportHook) -> None:
+def version_of(package: str) -> str | None:
+    """Return the version of a loaded package; None where it does not say."""
+    return str(getattr(sys.modules.get(package), "__version__", "")) or None
+
+
+def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
     """Call a hook with a module: now if it is loaded, else right after its import; an error in it is reported.
 
     Nothing is imported for it. A finder at the front of `sys.meta_path` knows the modules that are waited for; for every
     other import it is one look into a dictionary, and it goes when nothing is waited for any more.
-
-    Args:
-        name: The module's full name.
-        hook: Called on the thread that imports, before anybody has the module.
     """
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -119,7 +125,7 @@ def when_imported(name: str, hook: ImportHook) -> None:
 
 class _Finder(MetaPathFinder):
     def __init__(self) -> None:
-        self.hooks: dict[str, list[ImportHook]] = {}
+        self.hooks: dict[str, list[Callable[[ModuleType], object]]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -128,48 +134,33 @@ class _Finder(MetaPathFinder):
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            spec: ModuleSpec | None = find(name, path, target)
+            spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
             if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
+                with suppress(AttributeError):  # no loader, or one that cannot be changed
+                    self._watch(spec.loader)
                 return spec
         return None
 
-    def loaded(self, module: ModuleType) -> None:
-        """Call the hooks of a module that has been executed."""
-        for hook in self.hooks.pop(module.__name__, ()):
-            _call(hook, module)
-        if not self.hooks and self in sys.meta_path:
-            sys.meta_path.remove(self)
+    def _watch(self, loader: Any) -> None:
+        """Have a module's loader, made for this import, call the hooks once; the module sees it as it was."""
+        execute = loader.exec_module
+
+        def watched(module: ModuleType) -> None:
+            del loader.exec_module
+            try:
+                execute(module)
+            except BaseException as error:
+                drop_frame(error)
+                raise
+            for hook in self.hooks.pop(module.__name__, ()):
+                _call(hook, module)
+            if not self.hooks and self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+        loader.exec_module = watched
 
 
-class _Loader(Loader):
-    """Loads as another loader does, and gives its place back to it before the module can see this one."""
-
-    def __init__(self, inner: Loader) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._inner
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._inner
-        try:
-            self._inner.exec_module(module)
-        except BaseException as error:
-            drop_frame(error)
-            raise
-        _FINDER.loaded(module)
-
-
-def _call(hook: ImportHook, module: ModuleType) -> None:
+def _call(hook: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         hook(module)
     except Exception as error:  # noqa: BLE001  # a library that has become different must not fail for being watched

@@ -10,9 +10,14 @@ import os
 import threading
 from collections.abc import Callable
 
+from exporter.bridges.patching import never_raises
 from exporter.recording.notices import tell_once
 
 EXIT_SECONDS = 2.0
+
+
+def _nothing() -> None:
+    pass
 
 
 class Periodic:
@@ -23,8 +28,8 @@ class Periodic:
         step: What is done.
         seconds: Between two steps.
         after_fork: Called in a forked child before its first step.
-        exit_seconds: The longest that an exiting process waits for a step under way.
         at_exit: Called at exit, before the last step; also when no thread can be started, since then nothing is done.
+        exit_seconds: The longest that an exiting process waits for a step under way.
     """
 
     def __init__(
@@ -33,16 +38,12 @@ class Periodic:
         step: Callable[[], None],
         *,
         seconds: float,
-        after_fork: Callable[[], None] = lambda: None,
-        at_exit: Callable[[], None] = lambda: None,
+        after_fork: Callable[[], None] = _nothing,
+        at_exit: Callable[[], object] = _nothing,
         exit_seconds: float = EXIT_SECONDS,
     ) -> None:
-        self._name = name
-        self._step = step
-        self._seconds = seconds
-        self._forked = after_fork
-        self._at_exit = at_exit
-        self._exit_seconds = exit_seconds
+        self._name, self._seconds, self._exit_seconds = name, seconds, exit_seconds
+        self._step, self._forked, self._at_exit = map(never_raises, (step, after_fork, at_exit))
         self._start()
         # After the recorder's, hence called before it: what the last step records is published.
         atexit.register(self.stop)
@@ -58,36 +59,30 @@ class Periodic:
         except RuntimeError as error:  # no more threads
             tell_once(self._name, f"{self._name} does not run: {error}")
             self._ended.set()
-            self._guarded(self._at_exit)
+            self._at_exit()
 
     def stop(self) -> None:
         """End the thread and do the last step; again is harmless."""
         if self._ended.is_set():
             return
         self._ended.set()
-        self._guarded(self._at_exit)
+        self._at_exit()
         if self._thread.is_alive():
             # One that still wants the interpreter lock while the interpreter ends may end the process with it.
             self._thread.join(self._exit_seconds)
         if self._working.acquire(timeout=0.1 if self._thread.is_alive() else EXIT_SECONDS):
             try:
-                self._guarded(self._step)
+                self._step()
             finally:
                 self._working.release()
 
     def _after_fork(self) -> None:
         if not self._ended.is_set():
-            self._guarded(self._forked)
+            self._forked()
             self._start()
 
     def _run(self) -> None:
         ended, working = self._ended, self._working
         while not ended.wait(self._seconds):
             with working:
-                self._guarded(self._step)
-
-    def _guarded(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except Exception as error:  # noqa: BLE001  # a library's inside, which may be different in another version
-            tell_once(f"{self._name} {type(error)}", f"{self._name}: {error!r}")
+                self._step()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
-from exporter.bridges.patching import never_raises
+from exporter.bridges.patching import Around, never_raises
 from exporter.recording.identity import identity
 
 WATCHING, INSTRUMENTED, LEADING = 0, 1, 2
@@ -40,26 +40,13 @@ class Source:
 
     def has_phases(self) -> bool:
         """Tell whether phases of the main thread, such as torch's compiling, belong to the training."""
-        return False
+        return self.strength == LEADING
 
-    def fetch_begins(self) -> bool:
-        """A batch is asked for from one of torch's loaders.
+    def fetch(self, *, begins: bool = False) -> Around | None:
+        """A batch is fetched from one of torch's loaders, or the loader begins to."""
 
-        Returns:
-            Whether the end is wanted too; the same holds for the others.
-        """
-        return False
-
-    def fetch_ends(self, batch: Any, error: BaseException | None) -> None:
-        """The batch is there, or the loader's first one is on its way (None), or none has come."""
-
-    def backward_begins(self, tensors: Any) -> bool:
-        """The backward pass from some tensors begins."""
-        del tensors
-        return False
-
-    def backward_ends(self, error: BaseException | None) -> None:
-        """The backward pass is over."""
+    def backward(self, tensors: Any) -> Around | None:
+        """A backward pass is made from some tensors."""
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
@@ -88,13 +75,8 @@ class Source:
     def trains(self, module: Any) -> None:
         """A module has been set to train, while the source is evaluating."""
 
-    def save_begins(self, saved: Any, *, at_once: bool) -> bool:
-        """Something is written by torch, at once or on a thread of its own."""
-        del saved, at_once
-        return False
-
-    def save_ends(self, result: Any, error: BaseException | None) -> None:
-        """It is written, or has failed; of what is written by a thread, the result is the future."""
+    def save(self, saved: Any, *, at_once: bool) -> Around | None:
+        """Something is written by torch; where not at once, the result is the future of a thread that does it."""
 
 
 class ActiveSource:
@@ -116,15 +98,11 @@ class ActiveSource:
             self.source = source
 
     def take(self, source: Source) -> bool:
-        """Make a source the active one, unless one as strong reports already.
-
-        Returns:
-            Whether it is active now.
-        """
+        """Make a source the active one, unless one as strong reports already; say whether it is active now."""
         before = self.source
         if before is source:
             return True
-        if before is not NOBODY and before is not self.fallback and before.strength >= source.strength:
+        if before not in {NOBODY, self.fallback} and before.strength >= source.strength:
             return False
         self.source = source
         before.yields()

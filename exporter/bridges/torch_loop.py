@@ -21,13 +21,12 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from time import monotonic
+from collections.abc import Callable
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
 
 from exporter.bridges import torch_hooks
-from exporter.bridges.checkpoints import holds_optimizer, report_when_written, steps_made
+from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_made
 from exporter.bridges.loop import (
     BATCH,
     EVALUATION,
@@ -40,8 +39,8 @@ from exporter.bridges.loop import (
     TurnLoss,
     samples_and_tokens,
 )
-from exporter.bridges.patching import never_raises, patch_existing
-from exporter.bridges.sources import ACTIVE, EXIT, WATCHING, Source
+from exporter.bridges.patching import Around, never_raises, patch_existing, version_of
+from exporter.bridges.sources import ACTIVE, EXIT, Source
 
 MOST_FETCHED = 64
 """Batches that are kept until something is trained."""
@@ -60,7 +59,6 @@ class LoopSource(Source):
         batches_ahead: Batches that the job's loaders fetch before they are trained on.
     """
 
-    strength = WATCHING
     batches_ahead = 0
 
     def __init__(self, *, courteous: bool = False) -> None:
@@ -83,8 +81,7 @@ class LoopSource(Source):
         self._stepped: set[int] = set()
         self._leader: int | None = None
         self._asked_since_step = False
-        self._handed_over: tuple[int, float] | None = None
-        self._fetched: deque[tuple[int | None, int | None]] = deque(maxlen=MOST_FETCHED)
+        self._fetched: deque[Any] = deque(maxlen=MOST_FETCHED)
         self._is_exhausted = False
 
     @property
@@ -109,9 +106,7 @@ class LoopSource(Source):
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             world_size = int(distributed.get_world_size())
         tracker.training.describe(
-            framework="pytorch",
-            framework_version=str(sys.modules["torch"].__version__),
-            world_size=world_size,
+            framework="pytorch", framework_version=version_of("torch"), world_size=world_size
         )
 
     @property
@@ -132,32 +127,29 @@ class LoopSource(Source):
 
     # Data -------------------------------------------------------------------------------------------------------
 
-    def fetch_begins(self) -> bool:
-        """A batch is asked for."""
+    def fetch(self, *, begins: bool = False) -> Around:
+        """A batch is fetched."""
         tracker = self._mine(training=False)
         if tracker is None:
-            return False
+            return
         if self.is_evaluating or not sys.modules["torch"].is_grad_enabled():
             self._evaluation_begins(tracker)
             tracker.end(BATCH)
-            return True
-        self._asked_since_step = True
-        if tracker.is_open(LOOP):  # before the first backward pass it may be a look at the data
-            self._training_goes_on(tracker)
-            self._turn_begins(tracker)
-        tracker.phase("data_loading")
-        return True
-
-    def fetch_ends(self, batch: Any, error: BaseException | None) -> None:
-        """The batch is there, or none has come."""
-        tracker = self._tracker
-        if tracker is None:
+        else:
+            self._asked_since_step = True
+            if tracker.is_open(LOOP):  # before the first backward pass it may be a look at the data
+                self._training_goes_on(tracker)
+            tracker.phase("data_loading")
+        batch, error = yield
+        if begins:
+            batch = None
+        if self._tracker is not tracker:
             return
         if tracker.is_open(EVALUATION):
             if error is not None:
                 self._evaluation_ends(tracker, None if isinstance(error, StopIteration) else error)
             elif batch is not None:
-                tracker.begin(BATCH, tracker.training.validation_iteration())
+                tracker.begin_batch()
         elif error is not None or batch is None:
             tracker.phase(None)
             if not tracker.is_open(LOOP):
@@ -203,13 +195,25 @@ class LoopSource(Source):
                 self._turn_begins(tracker)
 
     def _is_trained(self, module: Any) -> bool:
-        by_hand = self._changed_by_hand
-        return (by_hand is not None and by_hand() is module) or is_trained(module, tuple(self._optimizers))
+        """Tell whether the job changes a module by hand, or it holds most of what one of its optimizers changes.
+
+        A teacher holds nothing of it, and a layer that stays as it is, such as a batch norm while its model is trained,
+        is a small part of it.
+        """
+        if self._changed_by_hand is not None and self._changed_by_hand() is module:
+            return True
+        held = {id(parameter) for parameter in module.parameters()}
+        for optimizer in tuple(self._optimizers):
+            groups = getattr(optimizer, "param_groups", ())  # Keras' optimizers have none
+            changed = [id(each) in held for group in groups for each in group["params"] if each.requires_grad]
+            if 2 * sum(changed) > len(changed):
+                return True
+        return False
 
     def _evaluation_begins(self, tracker: LoopTracker) -> None:
         if not tracker.is_open(EVALUATION):
             self._idle(tracker)
-            tracker.begin(EVALUATION, tracker.training.validation_loop())
+            tracker.begin_evaluation()
 
     def _evaluation_ends(self, tracker: LoopTracker, error: BaseException | None) -> None:
         self.is_evaluating = False
@@ -222,34 +226,27 @@ class LoopSource(Source):
         tracker = self._mine(training=True)
         if tracker is not None:
             self._training_goes_on(tracker)
-            self._turn_begins(tracker)
             self._loss.add(loss, begins=False)
 
-    def backward_begins(self, tensors: Any) -> bool:
-        """The backward pass begins."""
+    def backward(self, tensors: Any) -> Around:
+        """A backward pass is made; an optimizer with a closure goes on after it."""
         tracker = self._mine(training=True)
         if tracker is None:
-            return False
+            return
         self._training_goes_on(tracker)
-        self._turn_begins(tracker)
         self._worked = True
         self._count_batches(tracker)
-        again = (
-            self._in_optimizer and not self._loss.is_empty
-        )  # an optimizer that calls its closure until it is content
+        again = self._in_optimizer and not self._loss.is_empty  # LBFGS calls its closure until it is content
         if not self._stepped and not again:  # what follows an optimizer's step is another's loss
             self._loss.add(tensors, begins=True)
         tracker.phase("backward")
         self._in_backward = True
-        return True
-
-    def backward_ends(self, error: BaseException | None) -> None:
-        """It is over; an optimizer with a closure goes on."""
+        _, error = yield
         stepped, self._in_backward, self._stepped_in_backward = self._stepped_in_backward, False, False
-        if self._tracker is not None and error is None:
-            self._tracker.phase("optimizer" if self._in_optimizer else None)
+        if self._tracker is tracker and error is None:
+            tracker.phase("optimizer" if self._in_optimizer else None)
             if stepped:
-                self._optimizer_done(self._tracker, WITHIN_BACKWARD)
+                self._optimizer_done(tracker, WITHIN_BACKWARD)
 
     def gradient_norm_is(self, norm: Any) -> None:
         """Take what gradients were clipped by."""
@@ -262,12 +259,11 @@ class LoopSource(Source):
         tracker = self._mine(training=True)
         if tracker is None:
             return
-        self._training_goes_on(tracker)
         if optimizer not in self._optimizers and self._asked_since_step:
             self._leader = None  # another loop has begun, with an optimizer of its own
             self._stepped.clear()
         self._optimizers.add(optimizer)
-        self._turn_begins(tracker)
+        self._training_goes_on(tracker)
         self._in_optimizer = self._worked = True
         tracker.phase("optimizer")
 
@@ -311,12 +307,8 @@ class LoopSource(Source):
 
     def _end_by_hand(self, tracker: LoopTracker) -> None:
         """End a turn of a job without an optimizer, if it has had a backward pass."""
-        if (
-            self._changed_by_hand is not None
-            and not self._optimizers
-            and self._worked
-            and tracker.is_open(ITERATION)
-        ):
+        by_hand = self._changed_by_hand is not None and not self._optimizers
+        if by_hand and self._worked and tracker.is_open(ITERATION):
             self._loss.record(tracker)
             self._turn_ends(tracker)
 
@@ -347,6 +339,7 @@ class LoopSource(Source):
         if not tracker.is_open(LOOP):
             tracker.begin_loop(self.step)
             tracker.training.record(epoch=self._epochs)
+        self._turn_begins(tracker)
 
     def _turn_begins(self, tracker: LoopTracker) -> None:
         if not tracker.is_open(ITERATION):
@@ -362,51 +355,38 @@ class LoopSource(Source):
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
-    def save_begins(self, saved: Any, *, at_once: bool) -> bool:
+    def save(self, saved: Any, *, at_once: bool) -> Around:
         """Something is written."""
-        return self.checkpoint_begins(whole=holds_optimizer(saved), at_once=at_once)
+        return self.checkpoint(whole=holds_optimizer(saved), at_once=at_once)
 
-    def checkpoint_begins(self, *, whole: bool, at_once: bool = True) -> bool:
+    def checkpoint(self, *, whole: bool, at_once: bool = True) -> Around:
         """A checkpoint is written, if the training has begun; only from a whole one can the job go on."""
         tracker = self._tracker
         if tracker is None or self._thread != threading.get_ident():
-            return False
-        if tracker.is_open(SAVE) or not tracker.is_open(LOOP):
-            return False
-        self._idle(tracker)
-        self._handed_over = None
-        if whole and at_once:
-            tracker.begin_save(self.step)
-        else:
-            phase = f"checkpoint_save_{'sync' if at_once else 'async'}"
-            tracker.begin(SAVE, tracker.training.phase(phase))
-            self._handed_over = (self.step, monotonic()) if whole else None
-        return True
-
-    def save_ends(self, result: Any, error: BaseException | None) -> None:
-        """It is written, handed over to be written, or has failed."""
-        tracker = self._tracker
-        if tracker is None:
             return
-        tracker.end(SAVE, error)
-        if not tracker.is_open(EVALUATION):  # it goes on until the model is trained again
-            self._turn_begins(tracker)
-        if self._handed_over is not None:
-            report_when_written(tracker.training, *self._handed_over, result, error)
-            self._handed_over = None
+        if tracker.is_open(SAVE) or not tracker.is_open(LOOP):
+            return
+        self._idle(tracker)
+        if at_once:
+            tracker.begin_save(self.step, whole=whole)
+        else:
+            tracker.begin(SAVE, tracker.training.phase("checkpoint_save_async"))
+        save = AsyncSave(tracker.training, self.step)
+        future, error = yield
+        if self._tracker is tracker:
+            tracker.end(SAVE, error)
+            if not tracker.is_open(EVALUATION):  # it goes on until the model is trained again
+                self._turn_begins(tracker)
+            if whole and not at_once:
+                save.report_when_done(future, error)
 
-    def load_begins(self) -> bool:
+    def load(self) -> Around:
         """A checkpoint is read."""
         tracker = self._mine(training=False)
-        if tracker is None or tracker.is_open(LOAD):
-            return False
-        tracker.begin(LOAD, tracker.training.checkpoint_load())
-        return True
-
-    def load_ends(self, error: BaseException | None) -> None:
-        """It is read, or cannot be."""
-        if self._tracker is not None:
-            self._tracker.end(LOAD, error)
+        if tracker is not None and not tracker.is_open(LOAD):
+            tracker.begin_load()
+            _, error = yield
+            tracker.end(LOAD, error)
 
     # The end ----------------------------------------------------------------------------------------------------
 
@@ -417,38 +397,16 @@ class LoopSource(Source):
         if tracker is None:
             return
         if self._thread not in {None, threading.get_ident()}:
-            self._ends_elsewhere(tracker, error)
+            # What another thread left open cannot be closed from here one by one; where it has ended, so has the loop.
+            runs = any(thread.ident == self._thread for thread in threading.enumerate())
+            if error is None and not runs and tracker.is_open(LOOP):
+                tracker.training.on_train_end()
             return
         if error is None:
             tracker.end(EVALUATION)
             self._end_by_hand(tracker)
             tracker.discard_iteration()
         tracker.end_all(error)
-
-    def _ends_elsewhere(self, tracker: LoopTracker, error: BaseException | None) -> None:
-        """End the loop of another thread, which has ended: what it left open cannot be closed from here one by one."""
-        runs = any(thread.ident == self._thread for thread in threading.enumerate())
-        if error is None and not runs and tracker.is_open(LOOP):
-            tracker.training.on_train_end()
-
-
-def is_trained(module: Any, optimizers: Iterable[Any]) -> bool:
-    """Tell whether a module holds most of what one of these optimizers changes.
-
-    A teacher holds nothing of it, and a layer that stays as it is, such as a batch norm while its model is trained, is a
-    small part of it.
-    """
-    held = {id(parameter) for parameter in module.parameters()}
-    for optimizer in optimizers:
-        changed = [
-            id(parameter) in held
-            for group in getattr(optimizer, "param_groups", ())  # Keras' optimizers have none
-            for parameter in group["params"]
-            if parameter.requires_grad
-        ]
-        if 2 * sum(changed) > len(changed):
-            return True
-    return False
 
 
 # What is installed ----------------------------------------------------------------------------------------------
@@ -490,10 +448,13 @@ def active_loop() -> LoopSource | None:
     return ACTIVE.source if isinstance(ACTIVE.source, LoopSource) else None
 
 
-def active_tracker() -> LoopTracker | None:
-    """Return its tracker while it reports."""
+def describe_loop(**facts: Any) -> LoopTracker | None:
+    """Say what else is known of the loop while it is reported, and return its tracker."""
     source = active_loop()
-    return None if source is None else source.tracker
+    tracker = None if source is None else source.tracker
+    if tracker is not None and facts:
+        tracker.training.describe(**facts)
+    return tracker
 
 
 def watch_saves(owner: Any, name: str, is_whole: Callable[..., bool]) -> None:
@@ -505,19 +466,18 @@ def watch_saves(owner: Any, name: str, is_whole: Callable[..., bool]) -> None:
         is_whole: Gets its arguments, and tells whether the job could go on from what it writes.
     """
 
-    def begins(*args: Any, **kwargs: Any) -> LoopSource | None:
+    def hook(*args: Any, **kwargs: Any) -> Around | None:
         source = active_loop()
-        begun = source is not None and source.checkpoint_begins(whole=is_whole(*args, **kwargs))
-        return source if begun else None
+        return None if source is None else source.checkpoint(whole=is_whole(*args, **kwargs))
 
-    patch_existing(owner, (name,), begins, LoopSource.save_ends)
+    patch_existing(owner, (name,), hook)
 
 
 def watch_loads(owner: Any, name: str) -> None:
     """Report a method by which a library reads one."""
 
-    def begins(*_args: Any, **_kwargs: Any) -> LoopSource | None:
+    def hook(*_args: Any, **_kwargs: Any) -> Around | None:
         source = active_loop()
-        return source if source is not None and source.load_begins() else None
+        return None if source is None else source.load()
 
-    patch_existing(owner, (name,), begins, lambda source, _result, error: source.load_ends(error))
+    patch_existing(owner, (name,), hook)

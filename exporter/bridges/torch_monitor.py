@@ -45,8 +45,6 @@ SLICE_EVENTS = 1 << 15
 """Events taken out at once, in a millisecond, while no more than twice as many wait."""
 MOST_TOLD = 1 << 14
 """Events of one name and one slice that handlers are told of: more than their queues and the default limit take."""
-_FEW = 64
-_SAMPLE = 512
 
 _WINDOWED = frozenset({"mean", "min", "max", "value"})
 _COUNTED = {"count": "samples", "sum": "added"}
@@ -64,14 +62,12 @@ class MonitorBridge:
     """
 
     def __init__(self, event_class: Any, stat_event: str) -> None:
-        self._plain_classes = {event_class}
         # The getter of C++, whatever a subclass makes of the attribute.
         self._name_of: Callable[[Any], str] = event_class.name.fget
         self._stat_event = stat_event
         self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)
         self._kinds: dict[str, Kind] = {}
         self._series: dict[str, Callable[[float], None] | None] = {}
-        self._told: dict[Kind, int] = {}
         self._lost = metric("counter", "training.torch_monitor.overflows")
         self._refused = metric("counter", "training.torch_monitor.refused")
 
@@ -94,58 +90,27 @@ class MonitorBridge:
         self.queue.clear()
 
     def _record(self, part: Sequence[Any]) -> None:
-        events, times, expand = self._distinct(part)
-        names = self._names(events)
-        times_by_name = Counter(names) if events is part else _added(names, times)
-        latest = dict(zip(names, events, strict=True))
-        wanted = []
-        for name, number in times_by_name.items():
+        names = self._names(part)
+        times, latest = Counter(names), dict(zip(names, part, strict=True))
+        wanted: dict[str | None, Kind] = {}
+        for name, number in times.items():
             if name is None:
                 self._refused(number)
                 continue
             kind = self._kind(name)
-            if not kind.enabled:
-                continue
-            kind.occurrences.counter.add(number)
-            kind.occurrences.last = _happened(latest[name])
-            if kind.routes != ():
-                wanted.append(name)
-        if self._stat_event in times_by_name:
-            mine = map(self._stat_event.__eq__, names)
-            for event, number in compress(zip(events, times, strict=False), mine):
-                self._record_window(event, number)
-        last = part[-RECENT_EVENTS:]
-        for name, event in zip(self._names(last), last, strict=True):
+            if kind.enabled:
+                kind.occurrences.counter.add(number)
+                kind.occurrences.last = _happened(latest[name])
+                if kind.routes != ():
+                    wanted[name] = kind
+        if self._stat_event in times:
+            for event in compress(part, map(self._stat_event.__eq__, names)):
+                self._record_window(event)
+        for name, event in zip(names[-RECENT_EVENTS:], part[-RECENT_EVENTS:], strict=True):
             if name is not None and name not in wanted and self._kind(name).enabled:
-                EVENTS.latest.append(_Late(name, event))
+                EVENTS.latest.append(_raw(name, event))
         if wanted:
-            self._tell(wanted, expand(names), part)
-
-    def _distinct(
-        self, part: Sequence[Any]
-    ) -> tuple[Sequence[Any], Iterable[int], Callable[[Sequence[Any]], Sequence[Any]]]:
-        """Tell which objects are in a part, how often each, and what makes of something for each of them that of the part.
-
-        A flood is mostly of few objects, which are looked into once; where there are many, counting them would cost more.
-        """
-        sample = part[:: len(part) // _SAMPLE + 1]
-        if 2 * len(set(map(id, sample))) > len(sample):
-            return part, repeat(1), lambda found: found
-        keys, times = part, Counter[Any]()
-        try:
-            times.update(part)
-            plain = set(map(type, times)) <= self._plain_classes
-        except Exception:  # noqa: BLE001  # a class of the job's own, with its own __hash__ and __eq__
-            plain = False
-        if not plain:
-            keys = list(map(id, part))
-            times = Counter(keys)
-        events = list(times) if plain else list(dict(zip(keys, part, strict=True)).values())
-        return (
-            events,
-            times.values(),
-            lambda found: list(map(dict(zip(times, found, strict=True)).__getitem__, keys)),
-        )
+            self._tell(wanted, times, names, part)
 
     def _names(self, events: Sequence[Any]) -> Sequence[str | None]:
         try:
@@ -153,24 +118,29 @@ class MonitorBridge:
         except Exception:  # noqa: BLE001  # C++ may log what is no UTF-8
             return [self._guarded(self._name_of, event) for event in events]
 
-    def _tell(self, wanted: Sequence[str], names: Sequence[str | None], part: Sequence[Any]) -> None:
+    def _tell(
+        self,
+        wanted: Mapping[str | None, Kind],
+        times: Mapping[str | None, int],
+        names: Sequence[str | None],
+        part: Sequence[Any],
+    ) -> None:
         """Hand on what handlers want, in order; in a flood, the first of each name."""
         told: Iterable[tuple[str | None, Any]]
         if len(part) <= MOST_TOLD:
-            told = compress(zip(names, part, strict=True), map(set(wanted).__contains__, names))
+            told = compress(zip(names, part, strict=True), map(wanted.__contains__, names))
         else:
-            told = chain.from_iterable(
-                islice(compress(zip(names, part, strict=True), map(name.__eq__, names)), MOST_TOLD)
+            of_each = (
+                zip(repeat(name), compress(part, map(str(name).__eq__, names)), strict=False)
                 for name in wanted
             )
-            for name, number in Counter(names).items():
-                if name is not None and name in wanted and number > MOST_TOLD:
-                    self._kind(name).suppressed["rate_limit"].add(number - MOST_TOLD)
+            told = chain.from_iterable(islice(each, MOST_TOLD) for each in of_each)
+            for name, kind in wanted.items():
+                if times[name] > MOST_TOLD:
+                    kind.suppressed["rate_limit"].add(times[name] - MOST_TOLD)
         for name, event in told:
-            kind = self._kind(str(name))
-            self._told[kind] = number = self._told.get(kind, 0) + 1
-            if kind.admits(number):
-                self._guarded(_tell, kind, str(name), event)
+            if wanted[name].admits():
+                self._guarded(EVENTS.tell, wanted[name], _raw(str(name), event), event)
 
     def _kind(self, name: str) -> Kind:
         kind = self._kinds.get(name)
@@ -187,57 +157,26 @@ class MonitorBridge:
             tell_once("torch.monitor", f"an event of torch.monitor is not recorded: {error!r}")
             return None
 
-    def _record_window(self, event: Any, times: int) -> None:
+    def _record_window(self, event: Any) -> None:
         data = self._guarded(lambda: list(event.data.items()))
         if data is None:
-            self._refused(times)
-        for key, value in data or ():
-            self._record_number(key, value, times)
-
-    def _record_number(self, key: str, value: object, times: int) -> None:
-        if key not in self._series:
-            if len(self._series) >= MOST_SERIES:
-                self._refused(1)
-                return
-            self._series[key] = _series(key)
-        add = self._series[key]
-        if add is None or not isinstance(value, int | float):
             self._refused(1)
-            return
-        for _ in range(times):
-            add(value)
+        for key, value in data or ():
+            if key not in self._series and len(self._series) < MOST_SERIES:
+                self._series[key] = _series(key)
+            add = self._series.get(key)
+            if add is None or not isinstance(value, int | float):
+                self._refused(1)
+            else:
+                add(value)
 
 
-class _Late:
-    """An event that is among the latest; it is looked into when somebody looks at it."""
-
-    __slots__ = ("_event", "_name", "_seen")
-
-    def __init__(self, name: str, event: Any) -> None:
-        self._name = name
-        self._event = event
-        self._seen = time(), monotonic_ns()
-
-    def raw(self) -> RawEvent:
-        """Give what an event is made of."""
-        return _raw(self._name, self._event, *self._seen)
-
-    def logged(self, origin: object) -> object:
-        """Give the object that was logged."""
-        return origin
-
-
-def _tell(kind: Kind, name: str, event: Any) -> None:
-    EVENTS.tell(kind, _raw(name, event, time(), monotonic_ns()), event)
-
-
-def _raw(name: str, event: Any, seen: float, seen_ns: int) -> RawEvent:
-    happened = _happened(event)
+def _raw(name: str, event: Any) -> RawEvent:
     try:
         data = check_data(event.data)
     except Exception:  # noqa: BLE001  # what a class of the job's own has instead
         data = NOTHING
-    return name or UNNAMED, None, "info", data, happened, seen, seen_ns, None, ()
+    return name or UNNAMED, None, "info", data, _happened(event), time(), monotonic_ns(), None, ()
 
 
 def _happened(event: Any) -> float:
@@ -245,16 +184,6 @@ def _happened(event: Any) -> float:
         return float(event.timestamp.timestamp())
     except Exception:  # noqa: BLE001  # a year that Unix time does not reach here, or a class of the job's own
         return time()
-
-
-def _added(names: Sequence[str | None], times: Iterable[int]) -> Mapping[str | None, int]:
-    """Tell how often each name occurs: of few, or of many in one call into C."""
-    if len(names) > _FEW:
-        return Counter(chain.from_iterable(map(repeat, names, times)))
-    found: dict[str | None, int] = {}
-    for name, number in zip(names, times, strict=True):
-        found[name] = found.get(name, 0) + number
-    return found
 
 
 def _series(key: str) -> Callable[[float], None] | None:

@@ -35,14 +35,10 @@ COUNTS: Mapping[str, str] = {
 MOST_KEYS = 200
 """Counters with series of their own; the rest is `other`."""
 OTHER = "other"
-_PREFIX = "pytorch.wait_counter."
 
 Counters = Mapping[str, Mapping[str, int]]
-
 Device = tuple[str, str]
-"""The job's number of a GPU, and its UUID; `UNKNOWN` where torch does not tell that."""
-UNKNOWN = "unknown"
-Stats = Mapping[str, Any]
+"""The job's number of a GPU, and its UUID; `unknown` where torch does not tell that."""
 
 
 class CudaMemory:
@@ -52,39 +48,31 @@ class CudaMemory:
         read: Gives the allocator's numbers of each device that the process uses.
     """
 
-    def __init__(self, read: Callable[[], Mapping[Device, Stats]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[Device, Mapping[str, Any]]]) -> None:
         self._read = read
-        self._adders: dict[tuple[Device, str], Callable[[float], None]] = {}
         self._before: dict[tuple[Device, str], int] = {}
 
     def step(self) -> None:
         """Look once."""
         for device, stats in self._read().items():
+            labels = dict(zip(("gpu", "uuid"), device, strict=True))
             for state, (name, kind) in STATES.items():
                 value = stats.get(name, {}).get("all", {}).get(kind)
                 if value is not None:
-                    self._adder(device, "gauge", "training.gpu_memory", state)(value)
+                    metric("gauge", "training.gpu_memory", unit="bytes", labels=labels | {"state": state})(
+                        value
+                    )
             for name, family in COUNTS.items():
                 now = stats.get(name)
                 if now is not None:
                     # Totals of the process; a reset of the job's begins them anew.
                     before = self._before.get((device, name), 0)
                     self._before[device, name] = now
-                    self._adder(device, "counter", family)(now - before if now >= before else now)
+                    metric("counter", family, labels=labels)(now - before if now >= before else now)
 
     def forget(self) -> None:
         """In a forked child: what was counted so far is the parent's, and CUDA is not the child's."""
         self._before.clear()
-
-    def _adder(self, device: Device, kind: str, family: str, state: str = "") -> Callable[[float], None]:
-        key = (device, family + state)
-        adder = self._adders.get(key)
-        if adder is None:
-            gpu, uuid = device
-            labels = {"gpu": gpu, "uuid": uuid} | ({"state": state} if state else {})
-            unit = "bytes" if state else None
-            adder = self._adders[key] = metric(kind, family, unit=unit, labels=labels)
-        return adder
 
 
 def install_cuda_memory() -> None:
@@ -94,38 +82,23 @@ def install_cuda_memory() -> None:
         ImportError: There is no torch.
     """
     torch: Any = import_module("torch")
-    if not hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # the public one asks CUDA for the device
-        return  # a torch without CUDA
-    memory = CudaMemory(_memory_reader(torch))
-    Periodic("exporter-cuda-memory", memory.step, seconds=MEMORY_SECONDS, after_fork=memory.forget)
+    if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # else it is a torch without CUDA
+        memory = CudaMemory(lambda: _read_memory(torch))
+        Periodic("exporter-cuda-memory", memory.step, seconds=MEMORY_SECONDS, after_fork=memory.forget)
 
 
-def _memory_reader(torch: Any) -> Callable[[], Mapping[Device, Stats]]:
-    uuids: dict[int, str] = {}
-
-    def read() -> Mapping[Device, Stats]:
-        found: dict[Device, Stats] = {}
-        if not torch.cuda.is_initialized():
-            return found
-        for index in range(MOST_DEVICES):
-            try:
-                stats = torch._C._cuda_memoryStats(index)  # noqa: SLF001  # see above
-            except RuntimeError:  # there are no more devices
-                break
-            if stats["reserved_bytes"]["all"]["peak"] or stats["num_ooms"]:
-                if index not in uuids:
-                    uuids[index] = _uuid(torch, index)
-                found[str(index), uuids[index]] = stats
-        return found
-
-    return read
-
-
-def _uuid(torch: Any, index: int) -> str:
-    """The UUID in NVML's spelling; torch has it since 2.4, and knows the properties of a device that was used."""
-    properties = torch.cuda._get_device_properties(index)  # noqa: SLF001  # the public one counts devices by NVML
-    uuid = getattr(properties, "uuid", None)
-    return UNKNOWN if uuid is None else f"GPU-{uuid}"
+def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
+    found: dict[Device, Mapping[str, Any]] = {}
+    for index in range(MOST_DEVICES if torch.cuda.is_initialized() else 0):
+        try:
+            stats = torch._C._cuda_memoryStats(index)  # noqa: SLF001  # the public one asks CUDA for the device
+        except RuntimeError:  # there are no more devices
+            break
+        if stats["reserved_bytes"]["all"]["peak"] or stats["num_ooms"]:
+            # In NVML's spelling; torch has it since 2.4. The public function counts devices by NVML.
+            uuid = getattr(torch.cuda._get_device_properties(index), "uuid", None)  # noqa: SLF001
+            found[str(index), "unknown" if uuid is None else f"GPU-{uuid}"] = stats
+    return found
 
 
 class WaitCounters:
@@ -149,9 +122,9 @@ class WaitCounters:
             self._before = dict(found)  # a forked child's counters begin with its parent's
             return
         for key, now in found.items():
-            before = self._before.get(key)
+            before = self._before.get(key, {})
             if before != now:
-                self._record(key, before or {}, now)
+                self._record(key, before, now)
                 self._before[key] = now
 
     def forget(self) -> None:
@@ -159,24 +132,23 @@ class WaitCounters:
         self._before = None
 
     def _record(self, key: str, before: Mapping[str, int], now: Mapping[str, int]) -> None:
-        label = clean_text(key.removeprefix(_PREFIX)) or OTHER
+        def increase(what: str) -> int:
+            return max(now.get(what, 0) - before.get(what, 0), 0)
+
+        label = clean_text(key.removeprefix("pytorch.wait_counter.")) or OTHER
         if label not in self._keys:
             if len(self._keys) >= MOST_KEYS:
                 label = OTHER
             self._keys.add(label)
         labels = {"key": label}
-        calls = _increase(before, now, "total_calls")
-        metric("counter", "training.torch.wait_calls", labels=labels)(calls)
-        microseconds = _increase(before, now, "total_time_us")
-        metric("counter", "training.torch.wait", unit="seconds", labels=labels)(microseconds / 1e6)
+        metric("counter", "training.torch.wait_calls", labels=labels)(increase("total_calls"))
+        metric("counter", "training.torch.wait", unit="seconds", labels=labels)(
+            increase("total_time_us") / 1e6
+        )
         if label != OTHER:  # of several together there is no such number
             metric("gauge", "training.torch.waits", labels=labels)(now.get("active_count", 0))
             longest = metric("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
             longest(now.get("max_time_us", 0) / 1e6)
-
-
-def _increase(before: Mapping[str, int], now: Mapping[str, int], what: str) -> int:
-    return max(now.get(what, 0) - before.get(what, 0), 0)
 
 
 def install_wait_counters() -> None:
@@ -205,14 +177,13 @@ def _wait_reader() -> Callable[[], Counters]:
     class Response(c10d._Response):  # type: ignore[misc]  # noqa: SLF001  # as above
         def __init__(self) -> None:
             c10d._Response.__init__(self)  # noqa: SLF001  # as above
-            self.content = "{}"
+            self.content: str | bytes = "{}"
 
-        def set_content(self, content: str | bytes, content_type: str) -> None:
-            del content_type
-            self.content = content.decode() if isinstance(content, bytes) else content
+        def set_content(self, content: str | bytes, _content_type: str) -> None:
+            self.content = content
 
         def set_status(self, status: int) -> None:
-            del status
+            pass
 
     handler = c10d._get_handler("wait_counter_values")  # noqa: SLF001  # as above
 

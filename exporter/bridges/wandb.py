@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
@@ -21,10 +22,11 @@ from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.spans import Span
 
 
+@dataclass
 class Config:
     """Where to, as `wandb.init` has it.
 
-    Args:
+    Attributes:
         entity: User or team.
         host: The server.
         api_key: Its key; empty for the one that W&B finds by itself.
@@ -34,23 +36,17 @@ class Config:
         tags: Of the run.
     """
 
-    def __init__(
-        self,
-        entity: str,
-        host: str = "https://api.wandb.ai",
-        api_key: str = "",
-        project: str = "one-logger-tracking",
-        run_name: str | None = None,
-        save_dir: str = "./wandb",
-        tags: Sequence[str] = ("e2e_metrics_enabled",),
-    ) -> None:
-        self.entity = entity
-        self.host = host
-        self.api_key = api_key
-        self.project = project
-        self.run_name = run_name or f"{project}-run-{uuid4()}"
-        self.save_dir = save_dir
-        self.tags = list(tags)
+    entity: str
+    host: str = "https://api.wandb.ai"
+    api_key: str = ""
+    project: str = "one-logger-tracking"
+    run_name: str | None = None
+    save_dir: str = "./wandb"
+    tags: Sequence[str] = ("e2e_metrics_enabled",)
+
+    def __post_init__(self) -> None:
+        self.run_name = self.run_name or f"{self.project}-run-{uuid4()}"
+        self.tags = list(self.tags)
 
 
 class MetricNamingStrategy(ABC):
@@ -66,11 +62,7 @@ class MetricNamingStrategy(ABC):
 
 
 class HierarchicalMetricNamingStrategy(MetricNamingStrategy):
-    """`span.attribute` and `span.event.attribute`.
-
-    Args:
-        separator: What joins them.
-    """
+    """`span.attribute` and `span.event.attribute`, joined by a separator."""
 
     def __init__(self, separator: str = ".") -> None:
         self._separator = separator
@@ -125,34 +117,27 @@ class WandBExporter(BaseExporter):
     def export_start(self, span: Span) -> None:
         """Log what the span begins with."""
         super().export_start(span)
-        metrics = {
-            self._naming.from_span_attribute(span, each): each.value for each in span.attributes.values()
-        }
-        self._log(metrics | self._of_event(span, span.start_event))
+        self._log(span, span.attributes.values(), span.start_event)
 
     def export_stop(self, span: Span) -> None:
         """Log what the span was given since, its duration with it."""
         super().export_stop(span)
-        metrics = {
-            self._naming.from_span_attribute(span, each): each.value
-            for each in span.updated_attributes.values()
-        }
-        self._log(metrics | ({} if span.stop_event is None else self._of_event(span, span.stop_event)))
+        self._log(span, span.updated_attributes.values(), span.stop_event)
 
     def export_event(self, event: Event, span: Span) -> None:
         """Log the event."""
         super().export_event(event, span)
-        self._log(self._of_event(span, event))
+        self._log(span, (), event)
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
         """Log the error: W&B shows its text."""
         super().export_error(event, span)
-        self._log(self._of_event(span, event))
+        self._log(span, (), event)
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Log of what kind it is."""
         super().export_telemetry_data_error(error)
-        self._log({StandardEventName.TELEMETRY_DATA_ERROR.value: error.error_type.name})
+        self._send({StandardEventName.TELEMETRY_DATA_ERROR.value: error.error_type.name})
 
     def close(self) -> None:
         """Finish the run."""
@@ -161,13 +146,15 @@ class WandBExporter(BaseExporter):
         if run is not None:
             run.finish(quiet=True)
 
-    def _of_event(self, span: Span, event: Event) -> dict[str, Any]:
-        return {
-            self._naming.from_event_attribute(span, event, each): each.value
-            for each in event.attributes.values()
-        }
+    def _log(self, span: Span, attributes: Iterable[Attribute], event: Event | None) -> None:
+        naming = self._naming
+        metrics = {naming.from_span_attribute(span, each): each.value for each in attributes}
+        if event is not None:
+            for each in event.attributes.values():
+                metrics[naming.from_event_attribute(span, event, each)] = each.value
+        self._send(metrics)
 
-    def _log(self, metrics: dict[str, Any]) -> None:
+    def _send(self, metrics: dict[str, Any]) -> None:
         if metrics:
             self._run.log(metrics | {"app_last_log_time": round(time.time() * 1000)}, commit=True)
 
@@ -180,6 +167,9 @@ def _begin(config: Config) -> Any:
     wandb: Any = import_module("wandb")
     if config.api_key:
         wandb.login(key=config.api_key, host=config.host, timeout=5)
+    settings = wandb.Settings(
+        base_url=config.host, x_disable_stats=True, x_disable_machine_info=True, console="off"
+    )
     return wandb.init(
         project=config.project,
         name=config.run_name,
@@ -187,7 +177,5 @@ def _begin(config: Config) -> Any:
         tags=config.tags,
         dir=config.save_dir,
         reinit="create_new",
-        settings=wandb.Settings(
-            base_url=config.host, x_disable_stats=True, x_disable_machine_info=True, console="off"
-        ),
+        settings=settings,
     )

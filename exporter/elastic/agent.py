@@ -23,10 +23,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from time import monotonic_ns, time
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from exporter.errors import DefinitionError
-from exporter.recording.event_kinds import Kind
 from exporter.recording.event_values import check_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import AGENT, clean_text
@@ -94,46 +93,42 @@ class Platform:
                 return None
             self._roles.add(label)
             for outcome in (*OUTCOMES, "interrupted"):  # so that the first of them is an increase
-                _run_counter(label, outcome)
+                _runs(label, outcome)
             metric("counter", "training.elastic.failure_restarts", labels={"worker_role": label})
         self.role = label
         return label
 
     def _of_function(self, function: str, what: str) -> Record | None:
+        labels = {"function": function}
         if what == "duration.ms":
             if function.endswith("._rendezvous"):
-                return _milliseconds(
-                    metric("histogram", "training.elastic.rendezvous", unit="seconds", buckets=_SECONDS)
-                )
-            labels = {"function": function}
-            return _milliseconds(
-                metric("summary", "training.elastic.function", unit="seconds", labels=labels)
-            )
-        if what not in {"success", "failure"}:
-            return None
+                add = metric("histogram", "training.elastic.rendezvous", unit="seconds", buckets=_SECONDS)
+            else:
+                add = metric("summary", "training.elastic.function", unit="seconds", labels=labels)
+            # A wall clock that was set makes negative durations, which would end the sum of the histogram.
+            return _of_numbers(lambda value: add(max(value, 0) / 1000))
         calls = {
             outcome: metric(
-                "counter",
-                "training.elastic.function_calls",
-                labels={"function": function, "outcome": outcome},
+                "counter", "training.elastic.function_calls", labels={**labels, "outcome": outcome}
             )
             for outcome in ("success", "failure")
-        }[what]
+        }.get(what)
+        if calls is None:
+            return None
         restarts = metric("counter", "training.elastic.restarts")
 
-        def record(value: object) -> None:  # noqa: ARG001  # it is always 1
+        def record(_value: object) -> None:
             calls(1)
             if function == "SimpleElasticAgent._restart_workers" and what == "success":
                 restarts(1)
             elif function == "SimpleElasticAgent.run" and what == "failure":
-                _run_counter(self.role, "interrupted")(1)
+                _runs(self.role, "interrupted")(1)
 
         return record
 
     def _of_workers(self, role: str, what: str) -> Record | None:
         outcome = what.removeprefix("run_")
-        known = {"remaining_restarts", "flakiness", "run_total"}
-        if what not in known | _STATES and outcome not in OUTCOMES:
+        if what not in {"remaining_restarts", "flakiness", "run_total", *_STATES} and outcome not in OUTCOMES:
             return None
         label = self.known_role(role)
         if label is None:
@@ -142,21 +137,27 @@ class Platform:
         if what == "remaining_restarts":
             return _remaining(labels)
         if what == "flakiness":
-            return _share(labels)
+            share = metric("summary", "training.elastic.flakiness", unit="ratio", labels=labels)
+            return _of_numbers(lambda value: share(value / 100))
         if what == "run_total":
-            return lambda value: None  # noqa: ARG005  # the sum of the outcomes
-        return _looks(what, labels) if what in _STATES else _runs(label, outcome)
+            return _of_numbers(lambda _value: None)  # the sum of the outcomes
+        if what in _STATES:
+            looks = metric(
+                "counter", "training.elastic.worker_state_checks", labels={"state": what, **labels}
+            )
+            return lambda _value: looks(1)
+        runs = _runs(label, outcome)
+        return _of_numbers(lambda value: runs(1) if value == 1 else None)
 
 
-def _run_counter(label: str, outcome: str) -> Callable[[float], None]:
+def _runs(label: str, outcome: str) -> Callable[[float], None]:
     return metric("counter", "training.elastic.runs", labels={"outcome": outcome, "worker_role": label})
 
 
-def _milliseconds(add: Callable[[float], None]) -> Record:
+def _of_numbers(take: Callable[[float], None]) -> Record:
     def record(value: object) -> None:
-        # A wall clock that was set makes negative durations, which would end the sum of the histogram.
         if _is_number(value):
-            add(max(value, 0) / 1000)
+            take(value)
 
     return record
 
@@ -166,40 +167,14 @@ def _remaining(labels: dict[str, str]) -> Record:
     used = metric("counter", "training.elastic.failure_restarts", labels=labels)
     before: float | None = None
 
-    def record(value: object) -> None:
+    def record(value: float) -> None:
         nonlocal before
-        if _is_number(value):
-            gauge(value)
-            if before is not None and value < before:
-                used(before - value)
-            before = value
+        gauge(value)
+        if before is not None and value < before:
+            used(before - value)
+        before = value
 
-    return record
-
-
-def _share(labels: dict[str, str]) -> Record:
-    share = metric("summary", "training.elastic.flakiness", unit="ratio", labels=labels)
-
-    def record(value: object) -> None:
-        if _is_number(value):
-            share(value / 100)
-
-    return record
-
-
-def _looks(what: str, labels: dict[str, str]) -> Record:
-    looks = metric("counter", "training.elastic.worker_state_checks", labels={"state": what, **labels})
-    return lambda value: looks(1)  # noqa: ARG005  # it is always 1
-
-
-def _runs(label: str, outcome: str) -> Record:
-    runs = _run_counter(label, outcome)
-
-    def record(value: object) -> None:
-        if _is_number(value) and value == 1:
-            runs(1)
-
-    return record
+    return _of_numbers(record)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -220,9 +195,7 @@ LONGEST_ERROR = 2000
 """Characters of an error that are kept: torch's may be of any length, and its end says the most."""
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
-_MOST_KINDS = 1000
 _BEYOND_MS = 1e14
-_kinds: dict[tuple[str, str], Kind] = {}
 
 
 def tell(name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None) -> None:
@@ -239,14 +212,11 @@ def tell(name: object, source: object, metadata: object, timestamp_ms: object, o
         name = shown(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
         state = name.removeprefix(WORKER_STATUS) if name.startswith(WORKER_STATUS) else ""
-        type_ = name
-        if source == "AGENT" and state:
-            type_ = AGENT_STATUS + state
         if name.startswith("torchelastic.") or (source == "AGENT" and "run_id" in metadata):
             AGENT.seen(str(metadata.get("run_id") or ""))
         data = {shown(key): _datum(key, value) for key, value in metadata.items() if value is not None}
-        told = {"source": _datum("source", source), **data}
-        _log(type_, None, _SEVERITIES.get(state, "info"), told, timestamp_ms, origin)
+        type_ = AGENT_STATUS + state if source == "AGENT" and state else name
+        _log(type_, None, state, {"source": _datum("source", source), **data}, timestamp_ms, origin)
         if state and source == "WORKER":
             _count_worker(state, metadata)
     except Exception:  # noqa: BLE001, S110  # an event of any content: the job must not fail for being watched
@@ -263,35 +233,34 @@ def tell_rendezvous(fields: Mapping[str, object], origin: object = None) -> None
             for key, value in fields.items()
             if key not in {"message", "node_state"} and value is not None and value != ""
         }
-        message = shown(fields.get("message", ""))
-        _log(RENDEZVOUS + clean_text(state), message, _SEVERITIES.get(state, "info"), data, 0, origin)
+        _log(RENDEZVOUS + clean_text(state), shown(fields.get("message", "")), state, data, 0, origin)
     except Exception:  # noqa: BLE001, S110  # as above
         pass
 
 
 def _log(
-    type_: str,
-    message: str | None,
-    severity: str,
-    data: Mapping[str, str | float | int | bool],
-    timestamp_ms: object,
-    origin: object,
+    type_: str, message: str | None, state: str, data: Mapping[str, Any], timestamp_ms: Any, origin: object
 ) -> None:
-    pair = (type_ or "unnamed", severity)
-    kind = _kinds.get(pair)
-    if kind is None:
-        kind = EVENTS.kind(*pair)
-        if len(_kinds) < _MOST_KINDS:
-            _kinds[pair] = kind
-    if not kind.enabled:
-        return
-    now = time()
-    stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _BEYOND_MS
-    happened = timestamp_ms / 1000 if stamped else now  # type: ignore[operator]  # a number
-    number = kind.count()
-    kind.occurrences.last = happened
-    raw = (pair[0], message, severity, check_data(data), happened, now, monotonic_ns(), None, ())
-    EVENTS.hand_on(kind, number, raw, origin)
+    severity = _SEVERITIES.get(state, "info")
+    kind = EVENTS.kind(type_ or "unnamed", severity)
+    if kind.enabled:
+        now = time()
+        stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _BEYOND_MS
+        happened = timestamp_ms / 1000 if stamped else now
+        number = kind.count()
+        kind.occurrences.last = happened
+        raw = (
+            type_ or "unnamed",
+            message,
+            severity,
+            check_data(data),
+            happened,
+            now,
+            monotonic_ns(),
+            None,
+            (),
+        )
+        EVENTS.hand_on(kind, number, raw, origin)
 
 
 def shown(value: object) -> str:

@@ -2,8 +2,7 @@
 
 Used in the training process and in torchrun's agent, on the thread that emits. A pair (group, name) is looked up once and
 is from then on a function that takes values; it never raises and takes no lock. What is refused is counted by reason in
-`training_elastic_refused_total`. The Stats are drained by the recording thread, and what holds for them when a process
-dies holds here.
+`training_elastic_refused_total`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from exporter.elastic.agent import GROUP, PLATFORM, Record
 from exporter.errors import DefinitionError
@@ -21,23 +21,27 @@ from exporter.recording.values import Aggregation
 
 LONGEST = 150
 """Characters of a Stat's name made here: its families append to it."""
+MOST_NAMES = 1000
+"""Pairs of one process; what comes beyond them is refused and counted. Names made of steps or of hosts run away."""
+MOST_REFUSED = 1000
+"""Refused pairs that are remembered, so that they need not be looked at again."""
 
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _UNITS: dict[str, tuple[str, float, float]] = {
     word: (unit, times, per)
     for words, unit, times, per in (
-        ("ms msec msecs millis milliseconds", "seconds", 1, 1e3),
-        ("us usec usecs micros microseconds", "seconds", 1, 1e6),
-        ("ns nsec nsecs nanos nanoseconds", "seconds", 1, 1e9),
-        ("s sec secs second seconds", "seconds", 1, 1),
-        ("minutes", "seconds", 60, 1),
-        ("hours", "seconds", 3600, 1),
-        ("bytes", "bytes", 1, 1),
-        ("kib", "bytes", 1 << 10, 1),
-        ("mib", "bytes", 1 << 20, 1),
-        ("gib", "bytes", 1 << 30, 1),
-        ("ratio", "ratio", 1, 1),
-        ("percent pct", "ratio", 1, 100),
+        ("ms msec msecs millis milliseconds", "seconds", 1.0, 1e3),
+        ("us usec usecs micros microseconds", "seconds", 1.0, 1e6),
+        ("ns nsec nsecs nanos nanoseconds", "seconds", 1.0, 1e9),
+        ("s sec secs second seconds", "seconds", 1.0, 1.0),
+        ("minutes", "seconds", 60.0, 1.0),
+        ("hours", "seconds", 3600.0, 1.0),
+        ("bytes", "bytes", 1.0, 1.0),
+        ("kib", "bytes", 2.0**10, 1.0),
+        ("mib", "bytes", 2.0**20, 1.0),
+        ("gib", "bytes", 2.0**30, 1.0),
+        ("ratio", "ratio", 1.0, 1.0),
+        ("percent pct", "ratio", 1.0, 100.0),
     )
     for word in words.split()
 }
@@ -58,8 +62,8 @@ class MetricName:
 
     stat: str
     unit: str | None
-    times: float = 1
-    per: float = 1
+    times: float = 1.0
+    per: float = 1.0
 
     @property
     def family(self) -> str:
@@ -85,9 +89,7 @@ def metric_name(group: object, name: object) -> MetricName | None:
     stat = ".".join(words)
     if not any(character in _WORD for character in stat) or len(stat) > LONGEST:
         return None
-    if not stat[0].isalpha():
-        stat = f"elastic.{stat}"
-    return MetricName(stat, unit, times, per)
+    return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, times, per)
 
 
 def _words(text: object) -> list[str]:
@@ -105,11 +107,6 @@ def text_of(value: object) -> str:
 
 
 # Stats ---------------------------------------------------------------------------------------------------------
-
-MOST_NAMES = 1000
-"""Pairs of one process; what comes beyond them is refused and counted. Names made of steps or of hosts run away."""
-MOST_REFUSED = 1000
-"""Refused pairs that are remembered, so that they need not be looked at again."""
 
 _NUMBER = frozenset({Aggregation.VALUE, Aggregation.MEAN, Aggregation.MAX})
 _DURATION = frozenset({Aggregation.HISTOGRAM, Aggregation.MEAN, Aggregation.MAX})
@@ -138,11 +135,11 @@ class MetricStats:
     def record(self, group: object, name: object, value: object) -> None:
         """Take one value; never raises."""
         record = self.accepted(group, name)
-        if record is not None:
-            record(value)
-            return
         try:
-            self._refused.get((group, name), refuse("too_many"))(value)
+            if record is None:
+                reason = "name" if metric_name(group, name) is None else "too_many"
+                record = self._refused.get((group, name)) or refuse(reason)
+            record(value)
         except Exception:  # noqa: BLE001  # as above
             refuse("name")(value)
 
@@ -154,22 +151,23 @@ class MetricStats:
             return
         named = metric_name(*pair)
         if named is None:
-            reason = "name"
-        elif len(self._owners) >= MOST_NAMES and named.family not in self._owners:
-            reason = "too_many"
-        elif self._owners.setdefault(named.family, pair) != pair:
-            reason = "collision"
-            _tell(pair, f"another pair is the family {named.family} already; choose other names")
-        else:
-            try:
-                self._accepted[pair] = _recorder(named, pair)
-            except DefinitionError as error:
-                reason = "definition"
-                _tell(pair, str(error))
+            return
+        reason, why = "too_many", ""
+        if len(self._owners) < MOST_NAMES or named.family in self._owners:
+            if self._owners.setdefault(named.family, pair) == pair:
+                try:
+                    self._accepted[pair] = _recorder(named, pair)
+                except DefinitionError as error:
+                    reason, why = "definition", str(error)
+                else:
+                    return
             else:
-                return
-        # Only of a bounded size and number: a name may be of any length.
-        if named is not None and len(self._refused) < MOST_REFUSED:
+                reason = "collision"
+                why = f"another pair is the family {named.family} already; choose other names"
+        if why:
+            group, name = map(text_of, pair)
+            tell_once(f"elastic {group} {name}", f"the metric {name} of group {group} is not recorded: {why}")
+        if len(self._refused) < MOST_REFUSED:
             self._refused[pair] = refuse(reason)
 
 
@@ -181,66 +179,32 @@ def _recorder(named: MetricName, pair: tuple[object, object]) -> Record:
         unit=named.unit,
         help=f"Metric {name} of torchelastic's group {group}.",
     )
-    add, add_tensor, times, per = stat.add, stat.add_tensor, named.times, named.per
-
-    def record_other(value: object) -> None:
-        """Take what is neither int nor float; the Stat counts what is no number."""
-        torch = sys.modules.get("torch")
-        try:
-            if per != 1 or times != 1:
-                value = value * times / per  # type: ignore[operator]  # what cannot is left as it is
-        except Exception:  # noqa: BLE001, S110  # any object's own arithmetic
-            pass
-        if torch is not None and isinstance(value, torch.Tensor):
-            add_tensor(value)
-        else:
-            add(value)  # type: ignore[arg-type]  # as above
+    add, times, per = stat.add, named.times, named.per
 
     def record(value: object) -> None:
         kind = type(value)
-        if kind is int or kind is float:
-            add(value)  # type: ignore[arg-type]  # mypy does not narrow by a type in a variable
+        try:
+            value = value * times / per  # type: ignore[operator]  # the Stat counts what is no number
+        except Exception:  # noqa: BLE001  # any object's own arithmetic: what cannot is left as it is
+            kind = object
+        torch = None if kind is float or kind is int else sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            stat.add_tensor(value)
         else:
-            record_other(value)
+            add(value)  # type: ignore[arg-type]  # as above
 
-    def record_scaled(value: object) -> None:
-        kind = type(value)
-        if kind is int or kind is float:
-            try:
-                add(value * times / per)  # type: ignore[operator]  # as above
-            except OverflowError:  # such an int is beyond floating point; the Stat counts it
-                add(value)  # type: ignore[arg-type]  # as above
-        else:
-            record_other(value)
-
-    return record if times == 1 and per == 1 else record_scaled
-
-
-def _tell(pair: tuple[object, object], why: str) -> None:
-    group, name = map(text_of, pair)
-    tell_once(f"elastic {group} {name}", f"the metric {name} of group {group} is not recorded: {why}")
+    return record
 
 
 STATS = MetricStats()
 """Those of this process; a forked child goes on with the same Stats, which begin at zero there."""
 
 
-# Refusals ------------------------------------------------------------------------------------------------------
-
-_REFUSE: dict[str, Callable[[object], None]] = {}
-
-
+@cache
 def refuse(reason: str) -> Callable[[object], None]:
     """Give the function that takes values which are not recorded, and counts them."""
-    found = _REFUSE.get(reason)
-    if found is None:
-        found = _REFUSE[reason] = _counting(reason)
-    return found
-
-
-def _counting(reason: str) -> Callable[[object], None]:
     try:
         add = metric("counter", "training.elastic.refused", labels={"reason": reason})
     except DefinitionError:  # a defect of ours, which must not reach the job
-        return lambda value: None  # noqa: ARG005  # it takes what it is given
-    return lambda value: add(1)  # noqa: ARG005  # likewise
+        return lambda _value: None
+    return lambda _value: add(1)

@@ -1,4 +1,4 @@
-"""What the bridges share: brackets around methods, the claim to tell, and the tracker that closes what hooks leave open."""
+"""What the bridges share: hooks around methods, the claim to tell, and the tracker that closes what hooks leave open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from bridges_support import job
 
 from exporter.bridges.loop import samples_and_tokens
-from exporter.bridges.patching import never_raises, patch, patch_existing
+from exporter.bridges.patching import Around, Hook, patch, patch_existing
 from exporter.bridges.sources import INSTRUMENTED, LEADING, NOBODY, WATCHING, ActiveSource, Source
 
 
@@ -31,21 +31,38 @@ def library() -> type[Library]:
     return type("Copy", (), dict(vars(Library)))  # the same method, of a class of its own
 
 
-def test_a_bracketed_method_gives_and_raises_what_it_did_before(library: type[Library]) -> None:
+def bracket(told: list[Any]) -> Hook:
+    def hook(_self: object, number: int, **_rest: object) -> Around:
+        told.append(number)
+        told.append((yield))
+
+    return hook
+
+
+def broken_before(*_args: Any, **_kwargs: Any) -> Around:
+    raise RuntimeError("a bridge's own")
+
+
+def broken_after(*_args: Any, **_kwargs: Any) -> Around:
+    yield
+    raise RuntimeError("a bridge's own")
+
+
+def test_a_patched_method_gives_and_raises_what_it_did_before(library: type[Library]) -> None:
     told: list[Any] = []
-    patch(library, "work", lambda _self, number, **_rest: number, lambda *end: told.append(end))
+    for _ in range(2):  # once only
+        patch(library, "work", bracket(told))
 
     assert library().work(1) == 2
     with pytest.raises(KeyError, match="the job's own"):
         library().work(3, fail=True)
-    assert told[0] == (1, 2, None)
-    assert told[1][:2] == (3, None)
-    assert isinstance(told[1][2], KeyError)
+    assert told[:3] == [1, (2, None), 3]
+    assert isinstance(told[3][1], KeyError)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise adds the frame again")
 def test_a_traceback_shows_the_jobs_frames_only(library: type[Library]) -> None:
-    patch(library, "work", lambda *_args, **_kwargs: True)
+    patch(library, "work", bracket([]))
 
     with pytest.raises(KeyError) as raised:
         library().work(3, fail=True)
@@ -53,31 +70,14 @@ def test_a_traceback_shows_the_jobs_frames_only(library: type[Library]) -> None:
     assert files == {Path(__file__).name}
 
 
-def test_hooks_that_raise_change_nothing(library: type[Library]) -> None:
-    def broken(*_args: Any, **_kwargs: Any) -> object:
-        raise RuntimeError("a bridge's own")
-
-    patch(library, "work", broken, broken)
-    assert library().work(1) == 2
-
-    other = type("Other", (), dict(vars(Library)))
-    patch(other, "work", lambda *_args, **_kwargs: True, broken)
-    assert other().work(1) == 2
-    assert never_raises(broken)() is None
-
-
-def test_a_method_is_bracketed_once_and_an_end_that_is_not_wanted_is_not_told(library: type[Library]) -> None:
-    told: list[Any] = []
-    for _ in range(2):
-        patch(
-            library, "work", lambda *_args, **_kwargs: told.append("begin"), lambda *_end: told.append("end")
-        )
+@pytest.mark.parametrize("hook", [broken_before, broken_after, lambda *_args: None])
+def test_hooks_that_raise_or_do_not_want_the_end_change_nothing(library: type[Library], hook: Hook) -> None:
+    patch(library, "work", hook)
 
     assert library().work(1) == 2
-    assert told == ["begin"]
 
 
-def test_a_function_that_is_bracketed_where_it_is_reexported_can_still_be_pickled(
+def test_a_function_that_is_patched_where_it_is_reexported_can_still_be_pickled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     home, face = ModuleType("exporter_test_home"), ModuleType("exporter_test_face")
@@ -90,11 +90,11 @@ def test_a_function_that_is_bracketed_where_it_is_reexported_can_still_be_pickle
 
 
 def test_what_a_version_does_not_have_is_left_out(library: type[Library]) -> None:
-    patch_existing(library, ("missing", "work"), lambda *_args, **_kwargs: None, lambda *_end: None)
+    patch_existing(library, ("missing", "work"), lambda *_args, **_kwargs: None)
 
     assert hasattr(library.work, "__wrapped__")
     with pytest.raises(AttributeError):
-        patch(library, "missing", lambda *_args: None, lambda *_end: None)
+        patch(library, "missing", lambda *_args: None)
 
 
 # The claim ----------------------------------------------------------------------------------------------------
@@ -133,9 +133,7 @@ def test_nobody_holds_the_claim_where_nobody_stands() -> None:
     assert active.take(source)
     active.release(source)
     assert active.source is NOBODY
-    assert not NOBODY.fetch_begins()
-    assert not NOBODY.backward_begins(None)
-    assert not NOBODY.save_begins({}, at_once=True)
+    assert (NOBODY.fetch(), NOBODY.backward(None), NOBODY.save({}, at_once=True)) == (None, None, None)
 
 
 # The tracker ---------------------------------------------------------------------------------------------------

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 from exporter.elastic.agent import shown
 
 __all__ = ["Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"]
 
-Made = TypeVar("Made")
 EventMetadataValue = str | int | float | bool | None
 
 
@@ -37,8 +36,45 @@ class NodeState(str, Enum):
     FAILED = "FAILED"
 
 
+class _Serialized:
+    """What both kinds of events do."""
+
+    _enumeration: ClassVar[tuple[str, type[Enum]]]
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    def serialize(self) -> str:
+        """Write it as one line of JSON."""
+        value = fields_of(self)
+        try:
+            return json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            return json.dumps(_plain(value))
+
+    @classmethod
+    def deserialize(cls, data: Any) -> Any:
+        """Read what `serialize` has written; an event is given back as it is.
+
+        Raises:
+            TypeError: That is neither.
+            ValueError: That is no such event: no JSON, an unknown source or state, a field too many or too few.
+        """
+        if isinstance(data, cls):
+            return data
+        if not isinstance(data, str):
+            raise TypeError(f"{cls.__name__} is read from JSON text, not from {type(data).__name__}")
+        found = json.loads(data)
+        name, kind = cls._enumeration
+        try:
+            found[name] = kind[str(found.get(name))]
+            return cls(**found)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"this is no {cls.__name__}: {data:.200}") from error
+
+
 @dataclass
-class Event:
+class Event(_Serialized):
     """Anything that happens in a torchelastic job.
 
     Attributes:
@@ -48,35 +84,16 @@ class Event:
         metadata: What is known about it.
     """
 
+    _enumeration = "source", EventSource
+
     name: str
     source: EventSource
     timestamp: int = 0
     metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return self.serialize()
-
-    @staticmethod
-    def deserialize(data: str | Event) -> Event:
-        """Read what `serialize` has written; an Event is given back as it is.
-
-        Raises:
-            TypeError: That is neither.
-            ValueError: That is no event: no JSON, an unknown source, a field too many or too few.
-        """
-        if isinstance(data, Event):
-            return data
-        found = _object(data, "an event")
-        found["source"] = _member(EventSource, found.get("source"))
-        return _made(Event, found)
-
-    def serialize(self) -> str:
-        """Write it as one line of JSON."""
-        return _json(fields_of(self))
-
 
 @dataclass
-class RdzvEvent:
+class RdzvEvent(_Serialized):
     """Anything that happens in a rendezvous.
 
     Attributes:
@@ -92,6 +109,8 @@ class RdzvEvent:
         error_trace: Of a failure.
     """
 
+    _enumeration = "node_state", NodeState
+
     name: str
     run_id: str
     message: str
@@ -103,62 +122,10 @@ class RdzvEvent:
     local_id: int | None = None
     error_trace: str = ""
 
-    def __str__(self) -> str:
-        return self.serialize()
 
-    @staticmethod
-    def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """Read what `serialize` has written; a RdzvEvent is given back as it is.
-
-        Raises:
-            TypeError: That is neither.
-            ValueError: That is no such event.
-        """
-        if isinstance(data, RdzvEvent):
-            return data
-        found = _object(data, "a rendezvous event")
-        found["node_state"] = _member(NodeState, found.get("node_state"))
-        return _made(RdzvEvent, found)
-
-    def serialize(self) -> str:
-        """Write it as one line of JSON."""
-        return _json(fields_of(self))
-
-
-def fields_of(event: Event | RdzvEvent) -> dict[str, object]:
+def fields_of(event: Any) -> dict[str, object]:
     """Give the fields, as they are: `asdict` copies what is in them, which may have no copies."""
     return {each.name: getattr(event, each.name) for each in fields(event)}
-
-
-def _object(data: object, what: str) -> dict[str, Any]:
-    if not isinstance(data, str):
-        raise TypeError(f"{what} is read from JSON text, not from {type(data).__name__}")
-    found = json.loads(data)
-    if not isinstance(found, dict):
-        raise ValueError(f"JSON of {what} is an object, not {type(found).__name__}")  # noqa: TRY004  # of the text
-    return found
-
-
-def _member(kind: type[Enum], name: object) -> Any:
-    try:
-        return kind[str(name)]
-    except KeyError as error:
-        known = ", ".join(kind.__members__)
-        raise ValueError(f"{name!r} is no {kind.__name__}; known: {known}") from error
-
-
-def _made(kind: type[Made], found: Mapping[str, Any]) -> Made:
-    try:
-        return kind(**found)
-    except TypeError as error:
-        raise ValueError(f"these are not the fields of {kind.__name__}: {', '.join(found)}") from error
-
-
-def _json(value: object) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return json.dumps(_plain(value))
 
 
 def _plain(value: object) -> object:

@@ -11,14 +11,14 @@ import json
 import logging
 from collections.abc import Sequence
 from time import time
+from typing import Any
 
 from exporter.elastic import agent
-from exporter.elastic.events.api import Event, EventMetadataValue, EventSource, RdzvEvent
+from exporter.elastic.events.api import Event, EventSource, RdzvEvent
 from exporter.recording import events as recorded
 
 RECORDED = "exporter_recorded"
 """Attribute of log records that stand for events which are recorded already."""
-_OF_AN_EVENT = frozenset({"name", "source", "metadata"})
 
 
 class _Writing(logging.Handler):
@@ -82,17 +82,13 @@ class PrometheusEventHandler(logging.Handler):
         setattr(record, RECORDED, True)
         if "node_state" in fields:
             agent.tell_rendezvous(fields)
-        elif fields.keys() >= _OF_AN_EVENT:
+        elif fields.keys() >= {"name", "source", "metadata"}:
             name, source, metadata = fields["name"], fields["source"], fields["metadata"]
             stamp = fields.get("timestamp")
             at = stamp if isinstance(stamp, int | float) and stamp > 0 else time() * 1000
-            agent.tell(name, source, metadata, at, _as_event(str(name), str(source), at, metadata))
-
-
-def _as_event(name: str, source: str, at: float, metadata: dict[str, EventMetadataValue]) -> Event | None:
-    if not _registered or source not in EventSource.__members__:
-        return None
-    return Event(name, EventSource[source], int(at), metadata)
+            known = str(source) in EventSource.__members__
+            event = Event(str(name), EventSource[str(source)], int(at), metadata) if known else None
+            agent.tell(name, source, metadata, at, event)
 
 
 class EventHandler(abc.ABC):
@@ -122,12 +118,14 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
     Raises:
         TypeError: That is no handler: an object with `record(event)`.
     """
-    handlers = list(handler) if isinstance(handler, list | tuple) else [] if handler is None else [handler]
+    handlers: list[Any] = list(handler) if isinstance(handler, list | tuple) else [handler]
+    if handler is None:
+        handlers = []
     for each in handlers:
-        _check(each)  # type: ignore[arg-type]  # that is what it finds out
+        _check(each)
     unconfigure()
     for each in handlers:
-        add_handler(each)  # type: ignore[arg-type]  # checked
+        add_handler(each)
 
 
 def add_handler(handler: EventHandler) -> None:
@@ -138,11 +136,11 @@ def add_handler(handler: EventHandler) -> None:
     """
     _check(handler)
 
-    def take(event: object) -> None:
+    def take(event: Event | None) -> None:
         if event is not None:
-            handler.record(event)  # type: ignore[arg-type]  # the origin of our own events
+            handler.record(event)
 
-    def origin(event: recorded.Event, origin: object, *more: object) -> object:  # noqa: ARG001  # the form of an Adapt
+    def origin(_event: recorded.Event, origin: object, *_more: object) -> object:
         return origin if isinstance(origin, Event) else None
 
     handle = recorded.register(take, name=type(handler).__name__, adapt=origin)
@@ -157,6 +155,6 @@ def unconfigure(handler: EventHandler | None = None) -> None:
             pair[1].unregister()
 
 
-def _check(handler: EventHandler) -> None:
+def _check(handler: object) -> None:
     if isinstance(handler, type) or not callable(getattr(handler, "record", None)):
         raise TypeError(f"an events handler must be an object with record(event), not {handler!r}")

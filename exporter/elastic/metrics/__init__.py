@@ -16,48 +16,12 @@ The group `torchelastic` is torchelastic's own, and the one of whatever names no
 
 from __future__ import annotations
 
-from exporter.elastic.metrics.api import (
-    ConsoleMetricHandler,
-    MetricData,
-    MetricHandler,
-    MetricsConfig,
-    MetricStream,
-    NullMetricHandler,
-    PrometheusMetricHandler,
-    add_handler,
-    configure,
-    get_elapsed_time_ms,
-    getStream,
-    prof,
-    profile,
-    publish_metric,
-    put_metric,
-    record_to_prometheus,
-    unconfigure,
-)
+from exporter.elastic.metrics import api
+from exporter.elastic.metrics.api import *  # noqa: F403  # name for name
+
+__all__ = ["initialize_metrics"]
+__all__ += api.__all__
 
 
-def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+def initialize_metrics(cfg: api.MetricsConfig | None = None) -> None:
     """Do nothing, as in torch, where launchers call it and packages replace it."""
-
-
-__all__ = [
-    "ConsoleMetricHandler",
-    "MetricData",
-    "MetricHandler",
-    "MetricStream",
-    "MetricsConfig",
-    "NullMetricHandler",
-    "PrometheusMetricHandler",
-    "add_handler",
-    "configure",
-    "getStream",
-    "get_elapsed_time_ms",
-    "initialize_metrics",
-    "prof",
-    "profile",
-    "publish_metric",
-    "put_metric",
-    "record_to_prometheus",
-    "unconfigure",
-]
