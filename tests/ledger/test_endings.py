@@ -53,12 +53,6 @@ def test_a_rank_that_died_without_a_word_is_the_cause_of_what_the_others_see(
     assert killed(tmp_path, Witnesses(), failure=consequence, final=True, others=("",)) == {"signal": 1}
 
 
-def test_a_rank_that_says_what_it_failed_of_is_the_cause_of_those_that_were_killed_for_it(
-    tmp_path: Path,
-) -> None:
-    assert killed(tmp_path, Witnesses(), others=("exit",)) == {"exit": 1}
-
-
 def test_a_process_whose_end_nobody_saw_ended_for_an_unknown_reason(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     first = Watched(sidecar, job=a_job())
@@ -118,22 +112,3 @@ def test_a_machine_that_began_anew_took_the_job_with_it(tmp_path: Path) -> None:
 
     assert reason(page) == {"host": 1}
     assert reason(page, "restarts") == {"host": 1}
-
-
-def test_what_ended_the_attempt_before_is_no_reason_for_this_one(tmp_path: Path) -> None:
-    """Attempts that fail within a minute of each other."""
-    sidecar = Sidecar(tmp_path)
-    ends: list[End] = []
-    sidecar.collector.sessions.ends.witnesses = Witnesses(ends=lambda: ends)
-    first = Watched(sidecar, job=a_job())
-    first.see()
-    first.job.failure = "storage"
-    first.write(final=True)
-    before = first.die()
-    ends.append(End(tmp_path / "run", 99, -2, sidecar.clock.wall))
-    second = Watched(sidecar, job=a_job())
-    second.see()
-    page = second.die()
-
-    assert reason(before) == {"storage": 1}
-    assert reason(page) == {"storage": 1, "signal": 1}

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -161,21 +161,6 @@ def test_a_run_alone_on_its_gpus_gets_their_energy_from_zero(tmp_path: Path) -> 
     assert second.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-b") is None
 
 
-def test_a_run_of_seconds_has_the_energy_since_the_sidecars_first_reading(tmp_path: Path) -> None:
-    node = Node(
-        tmp_path,
-        watts={"GPU-a": 4000.0, "package0": 100.0},
-        visible=False,
-        runs={"r": Run(gpus={"GPU-a": 0.5})},
-    )
-    node.collect()
-    node.after(5.0)
-    node.visible = True
-    page = node.after(5.0)
-
-    assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == 40_000.0
-
-
 def test_a_shared_gpu_is_divided_by_utilization_and_a_stranger_s_part_is_nobody_s(tmp_path: Path) -> None:
     runs = {"one": Run(gpus={"GPU-a": 0.6}), "two": Run(gpus={"GPU-a": 0.2})}
     node = Node(tmp_path, watts={"GPU-a": 100.0}, runs=runs, strangers={"GPU-a": 0.2})
@@ -256,18 +241,6 @@ def test_a_machine_without_a_job_uses_energy_that_is_nobody_s(tmp_path: Path) ->
 
     assert born.get(ENERGY, run="r", component="cpu", method="cpu_share") == 0.0
     assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(500.0)
-
-
-def test_energy_waits_for_the_runs_use_to_be_known(tmp_path: Path) -> None:
-    node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
-    node.collect()
-    node.visible = False
-    unknown = node.after(5.0)
-    node.visible = True
-    page = node.after(5.0)
-
-    assert unknown.get(ENERGY, run="r", component="cpu", method="cpu_share") == 0.0
-    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1000.0)
 
 
 PRICED = Tariffs(
@@ -429,19 +402,6 @@ def test_a_carbon_file_that_is_no_file_is_refused_and_not_waited_for(
         carbon.look()
 
 
-def test_a_carbon_file_replaced_by_another_is_read_anew(tmp_path: Path) -> None:
-    file, fresh = tmp_path / "carbon", tmp_path / "fresh"
-    for path, text in ((file, "300"), (fresh, "200")):
-        path.write_text(text)
-        os.utime(path, (START, START))
-    carbon = CarbonFile(file, clock=lambda: START)
-    carbon.look()
-    fresh.replace(file)
-    carbon.look()
-
-    assert carbon.now() == (200.0, START)
-
-
 def test_counters_go_on_after_a_restart_and_the_time_between_belongs_to_those_who_lived(
     tmp_path: Path,
 ) -> None:
@@ -479,17 +439,6 @@ def test_a_run_that_came_back_after_days_goes_on_without_their_energy(tmp_path: 
     assert lingering.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1000.0)
     assert gone.get(ENERGY, run="r", component="cpu", method="cpu_share") is None
     assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1500.0)
-
-
-def test_another_boot_has_no_time_between(tmp_path: Path) -> None:
-    node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
-    node.collect()
-    node.after(10.0)
-    node.boot, node.now, node.joules = "another", 50.0, {"package0": 7000.0}
-    node.restart()
-    node.collect()
-
-    assert node.after(5.0).get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1500.0)
 
 
 def test_totals_that_cannot_be_saved_are_withheld_and_not_lost(tmp_path: Path) -> None:
@@ -638,36 +587,3 @@ def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, float
         for name, value in after.items():
             assert value >= before.get(name, 0.0)
         before.update(after)
-
-
-def test_an_hour_with_restarts_gives_every_joule_to_the_run(tmp_path: Path) -> None:
-    node = Node(
-        tmp_path, watts={"package0": 150.0, "GPU-a": 650.0}, runs={"r": Run(4.0, gpus={"GPU-a": 0.9})}
-    )
-    node.collect()
-    node.after(5.0)
-    for number in range(700):
-        node.watts = {"package0": 100.0 + number % 100, "GPU-a": 300.0 + (7 * number) % 400}
-        if number % 90 == 45:
-            node.work(20.0)
-            node.restart()
-        page = node.after(5.0)
-
-    used = sum(node.joules.values())
-    counted = sum(page.all(ENERGY).values())
-    assert counted == pytest.approx(used, rel=0.0025)
-
-
-def test_readings_of_two_sources_of_one_device_are_two_totals(tmp_path: Path) -> None:
-    node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
-    node.collect()
-    node.after(5.0)
-    original = node.readings
-    node.collector._sources = replace(
-        node.collector._sources,
-        readings=lambda: [replace(each, source="tdp_model", measured=False) for each in original()],
-    )
-    node.after(5.0)
-    page = node.after(5.0)
-
-    assert page.get(ENERGY, run="r", component="cpu", method="cpu_share") == pytest.approx(1000.0)

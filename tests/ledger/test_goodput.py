@@ -10,7 +10,6 @@ from places import PROJECT
 
 from exporter.ledger import codec
 from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES, DOWNTIME_LAG_SECONDS, Attempt, Goodput
-from exporter.recording.values import TrainingReading
 
 
 def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0) -> PaperJob:
@@ -25,22 +24,6 @@ def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0) -> Paper
 def steps(job: PaperJob, count: int, seconds: float = 1.0, data: float = 0.0) -> None:
     for _ in range(count):
         job.train(seconds, data=data)
-
-
-def test_work_is_at_risk_until_a_save_covers_it() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 10, data=0.5)
-    books.see(job)
-    before = [books.goodput.productive, books.goodput.uncommitted]
-    job.save(2.0)
-    steps(job, 3)
-    books.see(job)
-
-    assert before == [0, 10]
-    assert [books.goodput.productive, books.goodput.uncommitted] == [10, 3]
-    assert books.lost() == {"init": 4, "data_stall": 5, "checkpoint_save": 2}
-    assert books.goodput.wall == 4 + 15 + 2 + 3
 
 
 def test_a_job_that_ends_in_order_has_lost_none_of_its_work() -> None:
@@ -91,15 +74,6 @@ def test_a_restart_at_the_save_loses_the_steps_after_it() -> None:
     assert books.goodput.wall == books.now - 1000.0
 
 
-def test_a_restart_further_on_shows_that_there_was_a_save() -> None:
-    books = killed_at_100()
-    books.begin(a_job(96))
-
-    assert books.goodput.productive == 96
-    assert books.goodput.lost_steps == 4
-    assert books.lost()["lost_progress"] == 0.75 + 4
-
-
 def test_work_that_is_repeated_from_behind_a_save_is_not_productive_twice() -> None:
     books = killed_at_100()
     again = a_job(50)
@@ -111,35 +85,6 @@ def test_work_that_is_repeated_from_behind_a_save_is_not_productive_twice() -> N
     assert books.goodput.lost_steps == 10 + 40
     assert books.goodput.productive == 90 + 10
     assert books.lost()["lost_progress"] == 0.75 + 10 + 40
-
-
-def test_a_second_crash_on_the_way_back_counts_what_it_lost_alone() -> None:
-    books = killed_at_100()
-    second = a_job(50)
-    books.begin(second)
-    steps(second, 20)
-    books.end(second)
-    third = a_job(50)
-    books.begin(third)
-
-    assert books.goodput.lost_steps == 10 + 40 + 20
-    assert books.goodput.productive == 90
-    assert books.goodput.attempt is not None
-    assert books.goodput.attempt.number == 3
-
-
-def test_a_process_that_dies_before_it_trains_leaves_what_is_at_risk_as_it_was() -> None:
-    books = killed_at_100()
-    second = PaperJob()
-    second.spend("init", 3.0)
-    books.begin(second)
-    books.end(second, reason="exit")
-    at_risk = books.goodput.uncommitted
-    books.begin(a_job(90))
-
-    assert at_risk == 10
-    assert books.goodput.lost_steps == 10
-    assert books.goodput.restarts == {**books.goodput.restarts, "oom_kill": 1, "exit": 1}
 
 
 def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_latest_save() -> None:
@@ -199,18 +144,6 @@ def test_downtime_is_counted_while_it_lasts_and_settled_by_the_next_process() ->
     assert books.lost()["downtime"] == 300
     assert books.goodput.attempt is not None
     assert books.goodput.attempt.start == ended + 300
-
-
-def test_nobody_waits_after_an_end_in_order() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 1)
-    job.finished = True
-    books.end(job, final=True)
-    wall = books.goodput.wall
-    books.wait(1000)
-
-    assert books.goodput.wall == wall
 
 
 def test_a_run_that_ended_in_order_and_begins_again_is_another_task() -> None:
@@ -299,25 +232,6 @@ def test_a_step_that_raised_after_so_long_hung_too() -> None:
     assert books.goodput.uncommitted == 3
 
 
-def test_the_longest_step_says_when_a_slow_job_hangs() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 2, seconds=100.0)
-    job.hold(400.0)
-    books.end(job)
-
-    assert "hang" not in books.lost()
-
-
-def test_what_happened_after_the_last_word_is_lost_to_what_it_did_then() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    job.spend("checkpoint_save_sync", 1.0)
-    books.end(job, after=2.0)
-
-    assert books.lost() == {"init": 4, "checkpoint_save": 3}
-
-
 def test_validation_is_lost_time_unless_the_configuration_says_otherwise() -> None:
     for validates in (False, True):
         books, job = Books(), a_job()
@@ -328,18 +242,6 @@ def test_validation_is_lost_time_unless_the_configuration_says_otherwise() -> No
 
         assert books.goodput.productive == (5 if validates else 0)
         assert books.lost() == {"init": 4} | ({} if validates else {"validation": 5})
-
-
-def test_failed_iterations_are_lost_and_the_rest_is_other() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    job.spend("iteration", 2.0)
-    job.failed = 2.0
-    job.spend("logging", 1.0)
-    job.spend("forward", 0.5)  # outside of an iteration
-    books.see(job)
-
-    assert books.lost() == {"init": 4, "lost_progress": 2, "other": 1.5}
 
 
 def test_a_second_loop_that_counts_anew_repeats_nothing() -> None:
@@ -408,21 +310,6 @@ def test_the_worked_example_of_the_documentation_is_true() -> None:
 
 def test_every_phase_is_lost_to_a_cause_that_is_published() -> None:
     assert set(CAUSE_OF_PHASE.values()) <= set(CAUSES)
-
-
-def test_numbers_that_fall_are_not_believed() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 10)
-    job.save(1.0)
-    steps(job, 2)
-    books.see(job)
-    before = books.goodput.productive, books.goodput.wall, books.lost()
-    books.goodput.update(TrainingReading(), written=0.0, final=False)
-    books.check()
-
-    assert books.goodput.productive == before[0]
-    assert books.goodput.wall == before[1]
 
 
 class Story:

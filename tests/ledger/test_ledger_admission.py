@@ -62,18 +62,6 @@ def test_the_first_living_definition_stands_and_the_other_is_counted(
     assert page.get("training_feed_dropped_total", run="r", rank="0", reason="definition") is None
 
 
-def test_refused_readings_are_counted_once_for_each_snapshot(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, a_definition("a", unit="seconds"))
-    runs(sidecar, 1, a_definition("a_seconds"), a_definition("b"))
-
-    assert dropped(sidecar, 1) == 1
-    assert dropped(sidecar, 1) == 1
-    runs(sidecar, 1, a_definition("a_seconds"), a_definition("b"), sequence=2)
-    assert dropped(sidecar, 1) == 2
-    sidecar.restart()
-    assert dropped(sidecar, 1) == 2
-
-
 def test_a_holder_stays_whoever_comes_later(sidecar: Sidecar) -> None:
     runs(sidecar, 1, a_definition("a", buckets=(1.0,)))
     sidecar.collect()
@@ -135,18 +123,6 @@ def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> 
     assert page.count("a", run="r", rank="1", data="x", split="dev") == 2
 
 
-def test_a_label_that_comes_later_leaves_the_series_of_others_as_they_are(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, a_definition("a"))
-    sidecar.collect()
-    runs(sidecar, 1, a_definition("a", labels=(("split", "dev"),)))
-
-    page = sidecar.after(1)
-
-    assert page.count("a", run="r", rank="0") == 1
-    assert page.get("a_window_mean", run="r", rank="0") == 0.5
-    assert page.get("a_window_mean", run="r", rank="1", split="dev") == 0.5
-
-
 def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(sidecar: Sidecar) -> None:
     runs(sidecar, 0, a_definition("a.b"), a_definition("a_b"))
 
@@ -181,15 +157,3 @@ def test_names_of_the_exporter_are_refused_whoever_asks(sidecar: Sidecar, defini
     assert page.count("good", run="r", rank="0") == 1
     own = {name for name in page.families if name.startswith("good")}
     assert page.families.keys() - own <= {spec.name for spec in sidecar.collector.specs}
-
-
-def test_a_dead_process_that_nobody_saw_is_counted_with_its_own_buckets(sidecar: Sidecar) -> None:
-    dead = a_process()
-    reading = a_reading(a_definition("a", buckets=(1.0,)), [0.5])
-    sidecar.feed.put(a_snapshot(dead, reading), alive=False)
-    runs(sidecar, 1, a_definition("a", buckets=(1.0,)))
-
-    page = sidecar.collect()
-
-    assert page.count("a", run="r", rank="0") == 1
-    assert page.count("a", run="r", rank="1") == 2

@@ -66,40 +66,6 @@ def test_totals_go_on_over_a_restart_of_the_rank_and_of_the_sidecar(tmp_path: Pa
     assert page.get("training_event_last_timestamp_seconds", type="ckpt", severity="info", **WHO) == 9.0
 
 
-def test_a_count_that_falls_is_not_believed(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    process = a_process()
-    put(sidecar, process, 1, saved(5))
-    sidecar.collect()
-    put(sidecar, process, 2, saved(2))
-    page = sidecar.after(1)
-
-    assert page.get("training_events_total", type="ckpt", severity="info", **WHO) == 5
-
-
-def test_totals_end_with_the_lingering_and_a_rank_without_events_has_no_families(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    process = a_process()
-    put(sidecar, process, 1, NO_EVENTS)
-    assert not any("event" in name for name in sidecar.collect().families)
-    put(sidecar, process, 2, saved(1))
-    assert "training_events_total" in sidecar.after(1).families
-    sidecar.feed.kill(process)
-    assert "training_events_total" in sidecar.after(1).families
-
-    assert "training_events_total" not in sidecar.after(1000).families
-
-
-def test_totals_are_withheld_while_the_state_cannot_be_written(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    (tmp_path / "ledger").write_text("a file where a directory belongs")
-    put(sidecar, a_process(), 1, saved(1))
-    page = sidecar.collect()
-
-    assert "training_events_total" not in page.families
-    assert page.get("training_event_last_timestamp_seconds", type="ckpt", severity="info", **WHO) == 5.0
-
-
 def test_types_of_many_processes_are_bounded(tmp_path: Path) -> None:
     total = NO_EVENTS
     for number in range(MOST_KEYS + 50):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ from prometheus_client.core import Metric
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page as ExpositionPage
-from exporter.ledger.families.feed import SPECS
 from exporter.recording.values import Aggregation, WindowReading
 
 STEP = a_definition("train.step", Aggregation.MEAN, Aggregation.P95, unit="seconds")
@@ -103,37 +100,6 @@ def test_totals_of_the_dead_linger_for_their_time_and_come_back_with_a_restart(s
     assert sidecar.after(1000).count(TOTAL, **RANK_0) == 2
 
 
-def test_totals_linger_over_a_restart_of_the_sidecar(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25]), written=START))
-    sidecar.collect()
-    sidecar.feed.kill(process)
-    sidecar.after(1)
-    sidecar.after(1)
-    for path in (sidecar.directory / "ledger").glob("*.ledger"):
-        os.utime(path, (sidecar.clock.wall, sidecar.clock.wall))
-    sidecar.restart()
-
-    assert shown(sidecar.after(600)) == TOTALS_ONLY
-    assert shown(sidecar.after(400)) == NOTHING
-
-
-def test_lingering_totals_wait_for_a_state_that_cannot_be_read_yet(sidecar: Sidecar) -> None:
-    sidecar.clock.wall = time.time()
-    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25]), written=time.time()), alive=False)
-    sidecar.collect()
-    sidecar.after(1)
-    (sidecar.directory / "ledger").rename(sidecar.directory / "away")
-    (sidecar.directory / "ledger").write_text("a file where a directory belongs")
-    sidecar.restart()
-    assert shown(sidecar.after(1)) == NOTHING
-
-    (sidecar.directory / "ledger").unlink()
-    (sidecar.directory / "away").rename(sidecar.directory / "ledger")
-
-    assert shown(sidecar.after(1)) == TOTALS_ONLY
-
-
 def test_setting_the_clock_neither_ends_nor_prolongs_lingering(sidecar: Sidecar) -> None:
     process = a_process()
     sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))
@@ -181,40 +147,6 @@ def test_a_time_window_that_should_have_been_followed_by_another_is_absent(sidec
     assert shown(sidecar.after(3)) == TOTALS_ONLY
 
 
-def test_a_count_window_is_as_old_as_it_likes(sidecar: Sidecar) -> None:
-    definition = a_definition("train.step", Aggregation.MEAN, unit="seconds", window_seconds=None)
-    sidecar.feed.put(a_snapshot(a_process(), a_reading(definition, [0.25], window=WINDOW)))
-
-    assert shown(sidecar.after(7200)) == GAUGES
-
-
-def test_a_new_window_replaces_the_gauges_of_the_last(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW)))
-    sidecar.collect()
-    later = WindowReading(START, START + 60, 1, {Aggregation.MEAN: 0.125, Aggregation.P95: 0.125})
-    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25], window=later), sequence=2))
-
-    page = sidecar.after(1)
-
-    assert page.get(MEAN, **RANK_0) == 0.125
-    assert page.get(SAMPLES, **RANK_0) == 1
-
-
-def test_aggregations_that_are_switched_on_and_off_come_and_go(sidecar: Sidecar) -> None:
-    process = a_process()
-    only_max = a_definition("train.step", Aggregation.MAX, unit="seconds")
-    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW)))
-    sidecar.collect()
-    new = WindowReading(START, START + 60, 1, {Aggregation.MAX: 0.5})
-    sidecar.feed.put(a_snapshot(process, a_reading(only_max, [0.25], window=new), sequence=2))
-
-    page = sidecar.after(1)
-
-    assert page.get(MEAN, **RANK_0) is None
-    assert page.get("train_step_window_max_seconds", **RANK_0) == 0.5
-
-
 def test_losses_that_can_happen_once_begin_at_zero(sidecar: Sidecar) -> None:
     sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [])))
 
@@ -237,17 +169,6 @@ def test_what_describes_a_process_is_in_info_families(sidecar: Sidecar) -> None:
     trainer = {"run": "r", "rank": "3", "role": "trainer", "local_rank": "3"}
     assert page.get("training_rank_info", **trainer, **who, label_team="nlp") == 1
     assert page.get("training_rank_info", run="r", role="agent", **who, label_zone="b") == 1
-
-
-def test_what_a_process_says_of_itself_may_change(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process))
-    sidecar.collect()
-    sidecar.feed.put(a_snapshot(process.replace(labels=(("team", "nlp"),)), sequence=2))
-
-    page = sidecar.after(1)
-
-    assert [labels["label_team"] for labels, _ in page.families["training_rank_info"].samples] == ["nlp"]
 
 
 def test_refused_files_are_counted_once_and_disturb_nobody(
@@ -297,17 +218,6 @@ def test_no_feed_after_a_minute_is_said_once(sidecar: Sidecar, caplog: pytest.Lo
     assert [record.levelname for record in caplog.records] == ["INFO"]
     assert "installed" in caplog.text
     assert "EXPORTER_FEED_DIR" in caplog.text
-
-
-def test_nothing_is_said_when_a_job_has_come(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    sidecar.feed.put(a_snapshot(a_process()))
-    sidecar.collect()
-    sidecar.feed.files.clear()
-
-    sidecar.after(120)
-
-    assert caplog.records == []
 
 
 GOLDEN = DATA / "ledger.metrics"
@@ -363,20 +273,6 @@ def test_promtool_finds_nothing_to_mend(sidecar: Sidecar) -> None:
 
     # Stats whose unit the user did not give and gauges named by the contract are the user's to name.
     assert done.stdout + done.stderr == b""
-
-
-def test_every_fixed_family_is_specified(sidecar: Sidecar) -> None:
-    published = set(Page(a_small_job(sidecar)).families)
-
-    fixed = {spec.name for spec in SPECS}
-    absent = {name for name in fixed if name.startswith(("training_event", "training_rank_conflicts"))}
-    assert fixed - absent <= published
-    assert not {
-        name
-        for name in published - fixed
-        if not name.startswith(("train_step", "eval_loss", "training_run_info", "training_run_state"))
-    }
-    assert set(SPECS) <= set(sidecar.collector.specs)
 
 
 if __name__ == "__main__":

@@ -36,21 +36,6 @@ def the_same(content: bytes) -> bytes:
     return content
 
 
-def test_what_was_saved_is_loaded_by_the_next_sidecar(store: StateStore, tmp_path: Path) -> None:
-    saved(store, b"seven")
-    saved(store, b"eight")
-    store.close()
-
-    assert StateStore(tmp_path).load(KEY, the_same) == b"eight"
-
-
-def test_loading_what_nobody_saved_gives_nothing_and_leaves_nothing(
-    store: StateStore, tmp_path: Path
-) -> None:
-    assert store.load(KEY, the_same) is None
-    assert list(tmp_path.iterdir()) == []
-
-
 @quick
 @given(st.lists(st.text(max_size=300), min_size=2, max_size=4))
 def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
@@ -60,24 +45,6 @@ def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
     assert name.isascii()
     assert "/" not in name
     assert not name.startswith(".")
-
-
-@pytest.mark.parametrize(
-    "run", ["../../etc/passwd", "", "x" * 5000, "ü/☃", "a\nb", "\x00", "\ud800", ".", "-"]
-)
-def test_a_hostile_run_name_stays_in_the_directory(store: StateStore, tmp_path: Path, run: str) -> None:
-    key = ("rank", run, "0", "", "")
-
-    path = saved(store, b"seven", key)
-
-    assert path.parent == tmp_path / "ledger"
-    assert sorted(path.parent.iterdir()) == sorted([path, path.parent / "locks"])
-    assert store.load(key, the_same) == b"seven"
-    assert list(store.recent("rank", 60.0)) == [key]
-
-
-def test_keys_that_join_to_the_same_text_have_files_of_their_own() -> None:
-    assert len({file_name(key) for key in (("a-b", ""), ("a", "b"), ("a/b", ""), ("ab", ""))}) == 4
 
 
 @quick
@@ -128,13 +95,6 @@ def test_a_file_of_a_later_version_is_moved_aside_and_told(
     assert aside.read_bytes() == later
     assert "format version 3" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-
-
-def test_content_that_makes_no_sense_is_damage_too(store: StateStore) -> None:
-    saved(store, b"no number")
-
-    assert store.load(KEY, int) is None
-    assert store.damaged == 1
 
 
 def test_a_copy_of_another_ranks_file_is_not_believed(store: StateStore) -> None:
@@ -200,13 +160,6 @@ def test_a_linked_directory_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_missing_state_directory_is_an_error_that_names_it(tmp_path: Path) -> None:
-    store = StateStore(tmp_path / "gone")
-
-    with pytest.raises(StateError, match="gone"):
-        store.claim(KEY)
-
-
 def test_a_state_that_grows_without_bound_is_not_written(tmp_path: Path) -> None:
     store = StateStore(tmp_path, max_bytes=1000)
     saved(store, b"small")
@@ -215,21 +168,6 @@ def test_a_state_that_grows_without_bound_is_not_written(tmp_path: Path) -> None
         store.save(KEY, b"x" * 1000)
     assert store.load(KEY, the_same) == b"small"
     assert store.errors == 1
-
-
-def test_what_is_not_claimed_is_not_written(store: StateStore) -> None:
-    with pytest.raises(StateError, match="another sidecar"):
-        store.save(KEY, b"x")
-
-
-def test_what_a_killed_sidecar_left_half_written_is_written_over(store: StateStore) -> None:
-    path = saved(store)
-    path.with_name(path.name + ".tmp").write_bytes(b"hal")
-
-    store.save(KEY, b"whole")
-
-    assert store.load(KEY, the_same) == b"whole"
-    assert not path.with_name(path.name + ".tmp").exists()
 
 
 def test_only_what_this_keeper_saved_lately_is_recent(tmp_path: Path) -> None:
@@ -333,17 +271,6 @@ def test_claims_survive_that_somebody_removes_the_lock_file(store: StateStore, t
     finally:
         child.kill()
         child.communicate()
-
-
-def test_a_removed_directory_is_made_anew(store: StateStore) -> None:
-    path = saved(store)
-    for each in path.parent.iterdir():
-        each.unlink()
-    path.parent.rmdir()
-
-    store.save(KEY, b"new")
-
-    assert store.load(KEY, the_same) == b"new"
 
 
 def test_a_full_tmpfs_costs_the_save_and_leaves_the_last_one(tmp_path: Path) -> None:

@@ -44,17 +44,6 @@ def records(
     sidecar.feed.put(snapshot, alive=alive)
 
 
-def test_the_totals_of_a_living_process_are_its_own(sidecar: Sidecar) -> None:
-    records(sidecar, a_process(), 3)
-
-    page = sidecar.collect()
-
-    assert page.count("loss", **RANK_0) == 3
-    assert page.sum("loss", **RANK_0) == 6.0
-    assert sidecar.collector.loaded
-    assert sidecar.collector.living == 1
-
-
 def test_a_rank_that_restarts_continues_its_totals(sidecar: Sidecar) -> None:
     first, second = a_process(), a_process(started=START + 10)
     records(sidecar, first, 3)
@@ -68,57 +57,6 @@ def test_a_rank_that_restarts_continues_its_totals(sidecar: Sidecar) -> None:
     page = sidecar.after(1)
     assert page.count("loss", **RANK_0) == 6
     assert page.count("loss", **RANK_0, worker="1") is None
-
-
-def test_many_restarts_are_all_added_up(sidecar: Sidecar) -> None:
-    for life in range(KEPT_PROCESSES + 4):
-        process = a_process(started=START + life)
-        records(sidecar, process, 1)
-        sidecar.after(1)
-        records(sidecar, process, 10, sequence=7, alive=False)
-
-        page = sidecar.after(1)
-
-        assert page.count("loss", **RANK_0) == 10 * (life + 1)
-        assert page.sum("loss", **RANK_0) == 20.0 * (life + 1)
-
-
-def test_the_sidecar_restarts_between_all_of_it_and_nothing_is_lost(sidecar: Sidecar) -> None:
-    expected = 0
-    for life in range(KEPT_PROCESSES + 3):
-        process = a_process(started=START + life)
-        for sequence in (1, 2):
-            records(sidecar, process, sequence, sequence=sequence)
-            sidecar.restart()
-            assert sidecar.after(1).count("loss", **RANK_0) == expected + sequence
-        records(sidecar, process, 3, sequence=3, alive=False)
-        expected += 3
-        sidecar.restart()
-        assert sidecar.after(1).count("loss", **RANK_0) == expected
-        sidecar.restart()
-        assert sidecar.after(1).count("loss", **RANK_0) == expected
-
-
-def test_processes_that_died_while_no_sidecar_looked_are_counted_in_their_seat(sidecar: Sidecar) -> None:
-    for life in (2, 0, 1):
-        records(sidecar, a_process(started=START + life), 10, alive=False)
-    records(sidecar, a_process(started=START + 3), 1)
-
-    page = sidecar.collect()
-
-    assert page.count("loss", **RANK_0) == 31
-    assert next(iter(sidecar.feed.files.values())).alive
-
-
-def test_a_second_living_process_of_a_rank_has_a_worker_number(sidecar: Sidecar) -> None:
-    trainer, worker = a_process(), a_process(started=START + 1)
-    records(sidecar, worker, 4)
-    records(sidecar, trainer, 3)
-
-    page = sidecar.collect()
-
-    assert page.count("loss", **RANK_0) == 3
-    assert page.count("loss", **RANK_0, worker="1") == 4
 
 
 def test_the_slot_of_the_dead_is_taken_by_the_next_whose_totals_continue(sidecar: Sidecar) -> None:
@@ -150,40 +88,6 @@ def test_a_crash_between_saving_and_removing_counts_nothing_twice(sidecar: Sidec
     sidecar.after(1)
     assert sidecar.feed.files == {}
     assert sidecar.after(1).count("loss", **RANK_0) == 5
-
-
-def test_files_that_are_not_removed_for_long_are_counted_once(sidecar: Sidecar) -> None:
-    sidecar.feed.removable = False
-    for life in range(6):
-        records(sidecar, a_process(started=START + life), 1, alive=False)
-        assert sidecar.after(1).count("loss", **RANK_0) == life + 1
-    sidecar.feed.removable = True
-
-    assert [sidecar.after(1).count("loss", **RANK_0) for _ in range(4)] == [6, 6, 6, 6]
-
-
-def test_a_wiped_feed_directory_takes_nothing_back(sidecar: Sidecar) -> None:
-    records(sidecar, a_process(), 5)
-    sidecar.collect()
-    sidecar.feed.files.clear()
-
-    assert [sidecar.after(1).count("loss", **RANK_0) for _ in range(3)] == [5, 5, 5]
-    sidecar.restart()
-    assert sidecar.after(1).count("loss", **RANK_0) == 5
-
-
-def test_a_process_whose_files_were_deleted_under_it_is_still_itself(sidecar: Sidecar) -> None:
-    process = a_process()
-    records(sidecar, process, 5)
-    sidecar.collect()
-    for sequence in range(2, 9):
-        sidecar.feed.files.clear()
-        sidecar.after(1)
-        sidecar.after(1)
-        # Its lock file is gone, so that it looks dead.
-        records(sidecar, process, 5 * sequence, sequence=sequence, alive=sequence % 2 == 0)
-
-        assert sidecar.after(1).count("loss", **RANK_0) == 5 * sequence
 
 
 def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_told(sidecar: Sidecar) -> None:
@@ -227,29 +131,6 @@ def test_a_file_that_is_listed_twice_is_counted_once(sidecar: Sidecar) -> None:
     assert sidecar.collect().count("loss", **RANK_0) == 5
 
 
-def test_an_older_snapshot_takes_nothing_back(sidecar: Sidecar) -> None:
-    process = a_process()
-    records(sidecar, process, 5, sequence=5)
-    sidecar.collect()
-    records(sidecar, process, 2, sequence=2)
-
-    assert sidecar.after(1).count("loss", **RANK_0) == 5
-    sidecar.restart()
-    assert sidecar.after(1).count("loss", **RANK_0) == 5
-
-
-def test_a_stat_that_is_disabled_and_enabled_again_continues(sidecar: Sidecar) -> None:
-    process = a_process()
-    records(sidecar, process, 5)
-    sidecar.collect()
-    sidecar.feed.put(a_snapshot(process, sequence=2))
-    assert sidecar.after(1).count("loss", **RANK_0) is None
-
-    records(sidecar, process, 6, sequence=3)
-
-    assert sidecar.after(1).count("loss", **RANK_0) == 6
-
-
 def test_a_stat_that_the_restarted_rank_has_not_made_yet_lingers(sidecar: Sidecar) -> None:
     records(sidecar, a_process(), 5)
     sidecar.collect()
@@ -278,16 +159,6 @@ def test_once_a_negative_sample_was_seen_there_is_no_sum_any_more(sidecar: Sidec
     assert sidecar.after(1).sum("loss", **RANK_0) is None
 
 
-def test_sums_beyond_the_floating_range_end_like_negative_ones(sidecar: Sidecar) -> None:
-    for life in range(3):
-        records(sidecar, a_process(started=START + life), 1, alive=False, value=1.7e308)
-
-    page = sidecar.collect()
-
-    assert page.count("loss", **RANK_0) == 3
-    assert page.sum("loss", **RANK_0) is None
-
-
 def test_buckets_that_change_over_a_restart_start_the_histogram_anew(sidecar: Sidecar) -> None:
     fine, coarse = a_definition(buckets=(1.0, 2.0)), a_definition(buckets=(5.0,))
     lives = [(fine, [1.5, 9.0]), (coarse, [4.0]), (coarse, [4.0, 6.0]), (fine, [0.5])]
@@ -310,20 +181,6 @@ def test_buckets_that_change_over_a_restart_start_the_histogram_anew(sidecar: Si
     ]
 
 
-def test_a_clock_that_is_set_back_changes_no_total(sidecar: Sidecar) -> None:
-    first, second = a_process(started=START + 100), a_process(started=START - 86_000)
-    records(sidecar, first, 3)
-    sidecar.collect()
-    sidecar.clock.wall -= 86_400
-    records(sidecar, first, 4, sequence=2, alive=False)
-    assert sidecar.after(1).count("loss", **RANK_0) == 4
-    records(sidecar, second, 1)
-
-    assert sidecar.after(1).count("loss", **RANK_0) == 5
-    sidecar.restart()
-    assert sidecar.after(1).count("loss", **RANK_0) == 5
-
-
 def test_agents_have_a_role_and_no_rank(sidecar: Sidecar) -> None:
     records(sidecar, a_process(rank=None, role="agent"), 2)
     records(sidecar, a_process(rank=None), 3)
@@ -332,16 +189,6 @@ def test_agents_have_a_role_and_no_rank(sidecar: Sidecar) -> None:
 
     assert page.count("loss", run="r", role="agent") == 2
     assert page.count("loss", run="r") == 3
-
-
-def test_runs_and_ranks_are_kept_apart(sidecar: Sidecar) -> None:
-    for number, (run, rank) in enumerate([("a", 0), ("a", 1), ("b", 0)]):
-        records(sidecar, a_process(run=run, rank=rank), number)
-
-    page = sidecar.collect()
-
-    counts = [page.count("loss", run=each[0], rank=each[1]) for each in ("a0", "a1", "b0")]
-    assert counts == [0, 1, 2]
 
 
 def test_losses_continue_over_restarts_too(sidecar: Sidecar) -> None:
@@ -393,37 +240,6 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
     assert sidecar.feed.files == {}
 
 
-def test_a_state_that_cannot_be_read_yet_is_waited_for(sidecar: Sidecar) -> None:
-    records(sidecar, a_process(), 3, alive=False)
-    sidecar.collect()
-    break_state(sidecar)
-    sidecar.restart()
-    records(sidecar, a_process(started=START + 1), 1)
-
-    assert sidecar.after(1).count("loss", **RANK_0) is None
-    assert sidecar.collector.loaded
-    mend_state(sidecar)
-    assert sidecar.after(1).count("loss", **RANK_0) == 4
-
-
-def test_what_was_seen_while_the_state_could_not_be_read_is_kept(sidecar: Sidecar) -> None:
-    known, unknown = a_process(), a_process(started=START + 1)
-    records(sidecar, known, 3)
-    sidecar.collect()
-    break_state(sidecar)
-    sidecar.restart()
-    records(sidecar, known, 4, sequence=2)
-    records(sidecar, unknown, 10)
-    sidecar.after(1)
-    sidecar.feed.files.clear()
-    mend_state(sidecar)
-
-    page = sidecar.after(1)
-
-    assert page.count("loss", **RANK_0) == 4
-    assert page.count("loss", **RANK_0, worker="1") == 10
-
-
 def test_a_process_that_came_and_went_while_the_state_could_not_be_read_is_counted(sidecar: Sidecar) -> None:
     place = sidecar.directory / "ledger"
     place.write_text("a file where a directory belongs")
@@ -467,24 +283,6 @@ def test_who_does_not_own_the_directory_looks_on_without_a_trace(tmp_path: Path,
     looker.feed.kill(second)
     assert looker.after(1).count("loss", **RANK_0) == 4
     assert second.id in looker.feed.files
-
-
-def test_who_becomes_the_owner_continues_from_the_state(tmp_path: Path, sidecar: Sidecar) -> None:
-    first, second = a_process(), a_process(started=START + 1)
-    records(sidecar, first, 3)
-    looker = Sidecar(tmp_path, MemoryFeed(sidecar.feed.files, owned=False), sidecar.clock)
-    looker.collect()
-    sidecar.collect()
-    records(sidecar, first, 5, sequence=2, alive=False)
-    sidecar.after(1)
-    sidecar.state.close()
-    records(sidecar, second, 1)
-    looker.feed.owned = True
-
-    page = looker.after(1)
-
-    assert page.count("loss", **RANK_0) == 6
-    assert page.get("exporter_feed_owner") == 1
 
 
 def test_what_does_not_change_is_not_written_again(sidecar: Sidecar) -> None:

@@ -8,13 +8,8 @@ import pytest
 from elastic_support import child, labelled, page_of, series
 from ledger_support import Sidecar, a_definition, a_process, a_reading, a_snapshot
 
-from exporter.errors import DefinitionError
 from exporter.feed.decoder import decode
 from exporter.feed.encoder import encode
-from exporter.ledger.admission import OWN
-from exporter.recording.naming import families_of
-from exporter.recording.registry import Registry
-from exporter.recording.stat import Stat, metric
 from exporter.recording.values import KINDS, Aggregation
 
 RECORD = """
@@ -73,37 +68,6 @@ def test_totals_go_on_over_a_restart_and_a_gauge_is_of_the_living_only(tmp_path:
     assert later.get("training_elastic_failure_restarts_total", **where) == 3
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"kind": "stat"},
-        {"kind": "gauge"},
-        {"labels": ()},
-        {"labels": (("else", "a"),)},
-    ],
-)
-def test_a_family_of_the_exporters_own_is_admitted_only_as_what_it_is(
-    tmp_path: Path, changes: dict[str, object]
-) -> None:
-    good = a_definition("training.elastic.failure_restarts", labels=(("worker_role", "a"),)).replace(
-        kind="counter", aggregations=frozenset()
-    )
-    spoof = good.replace(**changes)
-    sidecar = Sidecar(tmp_path)
-    sidecar.feed.put(a_snapshot(a_process(), a_reading(spoof, [1])))
-    page = sidecar.collect()
-
-    assert not [name for name in page.families if name.startswith("training_elastic")]
-    assert page.get("training_feed_dropped_total", run="r", rank="0", reason="definition") == 1
-
-
-def test_a_stat_of_the_user_cannot_take_such_a_name() -> None:
-    with pytest.raises(DefinitionError, match="reserved"):
-        Stat("training.elastic.rendezvous", unit="seconds")
-    with pytest.raises(DefinitionError, match="reserved"):
-        metric("counter", "training.elastic.restarts", own=False)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_survives_the_feed(kind: str) -> None:
     buckets = (1.0, 2.0) if kind == "histogram" else ()
@@ -115,22 +79,3 @@ def test_a_kind_survives_the_feed(kind: str) -> None:
     snapshot = a_snapshot(a_process(), reading)
 
     assert decode(encode(snapshot)) == snapshot
-
-
-def test_overrides_leave_plain_families_as_they_are() -> None:
-    registry = Registry()
-    definition = a_definition("a.count").replace(kind="counter", aggregations=frozenset())
-    registry.override([{"match": "*", "window_seconds": 5, "aggregations": ["histogram"]}])
-
-    assert registry.obtain(definition).effective == definition
-
-
-def test_every_family_of_the_exporters_own_is_named_as_its_stat_would_be() -> None:
-    assert OWN
-    for name, spec in OWN.items():
-        base = name.removesuffix("_total")
-        definition = a_definition(base, unit=spec.unit or None).replace(
-            kind=spec.type, aggregations=frozenset()
-        )
-        assert families_of(definition).main == name
-        assert list(spec.labels[4:]) == sorted(spec.labels[4:])

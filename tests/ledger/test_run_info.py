@@ -137,28 +137,6 @@ def test_a_run_is_described_by_its_lowest_rank_here(tmp_path: Path) -> None:
     assert len(page.families["training_run_info"].samples) == 2
 
 
-def test_a_run_is_not_described_by_the_process_that_only_starts_its_ranks(tmp_path: Path) -> None:
-    page = page_with(
-        tmp_path, a_snapshot(a_process(started=1.0)), training(a_process(started=2.0), world_size="2")
-    )
-
-    assert page.get("training_run_info", run="r", world_size="2") == 1
-
-
-def test_another_perf_tag_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first, second = a_process(), a_process()
-    sidecar.feed.put(training(first, session_tag="s", perf_tag="a"))
-    sidecar.collect()
-    sidecar.feed.kill(first)
-    sidecar.feed.put(training(second, session_tag="s", perf_tag="b"))
-    page = sidecar.after(1)
-
-    assert page.families["training_run_info"].samples == [
-        ({"run": "r", "session_tag": "s", "perf_tag": "b"}, 1)
-    ]
-
-
 def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
     uses = (
         GpuProcessUse(100, "3", "GPU-a"),

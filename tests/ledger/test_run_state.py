@@ -152,15 +152,6 @@ def test_who_waits_is_stalled_and_a_long_phase_has_longer(
     assert state(sidecar.collect()) == expected
 
 
-def test_a_clock_that_is_set_forward_is_no_hang(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched)
-    sidecar.collect()
-    sidecar.clock.wall += 7200.0
-
-    assert state(sidecar.after(1.0)) == "running"
-
-
 def test_a_process_that_is_stopped_is_stalled(sidecar: Sidecar) -> None:
     watched = Watched(sidecar, job=a_job())
     put(watched)
@@ -222,18 +213,6 @@ def test_without_run_the_end_is_deduced_and_that_is_said(
     assert state(page) == expected
     assert why(page)["exception"] == ("ValueError" if ending else "")
     assert why(page)["reason"].startswith("exception ValueError" if ending else "deduced")
-
-
-def test_a_job_that_hung_in_silence_and_was_killed_is_not_running(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched)
-    sidecar.collect()
-    watched.job.hold(100.0)
-    put(watched)
-    hung = sidecar.collect()
-    watched.kill()
-
-    assert [state(hung), state(sidecar.after(1.0)), state(sidecar.after(300.0))] == ["hung", "lost", "lost"]
 
 
 def test_a_run_that_begins_again_runs(sidecar: Sidecar) -> None:
@@ -308,21 +287,6 @@ def test_two_jobs_that_share_a_given_name_are_told_and_a_restart_is_not(sidecar:
     assert [made, named] == [None, 1]
 
 
-def test_a_death_is_dated_by_who_saw_it(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched)
-    sidecar.collect()
-    at = sidecar.clock.wall + 0.25
-    sidecar.clock.advance(0.7)
-    ended(sidecar, End(sidecar.directory, 7, -9, at))
-    page = watched.die()
-
-    wall = page.get("training_wall_seconds_total", run="r")
-    assert wall == pytest.approx(9.25)
-    ((labels, _),) = page.families["training_run_state_info"].samples
-    assert labels["since"] == str(round(at))
-
-
 @pytest.mark.parametrize(("status", "productive"), [(0, 5.0), (3, 0.0), (None, 5.0)])
 def test_a_run_without_a_save_is_unsaved_while_it_runs_and_productive_when_it_ends_well(
     sidecar: Sidecar, status: int | None, productive: float
@@ -343,19 +307,3 @@ def test_a_run_without_a_save_is_unsaved_while_it_runs_and_productive_when_it_en
     lost = page.get("training_badput_seconds_total", cause="lost_progress", **RUN)
     unsaved = page.get("training_uncommitted_seconds", **RUN)
     assert (lost, unsaved) == ((0, 0) if productive else (3, 5))
-
-
-def test_told_iterations_after_a_warm_up_go_on_with_what_was_counted(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job(steps=10))
-    put(watched)
-    sidecar.collect()
-    watched.job.begin_loop(0)
-    for _ in range(40):
-        watched.job.train(1.0)
-    watched.job.finished = True
-    put(watched, final=True)
-    page = watched.die()
-
-    assert page.get("training_attempt_steps", **RUN) == 50
-    assert page.get("training_productive_seconds_total", **RUN) == 50
-    assert page.get("training_lost_steps_total", **RUN) == 0

@@ -10,13 +10,12 @@ import pytest
 from goodput_support import PaperJob, Watched, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_support import Clock, MemoryFeed, Page, Sidecar, a_process, a_snapshot
+from ledger_support import Page, Sidecar, a_process, a_snapshot
 
 from exporter.families import Distribution
 from exporter.ledger.goodput.ends import started_at
 from exporter.ledger.goodput.families import SPECS
 from exporter.ledger.goodput.session import GoodputOptions
-from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.goodput.task import CAUSES
 from exporter.ledger.store import file_name
 from exporter.recording.values import END_REASONS
@@ -125,12 +124,6 @@ def test_a_job_without_training_has_no_goodput_and_no_state_file(tmp_path: Path)
     assert process.id not in sidecar.feed.files
 
 
-def test_what_a_rank_other_than_0_tells_is_not_the_runs(tmp_path: Path) -> None:
-    page = Watched(Sidecar(tmp_path), job=a_job(), rank=1).see()
-
-    assert goodput_names(page) == set()
-
-
 def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,44 +139,6 @@ def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
     assert [record.message for record in caplog.records] == []
     assert sidecar.state.claim(("goodput", "r", "run", "1", "here"))
     assert len(sidecar.collector.sessions._sessions) == 1
-
-
-@pytest.mark.parametrize("moment", range(5))
-def test_a_sidecar_that_is_killed_at_any_moment_counts_nothing_twice(tmp_path: Path, moment: int) -> None:
-    def lives(sidecar: Sidecar, at: int) -> None:
-        if at == moment:
-            sidecar.restart()
-
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 5)
-    first.see()
-    lives(sidecar, 0)
-    first.job.save(1.0)
-    steps(first.job, 2)
-    first.see()
-    lives(sidecar, 1)
-    first.kill()
-    sidecar.collect()
-    lives(sidecar, 2)
-    sidecar.after(4.0)
-    lives(sidecar, 3)
-    second = Watched(sidecar, job=a_job(5))
-    steps(second.job, 3)
-    second.write()
-    sidecar.collect()
-    lives(sidecar, 4)
-    page = sidecar.collect()
-
-    assert [of(page, "attempt"), of(page, "productive_seconds_total"), of(page, "uncommitted_seconds")] == [
-        2,
-        5,
-        3,
-    ]
-    assert badput(page) == {"init": 8, "checkpoint_save": 1, "lost_progress": 2, "downtime": 4.5}
-    assert [reason(page), reason(page, "restarts")] == [{"signal": 1}, {"signal": 1}]
-    assert of(page, "lost_steps_total") == 2
-    check_identity(page)
 
 
 ACTIONS = st.one_of(
@@ -291,53 +246,6 @@ def test_two_sessions_of_one_run_know_nothing_of_each_other(tmp_path: Path) -> N
     assert badput(page) == {"init": 4}
 
 
-def test_a_session_that_cannot_be_saved_does_not_bring_back_the_one_before(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job(session_tag="monday"))
-    steps(first.job, 10)
-    first.see()
-    first.die()
-    second = Watched(sidecar, job=a_job(session_tag="tuesday"))
-    saved = second.see()
-    break_state(tmp_path)
-    steps(second.job, 1)
-    failed = second.see()
-
-    assert of(saved, "wall_seconds_total") == 4
-    assert goodput_names(failed) == set()
-    assert sidecar.collector.work.flows == {}
-
-
-def test_of_two_sessions_of_a_run_the_one_that_lives_is_shown_whatever_the_clock_says(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job(session_tag="monday"))
-    steps(first.job, 10)
-    first.see()
-    first.die()
-    sidecar.clock.wall -= 7200.0
-    page = Watched(sidecar, job=a_job(session_tag="tuesday")).see()
-
-    assert of(page, "wall_seconds_total") == 4
-
-
-def test_a_session_moves_to_another_node_with_its_state(tmp_path: Path) -> None:
-    clock = Clock()
-    here, there = Sidecar(tmp_path, MemoryFeed(), clock), Sidecar(tmp_path, MemoryFeed(), clock)
-    for sidecar, name in ((here, "here"), (there, "there")):
-        sidecar.state.keeper = name
-        sidecar.collector.sessions._shared = True
-    first = Watched(here, job=a_job(session_tag="s"))
-    steps(first.job, 10)
-    first.job.save(0.0)
-    first.see()
-    dead = first.die()
-    page = Watched(there, run="r2", job=a_job(10, session_tag="s")).see()
-
-    assert of(dead, "productive_seconds_total") == 10
-    assert [of(page, "productive_seconds_total", "r2"), of(page, "attempt", "r2")] == [10, 2]
-    check_identity(page, "r2")
-
-
 HOLD = """
 import sys
 from pathlib import Path
@@ -387,19 +295,6 @@ def test_nothing_is_shown_that_could_not_be_saved(tmp_path: Path) -> None:
     assert first.process.id not in sidecar.feed.files
 
 
-def test_a_sidecar_that_only_looks_on_shows_no_goodput(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=a_job())
-    watched.see()
-    sidecar.feed.owned = False
-    looking = watched.see()
-    sidecar.feed.owned = True
-    owning = watched.see()
-
-    assert goodput_names(looking) == set()
-    assert of(owning, "badput_seconds_total", cause="init") == 4
-
-
 def test_of_two_living_processes_of_one_session_the_first_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -441,20 +336,6 @@ def test_a_tag_may_be_told_a_little_later(tmp_path: Path) -> None:
     assert (tmp_path / "ledger" / file_name(("goodput", "s", "session", "", ""))).exists()
 
 
-def test_one_that_takes_too_long_to_tell_is_the_runs(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=PaperJob())
-    watched.job.spend("init", 2.0)
-    watched.see()
-    watched.job.spend("init", 31.0)
-    page = watched.see()
-    watched.job.facts["session_tag"] = "late"
-    later = watched.see()
-
-    assert of(page, "badput_seconds_total", cause="init") == 33
-    assert of(later, "badput_seconds_total", cause="init") == 33
-
-
 def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     watched = Watched(sidecar, job=a_job())
@@ -493,42 +374,6 @@ def test_a_process_that_does_not_train_in_between_completes_no_task(tmp_path: Pa
     check_identity(page)
 
 
-def test_one_that_does_not_train_in_between_settles_nothing_of_what_was_open(tmp_path: Path) -> None:
-    """The next that trains may find a save that was never told of."""
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 5)
-    first.job.save(0.0)
-    steps(first.job, 3)
-    first.see()
-    first.die()
-    evaluation = Watched(sidecar, job=PaperJob())
-    evaluation.job.spend("init", 1.0)
-    evaluation.see()
-    evaluation.job.spend("test", 40.0)
-    evaluation.see()
-    evaluation.job.finished = True
-    at_risk = evaluation.write(final=True).die()
-    page = Watched(sidecar, job=a_job(8)).see()
-
-    assert of(at_risk, "uncommitted_seconds") == 3
-    assert [of(page, "lost_steps_total"), of(page, "productive_seconds_total")] == [0, 8]
-    check_identity(page)
-
-
-def test_a_process_that_comes_and_goes_without_training_is_no_session(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=PaperJob())
-    watched.job.spend("init", 0.5)
-    watched.write(final=True)
-    watched.kill()
-    sidecar.collect()
-    page = sidecar.after(5.0)
-
-    assert goodput_names(page) == set()
-    assert watched.process.id not in sidecar.feed.files
-
-
 def test_a_process_that_comes_after_the_clock_was_set_back_is_the_next_attempt(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     first = Watched(sidecar, job=a_job())
@@ -544,38 +389,6 @@ def test_a_process_that_comes_after_the_clock_was_set_back_is_the_next_attempt(t
     check_identity(page)
 
 
-def test_a_clock_that_is_set_back_while_the_job_trains_hides_no_downtime(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 5)
-    first.see()
-    sidecar.clock.wall -= 7200.0
-    first.sequence += 1
-    sidecar.feed.put(told(first.process, first.job, sequence=2, written=sidecar.clock.wall))
-    first.die()
-    sidecar.clock.advance(20.0)
-    page = Watched(sidecar, job=a_job(5)).see()
-
-    assert badput(page) == {"init": 8, "downtime": 24.5}
-    check_identity(page)
-
-
-def test_a_clock_that_is_set_back_while_the_job_is_down_hides_no_downtime_that_was_seen(
-    tmp_path: Path,
-) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 5)
-    first.see()
-    first.die()
-    sidecar.clock.wall -= 7200.0
-    sidecar.after(100.0)
-    waited = Watched(sidecar, job=a_job(5)).see()
-
-    assert badput(waited) == {"init": 8, "downtime": 104 - 60}
-    check_identity(waited)
-
-
 def test_where_nobody_saw_the_end_downtime_begins_with_the_last_word(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     first = Watched(sidecar, job=a_job())
@@ -588,34 +401,6 @@ def test_where_nobody_saw_the_end_downtime_begins_with_the_last_word(tmp_path: P
 
     assert badput(page) == {"init": 8, "downtime": 20.5}
     assert of(page, "productive_seconds_total") == 5
-    check_identity(page)
-
-
-def test_an_end_that_is_noticed_after_the_next_begin_counts_no_moment_twice(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 5)
-    first.see()
-    first.kill()
-    second = Watched(sidecar, job=a_job(5))
-    steps(second.job, 10)
-    page = second.see()
-
-    assert of(page, "wall_seconds_total") == 9 + 0.5 + 14
-    assert badput(page) == {"init": 8, "lost_progress": 0.5}
-    assert of(page, "uncommitted_seconds") == 10
-    check_identity(page)
-
-
-def test_what_happened_between_the_last_word_and_the_end_is_part_of_the_wall(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=a_job())
-    watched.job.spend("checkpoint_save_sync", 1.0)
-    watched.see()
-    sidecar.clock.advance(7.0)
-    page = watched.die()
-
-    assert badput(page) == {"init": 4, "checkpoint_save": 1 + 7}
     check_identity(page)
 
 
@@ -665,12 +450,3 @@ def test_a_process_begins_when_the_kernel_says_so(tmp_path: Path) -> None:
         940.0,
         2000.0,
     ]  # a later process of that number; a notebook
-
-
-def test_sessions_are_made_with_the_options_of_the_configuration(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-
-    assert (
-        Sessions(sidecar.state, options=GoodputOptions(new_after_seconds=5.0)).options.new_after_seconds
-        == 5.0
-    )

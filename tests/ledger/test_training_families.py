@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ledger_support import Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import Sidecar, a_process, a_reading, a_snapshot
 
 from exporter.families import FamilySpec
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
@@ -72,35 +72,6 @@ def test_a_second_process_of_rank_0_does_not_speak_for_the_run(tmp_path: Path) -
     assert page.get("training_loss", run="r", mode="x") == 1.0
     assert page.get("training_skipped_steps_total", run="r", reason="x") == 1.0
     assert page.get("training_steps_total", run="r", rank="0", worker="1", mode="x") == 2.0
-
-
-def test_without_rank_0_there_is_no_such_family(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    sidecar.feed.put(everything(a_process(rank=1), 1.0))
-    sidecar.feed.put(everything(a_process(rank=None, role="agent"), 1.0))
-    page = sidecar.collect()
-
-    assert {spec.name for spec in SPECS} & page.families.keys() == {
-        spec.name for spec in SPECS if "rank" in spec.labels
-    }
-
-
-def test_the_runs_totals_go_on_over_a_restart_of_rank_0(tmp_path: Path) -> None:
-    counter = a_definition("training.skipped_steps", labels=(("reason", "overflow"),)).replace(
-        kind="counter", aggregations=frozenset()
-    )
-    sidecar = Sidecar(tmp_path)
-    first, second = a_process(), a_process()
-    sidecar.feed.put(a_snapshot(first, a_reading(counter, [1, 1])))
-    sidecar.collect()
-    sidecar.feed.kill(first)
-    dead = sidecar.after(1)
-    sidecar.restart()
-    sidecar.feed.put(a_snapshot(second, a_reading(counter, [1])))
-    later = sidecar.after(1)
-
-    assert dead.get("training_skipped_steps_total", run="r", reason="overflow") == 2
-    assert later.get("training_skipped_steps_total", run="r", reason="overflow") == 3
 
 
 def reading_with(definition: StatDefinition, **changes: object) -> StatReading:

@@ -112,16 +112,6 @@ def test_energy_is_split_by_time_where_powers_are_not_known() -> None:
     run.check()
 
 
-def test_what_no_phase_explains_is_unattributed() -> None:
-    run = Run()
-    run.divide(100.0, {"init": 2.5})
-    run.divide(100.0, {})
-
-    assert run.phase() == {("init", "gpu", "time_share"): 25, ("unattributed", "gpu", "time_share"): 175}
-    assert run.wasted() == {"init": 25, "other": 175}
-    run.check()
-
-
 def test_work_waits_until_it_is_known_what_became_of_it() -> None:
     run = Run()
     run.energy.settle(flows())
@@ -169,14 +159,6 @@ def test_validation_is_productive_where_the_configuration_says_so() -> None:
 
     assert run.productive() == 100
     run.check()
-
-
-def test_a_run_that_tells_nothing_of_training_has_no_such_counters() -> None:
-    run = Run()
-    run.energy.begin([])
-    run.energy.use(a_device(GPU), "exclusive", 100.0, 10.0, NO_TARIFFS)
-
-    assert {spec.name for spec, _, _ in run.energy.samples()} == {"training_energy_joules_total"}
 
 
 def test_without_a_source_of_energy_nothing_is_zero_and_with_one_every_cause_begins() -> None:
@@ -351,40 +333,6 @@ def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
 
     assert page["productive_energy_joules_total", "r"] == 1000
     assert "training_productive_seconds_total" not in families
-
-
-def test_a_rank_that_was_seen_before_rank_0_says_nothing_of_the_runs_work(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    peer = Watched(sidecar, job=PaperJob(), rank=1)
-    peer.job.begin_loop(0)
-    peer.job.train(1.0)
-    peer.see()
-    first = Watched(sidecar, job=PaperJob())
-    first.process = first.process.replace(started=peer.process.started - 1.0)
-    first.job.begin_loop(0)
-    first.job.train(5.0)
-    first.see()
-
-    assert sidecar.collector.work.flows["r"].uncommitted == 5
-
-
-def test_work_is_settled_with_the_joules_that_it_took(tmp_path: Path) -> None:
-    """Who uses what is known less often than what has become of the work."""
-    machine = Machine(tmp_path)
-    job = machine.job.job
-    job.begin_loop(0)
-    machine.look()
-    machine.slow_use = machine.use()
-    for _ in range(10):
-        job.train(1.0)
-    machine.look()
-    job.save(0.0)
-    between = machine.look()
-    machine.slow_use = None
-    page = machine.look()
-
-    assert between["productive_energy_joules_total", "r"] == 0
-    assert page["productive_energy_joules_total", "r"] == 1000
 
 
 def test_the_joules_of_a_run_are_lost_or_safe_as_the_next_run_of_its_session_finds_them(
