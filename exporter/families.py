@@ -171,10 +171,16 @@ class Collected(list[Metric]):
         super().__init__()
         self.problems: list[tuple[str, str]] = []
         self.unsupported: list[str] = []
+        self._families: dict[str, Metric] = {}
 
-    def add(self, spec: FamilySpec, value: float | Distribution, *labels: str) -> None:
-        """Add a family of one sample."""
-        self.append(spec.family({labels: value}))
+    def add(self, spec: FamilySpec, value: float | Distribution | None, *labels: str) -> None:
+        """Add one sample to its family, which the first one makes; None adds none."""
+        if value is not None:
+            made = spec.family({labels: value})
+            if (family := self._families.setdefault(spec.name, made)) is made:
+                self.append(made)
+            else:
+                family.samples += made.samples
 
     def add_family(self, spec: FamilySpec, samples: Mapping[tuple[str, ...], float | Distribution]) -> None:
         """Add a family by its samples; one without samples is left out."""

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.core import Metric
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
-from exporter.collectors.host.statvfs import StatvfsPool
+from exporter.collectors.host.filesystem import StatvfsPool
 from exporter.collectors.kernel_files import FILE_REASONS
 from exporter.errors import CollectError
 from exporter.families import Collected, Collector
@@ -35,9 +35,6 @@ OF_JOB = {"checkpoint_dirs", "processes", "process_memory", "rapl"}
 OF_TREE = [entry for entry in CATALOGUE if entry.name not in {"clock", "own"} | OF_JOB]
 """Those that read nothing but files, and what psutil asks the kernel."""
 
-LIVE = {"host_load1", "host_load5", "host_load15", "host_cpu_frequency_hertz", "host_network_up"}
-"""What is asked of this machine whatever is mounted."""
-
 REASONS = {*FILE_REASONS, "hanging", "missing", "read", "timeout", "state"}
 
 
@@ -49,7 +46,7 @@ def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
         monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
         monkeypatch.setattr(psutil, "getloadavg", lambda: (0.5, 0.25, 0.125))
         monkeypatch.setattr(psutil, "cpu_count", lambda *, logical=True: 8 if logical else 4)
-        monkeypatch.setattr(psutil, "cpu_freq", lambda: None)
+        monkeypatch.setattr(psutil, "sensors_temperatures", dict)
         monkeypatch.setattr(psutil, "net_if_stats", dict)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
         return root
@@ -62,7 +59,7 @@ def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
     places: dict[str, dict[str, object]] = {
         name: {"sys": root / "sys"} for name in ("hardware", "cgroup", "disk", "lustre", "rdma")
     }
-    places["memory"] = {"sys": root / "sys", "shm": root / "shm"}
+    places["memory"] = {"shm": root / "shm"}
     places["filesystem"] = {"pool": StatvfsPool(statvfs=recorded_statvfs(root))}
     made: Collector = entry.factory(**places.get(entry.name, {}), **options)
     return made

@@ -54,7 +54,6 @@ class Machine:
     root: Path
     zones: Zones = field(default_factory=lambda: dict(XEON))
     now: float = 5000.0
-    slept: float = 0.0
     busy: float = 0.0
     boot: str = "boot-1"
     joules: dict[str, float] = field(default_factory=dict)
@@ -83,7 +82,7 @@ class Machine:
             f"cpu  {ticks} 0 0 900 90 0 0 0 0 0\ncpu0 {ticks} 0 0 9 9 0 0 0 0 0\ncpu1 0 0 0 9 9 0 0 0 0 0\n"
             "btime 1600000000\n"
         )
-        (self.root / "proc/uptime").write_text(f"{self.now + self.slept:.2f} 1.00\n")
+        (self.root / "proc/uptime").write_text(f"{self.now:.2f} 1.00\n")
 
     def draw(self, seconds: float, watts: float) -> None:
         """Let time pass; every register grows by the same power."""
@@ -103,29 +102,17 @@ class Machine:
     ) -> RaplCollector:
         psutil.PROCFS_PATH, before = str(self.root / "proc"), psutil.PROCFS_PATH
         try:
-            return self._made(keeper, working, counts, tdp_watts, idle_watts)
+            return RaplCollector(
+                sys=self.root / "sys",
+                keeper=keeper,
+                working=working,
+                counts=counts,
+                tdp_watts=tdp_watts,
+                idle_watts=idle_watts,
+                monotonic=lambda: self.now,
+            )
         finally:
             psutil.PROCFS_PATH = before
-
-    def _made(
-        self,
-        keeper: Keeper | None,
-        working: Callable[[], bool | None],
-        counts: Callable[[], bool],
-        tdp_watts: float | None,
-        idle_watts: float | None,
-    ) -> RaplCollector:
-        return RaplCollector(
-            sys=self.root / "sys",
-            keeper=keeper,
-            working=working,
-            counts=counts,
-            tdp_watts=tdp_watts,
-            idle_watts=idle_watts,
-            monotonic=lambda: self.now,
-            boottime=lambda: self.now + self.slept,
-            burst_seconds=0.0,
-        )
 
     def remove(self) -> None:
         shutil.rmtree(self.root)

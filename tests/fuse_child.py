@@ -20,8 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter.collectors.host.filesystem import FilesystemCollector
-from exporter.collectors.host.statvfs import StatvfsPool
+from exporter.collectors.host.filesystem import FilesystemCollector, StatvfsPool
 
 HEADER = struct.Struct("<IIQQ")  # length, operation, unique, node …
 INIT, STATFS = 26, 17

@@ -152,7 +152,6 @@ class Watch:
     job: list[JobProcess] | None = field(default_factory=list)
     gpus: list[GpuProcessUse] = field(default_factory=list)
     linger_seconds: float = 900.0
-    budget_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         self.restart()
@@ -167,7 +166,6 @@ class Watch:
             clock=lambda: self.proc.wall,
             monotonic=lambda: self.proc.now,
             own_pid=999_999,
-            budget_seconds=self.budget_seconds,
         )
 
     def records(self, process: FakeProcess, *, run: str = "r", rank: int | None = 0) -> JobProcess:

@@ -176,14 +176,16 @@ _LISTS: Mapping[str, Any] = {
 
 def _settings(entry: CollectorEntry) -> CollectorSettings:
     """A collector's defaults, of a class of its own where it has options of its own."""
-    own: list[tuple[str, Any, Any]] = [(name, bool, option(False, text)) for name, text in entry.options]
+    own: list[tuple[str, Any, Any]] = []
     for each in entry.settings:
-        hint = Path | None if each.default is None else _LISTS[each.kind]
-        own.append((each.name, hint, option(each.default, each.help)))
+        hint: Any = bool if each.default is False else _LISTS[each.kind]
+        own.append(
+            (each.name, Path | None if each.default is None else hint, option(each.default, each.help))
+        )
     made: type[CollectorSettings] = make_dataclass(
         f"{entry.name}_settings", own, bases=(CollectorSettings,), frozen=True, slots=True
     )
-    return made(entry.enabled, entry.interval_seconds, entry.deadline_seconds)
+    return made(True, entry.interval_seconds, entry.deadline_seconds)
 
 
 # Made once: a class made twice would have values that are never equal.

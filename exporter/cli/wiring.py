@@ -17,11 +17,10 @@ from typing import Any
 from exporter.cli.configuration import CollectorSettings, Configuration
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.cli.sections import Goodput, GpuSection
-from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
+from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry, extra_collectors
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.collectors.extra import extra_collectors
 from exporter.collectors.gpu.collector import GpuCollector, visible_devices
-from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
+from exporter.collectors.host.filesystem import CheckpointDirsCollector
 from exporter.collectors.host.memory import oom_kills
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.processes.collector import ProcessCollector

@@ -1,7 +1,7 @@
-"""Catalogue: every collector that needs nothing but its machine, with its defaults.
+"""Catalogue: every collector that needs nothing but its machine, with its defaults, and those of other people.
 
 Used in the sidecar by the configuration, which is made from it, and by the composition root, which schedules
-what is enabled. Values only. What needs more than options (the feed, devices) is wired where it is made.
+what is enabled. What needs more than options (the feed, devices) is wired where it is made.
 
 Three tiers: what changes within seconds is read every 5 s; what is slow to read or slow to change every 60 s;
 filesystems, whose servers have to be asked, every 15 s.
@@ -9,51 +9,60 @@ filesystems, whose servers have to be asked, every 15 s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from typing import Any, Literal
+
+from prometheus_client.core import Metric
 
 from exporter.collectors.cgroup.collector import CgroupCollector
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.collectors.extra import extra_collectors
-from exporter.collectors.host import (
-    checkpoint_dirs,
-    cpu,
-    disk,
-    filesystem,
-    hardware,
-    memory,
-    network,
-    nfs_lustre,
-    pressure,
-    rdma,
-    system,
+from exporter.collectors.host.cpu import CpuCollector
+from exporter.collectors.host.disk import DEVICE_EXCLUDE as DISKS_EXCLUDE
+from exporter.collectors.host.disk import DiskCollector
+from exporter.collectors.host.filesystem import (
+    FS_TYPES_EXCLUDE,
+    MOUNT_POINTS_EXCLUDE,
+    CheckpointDirsCollector,
+    FilesystemCollector,
+    StatvfsPool,
 )
-from exporter.collectors.host.statvfs import StatvfsPool
+from exporter.collectors.host.hardware import HardwareCollector
+from exporter.collectors.host.memory import MemoryCollector
+from exporter.collectors.host.network import DEVICE_EXCLUDE as INTERFACES_EXCLUDE
+from exporter.collectors.host.network import NetworkCollector
+from exporter.collectors.host.nfs_lustre import LustreCollector, NfsCollector
+from exporter.collectors.host.pressure import PressureCollector
+from exporter.collectors.host.rdma import RdmaCollector
+from exporter.collectors.host.system import ClockCollector, OwnCollector
+from exporter.collectors.kernel_files import EVERYTHING
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
-from exporter.collectors.selection import EVERYTHING
+from exporter.errors import CollectError
 from exporter.families import FamilySpec
 
-FAST_SECONDS = 5.0
-MEDIUM_SECONDS, MEDIUM_DEADLINE_SECONDS = 15.0, 10.0
-SLOW_SECONDS, SLOW_DEADLINE_SECONDS = 60.0, 20.0
+FAST = (5.0, 4.0)
+MEDIUM = (15.0, 10.0)
+SLOW = (60.0, 20.0)
+"""Interval and deadline, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option that is more than a switch.
+    """An option of a collector.
 
     Attributes:
         name: The key in the configuration and the argument of the factory.
-        default: A tuple makes it a list; None makes it a path that may be left out.
+        default: False makes it a switch, a tuple a list, None a path that may be left out.
         help: One sentence for the configuration.
         kind: What a list is one of: shell-style patterns, paths, or names such as `module:Class`.
     """
 
     name: str
-    default: tuple[str, ...] | None
+    default: Literal[False] | tuple[str, ...] | None
     help: str
     kind: Literal["pattern", "path", "class"] = "pattern"
 
@@ -64,47 +73,28 @@ class CollectorEntry:
 
     Attributes:
         name: The value of the label `collector`, and the key in the configuration.
-        factory: Makes it from `options`, all of which have defaults.
+        factory: Makes it from `settings`, all of which have defaults.
         specs: What it can publish.
         help: One sentence for the configuration.
         interval_seconds: By default.
         deadline_seconds: By default.
-        enabled: By default.
-        options: Names of the boolean options that users may set, each with its help; all default to False.
-        settings: The options that are more than that.
+        settings: Its options.
     """
 
     name: str
     factory: Callable[..., Any]
     specs: Sequence[FamilySpec]
     help: str
-    interval_seconds: float = FAST_SECONDS
-    deadline_seconds: float = 4.0
-    enabled: bool = True
-    options: tuple[tuple[str, str], ...] = ()
+    interval_seconds: float
+    deadline_seconds: float
     settings: tuple[Setting, ...] = ()
 
 
 def _entry(
-    factory: Callable[..., Any],
-    help_text: str,
-    interval_seconds: float = FAST_SECONDS,
-    deadline_seconds: float = 4.0,
-    *,
-    options: tuple[tuple[str, str], ...] = (),
-    settings: tuple[Setting, ...] = (),
+    factory: Callable[..., Any], help_text: str, *settings: Setting, times: tuple[float, float] = FAST
 ) -> CollectorEntry:
     made: Any = factory.func if isinstance(factory, partial) else factory
-    return CollectorEntry(
-        made.name,
-        factory,
-        made.specs,
-        help_text,
-        interval_seconds,
-        deadline_seconds,
-        options=options,
-        settings=settings,
-    )
+    return CollectorEntry(made.name, factory, made.specs, help_text, *times, settings)
 
 
 def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
@@ -114,104 +104,65 @@ def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
     )
 
 
-_POOLS = {name: StatvfsPool() for name in ("filesystem", "checkpoint_dirs")}
-"""One for all collectors of a name that are made: a reload must not call what hangs once more."""
-
 CATALOGUE: tuple[CollectorEntry, ...] = (
     _entry(
-        cpu.CpuCollector,
+        CpuCollector,
         "CPU time by mode, utilization, load averages, boot time.",
-        options=(("per_core", "One series per CPU and mode instead of the sum over the CPUs."),),
+        Setting(
+            "per_core", default=False, help="One series per CPU and mode instead of the sum over the CPUs."
+        ),
     ),
-    _entry(
-        pressure.PressureCollector,
-        "Time lost waiting for CPU, memory and I/O (PSI).",
-    ),
-    _entry(
-        memory.MemoryCollector,
-        "What memory is used for, swap, page faults, out-of-memory kills, /dev/shm.",
-        options=(("details", "Also the memory of each NUMA node."),),
-    ),
-    _entry(system.OwnCollector, "The exporter's own CPU time, memory and descriptors."),
-    _entry(
-        hardware.HardwareCollector,
-        "CPUs and their frequency, temperatures, throttling, memory errors.",
-        SLOW_SECONDS,
-        SLOW_DEADLINE_SECONDS,
-        options=(("per_core", "Also the thermometers of single CPU cores."),),
-    ),
-    _entry(
-        system.ClockCollector,
-        "Offset and discipline of the kernel's clock.",
-        SLOW_SECONDS,
-        SLOW_DEADLINE_SECONDS,
-    ),
+    _entry(PressureCollector, "Time lost waiting for CPU, memory and I/O (PSI)."),
+    _entry(MemoryCollector, "What memory is used for, swap, page faults, out-of-memory kills, /dev/shm."),
+    _entry(OwnCollector, "The exporter's own CPU time, memory and descriptors."),
+    _entry(HardwareCollector, "CPUs, temperatures, memory errors.", times=SLOW),
+    _entry(ClockCollector, "Whether a time daemon keeps the kernel's clock.", times=SLOW),
     _entry(
         CgroupCollector,
-        "The job's own limits on CPU, memory, I/O and processes, and how near it is to them.",
-        settings=(
-            Setting(
-                "path",
-                None,
-                "Another cgroup than the exporter's own, as /proc/<pid>/cgroup shows it, or its directory.",
-            ),
+        "The job's own limits on CPU and memory, and how near it is to them.",
+        Setting(
+            "path",
+            None,
+            "Another cgroup than the exporter's own, as /proc/<pid>/cgroup shows it, or its directory.",
         ),
     ),
     _entry(
-        disk.DiskCollector,
+        DiskCollector,
         "What disks read and write, and how long that takes.",
-        options=(("partitions", "Also partitions, whose I/O their disk counts as well."),),
-        settings=_devices(disk.DEVICE_EXCLUDE),
+        Setting("partitions", default=False, help="Also partitions, whose I/O their disk counts as well."),
+        *_devices(DISKS_EXCLUDE),
     ),
     _entry(
-        partial(filesystem.FilesystemCollector, pool=_POOLS["filesystem"]),
+        # One pool for all that are made: a reload must not call what hangs once more; so below.
+        partial(FilesystemCollector, pool=StatvfsPool()),
         "Size, free space and state of the mounted filesystems.",
-        MEDIUM_SECONDS,
-        MEDIUM_DEADLINE_SECONDS,
-        settings=(
-            Setting("mount_points_include", EVERYTHING, "Patterns of the mount points to show."),
-            Setting(
-                "mount_points_exclude",
-                filesystem.MOUNT_POINTS_EXCLUDE,
-                "Patterns of mount points to leave out all the same; * stands for / too, ? for a blank.",
-            ),
-            Setting("fs_types_include", EVERYTHING, "Patterns of the kinds of filesystem to show."),
-            Setting(
-                "fs_types_exclude",
-                filesystem.FS_TYPES_EXCLUDE,
-                "Patterns of kinds to leave out all the same.",
-            ),
+        Setting("mount_points_include", EVERYTHING, "Patterns of the mount points to show."),
+        Setting(
+            "mount_points_exclude",
+            MOUNT_POINTS_EXCLUDE,
+            "Patterns of mount points to leave out all the same; * stands for / too, ? for a blank.",
         ),
+        Setting("fs_types_include", EVERYTHING, "Patterns of the kinds of filesystem to show."),
+        Setting("fs_types_exclude", FS_TYPES_EXCLUDE, "Patterns of kinds to leave out all the same."),
+        times=MEDIUM,
     ),
+    _entry(NfsCollector, "What goes over each NFS mount, and how long the servers take."),
+    _entry(LustreCollector, "What goes over each Lustre mount."),
     _entry(
-        nfs_lustre.NfsCollector,
-        "What goes over each NFS mount, and how long the servers take.",
-    ),
-    _entry(
-        nfs_lustre.LustreCollector,
-        "What goes over each Lustre mount.",
-    ),
-    _entry(
-        network.NetworkCollector,
+        NetworkCollector,
         "What the network interfaces carry and lose, and TCP's sockets and retransmissions.",
-        settings=_devices(network.DEVICE_EXCLUDE),
+        *_devices(INTERFACES_EXCLUDE),
     ),
     _entry(
-        rdma.RdmaCollector,
+        RdmaCollector,
         "What InfiniBand and RoCE ports carry, and what goes wrong on their links.",
-        settings=(
-            *_devices(()),
-            Setting(
-                "hw_counters", rdma.HW_COUNTERS, "Patterns of the adapters' own counters to show; * for all."
-            ),
-        ),
+        *_devices(()),
     ),
     _entry(
-        partial(checkpoint_dirs.CheckpointDirsCollector, pool=_POOLS["checkpoint_dirs"]),
+        partial(CheckpointDirsCollector, pool=StatvfsPool()),
         "Room that is left in the directories of checkpoints.",
-        MEDIUM_SECONDS,
-        MEDIUM_DEADLINE_SECONDS,
-        settings=(Setting("paths", (), "The directories, each as the exporter sees it.", kind="path"),),
+        Setting("paths", (), "The directories, each as the exporter sees it.", kind="path"),
+        times=MEDIUM,
     ),
     _entry(
         ProcessCollector,
@@ -220,8 +171,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     _entry(
         ProcessMemoryCollector,
         "Unique and proportional memory of the job's processes, as far as their page tables are quick to read.",
-        MEDIUM_SECONDS,
-        MEDIUM_DEADLINE_SECONDS,
+        times=MEDIUM,
     ),
     _entry(
         RaplCollector,
@@ -230,14 +180,49 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
 )
 """What runs by itself; collectors of other people come by `EXTRA`."""
 
+
+class ExtraCollector:
+    """Somebody else's collector, of prometheus_client's kind, imported and made on its own thread at its first pass.
+
+    Args:
+        name: `module:Class`, also the value of the label `collector`; the class needs no arguments.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._collector: Any = None
+
+    def collect(self) -> Iterable[Metric]:
+        """Make one pass.
+
+        Raises:
+            CollectError: `import`: the class cannot be had or made.
+            Exception: Whatever the collector raises.
+        """
+        if self._collector is None:
+            module, _, attribute = self.name.partition(":")
+            try:
+                self._collector = getattr(importlib.import_module(module), attribute)()
+            except Exception as error:  # whatever happens in an import of somebody else's
+                message = f"{self.name} cannot be made: {type(error).__name__}: {error}"
+                raise CollectError(message, reason="import") from error
+        families: Iterable[Metric] = self._collector.collect()
+        return list(families)
+
+
+def extra_collectors(classes: Sequence[str]) -> list[ExtraCollector]:
+    """Find the collectors that the configuration names, and those that installed packages offer by an entry point."""
+    offered = sorted(entry.value for entry in metadata.entry_points(group="training_exporter.collectors"))
+    return [ExtraCollector(name) for name in dict.fromkeys((*classes, *offered))]
+
+
 EXTRA = CollectorEntry(
     "extra",
     extra_collectors,
     (),
     "Collectors of other people: those listed here, and those that installed packages offer.",
-    MEDIUM_SECONDS,
-    MEDIUM_DEADLINE_SECONDS,
-    settings=(
+    *MEDIUM,
+    (
         Setting(
             "classes",
             (),

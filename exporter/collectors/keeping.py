@@ -50,20 +50,19 @@ class Keeper(Protocol):
 
 
 class Fleeting:
-    """A keeper whose pages end with the process: for a collector that stands on its own."""
+    """A keeper, and its empty pages, that end with the process: for a collector that stands on its own."""
 
     def page(self, subject: str, name: str = "") -> Page:
         """Give a page that is empty."""
         del subject, name
-        return _FleetingPage()
+        return self
 
-
-class _FleetingPage:
     def load(self) -> Rows:
+        """Give nothing."""
         return {}
 
     def save(self, rows: Rows) -> None:
-        del rows
+        """Keep nothing."""
 
     def close(self) -> None:
-        pass
+        """Do nothing."""

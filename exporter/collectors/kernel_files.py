@@ -1,22 +1,19 @@
-"""Small files of /proc and /sys: bounded reads, strict numbers, and one outcome for each kind of failure.
+"""Small files of /proc and /sys, one outcome for each kind of failure, and which names a user wants to see.
 
-Used in the sidecar by the collectors of the machine. There are three outcomes: the kernel does not offer the file, a
-normal state; it cannot be read, or holds something else than documented, a problem with one of `FILE_REASONS`; else
-its content. `source` sorts them for a block of code, whether that reads by itself or through psutil. No threads; a
-read that blocks costs the collector its deadline.
-
-Where procfs is mounted, `psutil.PROCFS_PATH` says for psutil and for us.
+Used in the sidecar by the collectors of the machine. A source that the kernel does not offer is a normal state; one that
+cannot be read, or holds something else than documented, is a problem with one of `FILE_REASONS`. `source` tells them
+apart for a block of code, whether that reads by itself or through psutil. No threads; a read that blocks costs the
+collector its deadline. Where procfs is mounted, `psutil.PROCFS_PATH` says for psutil and for us.
 """
 
 from __future__ import annotations
 
 import errno
-import os
+import fnmatch
 import re
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 
@@ -26,29 +23,23 @@ from exporter.families import Collected
 FILE_REASONS = ("malformed", "permission", "unreadable")
 """Every reason with which reading a file can fail."""
 
-MAX_BYTES = 4 << 20
-"""A machine of 1,024 CPUs has a /proc/cpuinfo of about 1.5 MiB; whatever is longer is not what we look for."""
-
-NOT_OFFERED = frozenset(
-    {
+ABSENT = frozenset(
+    (
         errno.ENOENT,
         errno.ENOTDIR,
         errno.ENODEV,
         errno.ENXIO,
         errno.EOPNOTSUPP,  # /proc/pressure with psi=0
-    }
-)
-NO_READING = frozenset(
-    {
+        errno.ESRCH,  # said of an open file whose process has ended
+        errno.EINVAL,  # a driver's word for no such counter
         errno.ENODATA,  # a sensor without a value at the moment
         errno.EAGAIN,
-        errno.EBUSY,  # the frequency policy of a CPU that is offline
-        errno.ENETDOWN,  # the thermometer of a radio that is switched off
-    }
+        errno.EBUSY,
+    )
 )
 
-_COUNT = re.compile(r"[0-9]{1,20}", re.ASCII)
-_LARGEST_COUNT = 2**64 - 1
+EVERYTHING = ("*",)
+"""The include list that leaves nothing out."""
 
 
 def procfs() -> Path:
@@ -69,165 +60,88 @@ def source(collected: Collected, what: Path | str) -> Iterator[None]:
     except CollectError as error:
         collected.fail(error)
     except OSError as error:
-        if error.errno in NOT_OFFERED:
+        if error.errno in ABSENT:
             collected.unsupported.append(f"no {error.filename or what}")
         else:
-            collected.fail(failure(Path(error.filename or what), error))
+            collected.fail(failure(error.filename or what, error))
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, StopIteration) as error:
         # A field that is missing, one too many, or no number: psutil and we take files apart as documented.
         message = f"{what}: not what the kernel documents ({type(error).__name__}: {error})"
         collected.fail(CollectError(message, reason="malformed"))
 
 
-def read_file(path: Path, *, absent: Container[int] = ()) -> str | None:
-    """Read a kernel file as a whole; None when there is none, or when it has no reading now.
+def failure(what: Path | str, error: OSError) -> CollectError:
+    """Make the error of a source that the system does not let us have."""
+    reason = "permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
+    return CollectError(f"{what}: {error.strerror or error}", reason=reason)
 
-    Bytes that are not UTF-8 come back as U+FFFD, which no number accepts.
 
-    Args:
-        path: The file.
-        absent: Further error numbers by which a driver says that there is nothing to read.
+def read_file(path: Path) -> str:
+    """Read a kernel file, without blanks around it; bytes that are not UTF-8 become surrogates.
 
     Raises:
-        CollectError: It exists and cannot be read, or is longer than any such file.
+        OSError: There is none, it has no reading now, or it cannot be read.
     """
-    content = read_bytes(path, absent=absent)
-    return None if content is None else content.decode("utf-8", "replace")
+    return path.read_bytes().decode("utf-8", "surrogateescape").strip()
 
 
-def read_existing(path: Path) -> str:
-    """Read a kernel file as a whole.
-
-    Raises:
-        CollectError: As `read_file`.
-        FileNotFoundError: There is none, or it has no reading now.
-    """
-    text = read_file(path)
-    if text is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return text
-
-
-def read_bytes(path: Path, *, absent: Container[int] = ()) -> bytes | None:
-    """Read a kernel file that holds names, which may be any bytes; else as `read_file`.
+def read_optional(path: Path) -> str | None:
+    """Read a kernel file; None where there is none or it has no reading now.
 
     Raises:
-        CollectError: As `read_file`.
+        OSError: It cannot be read.
     """
     try:
-        # Without O_NONBLOCK, which no kernel file minds, a pipe in its place would be waited for for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            # /proc hands out a file in pieces that end where it likes; only an empty read is the end.
-            pieces, length = [], 0
-            while piece := os.read(descriptor, 1 << 16):
-                pieces.append(piece)
-                length += len(piece)
-                if length > MAX_BYTES:
-                    raise CollectError(f"{path} is longer than {MAX_BYTES} bytes", reason="malformed")
-        finally:
-            os.close(descriptor)
+        return read_file(path)
     except OSError as error:
-        if error.errno in NOT_OFFERED or error.errno in NO_READING or error.errno in absent:
+        if error.errno in ABSENT:
             return None
-        raise failure(path, error) from error
-    return b"".join(pieces)
+        raise
 
 
 def list_directory(directory: Path) -> list[str]:
-    """List the names in a directory, sorted; empty when there is no such directory.
+    """List the names in a directory, sorted; empty where there is no such directory.
 
     Raises:
-        CollectError: The directory exists and cannot be listed.
+        OSError: The directory exists and cannot be listed.
     """
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except OSError as error:
-        if error.errno in NOT_OFFERED:
+        if error.errno in ABSENT:
             return []
-        raise failure(directory, error) from error
+        raise
 
 
-def numbered_entries(directory: Path, prefix: str) -> list[tuple[int, Path]]:
-    """List `prefix0`, `prefix1`, … of a directory by number; empty when there is no such directory.
-
-    Raises:
-        CollectError: The directory exists and cannot be listed.
-    """
-    numbers = ((name, name.removeprefix(prefix)) for name in list_directory(directory))
-    return sorted(
-        (int(number), directory / name)
-        for name, number in numbers
-        if _COUNT.fullmatch(number) and name == f"{prefix}{int(number)}"
-    )
+def named_counts(text: str) -> dict[str, int]:
+    """Read lines of a name and a number, as in `pgfault 12` and `MemTotal: 12 kB`; what is no such line is left out."""
+    pairs = (line.replace(":", " ", 1).split() for line in text.split("\n"))
+    return {words[0]: int(words[1]) for words in pairs if len(words) > 1 and words[1].isdecimal()}
 
 
-def parse_count(text: str, *place: object) -> int:
-    """Parse an unsigned 64-bit number as the kernel prints it.
-
-    Args:
-        text: The number.
-        place: The file, and where in it, for the message; so in all that follows.
-
-    Raises:
-        CollectError: It is anything else.
-    """
-    if not _COUNT.fullmatch(text) or (count := int(text)) > _LARGEST_COUNT:
-        refuse(text, place, "an unsigned number")
-    return count
+def printable(text: str) -> str:
+    """Make a name of the system fit for a label: what is not UTF-8 shows as U+FFFD."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def parse_kibibytes(text: str, *place: object) -> int:
-    """Parse `1024 kB`, as /proc/meminfo and its sisters give sizes, into bytes.
+class Selection:
+    """Names that match a shell-style pattern of one list and none of another; `*` also stands for `/`."""
 
-    Raises:
-        CollectError: It is anything else.
-    """
-    number, _, unit = text.partition(" ")
-    if unit != "kB":
-        refuse(text, place, "a size in kB")
-    return parse_count(number, *place) * 1024
+    def __init__(self, include: Sequence[str], exclude: Sequence[str] = ()) -> None:
+        # An empty list matches nothing, not even the empty name.
+        self._include, self._exclude = (
+            re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+            for patterns in (include, exclude)
+        )
 
-
-def named_values(text: str, separator: str, *, prefix: str = "") -> dict[str, str]:
-    """Split lines of a name, a separator and a value; the values stay text until somebody asks for them.
-
-    Args:
-        text: The file's content.
-        separator: What ends the name.
-        prefix: What stands before each name (`Node 0 `).
-    """
-    pairs = (line.removeprefix(prefix).partition(separator) for line in text.splitlines())
-    return {name: value.strip() for name, found, value in pairs if found}
-
-
-def refuse(text: str, place: Sequence[object], expected: str) -> NoReturn:
-    """Say what stood where something else belongs.
-
-    Args:
-        text: What was found.
-        place: The file, and where in it; put together only here, since almost nothing is ever refused.
-        expected: With an article.
-
-    Raises:
-        CollectError: Always, with the reason `malformed`.
-    """
-    found = text if len(text) <= 40 else f"{text[:40]}…"
-    where = " ".join(str(part) for part in place)
-    raise CollectError(f"{where}: expected {expected}, found {found!r}", reason="malformed")
-
-
-def failure(path: Path, error: OSError) -> CollectError:
-    """Make the error of a source that the system does not let us have."""
-    reason = "permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
-    return CollectError(f"{path}: {error.strerror or error}", reason=reason)
+    def __contains__(self, name: str) -> bool:
+        return self._include.match(name) is not None and self._exclude.match(name) is None
 
 
 class HighWater:
     """The largest value seen per key, for kernel numbers that may step back a little.
 
-    Idle and iowait times are corrected by the kernel, and a difference of two counters that are read one after the
-    other may dip. A step back would read as a restart in Prometheus and add the whole value to an increase.
+    A step back would read as a restart in Prometheus and add the whole value to an increase.
     """
 
     def __init__(self) -> None:

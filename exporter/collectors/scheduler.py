@@ -28,14 +28,14 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client.core import Metric
 
-from exporter.collectors.status import CollectorStatus, Notice, Record, Totals, status_families
+from exporter.collectors.status import CollectorStatus, Totals, status_families
 from exporter.errors import CollectError, StartError
 from exporter.families import AnyCollector, Collected
 
 LOG = logging.getLogger("exporter.collectors")
 
-WATCH_SECONDS = 1.0
-"""How long the watchdog sleeps at most."""
+WATCH_SECONDS = 0.25
+"""How often the watchdog looks."""
 
 STANDSTILL_SECONDS = 1.0
 """Waking up later than meant by more than this is no delay but a standstill: a stopped or suspended process."""
@@ -43,8 +43,13 @@ STANDSTILL_SECONDS = 1.0
 EASE_SECONDS = 5.0
 """How far the passes of a collector that eases may be apart: as far as most others' are."""
 
-STACK_BYTES = 512 * 1024
-"""Of a collector's thread; the system's default of 8 MiB, thirty times, is a quarter of a small limit."""
+MAX_TOLD_PROBLEMS = 5
+"""How many problems a log line names."""
+
+Problems = Sequence[tuple[str, str]]
+"""(reason, message) of what failed."""
+Line = tuple[int, str]
+"""Level and text of a line for the log; made under the lock, written after it."""
 
 
 class _Task:
@@ -52,39 +57,41 @@ class _Task:
 
     def __init__(
         self,
+        name: str,
         collector: AnyCollector,
-        record: Record,
+        totals: Totals,
         lock: threading.Lock,
         predecessor: _Task | None,
         *,
-        eases: bool = False,
+        eases: bool,
     ) -> None:
-        self.eases = eases
+        self.name = name
         self.collector = collector
-        self.record = record
+        self.totals = totals
+        self.eases = eases
         self.predecessor = predecessor
         self.wake = threading.Condition(lock)
         self.delivery = threading.Lock()  # held around publish and withdraw of this block alone
         self.thread: threading.Thread | None = None
         self.interval_seconds = self.deadline_seconds = math.inf
-        self.due = 0.0
-        self.soon = True
+        self.due = -math.inf
         self.running_since: float | None = None
         self.deadline_at = math.inf
-        self.expired = False
+        self.expired = self.removed = False
         self.published_at: float | None = None
         self.stale_at = math.inf
-        self.removed = False
+        self.problems: Problems | None = None  # of the last pass; None before the first has ended
+        self.duration_seconds: float | None = None  # of the last pass that returned
+        self.unsupported: tuple[str, ...] = ()
+        self._told: set[str] = set()
 
     def set_times(self, interval_seconds: float, deadline_seconds: float) -> None:
         for what, seconds in (("interval", interval_seconds), ("deadline", deadline_seconds)):
             if not (math.isfinite(seconds) and seconds > 0):
-                raise ValueError(
-                    f"{what} of collector {self.record.name} must be above 0 seconds, not {seconds!r}"
-                )
+                raise ValueError(f"{what} of collector {self.name} must be above 0 seconds, not {seconds!r}")
         self.interval_seconds, self.deadline_seconds = interval_seconds, deadline_seconds
 
-    def next_due(self, origin: float, now: float, unwatched_seconds: float = 0.0) -> float:
+    def next_due(self, origin: float, now: float, unwatched_seconds: float) -> float:
         """Find the next moment of the interval's grid; not so early that a rate over it is noise.
 
         One that eases leaves out what would be replaced before anybody looks.
@@ -104,22 +111,46 @@ class _Task:
             interval = max(self.interval_seconds, EASE_SECONDS if self.eases else 0.0)
             self.stale_at = now + max(3 * interval, interval + self.deadline_seconds)
 
+    def note_unsupported(self, unsupported: Sequence[str]) -> list[Line]:
+        """Take note of what the machine does not offer; each is told once."""
+        self.unsupported = tuple(unsupported)
+        new = [what for what in self.unsupported if what not in self._told]
+        self._told.update(new)
+        return [(logging.INFO, f"collector {self.name}: {what}") for what in new]
+
+    def judge(self, problems: Problems, wall: float) -> list[Line]:
+        """Pass the verdict on a pass; none of its problems make it a success.
+
+        A change of state is told once, not per pass: failing in another way is a change, the same reasons with other
+        words are none.
+        """
+        before, self.problems = self.problems, tuple(problems)
+        reasons = {reason for reason, _ in problems}
+        self.totals.failed += bool(reasons)
+        for reason in reasons:
+            self.totals.errors[reason] = self.totals.errors.get(reason, 0) + 1
+        if not problems:
+            self.totals.last_success = wall
+            return [(logging.INFO, f"collector {self.name} works again")] if before else []
+        if before is not None and {reason for reason, _ in before} == reasons:
+            return []
+        return [(logging.WARNING, f"collector {self.name} fails: {_message(problems, MAX_TOLD_PROBLEMS)}")]
+
     def status(self, now: float) -> CollectorStatus:
-        record, running = self.record, self.running_since
-        problems = record.problems or ()
+        running, problems = self.running_since, self.problems or ()
         hangs = running is not None and now - running >= self.deadline_seconds
         return CollectorStatus(
-            name=record.name,
-            success=None if record.problems is None else not problems,
+            name=self.name,
+            success=None if self.problems is None else not problems,
             reason=",".join(sorted({reason for reason, _ in problems})),
-            message=record.message(len(problems)),
+            message=_message(problems, len(problems)),
             age_seconds=None if self.published_at is None else now - self.published_at,
-            last_success=record.totals.last_success,
-            duration_seconds=now - running if running is not None and hangs else record.duration_seconds,
+            last_success=self.totals.last_success,
+            duration_seconds=now - running if running is not None and hangs else self.duration_seconds,
             interval_seconds=self.interval_seconds,
             deadline_seconds=self.deadline_seconds,
             running=running is not None,
-            unsupported=record.unsupported,
+            unsupported=self.unsupported,
         )
 
 
@@ -130,9 +161,6 @@ class Scheduler:
         publish: Takes a collector's name and its families.
         withdraw: Takes the name of a collector whose families must go.
         unwatched: Says for how long nobody is expected to look; 0 where that is not known. Must not wait.
-        log: One line per change of a collector's state.
-        monotonic: Clock of the schedule, seconds.
-        clock: Wall clock of timestamps, Unix seconds.
     """
 
     def __init__(
@@ -141,26 +169,18 @@ class Scheduler:
         publish: Callable[[str, Sequence[Metric]], None],
         withdraw: Callable[[str], None],
         unwatched: Callable[[], float] = lambda: 0.0,
-        log: logging.Logger = LOG,
-        monotonic: Callable[[], float] = time.monotonic,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._publish = publish
         self._withdraw = withdraw
         self._unwatched = unwatched
-        self._log = log
-        self._monotonic = monotonic
-        self._clock = clock
         self._lock = threading.Lock()  # everything below; never held while foreign code runs
-        self._watch = threading.Condition(self._lock)
-        self._origin = monotonic()
+        self._origin = time.monotonic()
         self._tasks: dict[str, _Task] = {}
         self._leaving: dict[str, _Task] = {}
         self._totals: dict[str, Totals] = {}
-        self._watchdog: threading.Thread | None = None
-        self._watch_until = -math.inf
-        self._stopping = False
-        self._families: tuple[Metric, ...] | None = None
+        self._watchdog = threading.Thread(target=self._watch, name="exporter-watchdog", daemon=True)
+        self._started = False
+        self._stopping = threading.Event()
 
     def add(
         self,
@@ -168,7 +188,6 @@ class Scheduler:
         *,
         interval_seconds: float,
         deadline_seconds: float,
-        name: str = "",
         eases: bool = False,
     ) -> None:
         """Schedule a collector; its first pass begins at once, or when the scheduler starts.
@@ -179,25 +198,23 @@ class Scheduler:
             collector: Called from one thread at a time.
             interval_seconds: Time between the beginnings of two passes.
             deadline_seconds: Time that a pass may take; may be longer than the interval.
-            name: Of a collector that has none itself.
             eases: Whether to leave passes out while nobody looks, for up to `EASE_SECONDS`.
 
         Raises:
             ValueError: The name is taken, or a time is not positive and finite.
         """
-        name = name or collector.name
+        name = collector.name
         with self._lock:
             if name in self._tasks:
                 raise ValueError(f"a collector {name} is already scheduled")
-            record = Record(name, self._totals.setdefault(name, Totals()))
             before = self._leaving.pop(name, None)
-            task = _Task(collector, record, self._lock, before, eases=eases)
+            totals = self._totals.setdefault(name, Totals())
+            task = _Task(name, collector, totals, self._lock, before, eases=eases)
             task.set_times(interval_seconds, deadline_seconds)
             if before is not None and before.expired and before.running_since is not None:
-                record.problems = [("timeout", "a previous pass has not returned")]
+                task.problems = [("timeout", "a previous pass has not returned")]
             self._tasks[name] = task
-            self._families = None
-            if self._watchdog is not None:
+            if self._started:
                 self._start_task(task)
 
     def remove(self, name: str) -> None:
@@ -209,12 +226,7 @@ class Scheduler:
             task.removed = True
             task.wake.notify()
             self._leaving[name] = task
-            self._families = None
-        if task.delivery.acquire(blocking=False):  # else its thread is publishing, and withdraws after it
-            try:
-                self._take_back(task)
-            finally:
-                task.delivery.release()
+        self._take_back(task)  # else its thread is publishing, and withdraws after it
 
     def reschedule(self, name: str, *, interval_seconds: float, deadline_seconds: float) -> None:
         """Give a collector other times and collect at once; block, verdict and a pass under way stay.
@@ -227,10 +239,8 @@ class Scheduler:
             if task is None:
                 raise ValueError(f"no collector {name} is scheduled")
             task.set_times(interval_seconds, deadline_seconds)
-            task.note_published(task.published_at and self._monotonic())
-            task.soon = True
-            task.wake.notify()
-            self._families = None
+            task.note_published(task.published_at and time.monotonic())
+        self.run_soon(name)
 
     def start(self) -> None:
         """Begin; to be called once.
@@ -239,16 +249,12 @@ class Scheduler:
             StartError: The system gives no threads.
         """
         with self._lock:
-            if self._watchdog is not None:
-                raise RuntimeError("the scheduler has been started before")
-            self._watchdog = threading.Thread(target=self._run_watch, name="exporter-watchdog", daemon=True)
-            try:
-                self._watchdog.start()
-            except RuntimeError as error:
-                raise StartError(
-                    "no thread can be started; raise the limit of processes or of memory"
-                ) from error
             started = [self._start_task(task) for task in self._tasks.values()]
+            self._started = True
+        try:
+            self._watchdog.start()
+        except RuntimeError:
+            started.append(False)
         if not all(started):
             self.stop()
             raise StartError(
@@ -261,13 +267,12 @@ class Scheduler:
 
         Nothing is published after this, and nothing is withdrawn: the last blocks stay for the last scrape.
         """
+        self._stopping.set()
         with self._lock:
-            self._stopping = True
-            self._watch.notify()
             for task in self._tasks.values():
                 task.wake.notify()
             threads = [self._watchdog, *(task.thread for task in self._tasks.values())]
-        end = time.monotonic() + timeout_seconds  # joining takes real time, whatever clock schedules
+        end = time.monotonic() + timeout_seconds
         for thread in threads:
             if thread is not None and thread.ident is not None:
                 thread.join(max(0.0, end - time.monotonic()))
@@ -277,41 +282,28 @@ class Scheduler:
         with self._lock:
             task = self._tasks.get(name)
             if task is not None:
-                task.soon = True
+                task.due = -math.inf
                 task.wake.notify()
 
     def statuses(self) -> Sequence[CollectorStatus]:
         """Describe all collectors, in the order of their names."""
         with self._lock:
-            now = self._monotonic()
+            now = time.monotonic()
             return [task.status(now) for _, task in sorted(self._tasks.items())]
 
-    def families(self) -> tuple[Metric, ...]:
-        """Make the families about the collectors; the same object while nothing has changed."""
+    def families(self) -> Sequence[Metric]:
+        """Make the families about the collectors."""
         with self._lock:
-            if self._families is not None:
-                return self._families
-            now = self._monotonic()
-            families = status_families(
-                (task.status(now), task.record.totals) for _, task in sorted(self._tasks.items())
-            )
-            # The time of a call that hangs changes from scrape to scrape.
-            if not any(task.expired and task.running_since is not None for task in self._tasks.values()):
-                self._families = families
-            return families
-
-    # A collector's thread -------------------------------------------------------------------------------------------
+            now = time.monotonic()
+            return status_families((task.status(now), task.totals) for _, task in sorted(self._tasks.items()))
 
     def _start_task(self, task: _Task) -> bool:
         thread = threading.Thread(target=self._run, args=(task,), name="exporter-collect", daemon=True)
-        before = threading.stack_size(STACK_BYTES)
         try:
             thread.start()
-        except RuntimeError:  # a limit on processes or memory; the watchdog tries again
-            task.record.problems = [("unexpected", "the system gives no thread")]
+        except RuntimeError:  # a limit on processes or memory
+            task.problems = [("unexpected", "the system gives no thread")]
             return False
-        finally:
-            threading.stack_size(before)
         task.thread = thread
         return True
 
@@ -321,115 +313,100 @@ class Scheduler:
             task.predecessor = None
         while True:
             with self._lock:
-                while not (self._stopping or task.removed or task.soon):
-                    seconds = task.due - self._monotonic()
+                while not (self._stopping.is_set() or task.removed):
+                    seconds = task.due - time.monotonic()
                     if seconds <= 0:
                         break
                     task.wake.wait(min(seconds, threading.TIMEOUT_MAX))
-                if self._stopping or task.removed:
+                if self._stopping.is_set() or task.removed:
                     return
-                now = self._monotonic()
-                task.soon, task.expired = False, False
+                now = time.monotonic()
+                task.expired = False
                 task.running_since, task.deadline_at = now, now + task.deadline_seconds
-                if task.deadline_at < self._watch_until:
-                    self._watch.notify()
-            task.due = task.next_due(self._origin, now, self._unwatched() if task.eases else 0.0)
+                task.due = math.inf  # until the pass has ended, or somebody wants another one
             self._pass(task, now)
+            unwatched_seconds = self._unwatched() if task.eases else 0.0
+            with self._lock:
+                task.due = min(task.due, task.next_due(self._origin, now, unwatched_seconds))
 
     def _pass(self, task: _Task, began: float) -> None:
-        families: tuple[Metric, ...] | None = None
+        families: Sequence[Metric] | None = None
         problems: list[tuple[str, str]] = []
         unsupported: list[str] = []
-        failure: BaseException | None = None
         try:
             # What comes from a collector is taken apart here, where a fault in it is still its own.
             collected = task.collector.collect()
             made = tuple(map(_checked, collected))
             if isinstance(collected, Collected):
-                problems = [(str(reason), str(message)) for reason, message in collected.problems]
-                unsupported = [str(what) for what in collected.unsupported]
+                problems, unsupported = [*collected.problems], collected.unsupported
             families = made if made or not problems else None
         except CollectError as error:
             problems = [(error.reason, str(error))]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - border to the collectors: a fault in one costs only itself
-            problems, failure = [("unexpected", _in_words(error))], error
+            problems = [_unexpected(error)]
         with task.delivery:
             with self._lock:
-                wanted = not (task.expired or task.removed or self._stopping)
+                wanted = not (task.expired or task.removed or self._stopping.is_set())
             if wanted and families is not None:
                 try:
-                    self._publish(task.record.name, families)
+                    self._publish(task.name, families)
                 except Exception as error:  # noqa: BLE001 - border to the page: a block it cannot take is the collector's failure
-                    families, failure = None, error
-                    problems.append(("unexpected", _in_words(error)))
-            notices: list[Notice] = []
+                    families = None
+                    problems.append(_unexpected(error))
+            lines: list[Line] = []
             with self._lock:
-                now, record = self._monotonic(), task.record
+                now = time.monotonic()
                 task.running_since, task.deadline_at = None, math.inf
-                record.duration_seconds = max(0.0, now - began)
-                record.totals.duration_seconds += record.duration_seconds
+                task.duration_seconds = max(0.0, now - began)
+                task.totals.duration_seconds += task.duration_seconds
                 if wanted and families is not None:
                     task.note_published(now)
-                    notices += record.note_unsupported(unsupported)
+                    lines += task.note_unsupported(unsupported)
                 if wanted and not task.expired:
-                    notices += record.judge(problems, wall=self._clock())
-                self._families = None
-            if task.removed:
-                self._take_back(task)
-        self._write(notices)
-        if notices and failure is not None:
-            self._log.debug("the failure in full", exc_info=failure)
+                    lines += task.judge(problems, time.time())
+        if task.removed:
+            self._take_back(task)
+        _write(lines)
 
     def _take_back(self, task: _Task) -> None:
-        """Withdraw a task's block if there is one; with its `delivery` held."""
-        with self._lock:
-            if task.published_at is None or self._stopping:
-                return
-            task.note_published(None)
-        try:
-            self._withdraw(task.record.name)
-        except Exception:  # noqa: BLE001 - border to the page: the watchdog must go on
-            self._log.exception("block of collector %s could not be withdrawn", task.record.name)
+        """Withdraw a task's block if there is one, unless a new one is just coming."""
+        if task.delivery.acquire(blocking=False):
+            try:
+                with self._lock:
+                    wanted = task.published_at is not None and not self._stopping.is_set()
+                    if not (task.removed or task.stale_at <= time.monotonic()):
+                        return
+                    task.note_published(None)
+                if wanted:
+                    self._withdraw(task.name)
+            finally:
+                task.delivery.release()
 
-    # The watchdog ---------------------------------------------------------------------------------------------------
-
-    def _run_watch(self) -> None:
-        meant = math.inf
-        while True:
-            notices: list[Notice] = []
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._stopping.wait(WATCH_SECONDS):
+            lines: list[Line] = []
             with self._lock:
-                if self._stopping:
-                    return
-                now, tasks = self._monotonic(), self._tasks.values()
-                if now - meant > STANDSTILL_SECONDS:  # the collectors could not have gone on either
-                    for task in tasks:
-                        task.deadline_at += now - meant
+                now, tasks = time.monotonic(), list(self._tasks.values())
+                stood_still = now - before - WATCH_SECONDS
+                before = now
                 for task in tasks:
-                    if task.thread is None:
-                        self._start_task(task)
+                    if stood_still > STANDSTILL_SECONDS:  # the collectors could not have gone on either
+                        task.deadline_at += stood_still
                     if task.deadline_at <= now and not task.expired:
-                        task.expired, self._families = True, None
-                        notices += task.record.time_out(task.deadline_seconds, wall=self._clock())
-                stale = [task for task in tasks if task.stale_at <= now and not task.delivery.locked()]
-                if not notices and not stale:
-                    moments = [task.deadline_at for task in tasks if not task.expired]
-                    moments += [task.stale_at for task in tasks if task.stale_at > now]
-                    self._watch_until = meant = min([now + WATCH_SECONDS, *moments])
-                    self._watch.wait(max(0.0, meant - now))
-                    continue
-            meant = math.inf
-            for task in stale:
-                if task.delivery.acquire(blocking=False):  # else a new block is coming
-                    try:
-                        if task.stale_at <= self._monotonic():
-                            self._take_back(task)
-                    finally:
-                        task.delivery.release()
-            self._write(notices)
+                        task.expired = True
+                        task.totals.timeouts += 1
+                        message = f"no result after {task.deadline_seconds:g} s"
+                        lines += task.judge([("timeout", message)], time.time())
+            for task in tasks:
+                if task.stale_at <= now:
+                    self._take_back(task)
+            _write(lines)
 
-    def _write(self, notices: Sequence[Notice]) -> None:
-        for level, text in notices:
-            self._log.log(level, "%s", text)
+
+def _write(lines: Sequence[Line]) -> None:
+    for level, text in lines:
+        LOG.log(level, "%s", text)
 
 
 def _checked(metric: Metric) -> Metric:
@@ -438,6 +415,14 @@ def _checked(metric: Metric) -> Metric:
     return metric
 
 
-def _in_words(error: BaseException) -> str:
+def _message(problems: Problems, limit: int) -> str:
+    parts = [f"{message} ({reason})" for reason, message in problems[:limit]]
+    if len(problems) > limit:
+        parts.append(f"and {len(problems) - limit} more")
+    return "; ".join(parts)
+
+
+def _unexpected(error: BaseException) -> tuple[str, str]:
     """Give class and message, also of an exception that cannot be printed."""
-    return "".join(traceback.format_exception_only(error)).strip()
+    LOG.debug("the failure in full", exc_info=error)
+    return "unexpected", "".join(traceback.format_exception_only(error)).strip()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from exporter.collectors.host.checkpoint_dirs import AVAILABLE, SIZE, CheckpointDirsCollector
+from exporter.collectors.host.filesystem import CHECKPOINT_AVAILABLE as AVAILABLE
+from exporter.collectors.host.filesystem import CHECKPOINT_SIZE as SIZE
+from exporter.collectors.host.filesystem import CheckpointDirsCollector, StatvfsPool
 from exporter.collectors.host.memory import oom_kills
-from exporter.collectors.host.statvfs import StatvfsPool
 from exporter.families import Collected
 
 

@@ -20,7 +20,6 @@ from collectors_support import (
 
 from exporter.collectors.cgroup.tree import CgroupTree, cpu_quota
 from exporter.collectors.host.cpu import CpuCollector
-from exporter.collectors.host.hardware import HardwareCollector
 from exporter.collectors.host.memory import MemoryCollector
 from exporter.collectors.host.pressure import PressureCollector
 
@@ -112,18 +111,6 @@ def test_per_core_replaces_the_sum_and_keeps_the_kernels_numbers(read_from: Read
     assert value_of(collected, CPU, "7", "idle") is None  # it is offline
 
 
-def test_throttles_of_a_cpu_that_went_offline_stay_in_the_sum(tmp_path: Path, read_from: ReadFrom) -> None:
-    root = read_from(copy_of("node", tmp_path))
-    collector = HardwareCollector(sys=root / "sys")
-    before = collector.collect()
-    (root / "sys/devices/system/cpu/cpu3/thermal_throttle/core_throttle_count").unlink()
-    after = collector.collect()
-
-    assert value_of(before, "host_cpu_throttles_total", "core") == 100
-    assert value_of(before, "host_cpu_throttles_total", "package") == 201
-    assert value_of(after, "host_cpu_throttles_total", "core") == 100
-
-
 @pytest.mark.parametrize(
     ("machine", "quota"),
     [("node", 4.0), ("container", 8.0), ("old", 2.5), ("separate", 1.5), ("virtual", None)],
@@ -146,31 +133,9 @@ def test_minor_faults_never_fall(tmp_path: Path, read_from: ReadFrom) -> None:
     assert value_of(collected, "host_vm_page_faults_total", "major") == 11
 
 
-def test_numa_nodes_come_with_details(read_from: ReadFrom) -> None:
-    root = read_from(MACHINES / "node")
-    collected = MemoryCollector(sys=root / "sys", details=True).collect()
-
-    assert value_of(collected, "host_numa_memory_total_bytes", "0") is not None
-    assert collected.problems == []
-
-
 def test_a_kernel_without_pressure_is_a_normal_state(read_from: ReadFrom) -> None:
     read_from(MACHINES / "old")
     collected = PressureCollector().collect()
 
     assert (list(collected), collected.problems) == ([], [])
     assert len(collected.unsupported) == 1
-
-
-def test_sensors_of_one_label_stay_apart_and_one_below_absolute_zero_has_no_reading(
-    read_from: ReadFrom,
-) -> None:
-    root = read_from(MACHINES / "node")
-    collected = HardwareCollector(sys=root / "sys").collect()
-    name = "host_temperature_celsius"
-
-    assert value_of(collected, name, "nct6798-nct6775.656", "AUXTIN temp1") == 22
-    assert value_of(collected, name, "nct6798-nct6775.656", "AUXTIN temp2") == -62
-    assert value_of(collected, name, "nct6798-nct6775.656", "temp3") == 31.5
-    assert value_of(collected, name, "nvme0", "Composite") == 41.85
-    assert value_of(collected, name, "nvme0", "Sensor 1") is None

@@ -102,7 +102,9 @@ def test_no_two_specifications_share_a_name() -> None:
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: str(entry.name))
 def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry) -> None:
-    collector = entry.factory(**{name: True for name, _ in entry.options})
+    collector = entry.factory(
+        **{setting.name: True for setting in entry.settings if setting.default is False}
+    )
 
     assert collector.name == entry.name
     assert collector.specs == entry.specs

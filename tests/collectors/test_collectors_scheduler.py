@@ -402,17 +402,6 @@ def test_what_can_be_missed_starts_at_zero_and_what_is_unknown_is_absent() -> No
     assert {visible_name(each) for each in scheduler.families()} <= {spec.name for spec in SPECS}
 
 
-def test_the_families_are_the_same_object_until_something_changes() -> None:
-    source = Source("slow")
-    with running(Board(), (source, SELDOM)) as scheduler:
-        wait_until(lambda: status_of(scheduler, "slow").success is True)
-        first, again = scheduler.families(), scheduler.families()
-        scheduler.run_soon("slow")
-        wait_until(lambda: scheduler.families() is not first)
-
-        assert again is first
-
-
 def test_other_times_take_effect_without_a_gap() -> None:
     board, source = Board(), Source("slow")
     with running(board, (source, SELDOM)) as scheduler:
@@ -577,20 +566,3 @@ def test_a_scheduler_without_threads_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(StartError, match="1 threads are needed for the collectors and 0 could be started"):
         scheduler.start()
-
-
-def test_a_collector_added_later_gets_its_thread_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    board = Board()
-    with running(board, (Source("first"), SELDOM)) as scheduler:
-        wait_until(lambda: "first" in board.blocks)
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
-            scheduler.add(Source("second"), **SELDOM)
-            message = status_of(scheduler, "second").message
-
-        wait_until(lambda: "second" in board.blocks)
-
-    assert "no thread" in message

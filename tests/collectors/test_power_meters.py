@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from collectors_support import names_of, value_of
+from collectors_support import value_of
 from energy_support import Machine
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.ledger.pages import Pages
 from exporter.ledger.store import StateStore
 
-CPU, SOC = "host_cpu_energy_joules_total", "host_soc_energy_joules_total"
+CPU = "host_cpu_energy_joules_total"
 METERS = ("Module Power Socket 0", "Grace Power Socket 0", "CPU Power Socket 0", "SysIO Power Socket 0")
 WATTS = dict(zip(METERS, (320.0, 200.0, 150.0, 50.0), strict=True))
 
@@ -59,7 +59,6 @@ def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, 
     collected = collector.collect()
 
     assert value_of(collected, CPU, "0", "hwmon") == pytest.approx(5 * 150 + 5 * 200)
-    assert value_of(collected, SOC, "socket0", "hwmon") == pytest.approx(500)
     assert value_of(collected, "host_cpu_power_watts", "0", "hwmon") == 250.0
 
 
@@ -93,7 +92,7 @@ def test_totals_go_on_after_a_restart_without_the_time_between(tmp_path: Path) -
     second.collect()
     grace.draw(10.0)
 
-    assert value_of(second.collect(), SOC, "socket0", "hwmon") == pytest.approx(1000.0)
+    assert value_of(second.collect(), CPU, "0", "hwmon") == pytest.approx(3000.0)
 
 
 @pytest.mark.parametrize("garbage", ["", "N/A", "-5", "99999999999999999999", "5000000000", "\x00"])
@@ -102,18 +101,18 @@ def test_a_meter_that_shows_what_cannot_be_costs_itself(tmp_path: Path, garbage:
     collector = grace.machine.collector()
     collector.collect()
     grace.draw(5.0)
-    (grace.meter("SysIO Power Socket 0") / "power1_average").write_text(garbage)
+    (grace.meter("CPU Power Socket 0") / "power1_average").write_text(garbage)
     broken = collector.collect()
+    of_broken = {each.component: each.joules for each in collector.readings}
     grace.draw(5.0)
     mended = collector.collect()
 
     assert [reason for reason, _ in broken.problems] == ["malformed"]
-    assert names_of(broken).isdisjoint({SOC})
-    assert value_of(broken, CPU, "0", "hwmon") == pytest.approx(750.0)
-    assert value_of(mended, SOC, "socket0", "hwmon") == pytest.approx(500.0)  # 10 s at 50 W, bridged
+    assert of_broken == {"cpu": None, "soc": pytest.approx(250.0)}
+    assert value_of(mended, CPU, "0", "hwmon") == pytest.approx(1500.0)  # 10 s at 150 W, bridged
     assert {each.component: each.gap_seconds["error"] for each in collector.readings} == {
-        "cpu": 0.0,
-        "soc": 5.0,
+        "cpu": 5.0,
+        "soc": 0.0,
     }
 
 
@@ -129,4 +128,4 @@ def test_an_exporter_that_does_not_count_has_no_meters_either(tmp_path: Path) ->
 
     assert list(resting) == []
     assert collector.readings
-    assert value_of(again, SOC, "socket0", "hwmon") == 0.0
+    assert value_of(again, CPU, "0", "hwmon") == 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import psutil
@@ -128,17 +127,6 @@ def test_a_pid_that_was_used_again_is_another_process(proc: Proc) -> None:
     assert value_of(after, CPU, *LOADER, "user") == 6.0
     assert value_of(after, EXITS, *LOADER, "unknown") == 1
     assert value_of(after, INSTANCES, *LOADER) == 1
-
-
-def test_a_trainer_s_pid_that_was_used_again_is_not_the_trainer(proc: Proc) -> None:
-    watch = Watch(proc)
-    watch.records(proc.add(FakeProcess(100, user=3.0)))
-    watch.collect()
-    proc.add(FakeProcess(100, user=90.0, started=proc.wall))  # the feed has not looked again yet
-    after = watch.collect()
-
-    assert value_of(after, CPU, *TRAINER, "user") == 3.0
-    assert value_of(after, "training_process_resident_bytes", *TRAINER) is None
 
 
 def test_a_process_that_began_after_its_recording_is_somebody_else(proc: Proc) -> None:
@@ -342,33 +330,6 @@ def test_totals_that_cannot_be_saved_are_withheld(proc: Proc, tmp_path: Path) ->
     assert value_of(withheld, INSTANCES, *TRAINER) == 1
     assert [reason for reason, _ in withheld.problems] == ["state"]
     assert value_of(saved, CPU, *TRAINER, "user") == 1.0
-
-
-def test_a_pass_reads_as_many_processes_as_its_budget_lasts_and_all_in_the_end(
-    proc: Proc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch = Watch(proc, budget_seconds=1.0)
-    watch.records(proc.add(FakeProcess(100)))
-    for pid in range(200, 220):
-        proc.add(FakeProcess(pid, parent=100, comm="pt_data_worker", user=1.0))
-    clock = iter(count(proc.now, 0.1))
-    read: list[int] = []
-    open_process = psutil.Process
-
-    def counted(pid: int) -> psutil.Process:
-        read.append(pid)
-        return open_process(pid)
-
-    monkeypatch.setattr(psutil, "Process", counted)
-    monkeypatch.setattr(watch.collector, "_monotonic", lambda: next(clock))
-    first, _, third = (watch.collect() for _ in range(3))
-
-    assert read[0] == 100
-    assert sorted(set(read)) == sorted(proc.processes)
-    assert value_of(first, CPU, *LOADER, "user") == 20.0
-    assert value_of(first, INSTANCES, *LOADER) == 20
-    assert value_of(first, "training_process_resident_bytes", *LOADER) is None
-    assert value_of(third, "training_process_resident_bytes", *LOADER) == 20 * 1000 * 4096
 
 
 def counters(collected: Collected) -> dict[tuple[str, ...], float]:

@@ -1,1 +1,1 @@
-"""The job's cgroup: its limits on CPU, memory, I/O and processes, and how near it is to them."""
+"""The job's cgroup: its limits on CPU and memory, and how near it is to them."""

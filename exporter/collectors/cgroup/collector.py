@@ -1,33 +1,152 @@
-"""Cgroup: the job's own limits on CPU, memory, I/O and processes, and how near it is to them.
+"""Cgroup: the job's own limits on CPU and memory, and how near it is to them.
 
-Used in the sidecar. The files of cgroup v2, v1 or both (hybrid) come in. No threads. It holds the highest CPU
-times of v1.
+Used in the sidecar. The files of cgroup v2, v1 or both (hybrid) come in. No threads, no state.
 
 The job's cgroup is the exporter's own: `run` starts both in one, and a container has one. Limits often stand
 further up (Slurm puts those of a step on its parent), so the tightest on the way up counts, and what counts
 against it is read at the cgroup where it stands: `cgroup_info` tells which. Where no limit stands, the
 exporter's own cgroup is read. When a limit elsewhere becomes the tightest, counters go on with those of
 another cgroup.
+
+Source: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/{memory,cpuacct}.rst; Documentation/scheduler/sched-bwc.rst.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
-from exporter.collectors.cgroup import v1, v2
-from exporter.collectors.cgroup.families import INFO, PIDS, PIDS_LIMIT, PRESSURE, SPECS
 from exporter.collectors.cgroup.tree import (
+    NO_LIMIT,
     UNIFIED,
     CgroupTree,
     Hierarchy,
     Level,
-    add_count,
-    add_limit,
+    cpu_limit,
     limit_in,
 )
-from exporter.collectors.host.pressure import total_seconds
-from exporter.collectors.kernel_files import HighWater, read_existing, source
-from exporter.families import Collected
+from exporter.collectors.host.pressure import WANTED, pressure_spec, total_seconds
+from exporter.collectors.kernel_files import named_counts, read_file, source
+from exporter.families import Collected, FamilySpec, family
+
+INFO = family(
+    "cgroup_info",
+    "Which cgroup the families of a resource (scope: cpu, memory) are of: the one with the tightest limit on the way up from the exporter's own, or without limits the exporter's own.",
+    "/proc/self/cgroup, mountinfo",
+    "version",
+    "path",
+    "scope",
+)
+
+
+def _spec(name: str, help_text: str, v2: str, v1: str, *labels: str) -> FamilySpec:
+    return family(f"cgroup_{name}", help_text, f"v2 {v2}; v1 {v1}" if v1 else f"v2 {v2}", *labels)
+
+
+CPU_LIMIT = _spec(
+    "cpu_limit_cpus",
+    "CPUs' worth of time that the job may use. Absent without a limit.",
+    "cpu.max quota / period",
+    "cpu.cfs_quota_us / cpu.cfs_period_us",
+)
+CPU_USAGE = _spec(
+    "cpu_usage_seconds_total",
+    "CPU time used by mode (user, system), which add up to all of it.",
+    "cpu.stat user_usec, system_usec",
+    "cpuacct.stat user, system",
+    "mode",
+)
+CPU_PERIODS = _spec(
+    "cpu_periods_total",
+    "Periods of the limit in which something ran. Absent where the CPU controller is off.",
+    "cpu.stat nr_periods",
+    "cpu.stat nr_periods",
+)
+CPU_THROTTLED_PERIODS = _spec(
+    "cpu_throttled_periods_total",
+    "Periods in which the limit stopped the job. Absent where the CPU controller is off.",
+    "cpu.stat nr_throttled",
+    "cpu.stat nr_throttled",
+)
+CPU_THROTTLED = _spec(
+    "cpu_throttled_seconds_total",
+    "Time that CPUs stood still because of the limit. Absent where the CPU controller is off.",
+    "cpu.stat throttled_usec / 1e6",
+    "cpu.stat throttled_time / 1e9",
+)
+MEMORY_CURRENT = _spec(
+    "memory_current_bytes",
+    "Memory that counts against the limit, page cache included.",
+    "memory.current",
+    "memory.usage_in_bytes",
+)
+MEMORY_LIMIT = _spec(
+    "memory_limit_bytes",
+    "Memory at which the kernel kills. Absent without a limit.",
+    "memory.max",
+    "memory.stat hierarchical_memory_limit",
+)
+MEMORY_HIGH = _spec(
+    "memory_high_bytes",
+    "Memory at which the kernel slows the job down to get some back. Absent without such a limit, and in v1.",
+    "memory.high",
+    "",
+)
+MEMORY_WORKING_SET = _spec(
+    "memory_working_set_bytes",
+    "Memory that cannot be had back by dropping files nobody has used lately; what Kubernetes goes by.",
+    "memory.current - memory.stat inactive_file",
+    "memory.usage_in_bytes - memory.stat total_inactive_file",
+)
+MEMORY_STAT = _spec(
+    "memory_stat_bytes",
+    "Memory by kind: anon (no file behind it), file (page cache, shared memory included), shmem (tmpfs and /dev/shm), kernel, slab (part of kernel). A kind is absent where the kernel does not say.",
+    "memory.stat",
+    "memory.stat total_rss, total_cache, total_shmem",
+    "kind",
+)
+MEMORY_EVENTS = _spec(
+    "memory_events_total",
+    "Events of the cgroup and all below it: below low, over high, at the limit (max), out of memory (oom), processes killed (oom_kill), cgroups killed as a whole (oom_group_kill). In v1 only max and oom_kill, the latter of the cgroups on the way only. An event is absent where the kernel does not count it.",
+    "memory.events",
+    "memory.failcnt, memory.oom_control oom_kill",
+    "event",
+)
+PRESSURE = {
+    resource: pressure_spec(
+        "cgroup",
+        resource,
+        "some",
+        " of the job",
+        f"v2 {resource}.pressure",
+        "Absent without pressure accounting, and in v1 alone.",
+    )
+    for resource in WANTED
+}
+
+SPECS = (
+    INFO,
+    CPU_LIMIT,
+    CPU_USAGE,
+    CPU_PERIODS,
+    CPU_THROTTLED_PERIODS,
+    CPU_THROTTLED,
+    MEMORY_CURRENT,
+    MEMORY_LIMIT,
+    MEMORY_HIGH,
+    MEMORY_WORKING_SET,
+    MEMORY_STAT,
+    MEMORY_EVENTS,
+    *PRESSURE.values(),
+)
+
+KINDS = {
+    "1": {"anon": "total_rss", "file": "total_cache", "shmem": "total_shmem"},
+    "2": {kind: kind for kind in ("anon", "file", "shmem", "kernel", "slab")},
+}
+"""By version, what memory.stat calls a kind of memory."""
+EVENTS = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
 
 
 class CgroupCollector:
@@ -46,8 +165,6 @@ class CgroupCollector:
         self, *, proc: Path | None = None, sys: Path = Path("/sys"), path: Path | None = None
     ) -> None:
         self._tree = CgroupTree(proc=proc, sys=sys, path=None if path is None else str(path))
-        self._sys = sys
-        self._highest = HighWater()
 
     def collect(self) -> Collected:
         """Read the sources once."""
@@ -60,57 +177,111 @@ class CgroupCollector:
                 )
                 return collected
             unified = found.get(UNIFIED)
-            levels: dict[str, tuple[str, Level]] = {}
-            for resource in ("cpu", "memory", "io", "pids"):
-                # Where v1 has the controller, v2 has not (hybrid).
-                hierarchy = found.get("blkio" if resource == "io" else resource, unified)
+            places = dict.fromkeys(WANTED, "")
+            for scope in ("cpu", "memory"):
+                hierarchy = found.get(scope, unified)  # where v1 has the controller, v2 has not (hybrid)
                 if hierarchy is None:
                     collected.unsupported.append(
-                        f"no {resource} controller of cgroup v1 can be seen, and no cgroup v2"
+                        f"no {scope} controller of cgroup v1 can be seen, and no cgroup v2"
                     )
-                    continue
-                memory = levels["memory"][1] if "memory" in levels else None
-                level = self._add(collected, resource, hierarchy, found.get("cpuacct"), memory)
-                if level is not None:
-                    levels[resource] = (hierarchy.version, level)
-            _add_pressure(collected, unified, {resource: level for resource, (_, level) in levels.items()})
-            collected.add_family(
-                INFO, {(version, level.path, scope): 1 for scope, (version, level) in levels.items()}
-            )
+                elif scope == "cpu":
+                    places["cpu"] = _add_cpu(collected, hierarchy, found.get("cpuacct"))
+                else:
+                    places["memory"] = places["io"] = _add_memory(collected, hierarchy)
+                if hierarchy is not None and places[scope]:
+                    collected.add(INFO, 1, hierarchy.version, places[scope], scope)
+            if unified is None:
+                collected.unsupported.append("no pressure of cgroups: no cgroup v2 can be seen")
+                return collected
+            for resource, spec in PRESSURE.items():
+                path = unified.at(places[resource]).directory / f"{resource}.pressure"
+                with source(collected, path):
+                    collected.add(spec, total_seconds(read_file(path), "some"))
         return collected
 
-    def _add(
-        self,
-        collected: Collected,
-        resource: str,
-        hierarchy: Hierarchy,
-        cpuacct: Hierarchy | None,
-        memory: Level | None,
-    ) -> Level | None:
-        old = hierarchy.version == "1"
-        if resource == "cpu":
-            if old:
-                return v1.add_cpu(collected, hierarchy, cpuacct, self._highest)
-            return v2.add_cpu(collected, hierarchy)
-        if resource == "memory":
-            return v1.add_memory(collected, hierarchy) if old else v2.add_memory(collected, hierarchy)
-        if resource == "io":
-            # I/O has no limit that everybody sets: it is read where memory is, if that is on the way.
-            place = (hierarchy.at(memory.path) if memory is not None else None) or hierarchy.levels[0]
-            add_io = v1.add_io if old else v2.add_io
-            return place if add_io(collected, place, self._sys) else None
-        level = add_limit(collected, PIDS_LIMIT, hierarchy, limit_in("pids.max"))
-        level = level or hierarchy.lowest("pids.current")
-        return level if add_count(collected, PIDS, level, "pids.current") else None
+
+def _add_limit(
+    collected: Collected, spec: FamilySpec, hierarchy: Hierarchy, limit_of: Callable[[Level], float | None]
+) -> Level | None:
+    """Publish the tightest limit on the way up; where it stands, None without any."""
+    with source(collected, f"{spec.source} of {hierarchy.levels[0].directory}"):
+        tightest = hierarchy.tightest(limit_of)
+        if tightest is not None:
+            collected.add(spec, tightest[0])
+            return tightest[1]
+    return None
 
 
-def _add_pressure(collected: Collected, unified: Hierarchy | None, levels: dict[str, Level]) -> None:
-    if unified is None:
-        collected.unsupported.append("no pressure of cgroups: no cgroup v2 can be seen")
-        return
-    for resource, spec in PRESSURE.items():
-        place = levels.get(resource)
-        level = (unified.at(place.path) if place is not None else None) or unified.levels[0]
-        path = level.directory / f"{resource}.pressure"
-        with source(collected, path):
-            collected.add(spec, total_seconds(read_existing(path), "some", path))
+def _add_cpu(collected: Collected, hierarchy: Hierarchy, cpuacct: Hierarchy | None) -> str:
+    """Read limit, throttling and use where the tightest limit stands, only there is it counted; its path."""
+    level = _add_limit(collected, CPU_LIMIT, hierarchy, cpu_limit) or hierarchy.levels[0]
+    path = level.directory / "cpu.stat"
+    with source(collected, path):
+        counts = named_counts(read_file(path))
+        for mode in ("user", "system"):
+            if hierarchy.version == "2":
+                collected.add(CPU_USAGE, counts[f"{mode}_usec"] / 1e6, mode)
+            elif cpuacct is not None:  # mostly the same mount
+                ticks = named_counts(read_file(cpuacct.at(level.path).directory / "cpuacct.stat"))
+                collected.add(CPU_USAGE, ticks[mode] / os.sysconf("SC_CLK_TCK"), mode)
+        if "nr_periods" in counts:
+            collected.add(CPU_PERIODS, counts["nr_periods"])
+            collected.add(CPU_THROTTLED_PERIODS, counts["nr_throttled"])
+            nanoseconds = counts.get("throttled_time")  # v1
+            collected.add(
+                CPU_THROTTLED,
+                counts["throttled_usec"] / 1e6 if nanoseconds is None else nanoseconds / 1e9,
+            )
+        else:
+            collected.unsupported.append(f"{path}: no nr_periods, the CPU controller is off")
+    return level.path
+
+
+def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
+    """Read limits, use and events where the tightest limit stands; its path, "" where none is counted."""
+    old = hierarchy.version == "1"
+    if old:
+        level = _add_old_limit(collected, hierarchy)
+    else:
+        high = _add_limit(collected, MEMORY_HIGH, hierarchy, limit_in("memory.high"))
+        limited = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or high
+        # Where the controller is off, the next cgroup on the way up counts.
+        counted = (each for each in hierarchy.levels if (each.directory / "memory.current").exists())
+        level = limited or next(counted, hierarchy.levels[0])
+    path = level.directory / ("memory.usage_in_bytes" if old else "memory.current")
+    if not path.exists():
+        collected.unsupported.append(f"no {path}")  # the root of all
+        return ""
+    with source(collected, path):
+        current = int(read_file(path))
+        collected.add(MEMORY_CURRENT, current)
+        stat = named_counts(read_file(level.directory / "memory.stat"))
+        collected.add(
+            MEMORY_WORKING_SET, max(0, current - stat["total_inactive_file" if old else "inactive_file"])
+        )
+        for kind, name in KINDS[hierarchy.version].items():
+            collected.add(MEMORY_STAT, stat.get(name), kind)
+    with source(collected, f"events of {level.directory}"):
+        if old:
+            events = {"max": int(level.read("memory.failcnt") or 0)}
+            # A kill is counted where the victim was, not above.
+            controls = [named_counts(each.read("memory.oom_control") or "") for each in hierarchy.levels]
+            if any("oom_kill" in counts for counts in controls):
+                events["oom_kill"] = sum(counts.get("oom_kill", 0) for counts in controls)
+        else:
+            events = named_counts(read_file(level.directory / "memory.events"))
+        for event in EVENTS:
+            collected.add(MEMORY_EVENTS, events.get(event), event)
+    return level.path
+
+
+def _add_old_limit(collected: Collected, hierarchy: Hierarchy) -> Level:
+    """The kernel's own answer also knows of limits above the mount, and of those that do not apply here."""
+    own = hierarchy.levels[0]
+    with source(collected, own.directory / "memory.stat"):
+        limit = named_counts(read_file(own.directory / "memory.stat")).get("hierarchical_memory_limit")
+        if limit is not None and limit < NO_LIMIT:
+            collected.add(MEMORY_LIMIT, limit)
+            own_limit = limit_in("memory.limit_in_bytes")
+            return next((each for each in hierarchy.levels if own_limit(each) == limit), hierarchy.levels[-1])
+    return own

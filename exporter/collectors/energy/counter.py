@@ -1,6 +1,6 @@
-"""EnergyCounter: joules of a register that wraps, is reset, steps back and jumps.
+"""Energy of one device: a register that wraps, is reset, steps back and jumps, and what it draws without work.
 
-Used in the sidecar by whoever reads energy registers; pure arithmetic, one thread. Readings of a register come
+Used in the sidecar by energy collectors and the ledger; pure arithmetic, one thread. Readings of a register come
 in, with the monotonic time of each; a total that never falls and the power go out, and what had to be corrected,
 by reason:
 
@@ -16,6 +16,7 @@ is known.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 REASONS = ("wrap", "reset", "backwards", "jump")
@@ -64,7 +65,7 @@ class EnergyCounter:
             return None
         if seconds == 0:
             return 0.0
-        grown = self._grown(register, seconds)
+        grown = self._grown(register - self._register, register, seconds)
         if grown is None:
             self.joules += (self.watts or 0.0) * seconds
         else:
@@ -77,10 +78,8 @@ class EnergyCounter:
         """Begin anew with the next reading; the total stays."""
         self._register = None
 
-    def _grown(self, register: float, seconds: float) -> float | None:
+    def _grown(self, step: float, register: float, seconds: float) -> float | None:
         """Tell how much was used since the last reading; None when the register does not know."""
-        assert self._register is not None  # noqa: S101 - checked by the only caller
-        step = register - self._register
         wrapped = step < 0
         grown = step + self._range if wrapped else step
         limit = self._max_watts * seconds + SLACK_JOULES
@@ -113,3 +112,53 @@ class EnergyCounter:
             self.resets[reason] += count
         if self._register is None and len(mark) >= 3 and mark[0] is not None and mark[1] is not None:
             self._register, self._at, self.watts = mark[0], mark[1], mark[2]
+
+
+IDLE_METHODS = ("config", "before_start", "min_seen")
+IDLE_SAMPLES = 720
+"""Passes without a job that are remembered: an hour at the usual interval."""
+ENOUGH_IDLE_SAMPLES = 10
+IDLE_PERCENTILE = 0.1
+
+
+class IdlePower:
+    """What a device draws without work, by the ways in which that can be known, the best first.
+
+    `config`: somebody measured it and said so; `before_start`: the tenth percentile while no process of any run was
+    alive; `min_seen`: the least that was ever seen, too high for a device that was never idle.
+    """
+
+    def __init__(self, configured_watts: float | None = None) -> None:
+        self._configured = configured_watts
+        self._before: float | None = None
+        self._least: float | None = None
+        self._samples: deque[float] = deque(maxlen=IDLE_SAMPLES)
+
+    def note(self, watts: float, *, working: bool | None) -> None:
+        """Take the mean power of one interval, and whether a job was running, None when that is not known."""
+        self._least = watts if self._least is None else min(self._least, watts)
+        if working is False:
+            self._samples.append(watts)
+            if len(self._samples) >= ENOUGH_IDLE_SAMPLES:
+                self._before = sorted(self._samples)[int(IDLE_PERCENTILE * len(self._samples))]
+
+    def by_method(self) -> dict[str, float]:
+        """Give what is known, the best first."""
+        values = (self._configured, self._before, self._least)
+        return {
+            method: value for method, value in zip(IDLE_METHODS, values, strict=True) if value is not None
+        }
+
+    def best(self) -> float | None:
+        """Give the value of the best method there is."""
+        return next(iter(self.by_method().values()), None)
+
+    def row(self) -> tuple[float | None, ...]:
+        """Write what was seen, for a page."""
+        return self._before, self._least
+
+    def resume(self, row: Sequence[float | None]) -> None:
+        """Go on from what `row` has written, where nothing was seen yet."""
+        before, least = (*row, None, None)[:2]
+        self._before = before if self._before is None else self._before
+        self._least = least if self._least is None else self._least

@@ -6,11 +6,12 @@ interval and to keep CPU times from stepping back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Mapping
 
 import psutil
 
-from exporter.collectors.kernel_files import HighWater, procfs, read_existing, source
+from exporter.collectors.kernel_files import HighWater, procfs, read_file, source
 from exporter.families import Collected, family
 
 SECONDS = family(
@@ -55,18 +56,24 @@ class CpuCollector:
         self._stat = procfs() / "stat"
         self._per_core = per_core
         self._highest = HighWater()
-        self._before: Mapping[str, float] | None = None
+        self._before: Mapping[str, float] = {}
 
     def collect(self) -> Collected:
         """Read the sources once."""
         collected = Collected()
         with source(collected, self._stat):
             times = self._settled("", psutil.cpu_times())
-            per_core = dict(self._by_core()) if self._per_core else {}
-            collected.add_family(SECONDS, per_core or {("", mode): value for mode, value in times.items()})
-            utilization = self._utilization(times)
-            if utilization is not None:
-                collected.add(UTILIZATION, utilization)
+            if self._per_core:
+                # psutil numbers the CPUs that are online; the kernel's own numbers have gaps.
+                numbers = re.findall(r"^cpu(\d+)", read_file(self._stat), re.MULTILINE)
+                of_cores = zip(numbers, psutil.cpu_times(percpu=True), strict=True)
+                shown = {number: self._settled(number, each) for number, each in of_cores}
+            else:
+                shown = {"": times}
+            for number, modes in shown.items():
+                for mode, seconds in modes.items():
+                    collected.add(SECONDS, seconds, number, mode)
+            collected.add(UTILIZATION, self._utilization(times))
             collected.add(CONTEXT_SWITCHES, psutil.cpu_stats().ctx_switches)
             collected.add(BOOT_TIME, psutil.boot_time())
         with source(collected, "load averages"):
@@ -74,15 +81,9 @@ class CpuCollector:
                 collected.add(spec, load)
         return collected
 
-    def _by_core(self) -> Iterator[tuple[tuple[str, ...], float]]:
-        # psutil numbers the CPUs that are online; the kernel's own numbers have gaps.
-        numbers = [line[3:].split()[0] for line in _cpu_lines(read_existing(self._stat).splitlines())]
-        for number, times in zip(numbers, psutil.cpu_times(percpu=True), strict=True):
-            for mode, seconds in self._settled(number, times).items():
-                yield (number, mode), seconds
-
     def _settled(self, cpu: str, times: tuple[float, ...]) -> dict[str, float]:
-        seconds: dict[str, float] = dict(zip(type(times)._fields, times, strict=False))  # type: ignore[attr-defined]
+        """CPU times by mode that do not step back."""
+        seconds: dict[str, float] = times._asdict()  # type: ignore[attr-defined]  # a named tuple
         seconds["user"] = max(0.0, seconds["user"] - seconds.get("guest", 0.0))
         seconds["nice"] = max(0.0, seconds["nice"] - seconds.get("guest_nice", 0.0))
         if self._highest.hold((cpu, "idle"), seconds["idle"]) - seconds["idle"] >= REPLUGGED_SECONDS:
@@ -92,11 +93,11 @@ class CpuCollector:
 
     def _utilization(self, times: Mapping[str, float]) -> float | None:
         before, self._before = self._before, times
-        if before is None:
-            return None
         spent = {mode: seconds - before.get(mode, 0.0) for mode, seconds in times.items()}
         total = sum(spent.values())
-        if total <= 0 or min(spent.values()) < 0:  # no time has passed, or the counters began anew
+        if (
+            not before or total <= 0 or min(spent.values()) < 0
+        ):  # no time has passed, or the counters began anew
             return None
         return 1 - min(1.0, (spent["idle"] + spent.get("iowait", 0.0)) / total)
 
@@ -110,7 +111,3 @@ def busy_seconds() -> float:
     times = psutil.cpu_times()
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # within user and nice
     return float(sum(times) - guests - times.idle - getattr(times, "iowait", 0.0))
-
-
-def _cpu_lines(lines: Iterable[str]) -> Iterator[str]:
-    return (line for line in lines if line.startswith("cpu") and not line.startswith("cpu "))

@@ -11,14 +11,12 @@ days of them, which a rate takes as the reset of a counter and thereby loses one
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from exporter.collectors.kernel_files import procfs, source
-from exporter.collectors.selection import EVERYTHING, Selection
+from exporter.collectors.kernel_files import EVERYTHING, Selection, procfs, source
 from exporter.families import Collected, FamilySpec, family
 
 MILLISECONDS_PER_SECOND = 1000
@@ -55,9 +53,6 @@ SPECS = tuple(FIELDS)
 DEVICE_EXCLUDE = ("loop*", "ram*", "zram*", "fd[0-9]*", "sr[0-9]*")
 """Files and memory that pose as disks, and drives that nobody trains from."""
 
-_PARTITION = re.compile(r"(?:[hsv]|xv)d[a-z]+[0-9]+|(?:nvme[0-9]+n|mmcblk|nbd|md)[0-9]+p[0-9]+", re.ASCII)
-"""Names of partitions, for machines without sysfs."""
-
 
 class DiskCollector:
     """Reads what the disks did.
@@ -90,21 +85,14 @@ class DiskCollector:
         collected = Collected()
         with source(collected, self._path):
             # nowrap would keep what a removed device has counted for the next one of its name.
-            counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
-            shown = {device: found for device, found in counters.items() if self._is_wanted(device)}
-            for spec, (field, divisor) in FIELDS.items():
-                collected.add_family(
-                    spec, {(device,): getattr(found, field) / divisor for device, found in shown.items()}
-                )
-            if not shown:
+            for device, counters in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
+                if device in self._selection and (self._partitions or not self._is_partition(device)):
+                    for spec, (field, divisor) in FIELDS.items():
+                        collected.add(spec, getattr(counters, field) / divisor, device)
+            if not collected:
                 collected.unsupported.append(f"{self._path}: no disk, or none that is to be shown")
         return collected
 
-    def _is_wanted(self, device: str) -> bool:
-        return device in self._selection and (self._partitions or not self._is_partition(device))
-
     def _is_partition(self, device: str) -> bool:
-        entry = self._blocks / device.replace("/", "!")  # cciss/c0d0 is a directory cciss!c0d0
-        if entry.exists():
-            return (entry / "partition").exists()
-        return _PARTITION.fullmatch(device) is not None
+        # cciss/c0d0 is a directory cciss!c0d0
+        return (self._blocks / device.replace("/", "!") / "partition").exists()

@@ -1,28 +1,42 @@
-"""Filesystem: how large the mounted filesystems are, and how much of them is left.
+"""Filesystem: how large the mounted filesystems are, how much of them is left, also where checkpoints go.
 
-Used in the sidecar. /proc/self/mountinfo and one `statvfs` per mount come in: what the exporter sees in its own
+Used in the sidecar. /proc/self/mountinfo and one `statvfs` per filesystem come in: what the exporter sees in its own
 mount namespace. (psutil's list of partitions does not tell which mount covers which, nor which are one filesystem.)
-Threads: those of `statvfs`, which a dead server may keep; such a mount has an error instead of sizes, and the others
-are served. It holds the mounts, as long as the kernel lists the same.
+
+A dead NFS server or FUSE daemon blocks `statvfs` for ever, in a thread that nothing can interrupt. (A SIGKILL of the
+whole process can, unless a FUSE daemon has taken the question: then the process lets go of its ports and locks at
+SIGTERM and stays until the daemon answers or dies. Such mounts can be excluded.) So each call has a daemon thread of
+its own; one that has not returned at the deadline is left behind, and its filesystem gets no further call until it has.
+Once `max_hanging` calls are under way, network filesystems are not asked any more; local ones, which answer, are.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
-from collections.abc import Mapping, Sequence
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from exporter.collectors.host.mounts import Mount, parse_mounts, visible
-from exporter.collectors.host.statvfs import Answer, Silence, StatvfsPool
-from exporter.collectors.kernel_files import failure, procfs, read_bytes, source
-from exporter.collectors.selection import EVERYTHING, Selection
+from exporter.collectors.kernel_files import (
+    EVERYTHING,
+    Selection,
+    failure,
+    printable,
+    procfs,
+    read_optional,
+    source,
+)
 from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec, family
 
 _LABELS = ("mountpoint", "fstype", "device")
 _ABSENT = "Absent where the filesystem does not say or does not answer"
-
 
 SIZE = family(
     "host_filesystem_size_bytes",
@@ -60,7 +74,7 @@ DEVICE_ERROR = family(
     "statvfs",
     *_LABELS,
 )
-SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
+FILESYSTEM_SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
 
 MOUNT_POINTS_EXCLUDE = (
     "/dev",
@@ -111,12 +125,123 @@ FS_TYPES_EXCLUDE = (
 )
 """Pseudo filesystems, and images that are always full. Overlays are shown: a container's / is one."""
 
+_NO_ROOM_TOLD = "absent where no path is configured or no run lives, and where its filesystem does not say or does not answer."
+CHECKPOINT_AVAILABLE = family(
+    "training_checkpoint_dir_available_bytes",
+    f"Room that is left for the job in a directory of checkpoints; {_NO_ROOM_TOLD}",
+    "statvfs: f_bavail * f_frsize",
+    "run",
+    "path",
+)
+CHECKPOINT_SIZE = family(
+    "training_checkpoint_dir_size_bytes",
+    f"Size of the filesystem of a directory of checkpoints; {_NO_ROOM_TOLD}",
+    "statvfs: f_blocks * f_frsize",
+    "run",
+    "path",
+)
+CHECKPOINT_SPECS = {CHECKPOINT_AVAILABLE: AVAIL, CHECKPOINT_SIZE: SIZE}
+SPECS = (*FILESYSTEM_SPECS, *CHECKPOINT_SPECS)
+
+PATIENCE_SECONDS = 0.05
+"""How long a call may take before the next one begins beside it: far above what an answer takes."""
+
+_REMOTE = re.compile(
+    r"9p|afs|beegfs|ceph|cifs|coda|fuse.*|glusterfs|gpfs|lustre|ncpfs|nfs4?|orangefs|panfs|smb3|smbfs|virtiofs|wekafs"
+)
+"""Filesystems that somebody else has to answer for."""
+
 _NONSENSE = 2**63
 """Larger counts are -1 in the kernel's unsigned fields: the filesystem does not know."""
 
-GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
-FORBIDDEN = frozenset((errno.EACCES, errno.EPERM))
-"""A FUSE mount answers its own user only, not even root."""
+
+class Silence(enum.Enum):
+    """Why there is no answer."""
+
+    HANGING = "statvfs has not returned"
+    NOT_ASKED = "not asked: too many other mounts hang, or there was no thread for it"
+
+
+Answer = os.statvfs_result | OSError | Silence
+
+
+class StatvfsPool:
+    """Calls `statvfs` so that a call that hangs costs its own filesystem only.
+
+    Args:
+        statvfs: The call; takes the path.
+        deadline_seconds: After so long a pass is over, whoever has not answered.
+        max_hanging: Calls under way, beyond which no network filesystem is asked.
+    """
+
+    def __init__(
+        self,
+        *,
+        statvfs: Callable[[str], os.statvfs_result] = os.statvfs,
+        deadline_seconds: float = 3.0,
+        max_hanging: int = 8,
+    ) -> None:
+        self._statvfs = statvfs
+        self._deadline = deadline_seconds
+        self._max_hanging = max_hanging
+        self._returned = threading.Condition()
+        self._under_way: set[str] = (
+            set()
+        )  # filesystems with a call that has not returned; guarded by the condition
+
+    def ask(self, paths: Mapping[str, str], *, remote: Collection[str] = ()) -> Mapping[str, Answer]:
+        """Ask each filesystem once; to be called from one thread at a time.
+
+        Args:
+            paths: By filesystem, where it is mounted.
+            remote: Those that may be asked only while few calls are under way.
+
+        Returns:
+            The answer by filesystem.
+        """
+        end = time.monotonic() + self._deadline
+        answers: dict[str, Answer] = {}
+        with self._returned:
+            asked = [each for each in paths if each not in self._under_way]
+            for each in sorted(asked, key=lambda each: each in remote):  # those that answer come first
+                limit = self._max_hanging if each in remote else sys.maxsize
+                if self._returned.wait_for(
+                    lambda limit=limit: len(self._under_way) < limit,  # type: ignore[misc]  # of this turn
+                    end - time.monotonic(),
+                ):
+                    if not self._start(each, paths[each], answers):
+                        break
+                    self._returned.wait_for(
+                        lambda each=each: each not in self._under_way,  # type: ignore[misc]
+                        min(PATIENCE_SECONDS, end - time.monotonic()),
+                    )
+            self._returned.wait_for(lambda: self._under_way.isdisjoint(asked), end - time.monotonic())
+            silent = {
+                each: Silence.HANGING if each in self._under_way else Silence.NOT_ASKED for each in paths
+            }
+            return {**silent, **answers}
+
+    def _start(self, device: str, path: str, answers: dict[str, Answer]) -> bool:
+        self._under_way.add(device)
+        thread = threading.Thread(
+            target=self._call, args=(device, path, answers), name="exporter-statvfs", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread for us
+            self._under_way.discard(device)
+            return False
+        return True
+
+    def _call(self, device: str, path: str, answers: dict[str, Answer]) -> None:
+        try:
+            answer: Answer = self._statvfs(path)
+        except OSError as error:
+            answer = error
+        with self._returned:
+            self._under_way.discard(device)
+            answers[device] = answer
+            self._returned.notify_all()
 
 
 class FilesystemCollector:
@@ -131,7 +256,7 @@ class FilesystemCollector:
     """
 
     name = "filesystem"
-    specs = SPECS
+    specs = FILESYSTEM_SPECS
 
     def __init__(
         self,
@@ -146,29 +271,29 @@ class FilesystemCollector:
         self._pool = pool or StatvfsPool()
         self._mount_points = Selection(mount_points_include, mount_points_exclude)
         self._fs_types = Selection(fs_types_include, fs_types_exclude)
-        self._listed: tuple[bytes, Sequence[Mount]] = (b"", ())
+        self._listed: tuple[str, Sequence[Mount]] = ("", ())
 
     def collect(self) -> Collected:
         """Ask once."""
         collected = Collected()
         with source(collected, self._path):
-            chosen = self._choose(read_bytes(self._path) or b"")
-            if not chosen:
+            mounts = self._choose(read_optional(self._path) or "")
+            if not mounts:
                 collected.unsupported.append(f"{self._path}: no mount, or none that is to be shown")
-            answers = self._pool.ask(chosen)
-            samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {spec: {} for spec in SPECS}
-            for mount in chosen:
+            remote = {mount.device for mount in mounts if _REMOTE.fullmatch(mount.fstype)}
+            # Of several mounts of one filesystem the first is asked.
+            paths = {mount.device: mount.path for mount in reversed(mounts)}
+            answers = self._pool.ask(paths, remote=remote)
+            for mount in mounts:
                 with collected.part():
-                    _add_mount(collected, samples, mount, answers[mount.path])
-            for spec, values in samples.items():
-                collected.add_family(spec, values)
+                    _add_mount(collected, mount, answers[mount.device])
         return collected
 
-    def _choose(self, content: bytes) -> Sequence[Mount]:
-        if content != self._listed[0]:  # a node with a thousand containers has thousands of mounts
-            mounts = visible(parse_mounts(content, self._path))
+    def _choose(self, text: str) -> Sequence[Mount]:
+        if text != self._listed[0]:  # a node with a thousand containers has thousands of mounts
+            mounts = visible(parse_mounts(text))
             self._listed = (
-                content,
+                text,
                 [
                     mount
                     for mount in mounts
@@ -178,37 +303,73 @@ class FilesystemCollector:
         return self._listed[1]
 
 
-def _add_mount(
-    collected: Collected,
-    samples: Mapping[FamilySpec, dict[tuple[str, ...], float]],
-    mount: Mount,
-    answer: Answer,
-) -> None:
-    if isinstance(answer, OSError) and answer.errno in GONE:
+def _add_mount(collected: Collected, mount: Mount, answer: Answer) -> None:
+    if isinstance(answer, OSError) and answer.errno in (errno.ENOENT, errno.ENOTDIR):
         return  # unmounted since the list was made
     labels = (mount.label, mount.fstype, mount.source)
-    samples[READONLY][labels] = int(mount.readonly)
-    samples[DEVICE_ERROR][labels] = int(not isinstance(answer, os.statvfs_result))
+    collected.add(READONLY, int("ro" in mount.options), *labels)
+    collected.add(DEVICE_ERROR, int(not isinstance(answer, os.statvfs_result)), *labels)
     if isinstance(answer, os.statvfs_result):
         for spec, value in measured(answer).items():
-            samples[spec][labels] = value
+            collected.add(spec, value, *labels)
     elif isinstance(answer, Silence):
         raise CollectError(f"{mount.label} ({mount.fstype}): {answer.value}", reason="hanging")
-    elif answer.errno in FORBIDDEN:
+    elif answer.errno in (errno.EACCES, errno.EPERM):  # FUSE answers its own user only, not even root
         collected.unsupported.append(f"{mount.label} ({mount.fstype}): {answer.strerror}")
     else:
-        raise failure(Path(mount.label), answer)
+        raise failure(mount.label, answer)
 
 
 def measured(found: os.statvfs_result) -> dict[FamilySpec, int]:
     """Turn an answer into samples, without what the filesystem does not know."""
     values: dict[FamilySpec, int] = {}
     if found.f_blocks:  # a filesystem without blocks stores nothing (autofs, lxcfs)
-        for spec, blocks in ((SIZE, found.f_blocks), (AVAIL, found.f_bavail)):
-            if blocks < _NONSENSE:
-                values[spec] = blocks * found.f_frsize
-    if 0 < found.f_files < _NONSENSE:
-        values[FILES] = found.f_files
-        if found.f_ffree < _NONSENSE:
-            values[FILES_FREE] = found.f_ffree
-    return values
+        values = {SIZE: found.f_blocks * found.f_frsize, AVAIL: found.f_bavail * found.f_frsize}
+    if found.f_files:
+        values |= {FILES: found.f_files, FILES_FREE: found.f_ffree}
+    return {spec: value for spec, value in values.items() if value < _NONSENSE}
+
+
+class CheckpointDirsCollector:
+    """Asks the filesystems of the configured directories of checkpoints.
+
+    Args:
+        paths: Directories; one that is not there yet is a problem until it is.
+        runs: The runs that live; None while that is not known.
+        pool: Makes the calls.
+    """
+
+    name = "checkpoint_dirs"
+    specs = tuple(CHECKPOINT_SPECS)
+
+    def __init__(
+        self,
+        paths: Sequence[Path] = (),
+        *,
+        runs: Callable[[], Collection[str] | None] = lambda: None,
+        pool: StatvfsPool | None = None,
+    ) -> None:
+        self._paths = {
+            str(path): str(path) for path in paths
+        }  # whether one hangs does not depend on the others
+        self._runs = runs
+        self._pool = pool or StatvfsPool()
+
+    def collect(self) -> Collected:
+        """Ask once."""
+        collected = Collected()
+        runs = sorted(self._runs() or ())
+        for path, answer in self._pool.ask(self._paths if runs else {}).items():
+            label = printable(path)
+            if isinstance(answer, os.statvfs_result):
+                told = measured(answer)
+                for spec, each in CHECKPOINT_SPECS.items():
+                    for run in runs:
+                        collected.add(spec, told.get(each), run, label)
+                if not told:
+                    collected.unsupported.append(f"{label}: its filesystem does not tell its size")
+            elif isinstance(answer, Silence):
+                collected.fail(CollectError(f"{label}: {answer.value}", reason="timeout"))
+            else:
+                collected.fail(CollectError(f"{label}: {answer.strerror}", reason="read"))
+        return collected

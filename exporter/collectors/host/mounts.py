@@ -1,7 +1,6 @@
 """Mounts: what is mounted where, of which kind, and which of it can be seen.
 
-Used in the sidecar by collectors of filesystems and cgroups. /proc/self/mountinfo comes in. No threads, no
-state.
+Used in the sidecar by collectors of filesystems and cgroups. /proc/self/mountinfo comes in. No threads, no state.
 
 Source: Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
 """
@@ -11,28 +10,26 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
+from typing import NamedTuple
 
-from exporter.collectors.kernel_files import parse_count, read_bytes, refuse
+from exporter.collectors.kernel_files import printable
 
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of mountinfo.
+class Mount(NamedTuple):
+    """One line of mountinfo; names that are not UTF-8 hold surrogates, as the system calls want them.
 
     Attributes:
         id: Unique among the mounts of the moment.
         parent: The mount it stands on.
         device: `major:minor`, the same for all mounts of one filesystem.
         root: Which directory of the filesystem is mounted.
-        path: Where, as the system calls want it: bytes that are not UTF-8 are surrogates.
+        path: Where.
         fstype: `ext4`, `nfs4`, `fuse.sshfs` …
         source: The block device, the server's export, or any word.
-        options: Those of the mount.
-        super_options: Those of the filesystem.
+        options: Those of the mount and of the filesystem.
     """
 
     id: int
@@ -43,44 +40,27 @@ class Mount:
     fstype: str
     source: str
     options: frozenset[str]
-    super_options: frozenset[str]
 
     @property
     def label(self) -> str:
-        """The path as a label value; what is not UTF-8 shows as U+FFFD."""
+        """The path as a label value."""
         return printable(self.path)
 
-    @property
-    def readonly(self) -> bool:
-        """Whether the mount or its filesystem, also after an error, refuses to be written to."""
-        return "ro" in self.options or "ro" in self.super_options
 
-
-def read_mounts(proc: Path, fs_types: Collection[str] = ()) -> list[Mount] | None:
-    """List mounts in the kernel's order; None where there is no mountinfo.
+def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
+    """List the mounts of a mountinfo in the kernel's order.
 
     Args:
-        proc: Where procfs is mounted.
+        text: Its content.
         fs_types: Only those of these kinds; a node with a thousand containers has thousands of mounts.
 
     Raises:
-        CollectError: They cannot be read, or are not what is documented.
+        ValueError: It is not what is documented.
     """
-    path = proc / "self/mountinfo"
-    content = read_bytes(path)
-    return None if content is None else parse_mounts(content, path, fs_types)
-
-
-def parse_mounts(content: bytes, path: Path, fs_types: Collection[str] = ()) -> list[Mount]:
-    """List the mounts of a mountinfo that has been read; else as `read_mounts`.
-
-    Raises:
-        CollectError: It is not what is documented.
-    """
-    wanted = [f" - {fs_type} ".encode() for fs_type in fs_types]
+    wanted = [f" - {fs_type} " for fs_type in fs_types]
     return [
-        _mount(line, path)
-        for line in content.split(b"\n")
+        _mount(line)
+        for line in text.split("\n")
         if line and (not wanted or any(word in line for word in wanted))
     ]
 
@@ -95,68 +75,42 @@ def visible(mounts: Sequence[Mount]) -> list[Mount]:
     beside: dict[int, set[str]] = {}
     for mount in mounts:
         beside.setdefault(mount.parent, set()).add(mount.path)
-    shadowed = {mount.id for mount in mounts if not beside[mount.parent].isdisjoint(_above(mount.path))}
-    return [
-        mount
+    shadowed = {
+        mount.id
         for mount in mounts
-        if not _is_topped(mount, beside) and shadowed.isdisjoint(_line_of(mount, by_id))
-    ]
+        if not beside[mount.parent].isdisjoint(map(str, PurePosixPath(mount.path).parents))
+    }
+
+    def can_be_seen(mount: Mount) -> bool:
+        if mount.id != mount.parent and mount.path in beside.get(mount.id, ()):
+            return False
+        stands_on: set[int] = set()
+        step: Mount | None = mount
+        while step is not None and step.id not in stands_on:  # the root of all may be its own parent
+            stands_on.add(step.id)
+            step = by_id.get(step.parent)
+        return shadowed.isdisjoint(stands_on)
+
+    return [mount for mount in mounts if can_be_seen(mount)]
 
 
-def printable(text: str) -> str:
-    """Make a name of the system fit for a label."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def unescape(field: bytes) -> str:
+def unescape(field: str) -> str:
     r"""Undo the kernel's octal escapes (`\040` for a blank) in a name."""
-    return os.fsdecode(_ESCAPE.sub(lambda found: bytes((int(found[1], 8),)), field))
+    return os.fsdecode(_ESCAPE.sub(lambda found: bytes((int(found[1], 8),)), os.fsencode(field)))
 
 
-def _mount(line: bytes, path: Path) -> Mount:
-    words = line.split(b" ")
-    # Optional fields stand before the dash, at least three fields behind it; a name is never a bare dash here,
-    # since the six fields before are fixed.
-    try:
-        dash = words.index(b"-", 6)
-    except ValueError:
-        dash = len(words)
-    if len(words) < dash + 4:
-        refuse(line.decode("utf-8", "replace"), (path,), "the fields of a mount")
-    fstype, source, super_options = words[dash + 1 : dash + 4]
+def _mount(line: str) -> Mount:
+    # Optional fields stand before the dash, at least three fields behind it.
+    before, after = line.split(" - ", 1)
+    number, parent, device, root, path, options = before.split(" ")[:6]
+    fstype, origin, super_options = after.split(" ")[:3]
     return Mount(
-        id=parse_count(words[0].decode("ascii", "replace"), path),
-        parent=parse_count(words[1].decode("ascii", "replace"), path),
-        device=words[2].decode("ascii", "replace"),
-        root=unescape(words[3]),
-        path=unescape(words[4]),
-        fstype=printable(unescape(fstype)),
-        source=printable(unescape(source)),
-        options=_options(words[5]),
-        super_options=_options(super_options),
+        int(number),
+        int(parent),
+        device,
+        unescape(root),
+        unescape(path),
+        printable(unescape(fstype)),
+        printable(unescape(origin)),
+        frozenset(f"{options},{super_options}".split(",")),
     )
-
-
-def _options(field: bytes) -> frozenset[str]:
-    return frozenset(field.decode("utf-8", "replace").split(","))
-
-
-def _is_topped(mount: Mount, beside: dict[int, set[str]]) -> bool:
-    # The root of all may be its own parent.
-    return mount.id != mount.parent and mount.path in beside.get(mount.id, ())
-
-
-def _above(path: str) -> list[str]:
-    """All directories above a path."""
-    names = path.strip("/").split("/")
-    return ["/" + "/".join(names[:depth]) for depth in range(len(names))] if path != "/" else []
-
-
-def _line_of(mount: Mount, by_id: dict[int, Mount]) -> set[int]:
-    """A mount and all that it stands on."""
-    line: set[int] = set()
-    step: Mount | None = mount
-    while step is not None and step.id not in line:
-        line.add(step.id)
-        step = by_id.get(step.parent)
-    return line

@@ -15,11 +15,8 @@ from collections.abc import Sequence
 
 import psutil
 
-from exporter.collectors.kernel_files import parse_count, procfs, read_existing, source
-from exporter.collectors.selection import EVERYTHING, Selection
+from exporter.collectors.kernel_files import EVERYTHING, Selection, procfs, read_file, source
 from exporter.families import Collected, FamilySpec, family
-
-BYTES_PER_MEGABIT = 125_000
 
 
 def _counter(name: str, help_text: str) -> FamilySpec:
@@ -51,12 +48,6 @@ UP = family(
     "SIOCGIFFLAGS IFF_UP, IFF_RUNNING",
     "device",
 )
-SPEED = family(
-    "host_network_speed_bytes",
-    "Bytes per second that the link was negotiated for. Absent where the interface does not know (virtual ones, links that are down).",
-    "SIOCETHTOOL speed * 125000",
-    "device",
-)
 RETRANSMITS = family(
     "host_tcp_retransmits_total",
     "TCP segments sent again because nobody confirmed them; a loaded network that loses packets.",
@@ -72,7 +63,7 @@ TCP_TIME_WAIT = family(
     "TCP connections in TIME_WAIT, all address families; many short-lived ones.",
     "/proc/net/sockstat TCP tw",
 )
-SPECS = (*COUNTERS, UP, SPEED, RETRANSMITS, TCP_INUSE, TCP_TIME_WAIT)
+SPECS = (*COUNTERS, UP, RETRANSMITS, TCP_INUSE, TCP_TIME_WAIT)
 
 DEVICE_EXCLUDE = (
     "lo",
@@ -122,32 +113,26 @@ class NetworkCollector:
         """Read the sources once."""
         collected = Collected()
         with source(collected, self._net / "dev"):
-            self._add_interfaces(collected)
+            links = psutil.net_if_stats()
+            # nowrap would keep what a removed interface has counted for the next one of its name.
+            for device, counters in psutil.net_io_counters(pernic=True, nowrap=False).items():
+                if device in self._selection:
+                    for spec, field in COUNTERS.items():
+                        collected.add(spec, getattr(counters, field), device)
+                    collected.add(UP, int(links[device].isup) if device in links else None, device)
+            if not collected:
+                collected.unsupported.append(
+                    f"{self._net / 'dev'}: no interface, or none that is to be shown"
+                )
         with source(collected, self._net / "snmp"):
             # Two lines per protocol: the names of the columns, then their values.
-            text = read_existing(self._net / "snmp")
-            names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
-            columns = dict(zip(names, values, strict=True))
-            collected.add(RETRANSMITS, parse_count(columns["RetransSegs"], self._net / "snmp"))
+            lines = read_file(self._net / "snmp").splitlines()
+            names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+            collected.add(RETRANSMITS, int(dict(zip(names, values, strict=True))["RetransSegs"]))
         with source(collected, self._net / "sockstat"):
-            text = read_existing(self._net / "sockstat")
-            words = next(line for line in text.splitlines() if line.startswith("TCP:")).split()[1:]
+            lines = read_file(self._net / "sockstat").splitlines()
+            words = next(line for line in lines if line.startswith("TCP:")).split()[1:]
             columns = dict(zip(words[::2], words[1::2], strict=True))
-            collected.add(TCP_INUSE, parse_count(columns["inuse"], self._net / "sockstat"))
-            collected.add(TCP_TIME_WAIT, parse_count(columns["tw"], self._net / "sockstat"))
+            collected.add(TCP_INUSE, int(columns["inuse"]))
+            collected.add(TCP_TIME_WAIT, int(columns["tw"]))
         return collected
-
-    def _add_interfaces(self, collected: Collected) -> None:
-        # nowrap would keep what a removed interface has counted for the next one of its name.
-        counters = psutil.net_io_counters(pernic=True, nowrap=False)
-        shown = {device: found for device, found in counters.items() if device in self._selection}
-        for spec, field in COUNTERS.items():
-            collected.add_family(spec, {(device,): getattr(found, field) for device, found in shown.items()})
-        links = {device: link for device, link in psutil.net_if_stats().items() if device in shown}
-        collected.add_family(UP, {(device,): float(link.isup) for device, link in links.items()})
-        speeds: dict[tuple[str, ...], float] = {
-            (device,): float(link.speed * BYTES_PER_MEGABIT) for device, link in links.items() if link.speed
-        }
-        collected.add_family(SPEED, speeds)
-        if not shown:
-            collected.unsupported.append(f"{self._net / 'dev'}: no interface, or none that is to be shown")

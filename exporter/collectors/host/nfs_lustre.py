@@ -10,21 +10,20 @@ Activity" (llite.*.stats).
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
-from exporter.collectors.host.mounts import Mount, printable, read_mounts, unescape
+from exporter.collectors.host.mounts import Mount, parse_mounts, unescape
 from exporter.collectors.kernel_files import (
     list_directory,
-    parse_count,
+    printable,
     procfs,
-    read_bytes,
     read_file,
+    read_optional,
     source,
 )
-from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec, family
 
 MILLISECONDS_PER_SECOND = 1000
@@ -91,23 +90,9 @@ LUSTRE_TIME = _counter(
 LUSTRE_SPECS = (LUSTRE_READ, LUSTRE_WRITTEN, LUSTRE_OPERATIONS, LUSTRE_TIME)
 SPECS = (*NFS_SPECS, *LUSTRE_SPECS)
 
-Samples = dict[FamilySpec, dict[tuple[str, ...], float]]
-
-NFS = ("nfs", "nfs4")
 _NFS_OPERATIONS = {"READ": "read", "READ_PLUS": "read", "WRITE": "write"}
 """What moves data; everything else is `other`."""
-_LUSTRE_SIZES = {"read_bytes": (LUSTRE_READ, "read"), "write_bytes": (LUSTRE_WRITTEN, "write")}
-_LUSTRE_CALLS = ("[regs]", "[reqs]", "[usecs]")
-"""Units of lines that count calls; others count pages or the bytes of bulk transfers."""
-
-
-@dataclass(slots=True)
-class _Section:
-    """What mountstats says about one NFS mount, still as text."""
-
-    path: str
-    size: list[str] = field(default_factory=list)
-    operations: dict[str, list[str]] = field(default_factory=dict)
+_NFS_MOUNT = re.compile(r"\S+ mounted on (\S+) with fstype nfs4? ")
 
 
 class NfsCollector:
@@ -118,78 +103,53 @@ class NfsCollector:
 
     def __init__(self) -> None:
         self._proc = procfs()
-        self._path = self._proc / "self/mountstats"
 
     def collect(self) -> Collected:
         """Read the source once."""
         collected = Collected()
-        with source(collected, self._path):
-            sections = {section.path: section for section in _sections(read_bytes(self._path) or b"")}
+        path = self._proc / "self/mountstats"
+        with source(collected, path):
+            text = read_optional(path) or ""
+            sections = {
+                unescape(mount[1]): section
+                for section in re.split(r"^(?:no )?device ", text, flags=re.MULTILINE)
+                if (mount := _NFS_MOUNT.match(section))
+            }
             if not sections:
                 collected.unsupported.append("no NFS is mounted")
                 return collected
-            samples: Samples = {spec: {} for spec in NFS_SPECS}
-            devices = {mount.path: mount.device for mount in read_mounts(self._proc, NFS) or ()}
+            mountinfo = read_optional(self._proc / "self/mountinfo") or ""
+            devices = {mount.path: mount.device for mount in parse_mounts(mountinfo, ("nfs", "nfs4"))}
             seen: set[str] = set()
-            for path, section in sections.items():
+            for place, section in sections.items():
                 # The same filesystem, mounted at several places, has the same statistics at each of them.
-                device = devices.get(path, path)
+                device = devices.get(place, place)
                 if device not in seen:
                     seen.add(device)
-                    with source(collected, f"{self._path} {printable(path)}"):
-                        _add_nfs(samples, section, self._path)
-            for spec, values in samples.items():
-                collected.add_family(spec, values)
+                    with source(collected, f"{path} {printable(place)}"):
+                        _add_nfs(collected, section, printable(place))
         return collected
 
 
-def _add_nfs(samples: Samples, section: _Section, path: Path) -> None:
-    mount = printable(section.path)
-    normal_read, normal_write, direct_read, direct_write = (
-        parse_count(word, path, mount) for word in section.size[:4]
-    )
-    operations = {name: Counter[str]() for name in ("read", "write", "other")}
-    for name, words in section.operations.items():
-        columns = ("count", "sent", "timeouts", "", "", "", "", "milliseconds")
-        counts = {
-            column: parse_count(word, path, mount, name) for column, word in zip(columns, words, strict=False)
-        }
-        operations[_NFS_OPERATIONS.get(name, "other")].update(counts)
-    samples[NFS_READ][mount,] = normal_read + direct_read
-    samples[NFS_WRITTEN][mount,] = normal_write + direct_write
-    for operation, sums in operations.items():
-        samples[NFS_OPERATIONS][mount, operation] = sums["count"]
-        samples[NFS_TIME][mount, operation] = sums["milliseconds"] / MILLISECONDS_PER_SECOND
-    resent = sum(sums["sent"] - sums["count"] for sums in operations.values())
-    samples[NFS_RETRANSMISSIONS][mount,] = max(0, resent)
-    samples[NFS_TIMEOUTS][mount,] = sum(sums["timeouts"] for sums in operations.values())
-
-
-def _sections(content: bytes) -> Iterator[_Section]:
-    section: _Section | None = None
-    operations = False
-    for line in content.split(b"\n"):
-        if line.startswith((b"device ", b"no device ")):
-            if section is not None:
-                yield section
-            section, operations = _begin(line.split(b" ")), False
-        elif section is not None:
-            words = line.decode("utf-8", "replace").split()
-            if words == ["per-op", "statistics"]:
-                operations = True
-            elif operations and len(words) > 8:
-                section.operations[words[0].removesuffix(":")] = words[1:]
-            elif words[:1] == ["bytes:"]:
-                section.size = words[1:]
-    if section is not None:
-        yield section
-
-
-def _begin(words: Sequence[bytes]) -> _Section | None:
-    # device SOURCE mounted on PATH with fstype nfs4 statvers=1.1; the kernel escapes blanks within names
-    if len(words) < 9 or words[7].decode("ascii", "replace") not in NFS:
-        return None
-    return _Section(unescape(words[4]))
+def _add_nfs(collected: Collected, section: str, mount: str) -> None:
+    general, _, operations = section.partition("per-op statistics")
+    octets = next(line for line in general.splitlines() if line.strip().startswith("bytes:"))
+    normal_read, normal_write, direct_read, direct_write = map(int, octets.split()[1:5])
+    sums = {name: Counter[str]() for name in ("read", "write", "other")}
+    for line in operations.splitlines():
+        name, *words = line.split() or [""]
+        if len(words) >= 8:
+            count, sent, timeouts, *_, milliseconds = map(int, words[:8])
+            sums[_NFS_OPERATIONS.get(name.removesuffix(":"), "other")].update(
+                count=count, resent=sent - count, timeouts=timeouts, milliseconds=milliseconds
+            )
+    collected.add(NFS_READ, normal_read + direct_read, mount)
+    collected.add(NFS_WRITTEN, normal_write + direct_write, mount)
+    for operation, each in sums.items():
+        collected.add(NFS_OPERATIONS, each["count"], mount, operation)
+        collected.add(NFS_TIME, each["milliseconds"] / MILLISECONDS_PER_SECOND, mount, operation)
+    collected.add(NFS_RETRANSMISSIONS, max(0, sum(each["resent"] for each in sums.values())), mount)
+    collected.add(NFS_TIMEOUTS, sum(each["timeouts"] for each in sums.values()), mount)
 
 
 class LustreCollector:
@@ -203,69 +163,56 @@ class LustreCollector:
     specs = LUSTRE_SPECS
 
     def __init__(self, *, sys: Path = Path("/sys")) -> None:
-        self._proc = procfs()
-        self._directories = (self._proc / "fs/lustre/llite", sys / "kernel/debug/lustre/llite")
+        self._mountinfo = procfs() / "self/mountinfo"
+        self._directories = (procfs() / "fs/lustre/llite", sys / "kernel/debug/lustre/llite")
 
     def collect(self) -> Collected:
         """Read the sources once."""
         collected = Collected()
         with source(collected, "Lustre"):
-            mounts = read_mounts(self._proc, ("lustre",))
+            mounts = parse_mounts(read_optional(self._mountinfo) or "", ("lustre",))
             if not mounts:
                 # Without this question everybody but root would be told that debugfs is closed to them.
                 collected.unsupported.append("no Lustre is mounted")
                 return collected
-            samples: Samples = {spec: {} for spec in LUSTRE_SPECS}
             clients = {name: each / name for each in self._directories for name in list_directory(each)}
             labels = _labels(list(clients), mounts)
-            found = False
             for name, client in clients.items():
                 with source(collected, client / "stats"):
-                    text = read_file(client / "stats")
-                    if text is not None:
-                        found = True
-                        _add_lustre(samples, text, client / "stats", labels[name])
-            for spec, values in samples.items():
-                collected.add_family(spec, values)
-            if not found:
+                    _add_lustre(collected, read_file(client / "stats"), labels[name])
+            if not clients:
                 places = " or ".join(str(path) for path in self._directories)
                 collected.unsupported.append(f"no statistics in {places}")
         return collected
 
 
-def _add_lustre(samples: Samples, text: str, path: Path, mount: str) -> None:
-    sizes = dict.fromkeys((LUSTRE_READ, LUSTRE_WRITTEN), 0)
-    calls = dict.fromkeys(("read", "write", "other"), 0)
+def _add_lustre(collected: Collected, text: str, mount: str) -> None:
+    octets = Counter[str]()
+    calls = Counter[str]()
     microseconds: dict[str, int] = {}
     for line in text.splitlines():
-        words = line.split()
-        if len(words) < 4 or words[2] != "samples":
+        name, count, what, unit, *numbers = [*line.split(), "", "", "", ""]
+        if what != "samples":
             continue  # snapshot_time, start_time
-        name, unit = words[0], words[3]
-        if name in _LUSTRE_SIZES:
-            if len(words) < 7:
-                message = (
-                    f"{path} {name}: expected a count with its smallest, largest and sum, found {line!r}"
-                )
-                raise CollectError(message, reason="malformed")
-            spec, operation = _LUSTRE_SIZES[name]
-            sizes[spec] = parse_count(words[6], path, name)
-            calls[operation] = parse_count(words[1], path, name)
-        elif unit in _LUSTRE_CALLS:
+        if name in {"read_bytes", "write_bytes"}:
+            operation = name.removesuffix("_bytes")
+            calls[operation] += int(count)
+            octets[operation] += int(numbers[2])
+        elif unit in {"[regs]", "[reqs]", "[usecs]"}:  # others count pages or the bytes of bulk transfers
             operation = name if name in {"read", "write"} else "other"
             if operation == "other":  # read and write are counted by their bytes' lines
-                calls[operation] += parse_count(words[1], path, name)
-            if unit == "[usecs]" and len(words) >= 7:
-                microseconds[operation] = microseconds.get(operation, 0) + parse_count(words[6], path, name)
-    for spec, size in sizes.items():
-        samples[spec][mount,] = size
-    for operation, count in calls.items():
-        samples[LUSTRE_OPERATIONS][mount, operation] = count
+                calls[operation] += int(count)
+            if unit == "[usecs]" and numbers[2]:
+                microseconds[operation] = microseconds.get(operation, 0) + int(numbers[2])
+    collected.add(LUSTRE_READ, octets["read"], mount)
+    collected.add(LUSTRE_WRITTEN, octets["write"], mount)
+    for operation in ("read", "write", "other"):
+        collected.add(LUSTRE_OPERATIONS, calls[operation], mount, operation)
     for operation, spent in microseconds.items():
-        samples[LUSTRE_TIME][mount, operation] = spent / MICROSECONDS_PER_SECOND
+        collected.add(LUSTRE_TIME, spent / MICROSECONDS_PER_SECOND, mount, operation)
 
 
-def _labels(clients: list[str], mounts: list[Mount]) -> dict[str, str]:
+def _labels(clients: Sequence[str], mounts: Sequence[Mount]) -> dict[str, str]:
     """Give each client the mount point of its filesystem, or its own name where that is ambiguous."""
     places: dict[str, str] = {}
     for mount in mounts:  # 10.0.0.1@o2ib:/scratch/project is a part of the filesystem `scratch`

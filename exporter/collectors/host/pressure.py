@@ -1,16 +1,14 @@
 """Pressure: how long threads could not go on for want of CPU, memory or I/O (PSI).
 
-Used in the sidecar. /proc/pressure/* comes in. No threads, no state.
+Used in the sidecar, for the machine and by the cgroup collector. No threads, no state.
 
-Source: Documentation/accounting/psi.rst. *Some* (here: waiting) is time in which at least one thread waited,
-*full* (here: stalled) time in which none could run. For the CPU of the whole machine *full* is undefined.
+Source: Documentation/accounting/psi.rst. *Some* (here: waiting) is time in which at least one thread waited, *full*
+(here: stalled) time in which none could run. For the CPU of the whole machine *full* is undefined.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from exporter.collectors.kernel_files import parse_count, procfs, read_existing, source
+from exporter.collectors.kernel_files import procfs, read_file, source
 from exporter.families import Collected, FamilySpec, family
 
 MICROSECONDS_PER_SECOND = 1e6
@@ -28,35 +26,27 @@ def pressure_spec(prefix: str, resource: str, line: str, whose: str, where: str,
     )
 
 
-def total_seconds(text: str, line: str, path: Path) -> float:
-    """Read the total of a line `some avg10=0.00 … total=1234`.
-
-    Raises:
-        CollectError: It holds no number.
-        KeyError: There is no such line.
-    """
-    lines = {word: rest for word, _, rest in (row.partition(" ") for row in text.splitlines())}
-    return parse_count(lines[line].rpartition("total=")[2], path, line) / MICROSECONDS_PER_SECOND
+def total_seconds(text: str, line: str) -> float:
+    """Read the total of a line `some avg10=0.00 … total=1234`."""
+    row = next(row for row in text.splitlines() if row.startswith(line))
+    return int(row.rpartition("total=")[2]) / MICROSECONDS_PER_SECOND
 
 
 LINES = {
-    (resource, line): pressure_spec(
-        "host",
-        resource,
-        line,
-        "",
-        f"/proc/pressure/{resource}",
-        "Absent where the kernel keeps no pressure of it.",
-    )
-    for resource, line in (
-        ("cpu", "some"),
-        ("memory", "some"),
-        ("memory", "full"),
-        ("io", "some"),
-        ("io", "full"),
-    )
+    resource: {
+        line: pressure_spec(
+            "host",
+            resource,
+            line,
+            "",
+            f"/proc/pressure/{resource}",
+            "Absent where the kernel keeps no pressure of it.",
+        )
+        for line in (("some",) if resource == "cpu" else ("some", "full"))
+    }
+    for resource in WANTED
 }
-SPECS = tuple(LINES.values())
+SPECS = tuple(spec for lines in LINES.values() for spec in lines.values())
 
 
 class PressureCollector:
@@ -71,14 +61,12 @@ class PressureCollector:
     def collect(self) -> Collected:
         """Read the sources once."""
         collected = Collected()
-        for resource in WANTED:
-            path = self._directory / resource
-            with source(collected, path):
-                text = read_existing(path)
-                for (which, line), spec in LINES.items():
-                    if which == resource:
-                        collected.add(spec, total_seconds(text, line, path))
-        if len(collected.unsupported) == len(WANTED):
+        for resource, lines in LINES.items():
+            with source(collected, self._directory / resource):
+                text = read_file(self._directory / resource)
+                for line, spec in lines.items():
+                    collected.add(spec, total_seconds(text, line))
+        if len(collected.unsupported) == len(LINES):
             collected.unsupported = [
                 f"no {self._directory}: the kernel keeps no pressure (CONFIG_PSI, psi=1)"
             ]

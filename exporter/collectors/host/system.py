@@ -1,4 +1,4 @@
-"""System: the exporter's own process, and how far the kernel believes its clock to be off.
+"""System: the exporter's own process, and whether a time daemon keeps the kernel's clock.
 
 Used in the sidecar. The own process is read by prometheus_client, under the names that every Prometheus client uses.
 `adjtimex` is asked without changing anything: ranks of several nodes are compared by time, and a clock that is off
@@ -10,13 +10,10 @@ Source: Prometheus, "Writing client libraries", process metrics; man 2 adjtimex.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import platform
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from importlib import metadata
 
 from prometheus_client import ProcessCollector
 
@@ -44,29 +41,18 @@ OWN_SPECS = (
     _own("cpu_seconds_total", "CPU time of the exporter, user and system.", "/proc/self/stat"),
     _own("resident_memory_bytes", "Memory of the exporter that is in RAM.", "/proc/self/stat rss"),
     _own("virtual_memory_bytes", "Address space of the exporter.", "/proc/self/stat vsize"),
-    _own(
-        "start_time_seconds",
-        "When the exporter started, Unix time.",
-        "/proc/self/stat starttime",
-    ),
+    _own("start_time_seconds", "When the exporter started, Unix time.", "/proc/self/stat starttime"),
     _own("open_fds", "File descriptors that the exporter has open.", "/proc/self/fd"),
     _own("max_fds", "File descriptors that the exporter may have open.", "/proc/self/limits Max open files"),
-)
-OFFSET = family(
-    "host_time_offset_seconds",
-    "What the kernel still has to correct the clock by, as its time daemon told it. Absent off Linux, and where a sandbox forbids the call.",
-    "adjtimex offset",
 )
 SYNCED = family(
     "host_time_synced",
     "Whether a time daemon keeps the clock (1) or not (0). Absent off Linux, and where a sandbox forbids the call.",
     "adjtimex state is not TIME_ERROR",
 )
-CLOCK_SPECS = (OFFSET, SYNCED)
-SPECS = (*OWN_SPECS, *CLOCK_SPECS)
+SPECS = (*OWN_SPECS, SYNCED)
 
 TIME_ERROR = 5
-STA_NANO = 0x2000
 
 
 class OwnCollector:
@@ -90,55 +76,15 @@ class OwnCollector:
 
 def build_labels() -> tuple[str, ...]:
     """Give the label values of `exporter_build_info`."""
-    return __version__, platform.python_version(), _version_of("nvidia-ml-py", module="pynvml")
-
-
-def _version_of(distribution: str, *, module: str) -> str:
-    """Tell the version of a package by the name of the directory that its installer left; "" without one.
-
-    `importlib.metadata` would tell the same, and load the package `email` for it: 2.5 MiB for one label.
-    Source: Python Packaging User Guide, "Recording installed projects", the .dist-info directory.
-    """
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
-        return ""
-    name = re.compile(rf"{re.sub('[-_.]+', '[-_.]+', distribution)}-([^-]+)\.dist-info", re.IGNORECASE)
     try:
-        names = sorted(entry.name for entry in Path(found.origin).parent.iterdir())
-    except OSError:
-        return ""
-    return next((version[1] for each in names if (version := name.fullmatch(each))), "")
+        pynvml = metadata.version("nvidia-ml-py")
+    except metadata.PackageNotFoundError:
+        pynvml = ""
+    return __version__, platform.python_version(), pynvml
 
 
-class _Timex(ctypes.Structure):
-    """Struct timex of the C library; the fields after `status` are only room, for which there is enough."""
-
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        ("offset", ctypes.c_long),
-        ("freq", ctypes.c_long),
-        ("maxerror", ctypes.c_long),
-        ("esterror", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("rest", ctypes.c_long * 40),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ClockReading:
-    """The kernel's opinion of its clock.
-
-    Attributes:
-        offset_seconds: What is left to correct.
-        synced: Whether a time daemon keeps it.
-    """
-
-    offset_seconds: float
-    synced: bool
-
-
-def ask_kernel() -> ClockReading | None:
-    """Call adjtimex with nothing to set; None where the C library has no such function.
+def ask_kernel() -> int | None:
+    """Call adjtimex with nothing to set and return the clock's state; None where the C library has no such function.
 
     Raises:
         OSError: The system refuses the call.
@@ -146,43 +92,37 @@ def ask_kernel() -> ClockReading | None:
     adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
     if adjtimex is None:
         return None
-    timex = _Timex()
-    state = adjtimex(ctypes.byref(timex))
+    state: int = adjtimex(ctypes.create_string_buffer(1024))  # room enough for a struct timex of zeros
     if state < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    unit = 1e-9 if timex.status & STA_NANO else 1e-6
-    return ClockReading(timex.offset * unit, state != TIME_ERROR)
+    return state
 
 
 class ClockCollector:
     """Asks the kernel about its clock.
 
     Args:
-        ask: Gives its answer.
+        ask: Gives its state.
     """
 
     name = "clock"
-    specs = CLOCK_SPECS
+    specs = (SYNCED,)
 
-    def __init__(self, *, ask: Callable[[], ClockReading | None] = ask_kernel) -> None:
+    def __init__(self, *, ask: Callable[[], int | None] = ask_kernel) -> None:
         self._ask = ask
 
     def collect(self) -> Collected:
         """Ask once."""
         collected = Collected()
-        try:
-            reading = self._ask()
-        except PermissionError as error:
-            message = f"adjtimex: {error.strerror}; a container may need CAP_SYS_TIME in its seccomp profile to ask for the time"
-            collected.fail(CollectError(message, reason="permission"))
-            return collected
-        except OSError as error:
-            collected.fail(CollectError(f"adjtimex: {error.strerror}", reason="unreadable"))
-            return collected
-        if reading is None:
-            collected.unsupported.append("no adjtimex in the C library")
-            return collected
-        collected.add(OFFSET, reading.offset_seconds)
-        collected.add(SYNCED, float(reading.synced))
+        with source(collected, "adjtimex"):
+            try:
+                state = self._ask()
+            except PermissionError as error:
+                message = f"adjtimex: {error.strerror}; a container may need CAP_SYS_TIME in its seccomp profile to ask for the time"
+                raise CollectError(message, reason="permission") from error
+            if state is None:
+                collected.unsupported.append("no adjtimex in the C library")
+            else:
+                collected.add(SYNCED, int(state != TIME_ERROR))
         return collected

@@ -1,13 +1,9 @@
-"""Processes: what the processes of the job use, by run, rank and role.
+"""Processes: what the processes of the job use, by run, rank and role; a pid is never a label.
 
 Used in the sidecar; `collect` is called from one thread at a time, `use` and `members` may be read from any.
 What the feed knows of recording processes comes in through a callable, the rest from /proc and psutil; families go
 out, and what each run uses of the machine, for the attribution of energy. Totals are kept in the ledger's state, one
 page per run: they are published only once they are saved there, as a counter that steps back reads as a reset.
-
-State and CPU time of every process are read in every pass. Memory, I/O and descriptors cost more: a pass reads them for
-as long as its budget lasts, recording processes first, then those that were read longest ago; sums are of the last
-readings.
 
 When a process dies its last values stay in the totals. When the sidecar dies the next one goes on from the page.
 Where another sidecar of this machine keeps the page, this one publishes gauges only.
@@ -17,36 +13,142 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import psutil
 
 from exporter.collectors.host.cpu import busy_seconds
-from exporter.collectors.job import GpuProcessUse, JobProcess, MachineUse, RunUse
+from exporter.collectors.job import GpuProcessUse, JobProcess, MachineUse, Role, RunUse
 from exporter.collectors.keeping import Fleeting, Keeper, Page
-from exporter.collectors.kernel_files import procfs, read_file, source
-from exporter.collectors.processes.counters import RunCounts
-from exporter.collectors.processes.families import GPU_MEMORY, SPECS, UP
-from exporter.collectors.processes.stat import Stat
-from exporter.collectors.processes.tree import Identity, Member, Owner, ProcessTree
-from exporter.collectors.processes.use import (
-    STATES,
-    GroupUse,
-    Reading,
-    Samples,
-    add_counts,
-    add_use,
-    status_of,
+from exporter.collectors.kernel_files import procfs, read_optional, source
+from exporter.collectors.processes.counters import COUNTERS, ENDS, RunCounts
+from exporter.collectors.processes.tree import Identity, Member, ProcessTree, Stat
+from exporter.families import Collected, family
+
+LABELS = ("run", "rank", "role")
+
+_ABSENT = "Absent where the processes cannot be seen (another pid namespace)."
+_KEPT = "Absent also while its total cannot be kept."
+DENIED = "Absent without the right to read it (same user, or ptrace)."
+
+UP = family(
+    "training_process_up",
+    "Whether the rank's process is alive (1) or has ended (0), as the kernel's lock on its feed file says. Absent a while after the end.",
+    "record lock of the feed",
+    "run",
+    "rank",
 )
-from exporter.families import Collected
+INSTANCES = family(
+    "training_process_instances",
+    f"Living processes; roles are trainer, dataloader (worker processes made by multiprocessing) and other. {_ABSENT}",
+    "feed, /proc/<pid>/task/*/children",
+    *LABELS,
+)
+STATE = family(
+    "training_process_state",
+    "Processes in a state: running, sleeping, disk_sleep, stopped, tracing_stop, zombie, dead, idle. Absent for a state that none is in.",
+    "/proc/<pid>/stat state",
+    *LABELS,
+    "state",
+)
+CPU = family(
+    "training_process_cpu_seconds_total",
+    f"CPU time of all processes that there ever were, those that ended included. {_ABSENT} {_KEPT}",
+    "/proc/<pid>/stat utime, stime",
+    *LABELS,
+    "mode",
+)
+RESIDENT = family(
+    "training_process_resident_bytes",
+    f"Memory in RAM; what several processes share is counted for each. {_ABSENT}",
+    "/proc/<pid>/statm resident",
+    *LABELS,
+)
+IO_READ = family(
+    "training_process_io_read_bytes_total",
+    f"Bytes that were fetched from storage. {DENIED}",
+    "/proc/<pid>/io read_bytes",
+    *LABELS,
+)
+IO_WRITTEN = family(
+    "training_process_io_written_bytes_total",
+    f"Bytes that were sent to storage. {DENIED}",
+    "/proc/<pid>/io write_bytes",
+    *LABELS,
+)
+THREADS = family("training_process_threads", f"Threads. {_ABSENT}", "/proc/<pid>/stat num_threads", *LABELS)
+OPEN_FDS = family(
+    "training_process_open_fds",
+    f"File descriptors that are open in the process with the most. {DENIED}",
+    "/proc/<pid>/fd",
+    *LABELS,
+)
+EXITS = family(
+    "training_process_exits_total",
+    "Processes that ended: completed (with status 0), failed (another status, or a signal), orderly (the feed was closed in order; the status was not seen), unknown. Absent while its total cannot be kept.",
+    "/proc/<pid>/stat exit_code of zombies, feed",
+    *LABELS,
+    "reason",
+)
+GPU_MEMORY = family(
+    "training_process_gpu_memory_bytes",
+    "GPU memory of the processes. Absent where the driver does not tell it (some MIG modes, vGPU) or gives pids of another namespace.",
+    "NVML compute running processes",
+    *LABELS,
+    "gpu",
+    "uuid",
+)
+SPECS = (
+    UP,
+    INSTANCES,
+    STATE,
+    CPU,
+    RESIDENT,
+    IO_READ,
+    IO_WRITTEN,
+    THREADS,
+    OPEN_FDS,
+    EXITS,
+    GPU_MEMORY,
+)
 
 LINGER_SECONDS = 900.0
-Uses = dict[tuple[str, str, str], GroupUse]
-"""By run, rank and role."""
 
-BUDGET_SECONDS = 0.025
-"""Time of a pass in which it may begin to read another process: half a per cent of a core by default."""
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "disk_sleep",
+    "T": "stopped",
+    "t": "tracing_stop",
+    "Z": "zombie",
+    "X": "dead",
+    "x": "dead",
+    "I": "idle",
+}
+
+
+class Reading(NamedTuple):
+    """What psutil reads of a process; None where that is not known, or not ours to know."""
+
+    resident_bytes: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    open_descriptors: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class GroupUse:
+    """What one group uses now: processes by state, and those that have not ended with what was read of them."""
+
+    states: Counter[str] = field(default_factory=Counter)
+    living: list[tuple[Member, Reading]] = field(default_factory=list)
+
+
+Uses = dict[tuple[str, str, Role], GroupUse]
+"""By run, rank and role."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +179,6 @@ class ProcessCollector:
         clock: Unix time.
         monotonic: Seconds.
         own_pid: This process, which is not of the job even where the job has started it; None asks the system.
-        budget_seconds: Of one pass.
 
     Attributes:
         members: The living processes at the last pass.
@@ -97,7 +198,6 @@ class ProcessCollector:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         own_pid: int | None = None,
-        budget_seconds: float = BUDGET_SECONDS,
     ) -> None:
         self.members: tuple[Member, ...] = ()
         self.use: MachineUse | None = None
@@ -109,11 +209,10 @@ class ProcessCollector:
         self._tree = ProcessTree(self._proc, ignore={os.getpid() if own_pid is None else own_pid})
         self._clock = clock
         self._monotonic = monotonic
-        self._budget_seconds = budget_seconds
         self._boot = ""
         self._runs: dict[str, _Run] = {}
         self._undecided: list[Member] = []  # trainers that are gone, though the feed has not noticed yet
-        self._readings: dict[Identity, Reading] = {}
+        self._processes: dict[Identity, psutil.Process] = {}
 
     def collect(self) -> Collected:
         """Look at all processes once."""
@@ -123,79 +222,65 @@ class ProcessCollector:
             self.members, self.use = (), None
             return collected
         with source(collected, self._proc / "stat"):
-            self._collect(job, collected)
+            now, boot_time, busy = self._monotonic(), psutil.boot_time(), busy_seconds()
+            self._boot = self._boot or read_optional(self._proc / "sys/kernel/random/boot_id") or ""
+            for run in {each.process.run for each in job}:
+                self._open(run, collected, now)
+            members, ended = self._tree.update(
+                job, collected=collected, now=now, boot_time=boot_time, uptime=self._clock() - boot_time
+            )
+            self._note_ends(ended, job)
+            uses = self._count(members, collected, now)
+            living = {run for (run, _, _), use in uses.items() if use.living}
+            self._keep(living | {each.process.run for each in job if each.alive}, collected, now)
+            self._publish(job, uses, collected)
+            self.members = tuple(member for member in members if not member.stat.ended)
+            self.use = self._machine_use(uses, now, busy)
+            if self._tree.hidden:
+                collected.unsupported.append(
+                    "processes of the job cannot be seen from here (another pid namespace, or hidepid): let the"
+                    " exporter run in theirs, or in the host's"
+                )
         return collected
-
-    def _collect(self, job: Sequence[JobProcess], collected: Collected) -> None:
-        now, boot_time, busy = self._monotonic(), psutil.boot_time(), busy_seconds()
-        self._boot = self._boot or (read_file(self._proc / "sys/kernel/random/boot_id") or "").strip()
-        for run in {each.process.run for each in job}:
-            self._open(run, collected, now)
-        members, ended = self._tree.update(
-            job, collected=collected, now=now, boot_time=boot_time, uptime=self._clock() - boot_time
-        )
-        self._note_ends(ended, job)
-        self._read(members, collected, now)
-        uses = self._count(members, collected, now)
-        alive = {each.process.run for each in job if each.alive}
-        self._note_life(alive | {run for (run, _, _), use in uses.items() if use.living}, now)
-        self._save(collected)
-        self._publish(job, uses, collected)
-        self._forget(now)
-        self.members = tuple(member for member in members if not member.stat.ended)
-        self.use = self._machine_use(uses, now, busy, collected)
-        self._say_what_is_hidden(collected)
-
-    # Runs -----------------------------------------------------------------------------------------------
 
     def _open(self, run: str, collected: Collected, now: float) -> _Run:
         """Know a run, and load its counters as soon as they can be had."""
-        known = self._runs.get(run)
-        if known is None:
-            known = self._runs[run] = _Run(self._keeper.page("processes", run), now)
-        if known.counts is not None:
-            return known
-        with collected.part():
-            rows = known.page.load()
-            if rows is None:
-                collected.unsupported.append(
-                    f"another sidecar counts the processes of run {run!r}: no totals here"
-                )
-                return known
-            counts = RunCounts(self._boot)
-            counts.resume(rows)
-            if counts.seen:
-                known.seen = now - max(0.0, self._clock() - counts.seen)
-            for (pid, start), (rank, role) in counts.living().items():
-                # Whatever has ended since then is found by not being there any more.
-                unread = Stat(pid, "", "S", 0, 0.0, 0.0, 0, start)
-                self._tree.resume(Member(Owner(run, rank), role, unread, root=role == "trainer"))
-            known.counts = counts
+        if run not in self._runs:
+            self._runs[run] = _Run(self._keeper.page("processes", run), now)
+        known = self._runs[run]
+        if known.counts is None:
+            with collected.part():
+                rows = known.page.load()
+                if rows is None:
+                    collected.unsupported.append(
+                        f"another sidecar counts the processes of run {run!r}: no totals here"
+                    )
+                    return known
+                counts = known.counts = RunCounts(self._boot, rows)
+                if counts.seen:
+                    known.seen = now - max(0.0, self._clock() - counts.seen)
+                for identity, mark in counts.living.items():
+                    # Whatever has ended since then is found by not being there any more.
+                    rank, role = mark.group
+                    self._tree.resume(Member(run, rank, role, Stat(*identity), root=role == "trainer"))
         return known
 
-    def _note_life(self, alive: Collection[str], now: float) -> None:
-        for run, known in self._runs.items():
+    def _keep(self, alive: Collection[str], collected: Collected, now: float) -> None:
+        """Save the counters, and forget the runs that are long over."""
+        for run, known in list(self._runs.items()):
+            counts = known.counts
             if run in alive:
                 known.seen = now
-                if known.counts is not None:
-                    known.counts.seen = self._clock()
-
-    def _forget(self, now: float) -> None:
-        for run, known in list(self._runs.items()):
-            if now - known.seen > self._linger_seconds:
-                known.page.close()
-                del self._runs[run]
-
-    def _save(self, collected: Collected) -> None:
-        for known in self._runs.values():
-            counts = known.counts
+                if counts is not None:
+                    counts.seen = self._clock()
             if counts is not None and (counts.changed or not known.saved):
                 known.saved = False
                 with collected.part():
                     known.page.save(counts.rows())
                     known.saved, counts.changed = True, False
-
-    # Counting -------------------------------------------------------------------------------------------
+            if now - known.seen > self._linger_seconds:
+                known.page.close()
+                del self._runs[run]
 
     def _note_ends(self, ended: Sequence[Member], job: Sequence[JobProcess]) -> None:
         """Count who is gone; of recording processes once the feed has noticed too, which knows how."""
@@ -203,119 +288,108 @@ class ProcessCollector:
         waiting: list[Member] = []
         for member in [*self._undecided, *ended]:
             recorded = by_id.get(member.process_id)
+            known = self._runs.get(member.run)
             if recorded is not None and recorded.alive:
                 waiting.append(member)
-                continue
-            known = self._runs.get(member.owner.run)
-            if known is not None and known.counts is not None:
+            elif known is not None and known.counts is not None:
                 orderly = recorded is not None and recorded.final
                 known.counts.end(member.identity, "orderly" if orderly else "unknown")
         self._undecided = waiting
 
-    def _read(self, members: Sequence[Member], collected: Collected, now: float) -> None:
-        """Read what costs more than the state, for as many processes as there is time for."""
-        before, self._readings = self._readings, {}
-        for member in members:
-            self._readings[member.identity] = before.get(member.identity, Reading())
-
-        def urgency(member: Member) -> tuple[bool, float]:
-            at = self._readings[member.identity].at
-            return not member.root, float("-inf") if at is None else at
-
-        for member in sorted(members, key=urgency):
-            if self._monotonic() - now >= self._budget_seconds:
-                break
-            if not member.stat.ended:
-                with source(collected, f"process {member.stat.pid}"):
-                    try:
-                        self._readings[member.identity].update(member.stat.pid, now)
-                    except psutil.NoSuchProcess:
-                        continue  # it ends in this moment, which the next pass will notice
-
     def _count(self, members: Sequence[Member], collected: Collected, now: float) -> Uses:
         uses: Uses = {}
+        before, self._processes = self._processes, {}
         for member in members:
-            stat, group = member.stat, (member.owner.rank, member.role)
+            stat, group = member.stat, (member.rank, member.role)
             # A run whose recording processes are long gone was forgotten.
-            known = self._runs.get(member.owner.run) or self._open(member.owner.run, collected, now)
-            use = uses.setdefault((member.owner.run, *group), GroupUse())
+            counts = (self._runs.get(member.run) or self._open(member.run, collected, now)).counts
+            use = uses.setdefault((member.run, *group), GroupUse())
             use.states[STATES.get(stat.state, "idle")] += 1
-            reading = self._readings[member.identity]
-            values = [stat.user_seconds, stat.system_seconds, *(reading.io or (None, None))]
+            reading = Reading()
+            with source(collected, f"process {stat.pid}"):
+                reading = self._read(member, before)
+            times = (stat.user_seconds, stat.system_seconds)
             if not stat.ended:
                 use.living.append((member, reading))
-                if known.counts is not None:
-                    known.counts.count(member.identity, group, values)
-            elif known.counts is not None and known.counts.knows(member.identity):
-                # A zombie that was seen alive; once, since it is not known after that.
-                known.counts.count(member.identity, group, values)
-                known.counts.end(member.identity, status_of(stat, reading))
+            if counts is not None and (not stat.ended or member.identity in counts.living):
+                counts.count(member.identity, group, (*times, reading.read_bytes, reading.written_bytes))
+                if stat.ended:  # a zombie that was seen alive; once, since it is not known after that
+                    # To read its I/O needs the same right as the status, which is 0 for those who have it not.
+                    clean = "unknown" if reading.read_bytes is None else "completed"
+                    counts.end(member.identity, "failed" if stat.exit_code else clean)
         return uses
 
-    # What goes out --------------------------------------------------------------------------------------
+    def _read(self, member: Member, before: dict[Identity, psutil.Process]) -> Reading:
+        reading = Reading()
+        try:
+            process = before.get(member.identity) or psutil.Process(member.stat.pid)
+            self._processes[member.identity] = process
+            reading = reading._replace(resident_bytes=process.memory_info().rss)
+            io = process.io_counters()
+            reading = reading._replace(read_bytes=io.read_bytes, written_bytes=io.write_bytes)
+            return reading._replace(open_descriptors=process.num_fds())
+        except psutil.Error:  # it ends in this moment, or is not ours
+            return reading
 
-    def _publish(
-        self,
-        job: Sequence[JobProcess],
-        uses: Uses,
-        collected: Collected,
-    ) -> None:
-        samples: Samples = {spec: {} for spec in SPECS}
+    def _publish(self, job: Sequence[JobProcess], uses: Uses, collected: Collected) -> None:
+        up: dict[tuple[str, str], bool] = {}
         for each in job:
             if each.process.rank is not None:  # one living process of a rank is enough
                 labels = each.process.run, str(each.process.rank)
-                samples[UP][labels] = max(samples[UP].get(labels, 0.0), float(each.alive))
-        for run, known in self._runs.items():
-            if known.counts is not None and known.saved:
-                for group, values, ends in known.counts.groups():
-                    add_counts(samples, (run, *group), values, ends, uses.get((run, *group)))
-        for group_labels, use in uses.items():
-            add_use(samples, group_labels, use)
-        self._add_gpus(samples[GPU_MEMORY], uses)
-        for spec, values_by_labels in samples.items():
-            collected.add_family(spec, values_by_labels)
+                up[labels] = up.get(labels, False) or each.alive
+        for labels, alive in up.items():
+            collected.add(UP, int(alive), *labels)
+        totals = {
+            (run, *group): total
+            for run, known in self._runs.items()
+            if known.counts is not None and known.saved
+            for group, total in known.counts.totals.items()
+        }
+        for group in sorted({*totals, *uses}):
+            use = uses.get(group, GroupUse())
+            readings = [reading for _, reading in use.living]
+            collected.add(INSTANCES, len(readings), *group)
+            for state, count in use.states.items():
+                collected.add(STATE, count, *group, state)
+            if readings:
+                # A part of a sum, or of a maximum, would be another number.
+                resident = [each.resident_bytes for each in readings if each.resident_bytes is not None]
+                opened = [each.open_descriptors for each in readings if each.open_descriptors is not None]
+                collected.add(THREADS, sum(member.stat.threads for member, _ in use.living), *group)
+                collected.add(RESIDENT, sum(resident) if len(resident) == len(readings) else None, *group)
+                collected.add(OPEN_FDS, max(opened) if len(opened) == len(readings) else None, *group)
+            if group in totals:
+                total = totals[group]
+                for mode in COUNTERS[:2]:
+                    collected.add(CPU, total[mode], *group, mode)
+                if all(each.read_bytes is not None for each in readings):
+                    collected.add(IO_READ, total["read_bytes"], *group)
+                    collected.add(IO_WRITTEN, total["written_bytes"], *group)
+                for reason in ENDS:
+                    collected.add(EXITS, total[reason], *group, reason)
+        self._add_gpus(collected, uses)
 
-    def _add_gpus(self, memory: dict[tuple[str, ...], float], uses: Uses) -> None:
-        owners = {member.stat.pid: labels for labels, use in uses.items() for member, _ in use.living}
+    def _add_gpus(self, collected: Collected, uses: Uses) -> None:
+        owners = {member.stat.pid: group for group, use in uses.items() for member, _ in use.living}
         sizes: dict[tuple[str, ...], list[int | None]] = {}
         for each in self._gpu_use():
             if each.pid in owners:
                 sizes.setdefault((*owners[each.pid], each.gpu, each.uuid), []).append(each.memory_bytes)
         for labels, found in sizes.items():
             known = [size for size in found if size is not None]
-            if len(known) == len(found):  # a part of the sum would be another number
-                memory[labels] = sum(known)
+            collected.add(GPU_MEMORY, sum(known) if len(known) == len(found) else None, *labels)
 
-    def _machine_use(
-        self,
-        uses: Uses,
-        now: float,
-        busy: float,
-        collected: Collected,
-    ) -> MachineUse:
-        used: int | None = None
-        with source(collected, self._proc / "meminfo"):
-            memory = psutil.virtual_memory()
-            used = memory.total - memory.available
+    def _machine_use(self, uses: Uses, now: float, busy: float) -> MachineUse:
+        memory = psutil.virtual_memory()
         runs = []
         for run, known in self._runs.items():
-            living = [each for labels, use in uses.items() if labels[0] == run for each in use.living]
+            living = [each for group, use in uses.items() if group[0] == run for each in use.living]
             if living and known.counts is not None:
-                roots = sorted((member for member, _ in living), key=lambda member: member.role != "trainer")
-                trainers = [member for member in roots if member.role == "trainer"] or roots
+                members = [member for member, _ in living]
+                trainers = [member for member in members if member.role == "trainer"] or members
                 cpus = len(frozenset[int]().union(*(member.cpus for member in trainers)))
                 resident = sum(reading.resident_bytes or 0 for _, reading in living)
-                pids = frozenset(member.stat.pid for member, _ in living)
+                pids = frozenset(member.stat.pid for member in members)
                 runs.append(RunUse(run, pids, known.counts.cpu_seconds, cpus, resident))
+        used = memory.total - memory.available
         return MachineUse(now, tuple(runs), busy, psutil.cpu_count() or 1, used)
-
-    def _say_what_is_hidden(self, collected: Collected) -> None:
-        if self._tree.hidden:
-            collected.unsupported.append(
-                "processes of the job cannot be seen from here (another pid namespace, or hidepid): let the"
-                " exporter run in theirs, or in the host's"
-            )
-        if not self._tree.listed:
-            collected.unsupported.append(
-                "the kernel keeps no lists of children (CONFIG_PROC_CHILDREN): trainers only"
-            )

@@ -11,16 +11,30 @@ with their trainer.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
 from exporter.collectors.kernel_files import source
-from exporter.collectors.processes.families import MEMORY_SPECS, PROPORTIONAL, UNIQUE
+from exporter.collectors.processes.collector import DENIED, LABELS
 from exporter.collectors.processes.tree import Identity, Member
-from exporter.families import Collected
+from exporter.families import Collected, family
+
+UNIQUE = family(
+    "training_process_unique_bytes",
+    f"Memory that would be free if the processes ended, each on its own (USS). {DENIED} Absent also while the time for it does not suffice.",
+    "/proc/<pid>/smaps_rollup Private_*",
+    *LABELS,
+)
+PROPORTIONAL = family(
+    "training_process_proportional_bytes",
+    f"Memory of the processes, what they share divided by the number of sharers (PSS). {DENIED} Absent also while the time for it does not suffice.",
+    "/proc/<pid>/smaps_rollup Pss",
+    *LABELS,
+)
 
 BUDGET_SECONDS = 0.5
 """Time that a pass may begin to read in."""
@@ -32,18 +46,14 @@ FRESH_SECONDS = 180.0
 """A reading is shown for so long, and while a slow process waits for its next turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(NamedTuple):
     """What was read of a process, and when: monotonic seconds."""
 
-    unique: int
-    proportional: int
-    at: float
-    again_at: float
-
-    @property
-    def stale_at(self) -> float:
-        return self.at + max(FRESH_SECONDS, 1.5 * (self.again_at - self.at))
+    unique: int = 0
+    proportional: int = 0
+    at: float = -math.inf
+    again_at: float = -math.inf
+    stale_at: float = -math.inf
 
 
 class ProcessMemoryCollector:
@@ -52,72 +62,48 @@ class ProcessMemoryCollector:
     Args:
         members: Gives the living processes.
         monotonic: Seconds.
-        budget_seconds: Of one pass.
     """
 
     name = "process_memory"
-    specs = MEMORY_SPECS
+    specs = (UNIQUE, PROPORTIONAL)
 
     def __init__(
         self,
         *,
         members: Callable[[], Sequence[Member]] = tuple,
         monotonic: Callable[[], float] = time.monotonic,
-        budget_seconds: float = BUDGET_SECONDS,
     ) -> None:
         self._members = members
         self._monotonic = monotonic
-        self._budget_seconds = budget_seconds
         self._readings: dict[Identity, _Reading] = {}
 
     def collect(self) -> Collected:
         """Read as many processes as there is time for."""
         collected = Collected()
         members = self._members()
-        living = {member.identity for member in members}
-        self._readings = {who: each for who, each in self._readings.items() if who in living}
+        self._readings = {each.identity: self._readings.get(each.identity, _Reading()) for each in members}
         begun = self._monotonic()
-        for member in sorted(members, key=self._last_read):
-            known = self._readings.get(member.identity)
+        for member in sorted(members, key=lambda member: self._readings[member.identity].at):
             now = self._monotonic()
-            if now - begun >= self._budget_seconds:
-                break
-            if known is None or now >= known.again_at:
+            if now - begun < BUDGET_SECONDS and now >= self._readings[member.identity].again_at:
                 with source(collected, f"process {member.stat.pid}"):
-                    self._read(member)
-        self._add_sums(members, collected)
+                    self._readings[member.identity] = self._read(member.stat.pid, now)
+        now = self._monotonic()
+        groups: dict[tuple[str, ...], list[_Reading]] = {}
+        for member in members:
+            group = (member.run, member.rank, member.role)
+            groups.setdefault(group, []).append(self._readings[member.identity])
+        for labels, readings in groups.items():
+            if all(now < each.stale_at for each in readings):  # a part of the sum would be another number
+                collected.add(UNIQUE, sum(each.unique for each in readings), *labels)
+                collected.add(PROPORTIONAL, sum(each.proportional for each in readings), *labels)
         return collected
 
-    def _last_read(self, member: Member) -> float:
-        known = self._readings.get(member.identity)
-        return float("-inf") if known is None else known.at
-
-    def _read(self, member: Member) -> None:
-        begun = self._monotonic()
+    def _read(self, pid: int, begun: float) -> _Reading:
         try:
-            found = psutil.Process(member.stat.pid).memory_full_info()
+            found = psutil.Process(pid).memory_full_info()
         except psutil.Error:  # gone, or somebody else's
-            self._readings.pop(member.identity, None)
-            return
+            return _Reading()
         ended = self._monotonic()
-        self._readings[member.identity] = _Reading(
-            found.uss, found.pss, ended, ended + max(AGAIN_SECONDS, (ended - begun) / DUTY)
-        )
-
-    def _add_sums(self, members: Sequence[Member], collected: Collected) -> None:
-        now = self._monotonic()
-        groups: dict[tuple[str, ...], list[_Reading | None]] = {}
-        for member in members:
-            labels: tuple[str, ...] = (member.owner.run, member.owner.rank, member.role)
-            reading = self._readings.get(member.identity)
-            fresh = reading is not None and now < reading.stale_at
-            groups.setdefault(labels, []).append(reading if fresh else None)
-        unique: dict[tuple[str, ...], float] = {}
-        proportional: dict[tuple[str, ...], float] = {}
-        for labels, readings in groups.items():
-            known = [reading for reading in readings if reading is not None]
-            if len(known) == len(readings):  # a part of the sum would be another number
-                unique[labels] = sum(reading.unique for reading in known)
-                proportional[labels] = sum(reading.proportional for reading in known)
-        collected.add_family(UNIQUE, unique)
-        collected.add_family(PROPORTIONAL, proportional)
+        wait = max(AGAIN_SECONDS, (ended - begun) / DUTY)
+        return _Reading(found.uss, found.pss, ended, ended + wait, ended + max(FRESH_SECONDS, 1.5 * wait))

@@ -19,8 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter
-from exporter.collectors.energy.idle import IdlePower
+from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter, IdlePower
 from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Rows
 

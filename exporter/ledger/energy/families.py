@@ -35,7 +35,7 @@ RESOLUTION = family(
 GAP = family(
     "exporter_energy_gap_seconds_total",
     "Time without a reading of the device's energy; what was used in it is counted where the counter "
-    "tells later. Reasons: permission, lost, error, suspended.",
+    "tells later. Reasons: permission, lost, error.",
     "collectors of energy",
     *("component", "device", "reason"),
 )

@@ -1,0 +1,260 @@
+"""What energy of CPUs and memory is read of: RAPL registers, ACPI power meters, a model of the load.
+
+Used in the sidecar by the RAPL collector. /sys/class/powercap and /sys/class/hwmon come in. No threads.
+
+    intel-rapl:0        name package-0     the CPU, its cores and caches          counted
+    intel-rapl:0:0      name core          a part of it                           left out
+    intel-rapl:0:1      name dram          the memory behind it, not part of it   counted
+    intel-rapl:1        name psys          the whole platform                     left out
+    intel-rapl-mmio:0   name package-0     the same package, by another way in    left out
+
+AMD's CPUs have packages and cores under the same names, and no memory. A package with several dies is
+`package-0-die-1`. NVIDIA's Grace has no registers but meters, whose power is integrated over time (trapezoids):
+
+    CPU Power Socket 0       the cores                              counted: cpu, package 0
+    SysIO Power Socket 0     what is beside them on the chip        counted: soc, socket0
+    Module Power Socket 0    the whole module, memory included      left out: overlaps
+    Grace Power Socket 0     the first two together                 left out
+
+Source: Documentation/power/powercap/powercap.rst, drivers/powercap/intel_rapl_common.c; NVIDIA Grace Performance
+Tuning Guide, "Power and Thermals"; Documentation/hwmon/acpi_power_meter.rst.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter, IdlePower
+from exporter.collectors.job import EnergyReading
+from exporter.collectors.keeping import Rows
+from exporter.collectors.kernel_files import list_directory, read_file, read_optional, source
+from exporter.families import Collected
+
+MAX_WATTS = 4000.0
+"""More than any package, its memory, or a module of them draws."""
+GAPS = ("permission", "lost", "error")
+"""Why there is a time without a reading, in the order of the rows."""
+WAYS_IN = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
+"""Kernel drivers, the preferred one first."""
+
+_ZONE = re.compile(r"(intel-rapl(?:-tpmi|-mmio)?)((?::[0-9]{1,4}){1,3})", re.ASCII)
+_PACKAGE = re.compile(r"package-([0-9]{1,4}(?:-die-[0-9]{1,4})?)", re.ASCII)
+_METER = re.compile(r"(CPU|SysIO) Power Socket ([0-9]{1,3})", re.ASCII)
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """One device.
+
+    Attributes:
+        key: Its name in the rows of the page.
+        path: Where it is read.
+        component: What it measures.
+        device: The label of families that span CPUs and GPUs.
+        index: The label `package` of our own.
+        name: What the machine calls it.
+        source: What is read.
+        measured: False for a model.
+        idle: What it draws without work.
+        readable: Whether the last reading succeeded.
+        gaps: Time without a reading, by reason.
+        counter: Its total.
+    """
+
+    key: str
+    path: Path
+    component: Literal["cpu", "dram", "soc"]
+    device: str
+    index: str
+    name: str
+    source: str
+    measured: bool = True
+    idle: IdlePower = field(default_factory=IdlePower)
+    readable: bool = False
+    gaps: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GAPS, 0.0))
+    counter: EnergyCounter = field(
+        default_factory=lambda: EnergyCounter(range_joules=0.0, max_watts=MAX_WATTS)
+    )
+
+    def update(self, now: float) -> None:
+        """Take a reading.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It shows what cannot be.
+        """
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Begin anew with the next reading; the total stays."""
+        self.counter.forget()
+
+    def rows(self, boot: str) -> Rows:
+        """Write everything, for a page."""
+        return {
+            ("total", self.key): self.counter.row(),
+            ("register", boot, self.key): self.counter.mark(),
+            ("gaps", self.key): tuple(self.gaps.values()),
+            ("idle", self.key): self.idle.row(),
+        }
+
+    def resume(self, kept: Rows, boot: str) -> None:
+        """Go on from what `rows` has written; what was counted since is added."""
+        self.idle.resume(kept.get(("idle", self.key), ()))
+        total = kept.get(("total", self.key))
+        if total:
+            self.counter.resume(total, kept.get(("register", boot, self.key), ()))
+        for reason, gap in zip(GAPS, kept.get(("gaps", self.key), ()), strict=False):
+            self.gaps[reason] += gap or 0.0
+
+    def reading(self, now: float) -> EnergyReading:
+        """Give what the ledger divides among the runs."""
+        return EnergyReading(
+            component=self.component,
+            device=self.device,
+            source=self.source,
+            measured=self.measured,
+            joules=self.counter.joules if self.readable else None,
+            watts=self.counter.watts if self.readable else None,
+            at=now,
+            idle_watts=self.idle.best(),
+            name=self.name,
+            index=self.index,
+            resets=dict(self.counter.resets),
+            gap_seconds=dict(self.gaps),
+        )
+
+
+class Register(Device):
+    """A zone of RAPL."""
+
+    def update(self, now: float) -> None:
+        """Read the register."""
+        before = self.counter.mark()
+        told = self.counter.update(int(read_file(self.path / "energy_uj")) / 1e6, now)
+        if told is None and before[0] is not None:
+            self.gaps["lost"] += max(0.0, now - (before[1] or 0.0))
+
+
+@dataclass(slots=True, eq=False)
+class PowerMeter(Device):
+    """What tells its power only; short peaks between two readings are missed, which a register would have counted."""
+
+    read_watts: Callable[[], float] = float
+    _at: float | None = None
+
+    def update(self, now: float) -> None:
+        """Add the time since the last reading; the first one, and one after a long pause, only begin."""
+        watts = self.read_watts()
+        if not 0 <= watts <= MAX_WATTS:
+            raise ValueError(f"{watts:g} W")
+        before, at = self.counter.watts, self._at
+        if before is not None and at is not None and 0 < now - at <= LONGEST_SECONDS:
+            self.counter.joules += (before + watts) / 2 * (now - at)
+        self.counter.watts, self._at = watts, now
+
+    def forget(self) -> None:
+        """Begin anew with the next reading; the total stays."""
+        self._at = self.counter.watts = None
+
+
+def tdp_model(tdp_watts: float) -> PowerMeter:
+    """Guess at the energy of all CPUs where it cannot be measured: P = TDP (0.1 + 0.9 load³).
+
+    The form is the one that codecarbon uses for whole machines; against wall meters such models are wrong by up to
+    40 %. Source: arXiv 2509.22092.
+    """
+    return PowerMeter(
+        key="model",
+        path=Path("/proc/stat"),
+        component="cpu",
+        device="machine",
+        index="all",
+        name=f"{tdp_watts:g} W TDP",
+        source="tdp_model",
+        measured=False,
+        idle=IdlePower(tdp_watts * 0.1),
+        read_watts=lambda: tdp_watts * (0.1 + 0.9 * (psutil.cpu_percent() / 100) ** 3),
+    )
+
+
+def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> list[Device]:
+    """Find everything that counts, each once.
+
+    Args:
+        sys: Where sysfs is mounted.
+        idle_watts: Of one package, as configured; None when nobody knows.
+        collected: Takes what goes wrong.
+    """
+    found: list[Device] = []
+    with source(collected, sys / "class/hwmon"):
+        found += _find_meters(sys / "class/hwmon")
+    with source(collected, sys / "class/powercap"):
+        found += _find_registers(sys / "class/powercap", idle_watts, collected)
+    return found
+
+
+def _find_meters(root: Path) -> list[PowerMeter]:
+    meters: dict[str, PowerMeter] = {}
+    # In the directory of the device, up to the driver's conversion in Linux 6.8.
+    for path in (root / name / below for name in list_directory(root) for below in ("", "device")):
+        name = _METER.fullmatch(read_optional(path / "power1_oem_info") or "")
+        if name:
+            cpu, socket = name[1] == "CPU", name[2]
+            meters[name[0]] = PowerMeter(
+                key=name[0],
+                path=path,
+                component="cpu" if cpu else "soc",
+                device=f"{'package' if cpu else 'socket'}{socket}",
+                index=socket,
+                name=name[0],
+                source="hwmon",
+                read_watts=lambda path=path: int(read_file(path / "power1_average")) / 1e6,  # type: ignore[misc]
+            )
+    return list(meters.values())
+
+
+def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[Register]:
+    keys = [found for found in map(_ZONE.fullmatch, list_directory(root)) if found]
+    keys.sort(key=lambda found: (WAYS_IN.index(found[1]), [int(part) for part in found[2].split(":")[1:]]))
+    if not keys:
+        collected.unsupported.append(
+            f"no energy registers in {root} (a virtual machine, or no driver for this CPU)"
+        )
+    elif not any((root / found[0] / "name").exists() for found in keys):
+        collected.unsupported.append(
+            f"{root} leads nowhere: the container runtime masks /sys/devices/virtual/powercap; run the exporter on"
+            " the host, or mount that directory and give the container the right to read it"
+        )
+        return []
+    registers: dict[tuple[str, str], Register] = {}
+    packages: dict[str, str] = {}
+    for key in (found[0] for found in keys):
+        path = root / key
+        with source(collected, path):
+            name = read_file(path / "name")
+            is_package = _PACKAGE.fullmatch(name)
+            if is_package:
+                packages[key] = is_package[1]
+            index = packages.get(key if is_package else key.rpartition(":")[0])
+            # Others are in or around a package; what another driver shows too is the same register.
+            if index is not None and (is_package or name == "dram") and (index, name) not in registers:
+                range_joules = int(read_file(path / "max_energy_range_uj")) / 1e6
+                registers[index, name] = Register(
+                    key=key,
+                    path=path,
+                    component="cpu" if is_package else "dram",
+                    device=f"package{index}",
+                    index=index,
+                    name=name,
+                    source="rapl",
+                    idle=IdlePower(idle_watts if is_package else None),
+                    counter=EnergyCounter(range_joules=range_joules, max_watts=MAX_WATTS),
+                )
+    return list(registers.values())
