@@ -46,9 +46,7 @@ class Guard:
     while; never a running one. So a flood only displaces itself: a real scrape sends its head at once, and is no
     longer incomplete by the time the flood has come round.
 
-    Args:
-        limits: Connections, what they may be sending together, and when one is stuck.
-        clock: Monotonic seconds.
+    The clock is monotonic.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -215,18 +213,7 @@ _NOT_TLS = Answer(400, b"this port speaks HTTPS\n", close=True, route="malformed
 
 @dataclass(slots=True)
 class ServerState:
-    """What all connections of a server share.
-
-    Attributes:
-        guard: Who is here.
-        limits: How long things may take.
-        config: web.config.yml as it is in force.
-        routes: The answers.
-        log: For defects of ours, once.
-        counts: What has happened.
-        closing: Whether the server is stopping, so that every answer is its connection's last.
-        defective: Whether a connection has ended by a defect of ours.
-    """
+    """What all connections of a server share."""
 
     guard: Guard
     limits: Limits
@@ -234,8 +221,8 @@ class ServerState:
     routes: Routes
     log: logging.Logger
     counts: Counts = field(default_factory=Counts)
-    closing: bool = False
-    defective: bool = False
+    closing: bool = False  # the server is stopping, so that every answer is its connection's last
+    defective: bool = False  # a connection has ended by a defect of ours, which was logged
 
 
 class Connection:

@@ -22,19 +22,12 @@ _ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request without a body.
+    """A request without a body."""
 
-    Attributes:
-        method: As sent; methods are case-sensitive.
-        path: Without the query, percent-decoded.
-        headers: (lower-case name, value) in the order of arrival.
-        query: As sent, without the question mark.
-    """
-
-    method: str
-    path: str
-    headers: tuple[tuple[str, str], ...] = ()
-    query: str = ""
+    method: str  # as sent; methods are case-sensitive
+    path: str  # without the query, percent-decoded
+    headers: tuple[tuple[str, str], ...] = ()  # (lower-case name, value) in the order of arrival
+    query: str = ""  # as sent, without the question mark
 
     def header(self, name: str) -> str | None:
         """A field's value, its repetitions joined as in a list; None when it is not there."""
@@ -44,25 +37,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent back.
-
-    Attributes:
-        status: The code.
-        body: Complete; for HEAD its length is sent in its place.
-        content_type: Of the body.
-        headers: Further fields; they replace fields of the same name that are always sent.
-        close: Whether the connection ends after it.
-        route: For counting: the fixed path that was asked for, or a word for what was not one.
-        scrape: Whether it is the metrics page.
-    """
+    """What is sent back."""
 
     status: int
-    body: bytes = b""
+    body: bytes = b""  # complete; for HEAD its length is sent in its place
     content_type: str = TEXT
-    headers: Mapping[str, str] = field(default_factory=dict)
-    close: bool = False
-    route: str = "other"
-    scrape: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)  # they replace those that are always sent
+    close: bool = False  # whether the connection ends after it
+    route: str = "other"  # for counting: the fixed path that was asked for, or a word for what was not one
+    scrape: bool = False  # whether it is the metrics page
 
 
 class MalformedError(Exception):
@@ -74,12 +57,7 @@ class MalformedError(Exception):
 
 
 class Exchanges:
-    """One request and its answer after the other.
-
-    Args:
-        head_bytes: Limit of a head's size.
-        head_lines: Limit of its lines.
-    """
+    """One request and its answer after the other, with limits of a head's size and lines."""
 
     def __init__(self, *, head_bytes: int, head_lines: int) -> None:
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes)

@@ -31,17 +31,11 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address to listen on.
+    """One address to listen on."""
 
-    Attributes:
-        text: As written.
-        host: Name or number; "" for every address of the machine, IPv4 and IPv6.
-        port: 0 lets the kernel choose.
-    """
-
-    text: str
-    host: str
-    port: int
+    text: str  # as written
+    host: str  # name or number; "" for every address of the machine, IPv4 and IPv6
+    port: int  # 0 lets the kernel choose
 
 
 def parse_addresses(texts: Sequence[str]) -> list[Address]:
@@ -95,13 +89,7 @@ def bind(address: Address, backlog: int) -> socket.socket:
 
 
 def url(listener: socket.socket, *, tls: bool, reachable: bool = True) -> str:
-    """Where a socket listens, without a path.
-
-    Args:
-        listener: Bound.
-        tls: Whether it is served so.
-        reachable: Write 127.0.0.1 for "every address", so that a client on this machine can use it.
-    """
+    """Where a socket listens, without a path; `reachable` by a client on this machine, 127.0.0.1 for every address."""
     host, port = listener.getsockname()[:2]
     if reachable and ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "127.0.0.1"

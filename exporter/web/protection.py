@@ -57,13 +57,7 @@ class Passwords:
     async def admits(
         self, users: Mapping[str, str], authorization: str | None, peer: str, deadline: float
     ) -> bool:
-        """Whether a request may pass.
-
-        Args:
-            users: bcrypt hash by name; at least one.
-            authorization: The header field; None when it is missing.
-            peer: The address of the client.
-            deadline: By the loop's clock.
+        """Whether a request of this address may pass, with this header field, by a time of the loop's clock.
 
         Raises:
             BusyError: It would have to wait behind too many others.
@@ -99,13 +93,7 @@ class Passwords:
 
 
 class RateLimiter:
-    """A token bucket over all requests, as in exporter-toolkit.
-
-    Args:
-        interval_seconds: One request more is allowed every so often.
-        burst: How many may be saved up.
-        clock: Monotonic seconds.
-    """
+    """A token bucket over all requests, as in exporter-toolkit; the clock is monotonic."""
 
     def __init__(
         self, interval_seconds: float, burst: int, clock: Callable[[], float] = time.monotonic
@@ -130,19 +118,12 @@ class RateLimiter:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """One version of the file, ready for use.
-
-    Attributes:
-        config: As it was read.
-        tls: None for plain HTTP.
-        limiter: None without a limit.
-        files: What the files that it was read from looked like before they were.
-    """
+    """One version of the file, ready for use."""
 
     config: WebConfig = field(default_factory=WebConfig)
     tls: ServerTls | None = None
     limiter: RateLimiter | None = None
-    files: Signatures = field(default_factory=dict)
+    files: Signatures = field(default_factory=dict)  # what was read, as it looked before that
 
 
 class WebConfigFile:
@@ -150,11 +131,6 @@ class WebConfigFile:
 
     Attributes:
         failure: Why the file as it is now is not in force; "" when it is.
-
-    Args:
-        path: The file; None for a server without any.
-        limits: How often it is looked at.
-        log: Where changes are noted.
 
     Raises:
         ConfigurationError: It cannot be read, or has problems.

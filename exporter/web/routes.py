@@ -70,16 +70,10 @@ class Application(Protocol):
 
 
 class Routes:
-    """All answers of the server.
+    """All answers of the server; with the telemetry path "/" the metrics take the place of the status page.
 
-    Args:
-        application: What they are made from.
-        lacks: What the exporter is still without, though a scrape is right; asked for `/-/ready` on the loop.
-        config: web.config.yml as it is in force.
-        limits: How long an answer may take.
-        telemetry_path: Where the metrics are; "/" has them in place of the status page.
-        enable_lifecycle: Whether the reload path may be used.
-        log: Where a failing page is noted, once until it works again.
+    A failing page is logged once until it works again. `lacks` says what the exporter is still without, though a
+    scrape is right; it is asked for `/-/ready` on the loop.
 
     Raises:
         ConfigurationError: `telemetry_path` cannot be used.

@@ -42,16 +42,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Server:
     """Serves one application on any number of addresses.
 
-    Args:
-        application: What is served.
-        lacks: What the exporter is still without, though a scrape is right: `/-/ready` says so. Called on the
-            server's loop.
-        listen: Addresses as on the command line.
-        web_config: `web.config.yml`; None serves plain HTTP to everybody.
-        enable_lifecycle: Whether `/-/reload` may be used.
-        telemetry_path: Where the metrics are.
-        log: For the start, for changes of web.config.yml and for defects; never for what peers do.
-        limits: What one peer may cost.
+    Without `web_config` it serves plain HTTP to everybody. The log has the start, changes of web.config.yml and
+    defects; never what peers do.
 
     Attributes:
         urls: Where the server is, in the order of `listen`, without a path; empty before it has started.
@@ -97,10 +89,7 @@ class Server:
         return self._counts.scrapes
 
     def next_expected_scrape(self) -> float | None:
-        """Give the monotonic time at which the next scrape of a regular scraper is due; None without one.
-
-        It may be past by up to an interval: the scraper is late. A client that came once is no scraper.
-        """
+        """Give the monotonic time at which the next scrape of a regular scraper is due; see `Scrapers`."""
         return self._counts.scrapers.next_expected(time.monotonic())
 
     def start(self) -> None:

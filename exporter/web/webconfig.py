@@ -224,15 +224,10 @@ def load_web_config(path: Path) -> WebConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What new connections are to agree on.
-
-    Attributes:
-        context: Certificate, versions, ciphers, what is asked of clients.
-        allowed_names: Alternative names of which a client's certificate must have one; empty allows all.
-    """
+    """What new connections are to agree on."""
 
     context: ssl.SSLContext
-    allowed_names: frozenset[str]
+    allowed_names: frozenset[str]  # of which a client's certificate must have one; empty allows all
 
     def admits(self, names: frozenset[str]) -> bool:
         """Whether a verified client certificate with these alternative names may pass."""
@@ -240,11 +235,7 @@ class ServerTls:
 
 
 def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
-    """Load certificates and keys, and set the rules.
-
-    Args:
-        config: Checked by its loader.
-        source: The file it came from.
+    """Load certificates and keys, and set the rules, as `source` says.
 
     Raises:
         ConfigurationError: A file cannot be read or does not fit, or OpenSSL lacks what is asked.

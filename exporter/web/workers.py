@@ -34,13 +34,7 @@ class _Job:
 
 
 class Workers:
-    """Daemon threads that work in the order of the requests; they are started with the first piece of work.
-
-    Args:
-        name: Of the threads.
-        threads: How many.
-        max_waiting: Pieces of work that may wait for a thread.
-    """
+    """Daemon threads that work in the order of the requests; they are started with the first piece of work."""
 
     def __init__(self, name: str, threads: int = 1, *, max_waiting: int = 64) -> None:
         self._name = name
@@ -52,15 +46,10 @@ class Workers:
         self._started = False
 
     async def run(self, key: Hashable, work: Callable[[], T], deadline: float) -> T:
-        """Have `work` done, or share what is being done for `key`.
+        """Have `work` done, or share what is being done for `key`, until a time of the loop's clock.
 
         A piece of work that hangs is joined by those who ask later, who are late like the first, instead of hanging
         the next thread. One that nobody waits for any more is not begun.
-
-        Args:
-            key: Equal questions have equal keys.
-            work: Called on a thread.
-            deadline: By the loop's clock.
 
         Raises:
             BusyError: Too much is waiting.

@@ -70,16 +70,6 @@ def test_accepting_goes_on_when_descriptors_run_out_below_the_cap() -> None:
     assert spent < 0.5
 
 
-def test_fifty_stalled_handshakes_do_not_delay_scrapes(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    with Child(web_config=str(authority.config())) as child, Crowd(child.port, 50):
-        scrapes(child.port, context=authority.client())
-        states = child.command()
-        scrapes(child.port, 1, context=authority.client())
-
-    assert states["exporter_http_connections{incomplete}"] == 50
-
-
 def test_stalled_handshakes_do_no_harm_when_descriptors_are_few(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a client's first message
@@ -165,18 +155,6 @@ def test_a_client_that_trickles_after_a_finished_request_is_cut_like_any_other()
 
     assert status == 200
     assert seconds < 5  # 10 if it were allowed to go on
-
-
-def test_an_idle_connection_is_closed_after_its_time() -> None:
-    child = Child(limits={"idle_seconds": 0.5})
-    with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
-        peer.sendall(WHOLE)
-        read_answer(peer)
-        end = peer.recv(1)
-        errors = child.command()["exporter_http_connection_errors_total{head_timeout}"]
-
-    assert end == b""
-    assert errors == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-import subprocess
 import sys
 import threading
 import time
@@ -54,6 +53,8 @@ def test_only_the_right_password_of_a_known_user_gets_in(tmp_path: Path, kind: s
                 ("alice", "else"),
                 ("eve", "good"),
                 ("", ""),
+                ("alice", "good\0more"),
+                ("alice", "x" * 73),
             ]
         }
 
@@ -87,15 +88,6 @@ def test_every_path_asks_for_a_password(tmp_path: Path, path: str) -> None:
 def test_a_header_that_is_no_password_is_unauthorized(tmp_path: Path, header: str) -> None:
     with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
         assert fetch(port_of(server), headers={"Authorization": header}).status == 401
-
-
-@pytest.mark.parametrize("password", ["x" * 73, "x" * 5000, "good\0more", "\u00e4" * 37])
-def test_a_password_that_bcrypt_cannot_take_is_unauthorized(tmp_path: Path, password: str) -> None:
-    with serving(web_config=users(tmp_path, alice=hashed("x" * 72), bob=hashed("good"))) as server:
-        port = port_of(server)
-        assert fetch(port, headers=basic("alice", password)).status == 401
-        assert fetch(port, headers=basic("bob", password)).status == 401
-        assert fetch(port, headers=basic("alice", "x" * 72)).status == 200
 
 
 def test_a_flood_of_wrong_passwords_starves_neither_a_known_right_one_nor_health(tmp_path: Path) -> None:
@@ -258,16 +250,6 @@ def test_users_without_the_bcrypt_package_are_refused_at_the_start(
     monkeypatch.setitem(sys.modules, "bcrypt", None)
     with pytest.raises(ConfigurationError, match=r"pip install training-exporter\[auth\]"):
         Server(Page(), listen=["127.0.0.1:0"], web_config=users(tmp_path, alice=hashed("x"))).start()
-
-
-def test_curl_logs_in(tmp_path: Path) -> None:
-    with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
-        place = f"{server.urls[0]}/-/healthy"
-        command = ["curl", "-sS", "--max-time", "10", "-u"]
-        good = subprocess.run([*command, "alice:good", place], capture_output=True, check=True).stdout
-        bad = subprocess.run([*command, "alice:bad", place], capture_output=True, check=True).stdout
-
-    assert (good, bad) == (b"healthy\n", b"unauthorized\n")
 
 
 def test_the_bucket_gives_its_burst_and_then_one_per_interval() -> None:

@@ -60,10 +60,6 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
     assert config.http_server_config.headers.fields()["X-XSS-Protection"] == "1"
 
 
-def test_an_empty_file_protects_nothing(tmp_path: Path) -> None:
-    assert load(tmp_path, "") == WebConfig()
-
-
 @pytest.mark.parametrize(
     ("text", "place", "message"),
     [

@@ -131,11 +131,3 @@ def test_a_malformed_request_after_a_head_is_answered_with_a_body() -> None:
 
     assert b"".join(parts).endswith(b"\r\n\r\nthis is not an HTTP request\n")
     assert not goes_on
-
-
-def test_repeated_fields_are_joined_as_a_list() -> None:
-    request = exchanges(b"GET / HTTP/1.1\r\nHost: x\r\nAccept: a\r\naccept: b\r\n\r\n").request()
-
-    assert request is not None
-    assert request.header("accept") == "a, b"
-    assert request.header("cookie") is None

@@ -18,15 +18,12 @@ def noted(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") ->
 
 def test_a_client_that_came_twice_is_expected_after_the_same_gap() -> None:
     scrapers = noted(100.0, 115.0)
+    scrapers.note("10.0.0.1", "curl/8", 115.5)  # a person
 
+    assert noted(100.0).next_expected(101.0) is None
     assert scrapers.next_expected(116.0) == 130.0
     assert scrapers.next_expected(140.0) == 130.0  # late
     assert scrapers.next_expected(146.0) is None  # gone
-
-
-def test_a_client_that_came_once_is_no_scraper() -> None:
-    assert Scrapers().next_expected(1.0) is None
-    assert noted(100.0).next_expected(101.0) is None
 
 
 def test_gaps_that_differ_are_no_interval_until_they_agree() -> None:
@@ -36,13 +33,6 @@ def test_gaps_that_differ_are_no_interval_until_they_agree() -> None:
 
     assert irregular is None
     assert scrapers.next_expected(177.0) == 212.0
-
-
-def test_a_person_beside_a_scraper_does_not_disturb_its_interval() -> None:
-    scrapers = noted(100.0, 115.0, 130.0)
-    scrapers.note("10.0.0.1", "curl/8", 137.0)
-
-    assert scrapers.next_expected(138.0) == 145.0
 
 
 def test_many_clients_that_come_once_do_not_push_a_scraper_out() -> None:
