@@ -23,13 +23,8 @@ from exporter.monitor.events import (
 from exporter.monitor.stat import Aggregation, Stat
 from exporter.monitor.waits import _WaitCounter, _WaitCounterTracker
 
-# As torch exports the values of its enumeration.
-VALUE = Aggregation.VALUE
-MEAN = Aggregation.MEAN
-COUNT = Aggregation.COUNT
-SUM = Aggregation.SUM
-MAX = Aggregation.MAX
-MIN = Aggregation.MIN
+VALUE, MEAN, COUNT, SUM, MAX, MIN = Aggregation
+"""As torch exports the values of its enumeration."""
 
 __all__ = [
     "COUNT",

@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping
 from time import monotonic_ns, time
-from typing import Any, Protocol
+from typing import Any
 
-from exporter.recording.event_kinds import Kind, is_container_method
+from exporter.recording.event_kinds import is_container_method
 from exporter.recording.event_values import Datum, check_data
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.events import EVENTS, Handle, RawEvent, register, unregister
@@ -45,11 +45,11 @@ class _State:
 
     __slots__ = ("data", "kind", "name", "timestamp")
 
-    def __init__(self, name: str, timestamp: dt.datetime, data: Mapping[str, Datum], kind: Kind) -> None:
-        self.name = name
-        self.timestamp = timestamp
-        self.data = data
-        self.kind = kind
+    def __init__(self, name: object, timestamp: object, data: object) -> None:
+        self.name = check_name(name, "an event")
+        self.timestamp = _check_timestamp(timestamp)
+        self.data = _check_data(data)
+        self.kind = EVENTS.kind(self.name or UNNAMED, "info")
 
     def raw(self) -> RawEvent:
         """Give what the rest of the package makes an event of."""
@@ -58,21 +58,12 @@ class _State:
             happened = self.timestamp.timestamp()
         except (OverflowError, ValueError, OSError):
             happened = now  # a year that Unix time does not reach here
-        return (
-            self.kind.type or self.name or UNNAMED,
-            None,
-            "info",
-            check_data(self.data),
-            happened,
-            now,
-            monotonic_ns(),
-            None,
-            (),
-        )
+        type_ = self.kind.type or self.name or UNNAMED
+        return type_, None, "info", check_data(self.data), happened, now, monotonic_ns(), None, ()
 
-    def logged(self, origin: object) -> Logged:
+    def logged(self, origin: object) -> _Logged:
         """Keep it together with the object that was logged."""
-        return Logged(origin, self)
+        return _Logged(origin, self)
 
 
 class Event:
@@ -97,8 +88,7 @@ class Event:
     __slots__ = ("__weakref__", "_state")
 
     def __init__(self, name: str, timestamp: dt.datetime, data: Mapping[str, Datum]) -> None:
-        name = check_name(name, "an event")
-        self._state = _State(name, _check_timestamp(timestamp), _check_data(data), _kind(name))
+        self._state = _State(name, timestamp, data)
 
     @property
     def name(self) -> str:
@@ -107,8 +97,7 @@ class Event:
 
     @name.setter
     def name(self, name: str) -> None:
-        name = check_name(name, "an event")
-        self._state = _State(name, self._state.timestamp, self._state.data, _kind(name))
+        self._state = _State(name, self._state.timestamp, self._state.data)
 
     @property
     def timestamp(self) -> dt.datetime:
@@ -117,8 +106,7 @@ class Event:
 
     @timestamp.setter
     def timestamp(self, timestamp: dt.datetime) -> None:
-        state = self._state
-        self._state = _State(state.name, _check_timestamp(timestamp), state.data, state.kind)
+        self._state = _State(self._state.name, timestamp, self._state.data)
 
     @property
     def data(self) -> dict[str, Datum]:
@@ -127,19 +115,18 @@ class Event:
 
     @data.setter
     def data(self, data: Mapping[str, Datum]) -> None:
-        state = self._state
-        self._state = _State(state.name, state.timestamp, _check_data(data), state.kind)
+        self._state = _State(self._state.name, self._state.timestamp, data)
 
     def asdict(self) -> dict[str, object]:
         """Give the fields in a dict of their own."""
         return {"name": self.name, "timestamp": self.timestamp, "data": self.data}
 
-    def __getstate__(self) -> tuple[str, dt.datetime, dict[str, Datum], dict[str, object]]:
-        return self.name, self.timestamp, self.data, getattr(self, "__dict__", {})
+    def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
+        return self.asdict(), getattr(self, "__dict__", {})
 
-    def __setstate__(self, state: tuple[str, dt.datetime, dict[str, Datum], dict[str, object]]) -> None:
-        name, timestamp, data, own = state
-        Event.__init__(self, name, timestamp, data)
+    def __setstate__(self, state: tuple[dict[str, Any], dict[str, object]]) -> None:
+        fields, own = state
+        Event.__init__(self, **fields)
         if own:  # a subclass has such, whatever its own constructor takes
             self.__dict__.update(own)
 
@@ -162,17 +149,16 @@ def log_event(event: Event) -> None:
         kind = state.kind
     except AttributeError:
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}") from None
-    if kind.quiet:
-        kind.count()
-        kind.occurrences.last = state.timestamp
-        kind.note(state)
-    elif kind.enabled:
+    if kind.enabled:
         number = kind.count()
         kind.occurrences.last = state.timestamp
-        EVENTS.hand_on(kind, number, state, event)
+        if kind.quiet:
+            kind.note(state)
+        else:
+            EVENTS.hand_on(kind, number, state, event)
 
 
-class Logged:
+class _Logged:
     """An event that waits for its handlers, and what it was when it was logged."""
 
     __slots__ = ("_event", "_state")
@@ -189,10 +175,6 @@ class Logged:
         return Event(state.name, state.timestamp, state.data)
 
 
-def _kind(name: str) -> Kind:
-    return EVENTS.kind(name or UNNAMED, "info")
-
-
 def _check_timestamp(timestamp: object) -> dt.datetime:
     if isinstance(timestamp, dt.datetime):
         return timestamp
@@ -202,34 +184,24 @@ def _check_timestamp(timestamp: object) -> dt.datetime:
 
 
 def _check_data(data: object) -> Mapping[str, Datum]:
-    if type(data) is not dict and not isinstance(data, Mapping):
+    if not isinstance(data, Mapping):
         raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
-    own: dict[str, Datum] = dict(data)
+    own: dict[Any, Any] = dict(data)
     try:
         return check_data(own, whole=True)
     except TypeError:
-        own = {_converted(name): _converted(value) for name, value in own.items()}  # type: ignore[misc]  # it is looked at
-    return check_data(own, whole=True)
+        return check_data({_plain(name): _plain(value) for name, value in own.items()}, whole=True)
 
 
-def _converted(value: object) -> Datum:
+def _plain(value: Any) -> Any:
     """Take what torch takes besides: bytes, and the scalars of numpy, which know their plain value."""
     if isinstance(value, bytes):
         return value.decode()
-    if type(value).__module__ == "numpy" and not getattr(value, "shape", (1,)):
-        value = value.item()  # type: ignore[attr-defined]  # a numpy scalar
-    return value  # type: ignore[return-value]  # check_data looks at it
+    is_scalar = type(value).__module__ == "numpy" and not getattr(value, "shape", (1,))
+    return value.item() if is_scalar else value
 
 
 # Handlers ------------------------------------------------------------------------------------------------------
-
-
-class SummaryWriter(Protocol):
-    """What is needed of `torch.utils.tensorboard.SummaryWriter`."""
-
-    def add_scalar(self, tag: str, scalar_value: float, *, walltime: float) -> Any:
-        """Add one point."""
-        ...
 
 
 class EventHandlerHandle:
@@ -299,18 +271,18 @@ class TensorboardEventHandler:
     Example: `register_event_handler(TensorboardEventHandler(SummaryWriter("log_dir")))`.
     """
 
-    def __init__(self, writer: SummaryWriter) -> None:
+    def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     def __call__(self, event: Event) -> None:
         """Write one event."""
         if event.name == STAT_EVENT:
             for key, value in event.data.items():
-                self._writer.add_scalar(key, value, walltime=event.timestamp.timestamp())  # type: ignore[arg-type]  # numbers
+                self._writer.add_scalar(key, value, walltime=event.timestamp.timestamp())
 
 
 def _adapted(event: RecordedEvent, origin: object) -> Event:
-    if isinstance(origin, Logged):
+    if isinstance(origin, _Logged):
         return origin.as_logged()
     message = {} if event.message is None else {"message": event.message}
     when = dt.datetime.fromtimestamp(event.timestamp)  # noqa: DTZ006  # local and naive, as torch's own
@@ -324,6 +296,5 @@ def _same(first: object, second: object) -> bool:
     own = getattr(first, "__self__", None)
     if own is None or own is not getattr(second, "__self__", None):
         return False
-    if is_container_method(first):
-        return getattr(first, "__name__", "") == getattr(second, "__name__", None)
-    return getattr(first, "__func__", first) is getattr(second, "__func__", None)
+    part = "__name__" if is_container_method(first) else "__func__"
+    return bool(getattr(first, part, first) == getattr(second, part, None))

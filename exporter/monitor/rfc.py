@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from time import perf_counter
+from math import isfinite
 from typing import Any
 from weakref import WeakSet
 
@@ -65,7 +65,7 @@ QUEUED_SAMPLES = 100_000
 """Samples that may wait for one collector; more are dropped and counted."""
 REPORT_SECONDS = 2.0
 _RUN_IN_PIECES = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-_QUANTILES = {Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99}
+_QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99})
 
 
 @dataclass
@@ -189,7 +189,7 @@ class Stat:
         for handle in _collectors:
             handle.put((self, v))
 
-    def add_time(self, *, profile: bool = False) -> Timer | _ProfiledTimer:
+    def add_time(self, *, profile: bool = False) -> Timer:
         """Time a `with` block or each call of a decorated function, in seconds.
 
         Args:
@@ -201,41 +201,30 @@ class Stat:
         return f"Stat({self.key!r}, {sorted(each.value for each in self.aggregations)})"
 
 
-class _ProfiledTimer:
-    """Times one `with` block, or every call of a function that it decorates, and shows it in torch's profiler.
+class _ProfiledTimer(Timer):
+    """A Timer that is a range of torch's profiler, too, where the job has loaded torch."""
 
-    torch is used where the job has loaded it, and not otherwise; without a running profiler its range costs about a
-    microsecond.
-
-    Args:
-        name: Of the range in the profiler's trace.
-        add: Where the seconds go.
-    """
-
-    __slots__ = ("_add", "_began", "_name", "_range")
+    __slots__ = ("_name", "_range")
 
     def __init__(self, name: str, add: Callable[[float], object]) -> None:
+        super().__init__(add)
         self._name = name
-        self._add = add
-        self._began = 0.0
-        self._range: AbstractContextManager[object] = nullcontext()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _ProfiledTimer:  # noqa: PYI034  # typing has Self from 3.11 on
         self._range = _profiler_range(self._name)
         self._range.__enter__()
-        self._began = perf_counter()
+        super().__enter__()
+        return self
 
     def __exit__(self, *exception: object) -> None:
-        seconds = perf_counter() - self._began
+        super().__exit__(*exception)
         self._range.__exit__(*exception)  # type: ignore[arg-type]  # the three that Python gives
-        self._add(seconds)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function; what runs in pieces is timed alone, since ranges of the profiler have to nest."""
-        name, add = self._name, self._add
         if any(each(function) for each in _RUN_IN_PIECES):
-            return within(lambda: Timer(add), function)
-        return within(lambda: _ProfiledTimer(name, add), function)
+            return super().__call__(function)
+        return within(lambda: _ProfiledTimer(self._name, self._add), function)
 
 
 def _profiler_range(name: str) -> AbstractContextManager[object]:
@@ -253,13 +242,13 @@ def register_stat_collector(collector: StatCollector) -> Handle:
     if isinstance(collector, type) or not callable(getattr(collector, "handle", None)):
         raise TypeError(f"a collector must be an object with handle(stat, v), not {collector!r}")
 
-    def give(sample: tuple[Stat, float]) -> None:
-        collector.handle(*sample)
-
-    handle = EVENTS.register(give, types=(), queue=QUEUED_SAMPLES, name=type(collector).__qualname__)
+    name = type(collector).__qualname__
+    handle = EVENTS.register(
+        lambda sample: collector.handle(*sample), types=(), queue=QUEUED_SAMPLES, name=name
+    )
     with _registering:
         if isinstance(collector, AggregatingStatCollector):
-            collector.registered(handle)
+            collector._handle = handle  # noqa: SLF001  # of this file
         _collectors = (*[each for each in _collectors if each.registered], handle)
     return handle
 
@@ -285,27 +274,20 @@ class AggregatingStatCollector(StatCollector):
         self._windows: dict[str, Window] = {}
         self._stats: dict[str, frozenset[StatType]] = {}
 
-    def registered(self, handle: Handle) -> None:
-        """Note the way by which samples come."""
-        self._handle = handle
-
     def handle(self, stat: Stat, v: float) -> None:
         """Take one sample; what is no finite number is left out."""
         try:
             value = float(v)
         except (TypeError, ValueError, OverflowError):
             return
-        if value - value != 0.0:  # not finite
+        if not isfinite(value):
             return
         with self._lock:
-            window = self._windows.get(stat.key)
-            if window is None:
-                wanted = stat.aggregations | (
-                    _QUANTILES if StatType.HISTOGRAM in stat.aggregations else set()
-                )
-                window = self._windows[stat.key] = Window(frozenset(wanted))
-                self._stats[stat.key] = frozenset(wanted)
-            window.add([value], [value])
+            if stat.key not in self._windows:
+                more = _QUANTILES if StatType.HISTOGRAM in stat.aggregations else frozenset[StatType]()
+                self._stats[stat.key] = stat.aggregations | more
+                self._windows[stat.key] = Window(self._stats[stat.key])
+            self._windows[stat.key].add([value], [value])
 
     def report(self) -> dict[str, float]:
         """Give `{"key.mean": …}` of all samples so far; a HISTOGRAM as its quantiles p50, p90, p95 and p99.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import operator
+import re
 import threading
 import weakref
 from collections import deque
@@ -27,13 +28,9 @@ from exporter.recording.stat import REGISTRY, Stats
 from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.values import Aggregation as RecordedAggregation
 
-Recording = Callable[[float], None]
-
 CHUNK_SAMPLES = 4096
 """Samples that wait to be put together."""
 _MOST_SAMPLES = 2**63 - 1
-
-
 _ROOM = LONGEST_NAME - 40
 """Families add words to a name."""
 
@@ -59,27 +56,17 @@ class Aggregation(enum.Enum):
         return self.value
 
 
-RECORDED = {each: RecordedAggregation[each.name] for each in Aggregation}
-"""The same in the rest of the package."""
-
-
-def check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ...]:
-    """Take members of Aggregation, or of torch's own; each once, in their own order.
-
-    Raises:
-        TypeError: It is no collection of them.
-    """
+def _check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ...]:
+    """Take members of Aggregation, or of torch's own; each once, in their own order."""
     allowed = ", ".join(f"Aggregation.{each.name}" for each in Aggregation)
     if isinstance(aggregations, Aggregation | str) or not isinstance(aggregations, Iterable):
         raise TypeError(f"aggregations must be a collection of {allowed}, not {aggregations!r}")
     found: set[Aggregation] = set()
     for each in aggregations:
-        if isinstance(each, Aggregation):
-            found.add(each)
-        elif type(each).__name__ == "Aggregation" and getattr(each, "name", "") in Aggregation.__members__:
-            found.add(Aggregation[str(getattr(each, "name", ""))])
-        else:
+        name = getattr(each, "name", "") if type(each).__name__ == "Aggregation" else ""
+        if name not in Aggregation.__members__:
             raise TypeError(f"unknown aggregation {each!r}; allowed: {allowed}")
+        found.add(Aggregation[name])
     return tuple(each for each in Aggregation if each in found)
 
 
@@ -111,26 +98,11 @@ class Stat:
         ValueError: The window is not finite, or shorter than a millisecond.
     """
 
+    # Those of one moment and those for life; others are refused, as in torch.
     __slots__ = (
+        *("_closed", "_count", "_ends", "_full", "_high", "_last", "_low", "_room", "_sum", "discarded"),
+        *("_aggregations", "_append", "_lock", "_max_samples", "_name", "_record", "_values", "_window_ms"),
         "__weakref__",
-        "_aggregations",
-        "_append",
-        "_closed",
-        "_count",
-        "_ends",
-        "_full",
-        "_high",
-        "_last",
-        "_lock",
-        "_low",
-        "_max_samples",
-        "_name",
-        "_record",
-        "_room",
-        "_sum",
-        "_values",
-        "_window_ms",
-        "discarded",
     )
 
     def __init__(
@@ -141,7 +113,7 @@ class Stat:
         max_samples: int = _MOST_SAMPLES,
     ) -> None:
         self._name = check_name(name, "a Stat")
-        self._aggregations = check_aggregations(aggregations)
+        self._aggregations = _check_aggregations(aggregations)
         self._window_ms = _milliseconds(window_size)
         self._max_samples = _whole(max_samples)
         self._lock = threading.Lock()
@@ -197,7 +169,7 @@ class Stat:
             return  # its construction failed
         try:
             _live.pop(id(self), None)
-            self._flush()
+            self._settle(at_end=True)
         except Exception:  # noqa: BLE001, S110  # the interpreter is being torn down around us
             pass
 
@@ -232,27 +204,18 @@ class Stat:
                 if data is not None:
                     self._log(data)
 
-    def _settle(self) -> None:
-        """Close the window if its time is over, so that what is shown is true."""
-        if monotonic() < self._ends or not (self._values or self._count):
-            return
-        if self._lock.acquire(blocking=False):
+    def _settle(self, *, at_end: bool = False) -> None:
+        """Close the window if its time is over, or if the Stat, or the process, is at its end."""
+        now = monotonic()
+        if (
+            (at_end or now >= self._ends)
+            and (self._values or self._count)
+            and self._lock.acquire(blocking=False)
+        ):
             closed = None
             try:
-                now = monotonic()
-                if now >= self._ends and not self._full:
+                if not self._full and (at_end or now >= self._ends):
                     closed = self._roll(now, empty=False)
-            finally:
-                self._lock.release()
-            if closed is not None:
-                self._log(closed)
-
-    def _flush(self) -> None:
-        """Log the open window, whatever the time: the Stat, or the process, is at its end."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._put_together()
-                closed = None if self._full or not self._count else self._close()
             finally:
                 self._lock.release()
             if closed is not None:
@@ -329,19 +292,20 @@ class _Clockwork:
     """Closes windows at the times that the recording tells."""
 
     def tick(self) -> None:
-        for stat in self._stats():
+        for stat in _living():
             stat._settle()  # noqa: SLF001  # of this file
 
     def close(self) -> None:
-        for stat in self._stats():
-            stat._flush()  # noqa: SLF001  # of this file
+        for stat in _living():
+            stat._settle(at_end=True)  # noqa: SLF001  # of this file
 
     def after_fork(self) -> None:
-        for stat in self._stats():
+        for stat in _living():
             stat._forget()  # noqa: SLF001  # of this file
 
-    def _stats(self) -> list[Stat]:
-        return [stat for reference in list(_live.values()) if (stat := reference()) is not None]
+
+def _living() -> list[Stat]:
+    return [stat for reference in list(_live.values()) if (stat := reference()) is not None]
 
 
 EVENTS.attach(_Clockwork())
@@ -383,13 +347,13 @@ def _whole(max_samples: object) -> int:
     return number
 
 
-def _recorded(name: str, aggregations: Iterable[Aggregation], window_ms: int) -> Recording:
+def _recorded(name: str, aggregations: Iterable[Aggregation], window_ms: int) -> Callable[[float], None]:
     """Find where Prometheus' share of the samples goes; nowhere where no family can have this name."""
     own = stat_name(name)
     try:
         return RecordedStat(
             own,
-            [RECORDED[each] for each in aggregations],
+            [RecordedAggregation[each.name] for each in aggregations],
             window_seconds=min(max(window_ms / 1000.0, SHORTEST_WINDOW_SECONDS), 86_400.0),
             help=f"torch.monitor Stat {own}.",
         ).add
@@ -403,12 +367,6 @@ def _recorded(name: str, aggregations: Iterable[Aggregation], window_ms: int) ->
 
 def stat_name(name: str) -> str:
     """Make a name of words of letters, digits and `_`, joined by dots; what is already one stays as it is."""
-    words = [_word(word) for word in name[:_ROOM].split(".")]
-    joined = ".".join(word for word in words if word)
-    if not joined:
-        return "unnamed"
+    words = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_ROOM]).split(".")
+    joined = ".".join(word for word in words if word) or "unnamed"
     return joined if joined[0].isalpha() else f"stat_{joined}"
-
-
-def _word(text: str) -> str:
-    return "".join(each if each == "_" or (each.isascii() and each.isalnum()) else "_" for each in text)

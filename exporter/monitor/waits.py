@@ -25,44 +25,37 @@ class _Series:
         labels = {"key": key}
         self.calls = metric("counter", "training.torch.wait_calls", labels=labels)
         self.seconds = metric("counter", "training.torch.wait", unit="seconds", labels=labels)
-        self._waits = metric("gauge", "training.torch.waits", labels=labels)
-        self._longest = metric("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
-        self._running: set[object] = set()
-        self._most = 0.0
-
-    def begin(self, wait: object) -> None:
-        self.calls(1)
-        self._running.add(wait)
-        self._waits(len(self._running))
-
-    def end(self, wait: object, seconds: float) -> None:
-        self._running.discard(wait)
-        self._waits(len(self._running))
-        self.seconds(seconds)
-        if seconds > self._most:
-            self._most = seconds
-            self._longest(seconds)
+        self.waits = metric("gauge", "training.torch.waits", labels=labels)
+        self.longest = metric("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
+        self.forget()
 
     def forget(self) -> None:
-        self._running.clear()
-        self._most = 0.0
+        """In a forked child: what waits is the parent's."""
+        self.running: set[object] = set()
+        self.most = 0.0
 
 
 class _WaitCounterTracker:
     """One wait: what `guard` gives, for one `with` block."""
 
-    __slots__ = ("_began", "_series")
-
     def __init__(self, series: _Series) -> None:
         self._series = series
-        self._began = 0.0
 
     def __enter__(self) -> None:
-        self._series.begin(self)
+        series = self._series
+        series.calls(1)
+        series.running.add(self)
+        series.waits(len(series.running))
         self._began = perf_counter()
 
     def __exit__(self, *exception: object) -> None:
-        self._series.end(self, perf_counter() - self._began)
+        seconds, series = perf_counter() - self._began, self._series
+        series.running.discard(self)
+        series.waits(len(series.running))
+        series.seconds(seconds)
+        if seconds > series.most:
+            series.most = seconds
+            series.longest(seconds)
 
 
 class _WaitCounter:
@@ -80,7 +73,10 @@ class _WaitCounter:
     def __init__(self, key: str) -> None:
         if not isinstance(key, str):
             raise TypeError(f"the key of a wait counter must be str, not {type(key).__name__}")
-        self._series = _series_of(clean_text(key) or OTHER)
+        key = clean_text(key) or OTHER
+        if key not in _known and len(_known) >= MOST_KEYS:
+            key = OTHER
+        self._series = _known.get(key) or _known.setdefault(key, _Series(key))
 
     def guard(self) -> AbstractContextManager[None]:
         """Count a `with` block; what it raises is raised on."""
@@ -91,19 +87,9 @@ _known: dict[str, _Series] = {}
 
 
 def _forget() -> None:
-    """In a forked child: what waits is the parent's."""
     for series in _known.values():
         series.forget()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-
-
-def _series_of(key: str) -> _Series:
-    if key not in _known and len(_known) >= MOST_KEYS:
-        key = OTHER
-    found = _known.get(key)
-    if found is None:
-        found = _known.setdefault(key, _Series(key))
-    return found

@@ -279,7 +279,7 @@ def test_timing_without_the_profiler() -> None:
 def test_a_profiled_coroutine_is_timed_to_its_end() -> None:
     stat = Stat("rfc.coroutine", [StatType.COUNT], unit="seconds")
 
-    @stat.add_time(profile=True)  # type: ignore[untyped-decorator]  # of either timer
+    @stat.add_time(profile=True)
     async def sleeps() -> int:
         await asyncio.sleep(0.1)
         return 5
