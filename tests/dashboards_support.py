@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
@@ -11,28 +10,16 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
+from rules_support import ROOT, selectors
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the dashboards are not installed with the exporter
 
-from dashboards.board import panels_of  # noqa: E402
-from dashboards.catalogue import BOARDS  # noqa: E402
-
-RULES = ROOT / "deploy" / "prometheus" / "rules"
-METRICS = ROOT / "docs" / "METRICS.md"
+from dashboards.board import panels_of
+from dashboards.catalogue import BOARDS
 
 MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARDS}
-
-OF_PROMETHEUS = {
-    "up": {"job", "instance"},
-    "scrape_duration_seconds": {"job", "instance"},
-    "ALERTS": {"alertname", "alertstate", "severity", "run", "rank", "gpu", "job", "instance"},
-    "ALERTS_FOR_STATE": {"alertname", "severity", "run", "rank", "gpu", "job", "instance"},
-}
 
 BUILTIN = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
 CHOSEN = {
@@ -44,8 +31,6 @@ CHOSEN = {
     "perf_tag": ".+",
     "baseline": "a",
 }
-
-SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
 
 
 @dataclass(frozen=True)
@@ -99,64 +84,6 @@ def inner(query: str) -> str:
 def filled(expression: str, values: Mapping[str, str] = CHOSEN, builtin: Mapping[str, str] = BUILTIN) -> str:
     """Put values in the place of variables, as Grafana does."""
     return re.sub(r"\$\{?([a-z_]\w*)\}?", lambda name: {**values, **builtin}[name[1]], expression)
-
-
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_NAME = re.compile(r"(?<![\w:$])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])")
-_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
-_WORDS = {
-    "and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "bool", "offset",
-    "end", "start", "atan2",
-}  # fmt: skip
-
-
-def selectors(expression: str) -> list[tuple[str, set[str]]]:
-    """(metric, labels matched) of every selector."""
-    bare = _GROUPING.sub(" ", expression)
-    found = [
-        (match[1], set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", _STRING.sub('""', match[2]))))
-        for match in re.finditer(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", bare)
-    ]
-    rest = re.sub(r"\{[^}]*\}", " ", _STRING.sub(" ", bare))
-    rest = re.sub(r"\[[^\]]*\]", " ", rest)
-    known = {name for name, _ in found}
-    found.extend(
-        (name, set())
-        for name in _NAME.findall(rest)
-        if name not in _WORDS and name not in known and not name[0].isdigit()
-    )
-    return found
-
-
-def grouped(expression: str) -> set[str]:
-    """Labels by which the expression groups or joins."""
-    found: set[str] = set()
-    for match in re.finditer(r"\b(?:by|on|group_left)\s*\(([^)]*)\)", expression):
-        found.update(re.findall(r"\w+", match[1]))
-    return found
-
-
-@functools.cache
-def families() -> dict[str, set[str]]:
-    """Every sample name that the exporter serves, with its labels; from the metric reference."""
-    found: dict[str, set[str]] = {}
-    for line in METRICS.read_text(encoding="utf-8").splitlines():
-        match = re.match(r"\| `(\w+)` \| (\w+) \| ([^|]*) \|", line)
-        if match:
-            labels = set(re.findall(r"`(\w+)`", match[3]))
-            for suffix in SUFFIXES.get(match[2], ("",)):
-                found[match[1] + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
-    return found
-
-
-@functools.cache
-def records() -> set[str]:
-    """Every series that a recording rule makes."""
-    found: set[str] = set()
-    for path in sorted(RULES.glob("*.yml")):
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
-            found.update(rule["record"] for rule in group["rules"] if "record" in rule)
-    return found
 
 
 def escaped(value: str) -> str:
@@ -221,7 +148,7 @@ class Served:
 
     def lacks(self, one: Asked) -> bool:
         """Whether a query asks for a family of which no exporter has had a single series."""
-        names = [name for name, _ in selectors(one.expression)]
+        names = [each.name for each in selectors(filled(one.expression))]
         seconds = int(self._end - self._begin)
         return not all(
             self._ask("query", query=f"count(last_over_time({name}[{seconds}s]))", time=str(self._end))
@@ -236,7 +163,7 @@ class Served:
                 json.dumps(series["metric"]).replace('": "', '="')
                 for series in self._ask("query", query=result[1])
             ]
-            pattern = variable["regex"].strip("/").replace('run="', 'run="')
+            pattern = variable["regex"].strip("/")
             return [found[1] for text in texts if (found := re.search(pattern, text))]
         match = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
         assert match, query

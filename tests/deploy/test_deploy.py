@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import shlex
@@ -86,20 +85,13 @@ def dockerfile() -> str:
     return (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
 
 
-def test_the_image_is_clean_to_hadolint() -> None:
+def test_the_image_is_clean_to_hadolint_and_runs_as_nobody() -> None:
     told = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
-
-    assert (told.returncode, told.stdout) == (0, "")
-
-
-def test_the_image_runs_as_nobody_and_can_be_asked_how_it_is() -> None:
     final = dockerfile().rpartition("\nFROM ")[2]
 
+    assert (told.returncode, told.stdout) == (0, "")
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", final, re.MULTILINE)
-    assert (
-        'HEALTHCHECK --interval=30s --timeout=3s --start-period=5s CMD ["python", "/healthcheck.py"]' in final
-    )
-    assert 'ENTRYPOINT ["python", "-m", "exporter"]' in final
+    assert 'CMD ["python", "/healthcheck.py"]' in final
 
 
 def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
@@ -141,11 +133,8 @@ def compose() -> dict[str, Any]:
     return found
 
 
-def test_the_demo_of_compose_is_well_formed() -> None:
-    check(compose(), "compose")
-
-
 def test_what_the_demo_mounts_is_there_and_what_it_needs_is_a_service() -> None:
+    check(compose(), "compose")
     services = compose()["services"]
     mounts = [each.split(":") for service in services.values() for each in service.get("volumes", [])]
     files = [DEPLOY / "compose" / source for source, *_ in mounts if source.startswith(".")]
@@ -155,13 +144,8 @@ def test_what_the_demo_mounts_is_there_and_what_it_needs_is_a_service() -> None:
     assert [str(path) for path in files if not path.exists()] == []
     assert {source for source, *_ in mounts if not source.startswith(".")} <= set(compose()["volumes"])
     assert needed <= set(services)
-
-
-def test_the_demo_listens_on_this_machine_only() -> None:
-    ports = [port for service in compose()["services"].values() for port in service["ports"]]
-
-    assert len(ports) == 4
-    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+    # It listens on this machine only.
+    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
 
 
 def test_grafana_of_the_demo_finds_its_source_and_its_dashboards() -> None:
@@ -171,47 +155,12 @@ def test_grafana_of_the_demo_finds_its_source_and_its_dashboards() -> None:
     scrapes = load(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
     mounted = {target: there for there, target, _ in (each.split(":") for each in grafana["volumes"][:-1])}
 
+    for path in (ROOT / "dashboards/provisioning").rglob("*.y*ml"):
+        check(load(path), f"grafana {path.parent.name}")
     assert source["url"].removeprefix("$") in grafana["environment"]
     assert source["jsonData"]["timeInterval"] == scrapes  # else panels are empty when zoomed in
     assert mounted[provider["options"]["path"]] == "../../dashboards/json"
     assert (ROOT / "dashboards/json/training-run.json").is_file()
-
-
-PROVISIONING = {
-    "datasources/prometheus.yaml": "grafana datasources",
-    "dashboards/training-exporter.yaml": "grafana dashboards",
-}
-
-
-@pytest.mark.parametrize(("name", "kind"), PROVISIONING.items())
-def test_a_provisioning_file_is_well_formed(name: str, kind: str) -> None:
-    check(load(ROOT / "dashboards/provisioning" / name), kind)
-
-
-def test_every_provisioning_file_is_looked_at() -> None:
-    root = ROOT / "dashboards/provisioning"
-
-    assert {str(path.relative_to(root)) for path in root.rglob("*.y*ml")} == set(PROVISIONING)
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("datasources/prometheus.yaml", "isDefault:", "isDefalt:"),
-        ("datasources/prometheus.yaml", "timeInterval: 15s", "timeInterval: 15"),
-        ("datasources/prometheus.yaml", "type: prometheus", "type: promtheus"),
-        ("datasources/prometheus.yaml", "apiVersion: 1", "apiVersion: '1'"),
-        ("dashboards/training-exporter.yaml", "type: file", "type: flie"),
-        ("dashboards/training-exporter.yaml", "  path: /", "  pth: /"),
-        ("dashboards/training-exporter.yaml", "disableDeletion: true", "disableDeletion: ja"),
-    ],
-)
-def test_a_mistake_in_a_provisioning_file_is_noticed(name: str, old: str, new: str) -> None:
-    text = (ROOT / "dashboards/provisioning" / name).read_text(encoding="utf-8")
-    assert old in text
-
-    with pytest.raises(jsonschema.ValidationError):
-        check(yaml.safe_load(text.replace(old, new)), PROVISIONING[name])
 
 
 # --- Prometheus and Alertmanager -----------------------------------------------------------------------------
@@ -311,15 +260,6 @@ def test_a_manifest_is_valid_as_it_stands(path: Path) -> None:
         check_manifest(document)
 
 
-@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda path: path.name)
-def test_what_kustomize_builds_is_valid(folder: Path) -> None:
-    documents = built(folder)
-
-    assert documents
-    for document in documents:
-        check_manifest(document)
-
-
 def pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if document["kind"] in {"Job", "DaemonSet"}:
         yield document["spec"]["template"]["spec"]
@@ -330,6 +270,8 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_flags_th
     folder: Path, tmp_path: Path
 ) -> None:
     documents = built(folder)
+    for document in documents:
+        check_manifest(document)
     (pod,) = (pod for document in documents for pod in pods(document))
     (container,) = (
         each for each in [*pod["initContainers"], *pod["containers"]] if each["name"] == "exporter"
@@ -377,29 +319,6 @@ def test_the_dashboards_of_kubernetes_are_those_that_there_are() -> None:
     assert len(built(folder)) == len(listed)
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("base/training-job/job.yaml", "restartPolicy: Always", "restartPolicyy: Always"),
-        ("base/training-job/job.yaml", "periodSeconds: 10", "periodSeconds: ten"),
-        ("base/training-job/podmonitor.yaml", "sampleLimit: 20000", "sampleLimitt: 20000"),
-        ("base/training-job/podmonitor.yaml", "sampleLimit: 20000", "sampleLimit: lots"),
-        ("base/training-job/podmonitor.yaml", "scrapeTimeout: 10s", "scrapeTimeout: 10"),
-        ("base/node/daemonset.yaml", "hostPID: true", "hostPid: true"),
-        ("overlays/gpu-by-claim/claim.yaml", "count: 8", "cuont: 8"),
-    ],
-)
-def test_a_mistake_in_a_manifest_is_noticed(name: str, old: str, new: str) -> None:
-    pytest.importorskip("kubernetes_validate", reason="the extra `test`")
-    text = (KUBERNETES / name).read_text(encoding="utf-8")
-    assert old in text
-
-    documents = list(yaml.safe_load_all(text.replace(old, new)))
-
-    with pytest.raises(Exception, match=r"(?i)unexpected|additional|not of type|does not match|not valid"):
-        any(map(check_manifest, documents))
-
-
 def test_rules_can_be_had_as_a_resource_of_the_prometheus_operator() -> None:
     told = run(sys.executable, KUBERNETES / "prometheusrule.py")
     resource = yaml.safe_load(told.stdout)
@@ -435,15 +354,9 @@ def test_the_unit_is_as_closed_as_it_says() -> None:
     found = re.search(r"exposure level for \S+ ([\d.]+)", told.stdout)
     assert found is not None, told.stdout + told.stderr
 
+    assert "DeviceAllow=char-nvidia* rw" in unit()  # whatever the driver calls them in /proc/devices
     assert f"gives it {found[1]} of 10" in unit()
     assert f"{found[1]} of 10" in (DEPLOY / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("group", ["nvidia-frontend", "nvidia", "nvidiactl", "nvidia-uvm", "nvidia-caps"])
-def test_the_unit_may_open_the_gpus_whatever_the_driver_calls_them_in_proc_devices(group: str) -> None:
-    allowed = re.findall(r"^DeviceAllow=char-(\S+) rw$", unit(), re.MULTILINE)
-
-    assert any(fnmatch.fnmatchcase(group, pattern) for pattern in allowed)
 
 
 def test_the_unit_starts_the_exporter_with_flags_that_it_knows(tmp_path: Path) -> None:
