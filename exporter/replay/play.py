@@ -14,7 +14,7 @@ from typing import Any
 from exporter.collectors.gpu.nvml import child
 from exporter.collectors.gpu.nvml.events import Events
 from exporter.collectors.gpu.nvml.library import Library
-from exporter.collectors.gpu.nvml.protocol import Decoder, encode
+from exporter.collectors.gpu.nvml.protocol import encode, parse
 from exporter.collectors.gpu.nvml.sampler import Sampler
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.replay.library import Clock, ReplayLibrary
@@ -109,4 +109,4 @@ def play(
             due = max(due + options.period, clock.now())
 
     said.append(encode(child.last_message(sampler, sample)))
-    return Decoder().feed(b"".join(said))
+    return [parse(line) for line in said]

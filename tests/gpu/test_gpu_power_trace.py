@@ -14,7 +14,7 @@ from gpu_support import DATA
 from exporter.collectors.gpu.nvml.buffers import Buffers
 from exporter.collectors.gpu.nvml.device import Device
 from exporter.collectors.gpu.nvml.library import Library
-from exporter.collectors.gpu.nvml.protocol import Decoder, encode
+from exporter.collectors.gpu.nvml.protocol import encode, parse
 from exporter.collectors.gpu.state import GpuRegistry, PowerSample
 
 TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
@@ -67,7 +67,7 @@ def played() -> tuple[GpuRegistry, dict[float, PowerSample]]:
             out["energy_millijoules"] = 1000 * counter_at(trace.now)
         entry = {"index": 0, "uuid": "GPU-a", "number": 0, "values": out}
         message = {"kind": "sample", "time": trace.now, "gpus": [entry]}
-        registry.take_sample(Decoder().feed(encode(message))[0], 1)
+        registry.take_sample(parse(encode(message)), 1)
         samples.update({sample.at: sample for sample in registry.power_samples()["GPU-a"]})
         trace.now += READ_EVERY_SECONDS
     return registry, samples

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
+import pytest
+
 from exporter.collectors.gpu.restarts import CRASHED, HANGS_AT_ONCE, RESTART_REASONS, Restarts, Timings
 
 TIMINGS = Timings()
 
 
-def test_a_child_that_fails_is_tried_ever_more_seldom() -> None:
+def test_a_child_that_fails_is_tried_ever_more_seldom_until_one_has_served_for_long() -> None:
     restarts = Restarts(TIMINGS)
 
-    waits = [restarts.wait() for _ in range(9)]
-
-    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
-
-
-def test_one_that_served_for_long_had_no_bad_start() -> None:
-    restarts = Restarts(TIMINGS)
-    for _ in range(5):
-        restarts.wait()
-
+    assert [restarts.wait() for _ in range(9)] == [5, 10, 20, 40, 80, 160, 300, 300, 300]
     restarts.forgive(TIMINGS.steady - 1)
-    assert restarts.wait() == 160
+    assert restarts.wait() == 300
     restarts.forgive(TIMINGS.steady)
     assert restarts.wait() == 5
 
 
-def test_an_orderly_end_costs_no_gap_unless_it_comes_again_and_again() -> None:
+@pytest.mark.parametrize(("at_once", "waits"), [(1, [0, 10, 20]), (HANGS_AT_ONCE, [0, 0, 0, 40])])
+def test_what_is_replaced_at_once_costs_no_gap_unless_it_comes_again_and_again(
+    at_once: int, waits: list[float]
+) -> None:
     restarts = Restarts(TIMINGS)
 
-    assert [restarts.wait(at_once=1) for _ in range(3)] == [0, 10, 20]
-
-
-def test_cards_that_hang_cost_the_others_no_gap_at_first() -> None:
-    restarts = Restarts(TIMINGS)
-
-    waits = [restarts.wait(at_once=HANGS_AT_ONCE) for _ in range(4)]
-
-    assert waits == [0, 0, 0, 40]
+    assert [restarts.wait(at_once=at_once) for _ in waits] == waits
 
 
 def test_a_card_that_hung_gets_a_second_chance_and_no_third() -> None:
@@ -62,15 +50,6 @@ def test_a_card_that_was_merely_slow_is_always_taken_back() -> None:
     for _ in range(5):
         restarts.leave_out(3)
         assert restarts.take_back(3, slow=True) == {3}
-
-
-def test_a_call_on_no_card_or_on_one_that_was_forgotten_takes_nothing_back() -> None:
-    restarts = Restarts(TIMINGS)
-    restarts.leave_out(3)
-    restarts.forget_hangs()
-
-    assert restarts.take_back(3, slow=True) == frozenset()
-    assert restarts.take_back(None, slow=True) == frozenset()
 
 
 def test_reasons_that_nobody_knows_share_one_label() -> None:

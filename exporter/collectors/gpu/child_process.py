@@ -1,7 +1,8 @@
-"""The NVML child as its parent sees it: started, talked to without ever waiting, left behind or ended.
+"""The NVML child as its parent sees it: started, talked to, left behind or ended.
 
-Used in the sidecar by the GPU supervisor, on its one thread. The child is a fresh interpreter in a session of its
-own; it inherits its pipes and, while it starts, a piece of memory for what goes wrong then.
+Used in the sidecar by the GPU supervisor, on its thread; a thread of each child's own waits for what it says. The child
+is a fresh interpreter in a session of its own; it inherits its pipes and, while it starts, a piece of memory for what
+goes wrong then.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import exporter
-from exporter.collectors.gpu.nvml.protocol import Decoder, encode
+from exporter.collectors.gpu.nvml.protocol import ProtocolError, encode, messages
 
 CHILD = "exporter.collectors.gpu.nvml.child"
 """The module that the child runs."""
 
-_READ_BYTES = 1 << 16
-_READS = 64
+Heard = Mapping[str, Any] | ProtocolError | None
+
 _COMPLAINT_BYTES = 2000
 
 
@@ -31,6 +33,8 @@ class NvmlChild:
 
     Args:
         first: The message with its options.
+        heard: Takes the child and each message of it, an error where it says what is no message, None at its end; on
+            another thread.
         now: Monotonic seconds.
         command: The program and its arguments.
 
@@ -44,16 +48,25 @@ class NvmlChild:
         OSError: It cannot be started.
     """
 
-    def __init__(self, first: Mapping[str, Any], *, now: float, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        first: Mapping[str, Any],
+        heard: Callable[[NvmlChild, Heard], None],
+        *,
+        now: float,
+        command: Sequence[str],
+    ) -> None:
         self.started_at = self.heard_at = now
         self.serving = False
         self.farewell: Mapping[str, Any] | None = None
         self.slow: tuple[int | None, str] | None = None
+        self._heard = heard
         self._complaints = _memory()
         try:
             # Never a fork without exec: NVML and our threads would not survive it.
             self._process = subprocess.Popen(
                 command,
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints or subprocess.DEVNULL,
@@ -64,63 +77,31 @@ class NvmlChild:
             if self._complaints is not None:
                 self._complaints.close()
             raise
-        assert self._process.stdin is not None  # noqa: S101 - for the type checker: both are pipes
-        assert self._process.stdout is not None  # noqa: S101
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        os.set_blocking(self._stdin.fileno(), False)
-        os.set_blocking(self._stdout.fileno(), False)
-        self._decoder = Decoder()
-        self._outgoing = encode(dict(first))
-        self.write()
+        self.tell(**first)
+        threading.Thread(target=self._listen, name="exporter-nvml-pipe", daemon=True).start()
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
 
-    @property
-    def output(self) -> int:
-        """The descriptor to wait on for its messages."""
-        return self._stdout.fileno()
+    def tell(self, kind: str, **more: Any) -> None:
+        """Send a message; commands are far shorter than what the pipe takes while nobody reads."""
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker: it is a pipe
+        data = memoryview(encode({"kind": kind, **more}))
+        with contextlib.suppress(OSError):  # it is gone; reading will tell
+            while data:
+                data = data[self._process.stdin.write(data) :]
 
-    @property
-    def input(self) -> int | None:
-        """The descriptor to wait on until the rest can be written; None where there is none."""
-        return self._stdin.fileno() if self._outgoing else None
-
-    def tell(self, kind: str, **more: int) -> None:
-        """Send a command."""
-        self._outgoing += encode({"kind": kind, **more})
-        self.write()
-
-    def write(self) -> None:
-        """Write as much of what is to be sent as the pipe takes."""
-        try:
-            while self._outgoing:
-                self._outgoing = self._outgoing[os.write(self._stdin.fileno(), self._outgoing) :]
-        except BlockingIOError:
-            pass
-        except OSError:  # it is gone; reading will tell
-            self._outgoing = b""
-
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Read what it has said: the messages, and whether it has ended.
-
-        Raises:
-            ProtocolError: What came is no message.
-        """
-        messages: list[dict[str, Any]] = []
-        for _ in range(_READS):
+    def _listen(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101 - as above
+        with self._process.stdout as pipe:
             try:
-                data = os.read(self.output, _READ_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                return messages, True
-            messages += self._decoder.feed(data)
-        return messages, False
+                for message in messages(pipe.fileno()):
+                    self._heard(self, message)
+            except ProtocolError as error:
+                self._heard(self, error)
+        self._heard(self, None)
 
     def end(self) -> None:
         """Kill it, unless it has ended; does not wait for one that cannot be killed now."""
@@ -138,11 +119,10 @@ class NvmlChild:
             self._process.wait(seconds)
 
     def close(self) -> None:
-        """Close the pipes: a child that lives ends by that, as soon as it can."""
-        for stream in (self._stdin, self._stdout, self._complaints):
-            with contextlib.suppress(OSError):  # what was not sent cannot be any more
-                if stream is not None:
-                    stream.close()
+        """Close the pipe to it: a child that lives ends by that, as soon as it can."""
+        for stream in (self._process.stdin, self._complaints):
+            if stream is not None:
+                stream.close()
 
     def cause(self) -> str:
         """Say how it ended, for people, with the last line that it wrote to standard error while it started."""

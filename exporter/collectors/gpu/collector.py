@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from exporter.collectors.gpu.child_process import CHILD, NvmlChild, command_of
+from exporter.collectors.gpu.child_process import CHILD, Heard, NvmlChild, command_of
 from exporter.collectors.gpu.counters import CounterTotal
 from exporter.collectors.gpu.kernel_log import KernelLog, XidCount
 from exporter.collectors.gpu.nvml.visible import expected_devices
@@ -231,7 +231,9 @@ class GpuCollector:
                 if name.startswith(_KERNEL_LOG)
             }
 
-    def _start_child(self, skip: tuple[int, ...], now: float) -> NvmlChild:
+    def _start_child(
+        self, skip: tuple[int, ...], now: float, heard: Callable[[NvmlChild, Heard], None]
+    ) -> NvmlChild:
         first = {
             "kind": "start",
             "parent": os.getpid(),
@@ -244,7 +246,7 @@ class GpuCollector:
             "replay": self._replay,
             "origin": now if self._origin is None else self._origin,
         }
-        return NvmlChild(first, now=now, command=self._command)
+        return NvmlChild(first, heard, now=now, command=self._command)
 
     def _take(self, message: Mapping[str, Any], child: int) -> None:
         with self._lock:

@@ -8,14 +8,13 @@ ties the child's life to: it lives as long as the sidecar does. Its rules (how s
 from __future__ import annotations
 
 import contextlib
-import os
-import select
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from exporter.collectors.gpu.child_process import NvmlChild
+from exporter.collectors.gpu.child_process import Heard, NvmlChild
 from exporter.collectors.gpu.nvml.protocol import ProtocolError
 from exporter.collectors.gpu.restarts import (
     AT_ONCE,
@@ -45,7 +44,7 @@ class Supervisor:
       slow): then it stays out until NVML is released and taken again.
 
     Args:
-        start: Makes a child that leaves out some GPUs; raises OSError.
+        start: Makes a child that leaves out some GPUs, with what takes its messages; raises OSError.
         take: Takes a message `machine` or `sample`, and the number of the child.
         change: Takes the reason why NVML does not answer ("" when it does), a text for people, and the GPU that a
             call hangs on, where it is known.
@@ -56,7 +55,7 @@ class Supervisor:
     def __init__(
         self,
         *,
-        start: Callable[[tuple[int, ...], float], NvmlChild],
+        start: Callable[[tuple[int, ...], float, Callable[[NvmlChild, Heard], None]], NvmlChild],
         take: Callable[[Mapping[str, Any], int], None],
         change: Callable[[str, str, int | None], None],
         timings: Timings = DEFAULT_TIMINGS,
@@ -76,12 +75,9 @@ class Supervisor:
         self._hung_since: float | None = None
         self._sampled_at = 0.0  # readings count for the deadline, also those of a child that was replaced
         self._reason = STARTING
-        self._commands = threading.Lock()  # guards the next three, which other threads use
-        self._released = False
+        self._released = False  # this and the next two are set by other threads
         self._stopping = False
-        self._wake: int | None
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
+        self._inbox: queue.SimpleQueue[tuple[NvmlChild, Heard] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -91,13 +87,15 @@ class Supervisor:
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """End, and the child with it; one that hangs is killed and not waited for."""
-        self._command(stopping=True)
+        self._stopping = True
+        self._inbox.put(None)
         if self._thread is not None:
             self._thread.join(timeout_seconds)
 
     def release(self, *, released: bool = True) -> None:
         """Let go of NVML, so that the driver can be unloaded or a GPU be reset; or take it again."""
-        self._command(released=released)
+        self._released = released
+        self._inbox.put(None)
 
     @property
     def alive(self) -> bool:
@@ -115,19 +113,15 @@ class Supervisor:
         active = self._active
         return None if active is None else active.pid
 
-    def _command(self, *, stopping: bool = False, released: bool | None = None) -> None:
-        with self._commands:
-            self._stopping |= stopping
-            self._released = self._released if released is None else released
-            if self._wake is not None:
-                os.write(self._wake, b"!")
-
     def _run(self) -> None:
         try:
             while not self._stopping:
                 now = self._monotonic()
                 self._keep(now, released=self._released)
-                self._wait(self._next_moment(now))
+                with contextlib.suppress(queue.Empty):
+                    news = self._inbox.get(timeout=self._next_moment(now))
+                    if news is not None:
+                        self._hear(*news)
         finally:
             self._shut_down()
 
@@ -162,7 +156,7 @@ class Supervisor:
     def _launch(self, now: float) -> None:
         self._due = None
         try:
-            self._active = self._start(tuple(sorted(self._restarts.left_out)), now)
+            self._active = self._start(tuple(sorted(self._restarts.left_out)), now, self._tell)
         except OSError as error:
             self._due = now + self._restarts.wait()
             self._set(CRASHED, f"the process that calls NVML cannot be started: {error}")
@@ -200,22 +194,16 @@ class Supervisor:
         self._restarts.count(HUNG)
         self._due = now + self._restarts.wait(at_once=1 if gpu is None else HANGS_AT_ONCE)
 
-    def _listen(self, child: NvmlChild) -> None:
+    def _tell(self, child: NvmlChild, heard: Heard) -> None:
+        self._inbox.put((child, heard))
+
+    def _hear(self, child: NvmlChild, heard: Heard) -> None:
+        if child is not self._active:
+            if child is self._stuck and heard is None:
+                child.wait(0.5)  # then `_keep` sees it
+            return  # what it has to say is old
         now = self._monotonic()
-        try:
-            messages, ended = child.read()
-            if child is self._stuck:
-                if ended:
-                    child.wait(0.5)  # then `_keep` sees it
-                return  # what it has to say is old
-            for message in messages:
-                self._hear(child, message, now)
-        except (ProtocolError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
-            self._end(child)
-            if child is self._active:
-                self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
-            return
-        if ended:
+        if heard is None:
             child.wait(0.5)
             cause, farewell = child.cause(), child.farewell
             self._end(child)
@@ -223,8 +211,16 @@ class Supervisor:
                 self._lost(child, now, CRASHED, f"the process that calls NVML {cause}")
             else:
                 self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message") or ""))
+            return
+        try:
+            if isinstance(heard, ProtocolError):
+                raise heard
+            self._understand(child, heard, now)
+        except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
+            self._end(child)
+            self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
 
-    def _hear(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
+    def _understand(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
         kind = message["kind"]
         if kind == "slow":  # not from the thread that samples, and no sign of its life
             child.slow = (message["gpu"], str(message["call"]))
@@ -286,25 +282,6 @@ class Supervisor:
             moments.append(self._sampled_at + self._timings.deadline)
         return max(0.0, min(moments) - now)
 
-    def _wait(self, seconds: float) -> None:
-        poll = select.poll()
-        poll.register(self._woken, select.POLLIN)
-        children = {child.output: child for child in (self._active, self._stuck) if child is not None}
-        for child in children.values():
-            poll.register(child.output, select.POLLIN)
-            if child.input is not None:
-                poll.register(child.input, select.POLLOUT)
-        # Rounded up: a wait that ends a moment too early would be begun again at once.
-        for descriptor, _ in poll.poll(seconds * 1000 + 1):
-            if descriptor == self._woken:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._woken, 4096)
-            elif descriptor in children:
-                self._listen(children[descriptor])
-        for each in (self._active, self._stuck):
-            if each is not None:
-                each.write()
-
     def _shut_down(self) -> None:
         children = [child for child in (self._active, self._stuck) if child is not None]
         for child in children:
@@ -316,11 +293,6 @@ class Supervisor:
         for child in (*children, *self._killed):
             child.wait(0.2)
         self._active = self._stuck = None
-        with self._commands:
-            os.close(self._woken)
-            if self._wake is not None:
-                os.close(self._wake)
-            self._wake = None
 
 
 def _culprit(child: NvmlChild) -> int | None:

@@ -1,9 +1,9 @@
 """The NVML child: the only process that loads NVIDIA's library.
 
 Started by the sidecar in a fresh interpreter (`child_process`), never by a fork; options and commands come by standard
-input, messages go to standard output. Threads: the main one makes all NVML calls; one waits for events; one watches: it
-reads commands, tells when a call takes long, and ends the process when the sidecar is gone, even while a call hangs.
-Should that thread be stopped too, the kernel kills the process together with the sidecar.
+input, messages go to standard output. Threads: the main one makes all NVML calls; one waits for events; one tells when a
+call takes long; one reads commands, and ends the process when the sidecar is gone, even while a call hangs. Should that
+thread be stopped too, the kernel kills the process together with the sidecar.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
+import queue
 import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import LibraryDownError
 from exporter.collectors.gpu.nvml.events import Events
 from exporter.collectors.gpu.nvml.library import CallFailedError, Library
-from exporter.collectors.gpu.nvml.protocol import Decoder, ProtocolError, encode
+from exporter.collectors.gpu.nvml.protocol import encode, messages
 from exporter.collectors.gpu.nvml.sampler import RestartError, Sampler
 from exporter.collectors.gpu.options import GpuOptions
 
@@ -36,6 +35,8 @@ _MOST_MEMORY_BYTES = 128 << 20
 
 Install = Callable[[Any, Mapping[str, Any]], None]
 """Puts a library in the place of NVIDIA's: takes the binding, and the first message."""
+
+Commands = queue.SimpleQueue[dict[str, Any]]
 
 
 class Output:
@@ -59,71 +60,6 @@ class Output:
                 os._exit(0)
 
 
-class Watch:
-    """The thread that looks at the sidecar, and at what the main thread is doing.
-
-    Args:
-        library: The main thread's.
-        output: Where to tell of calls that take long.
-        decoder: With what has been read of the input so far.
-        commands: Those that came with the options.
-        slow_call_seconds: What is long.
-    """
-
-    def __init__(
-        self,
-        library: Library,
-        output: Output,
-        decoder: Decoder,
-        commands: list[dict[str, Any]],
-        *,
-        slow_call_seconds: float,
-    ) -> None:
-        self._library = library
-        self._output = output
-        self._decoder = decoder
-        self._slow_call_seconds = slow_call_seconds
-        self._commands = deque(commands)
-        self._came = threading.Event()
-        if commands:
-            self._came.set()
-
-    def start(self) -> None:
-        """Begin."""
-        threading.Thread(target=self._run, name="nvml-watch", daemon=True).start()
-
-    def wait(self, seconds: float) -> list[dict[str, Any]]:
-        """Wait, at most until the next command; give those that came."""
-        if self._came.wait(max(0.0, seconds)):
-            self._came.clear()
-        return [self._commands.popleft() for _ in range(len(self._commands))]
-
-    def _run(self) -> None:
-        told: tuple[str, int | None, float] | None = None
-        while True:
-            ready, _, _ = select.select([0], [], [], min(_WATCH_SECONDS, self._slow_call_seconds / 2))
-            if ready:
-                self._read()
-            call = self._library.current
-            if call is None or call is told:
-                continue
-            name, subject, began = call
-            seconds = time.monotonic() - began
-            if seconds >= self._slow_call_seconds:
-                told = call
-                self._output.send("slow", call=name, gpu=subject, seconds=seconds)
-
-    def _read(self) -> None:
-        data = os.read(0, 1 << 16)
-        if not data:
-            os._exit(0)  # the sidecar is gone; the main thread may be in a call that never returns
-        try:
-            self._commands.extend(self._decoder.feed(data))
-        except ProtocolError:
-            os._exit(1)
-        self._came.set()
-
-
 def run(install: Install | None = None) -> None:
     """Be the NVML child, perhaps with another library in the place of NVIDIA's; does not return."""
     _serve(install)
@@ -133,14 +69,10 @@ def run(install: Install | None = None) -> None:
 
 def _serve(install: Install | None) -> None:
     """Sample until told to end; how it went is in the last message."""
-    output, decoder = Output(), Decoder()
-    messages: list[dict[str, Any]] = []
-    while not messages:
-        data = os.read(0, 1 << 16)
-        if not data:
-            return
-        messages = decoder.feed(data)
-    start = messages[0]
+    output, incoming = Output(), messages(0)
+    start = next(incoming, None)
+    if start is None:
+        return
     options = GpuOptions(**start.get("options", {}))
     _die_with(start.get("parent", 0))
     output.send("progress", what="import")
@@ -158,20 +90,40 @@ def _serve(install: Install | None) -> None:
         install(pynvml, start)
     library = Library(pynvml, clock=time.monotonic)
     events = Events(Library(pynvml, clock=time.monotonic), wall=time.time)
+    commands: Commands = queue.SimpleQueue()
+    slow = start.get("slow_call_seconds", 2.0)
+    threading.Thread(target=_listen, args=(incoming, commands), name="nvml-pipe", daemon=True).start()
+    threading.Thread(target=_watch, args=(library, output, slow), name="nvml-watch", daemon=True).start()
     sampler = Sampler(
         library, events, options, start, progress=lambda what: output.send("progress", what=what)
     )
-    slow = start.get("slow_call_seconds", 2.0)
-    watch = Watch(library, output, decoder, messages[1:], slow_call_seconds=slow)
-    watch.start()
 
     def sample() -> None:
         output.send(**sampler.start(time.monotonic()))
         events.start()
         limit = start.get("memory_limit_bytes", _MOST_MEMORY_BYTES)
-        _sample(sampler, watch, output, options.period, most_memory_bytes=limit)
+        _sample(sampler, commands, output, options.period, most_memory_bytes=limit)
 
     output.send(**last_message(sampler, sample))
+
+
+def _listen(incoming: Iterator[dict[str, Any]], commands: Commands) -> None:
+    try:
+        for message in incoming:
+            commands.put(message)
+    finally:
+        os._exit(0)  # the sidecar is gone; the main thread may be in a call that never returns
+
+
+def _watch(library: Library, output: Output, slow_call_seconds: float) -> None:
+    """Tell of calls of the main thread that take long."""
+    told: tuple[str, int | None, float] | None = None
+    while True:
+        time.sleep(min(_WATCH_SECONDS, slow_call_seconds / 2))
+        call = library.current
+        if call is not None and call is not told and time.monotonic() - call[2] >= slow_call_seconds:
+            told = call
+            output.send("slow", call=call[0], gpu=call[1])
 
 
 def last_message(sampler: Sampler, sample: Callable[[], None]) -> dict[str, Any]:
@@ -191,7 +143,7 @@ def last_message(sampler: Sampler, sample: Callable[[], None]) -> dict[str, Any]
 
 
 def _sample(
-    sampler: Sampler, watch: Watch, output: Output, period_seconds: float, *, most_memory_bytes: int
+    sampler: Sampler, commands: Commands, output: Output, period_seconds: float, *, most_memory_bytes: int
 ) -> None:
     due = own_due = time.monotonic()
     while True:
@@ -208,11 +160,11 @@ def _sample(
         # A pass that took longer than a period is followed by a whole one: no catching up.
         due = max(due + period_seconds, time.monotonic())
         while (rest := due - time.monotonic()) > 0:
-            for command in watch.wait(rest):
+            with contextlib.suppress(queue.Empty):
+                command = commands.get(timeout=rest)
                 if command["kind"] == "release":
                     return
-                if command["kind"] == "admit":
-                    sampler.admit(command["gpu"], time.monotonic())
+                sampler.admit(command["gpu"], time.monotonic())
 
 
 def _die_with(parent: int) -> None:

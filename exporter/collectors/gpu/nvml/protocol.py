@@ -8,10 +8,9 @@ left out), `release` (end in order). When the other side dies, the file ends; ha
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from typing import Any
-
-MAX_BYTES = 4 << 20
-"""A message about 16 GPUs with every detail has about 200 KiB."""
 
 
 class ProtocolError(ValueError):
@@ -23,25 +22,20 @@ def encode(message: dict[str, Any]) -> bytes:
     return json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-class Decoder:
-    """Bytes in pieces of any length to messages."""
+def messages(descriptor: int) -> Iterator[dict[str, Any]]:
+    """Wait for messages until the pipe ends.
 
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Take what was read and give the messages that are complete now.
-
-        Raises:
-            ProtocolError: The bytes are no messages.
-        """
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_BYTES:
-            raise ProtocolError("a message without an end")
-        return [_parse(line) for line in lines]
+    Raises:
+        ProtocolError: The bytes are no messages.
+    """
+    rest = b""
+    while data := os.read(descriptor, 1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from map(parse, lines)
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def parse(line: bytes) -> dict[str, Any]:
+    """Read a message; raises ProtocolError."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
