@@ -16,7 +16,7 @@ from exporter.collectors.gpu.options import GpuOptions
 from exporter.config.options import REQUIRED, Duration, Notation, Range, option
 from exporter.ledger.energy.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
 from exporter.ledger.families.run_info import PeakSetting
-from exporter.ledger.goodput.session import GoodputOptions
+from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.replay.machines import is_machine_file, unknown_machine
 
 Watts = Annotated[float, Range(0, 1e6)]

@@ -34,7 +34,6 @@ from exporter.ledger.energy.collector import EnergyCollector, Sources
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.ends import Witnesses
-from exporter.ledger.pages import Pages
 from exporter.ledger.store import StateStore
 from exporter.replay.machines import collector_arguments
 
@@ -74,7 +73,7 @@ class Wiring:
         self.gpu: KeptGpus | None = None
         self._scheduler = scheduler
         self._jobs = jobs
-        self._pages = Pages(state)
+        self._pages = state
         self._linger_seconds = configuration.feed.linger
         self._processes: ProcessCollector | None = None
         self._had_members = False

@@ -34,7 +34,7 @@ from exporter.errors import CollectError, FeedError
 from exporter.families import Collected, FamilySpec
 from exporter.feed.reader import FeedEntry, Scan
 from exporter.ledger.admission import Admission
-from exporter.ledger.energy.work import ProcessWork, WorkUse
+from exporter.ledger.energy.attribution import ProcessWork, WorkUse
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, run_info_families
 from exporter.ledger.families.stats import StatFamilies

@@ -79,19 +79,6 @@ class RankTotals:
             if slot.base.departed is not None:
                 slot.base.depart(slot.base.departed, now)
 
-    def adopt(self, provisional: RankTotals, present: Collection[str]) -> None:
-        """Take over what was seen while the state could not be read, of processes whose files are gone since."""
-        known = {process.identity.id: process for _, process in self.processes()}
-        for _, process in provisional.processes():
-            process_id = process.identity.id
-            if process_id in present or process_id in self.taken:
-                continue
-            if process_id in known:
-                known[process_id].snapshot, known[process_id].departed = process.snapshot, process.departed
-            else:
-                self._free_slot().processes.append(process)
-            self.changed = True
-
     def drop(self, process_id: str) -> None:
         """Forget a process that turned out to be another rank's."""
         for slot in self.slots.values():

@@ -159,9 +159,8 @@ class Ranks:
         if loaded is None:  # nothing was saved, or it is damaged: memory knows all there is
             rank.totals.changed = True
         else:
-            provisional, rank.totals = rank.totals, loaded
+            rank.totals = loaded
             rank.totals.resume(present, now)
-            rank.totals.adopt(provisional, present)
         return []
 
     def save(self) -> list[str]:

@@ -41,7 +41,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from exporter.errors import StateError
+from exporter.collectors.keeping import Rows
+from exporter.errors import CollectError, StateError
+from exporter.ledger import codec
 
 StateKey = tuple[str, ...]
 """The kind of content, the run ("" for what is of no run), and what tells this file from others of the run."""
@@ -244,6 +246,11 @@ class StateStore:
                         path.unlink()
                     self._unlock(name)
 
+    def page(self, subject: str, name: str = "") -> Page:
+        """Name the numbers that a collector keeps, for each run where it has a name; nothing is touched yet."""
+        # Per machine: on shared storage every machine counts what is its own.
+        return Page(self, ("page", name, subject, self.keeper))
+
     # Files ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -339,6 +346,42 @@ class StateStore:
             os.close(self._locks)
             self._locks = None
             self._claimed = {key: name for key, name in self._claimed.items() if self._lock(name)}
+
+
+class Page:
+    """Rows of numbers in a state file; `exporter.collectors.keeping.Page`."""
+
+    def __init__(self, state: StateStore, key: StateKey) -> None:
+        self._state = state
+        self._key = key
+
+    def load(self) -> Rows | None:
+        """Claim the page and read it; None while another sidecar keeps it.
+
+        Raises:
+            CollectError: `state`: it cannot be read now.
+        """
+        try:
+            if not self._state.claim(self._key):
+                return None
+            return self._state.load(self._key, lambda content: codec.loads(Rows, content)) or {}
+        except StateError as error:
+            raise CollectError(str(error), reason="state") from error
+
+    def save(self, rows: Rows) -> None:
+        """Replace it.
+
+        Raises:
+            CollectError: `state`: what was saved before is still there.
+        """
+        try:
+            self._state.save(self._key, codec.dumps(rows))
+        except StateError as error:
+            raise CollectError(f"totals are withheld: {error}", reason="state") from error
+
+    def close(self) -> None:
+        """Let another sidecar keep it."""
+        self._state.release(self._key)
 
 
 def _open(path: str, flags: int) -> int:

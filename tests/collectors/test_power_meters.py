@@ -10,7 +10,6 @@ from collectors_support import value_of
 from energy_support import Machine
 
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.ledger.pages import Pages
 from exporter.ledger.store import StateStore
 
 CPU = "host_cpu_energy_joules_total"
@@ -42,9 +41,9 @@ class Grace:
             (self.meter(name) / "power1_average").write_text(f"{round(watts * 1e6)}\n")
 
 
-def kept(directory: Path) -> Pages:
+def kept(directory: Path) -> StateStore:
     directory.mkdir(exist_ok=True)
-    return Pages(StateStore(directory))
+    return StateStore(directory)
 
 
 @pytest.mark.parametrize("within", ["device", ""])

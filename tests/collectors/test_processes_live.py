@@ -23,7 +23,6 @@ from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.families import Collected
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.pages import Pages
 from exporter.ledger.store import StateStore
 
 TRAINER = ("r", "0", "trainer")
@@ -96,7 +95,7 @@ def job() -> Iterator[Job]:
     each.close()
 
 
-def collector_of(job: Job, *, keeper: Pages | None = None) -> ProcessCollector:
+def collector_of(job: Job, *, keeper: StateStore | None = None) -> ProcessCollector:
     identity = a_process(started=time.time()).replace(pid=job.process.pid)
     return ProcessCollector(
         job=lambda: [JobProcess(identity, alive=True, pid=job.process.pid)], keeper=keeper
@@ -191,14 +190,14 @@ def test_of_another_user_s_processes_what_is_private_is_absent(job: Job) -> None
 
 
 def test_a_killed_sidecar_s_successor_goes_on_where_it_was(job: Job, tmp_path: Path) -> None:
-    first = collector_of(job, keeper=Pages(StateStore(tmp_path, keeper="here")))
+    first = collector_of(job, keeper=StateStore(tmp_path, keeper="here"))
     job.tell("fork", "one")
     job.tell("burn", "one")
     time.sleep(2.2)
     before = cpu_seconds(first.collect())
     job.tell("exit", "one")
     job.tell("reap", "one")  # while no sidecar looks
-    second = collector_of(job, keeper=Pages(StateStore(tmp_path, keeper="here")))
+    second = collector_of(job, keeper=StateStore(tmp_path, keeper="here"))
     after = second.collect()
 
     assert cpu_seconds(after) == before >= 0.2
@@ -228,7 +227,7 @@ def test_the_feed_leads_to_the_process_and_tells_how_it_ended(tmp_path: Path) ->
     assert json.loads(trainer.stdout.readline()) == trainer.pid
     state = StateStore(tmp_path)
     jobs = JobCollector(FeedReader(tmp_path), state)
-    collector = ProcessCollector(job=lambda: jobs.processes, keeper=Pages(state))
+    collector = ProcessCollector(job=lambda: jobs.processes, keeper=state)
     jobs.collect()
     alive = collector.collect()
     trainer.communicate("end\n", timeout=10)

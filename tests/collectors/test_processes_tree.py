@@ -15,7 +15,6 @@ from process_support import FakeProcess, Proc, Watch, labels_of
 from exporter.collectors.job import GpuProcessUse
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.families import Collected
-from exporter.ledger.pages import Pages
 from exporter.ledger.store import StateStore
 
 CPU = "training_process_cpu_seconds_total"
@@ -36,10 +35,10 @@ def proc(tmp_path: Path) -> Proc:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Pages:
+def keeper(tmp_path: Path) -> StateStore:
     state = tmp_path / "state"
     state.mkdir()
-    return Pages(StateStore(state, keeper="here"))
+    return StateStore(state, keeper="here")
 
 
 def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
@@ -137,7 +136,7 @@ def test_a_process_that_began_after_its_recording_is_somebody_else(proc: Proc) -
     assert labels_of(watch.collect(), INSTANCES) == []
 
 
-def test_a_clock_that_was_set_hides_nobody_from_the_next_sidecar(proc: Proc, keeper: Pages) -> None:
+def test_a_clock_that_was_set_hides_nobody_from_the_next_sidecar(proc: Proc, keeper: StateStore) -> None:
     watch = Watch(proc, keeper)
     watch.records(proc.add(FakeProcess(100)))
     watch.collect()
@@ -180,7 +179,7 @@ def test_a_process_in_a_namespace_that_cannot_be_seen_is_up_and_nothing_else(pro
     assert "pid namespace" in collected.unsupported[0]
 
 
-def test_workers_that_outlive_their_trainer_stay_members(proc: Proc, keeper: Pages) -> None:
+def test_workers_that_outlive_their_trainer_stay_members(proc: Proc, keeper: StateStore) -> None:
     watch = Watch(proc, keeper)
     trainer = watch.records(proc.add(FakeProcess(100)))
     proc.add(FakeProcess(110, parent=100, comm="pt_data_worker"))
@@ -302,7 +301,7 @@ def test_without_proc_the_pass_fails(tmp_path: Path) -> None:
     assert f"no {tmp_path}/none/stat" in collected.unsupported
 
 
-def test_a_run_that_is_over_lingers_and_goes(proc: Proc, keeper: Pages) -> None:
+def test_a_run_that_is_over_lingers_and_goes(proc: Proc, keeper: StateStore) -> None:
     watch = Watch(proc, keeper, linger_seconds=60.0)
     trainer = watch.records(proc.add(FakeProcess(100)))
     watch.collect()
@@ -320,7 +319,7 @@ def test_a_run_that_is_over_lingers_and_goes(proc: Proc, keeper: Pages) -> None:
 
 def test_totals_that_cannot_be_saved_are_withheld(proc: Proc, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    watch = Watch(proc, Pages(StateStore(state, keeper="here")))
+    watch = Watch(proc, StateStore(state, keeper="here"))
     watch.records(proc.add(FakeProcess(100)))
     withheld = watch.collect()
     state.mkdir()
@@ -356,7 +355,7 @@ def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, int, 
     proc = Proc(tmp_path / "proc")
     state = tmp_path / f"state{len(list(tmp_path.iterdir()))}"
     state.mkdir()
-    watch = Watch(proc, Pages(StateStore(state, keeper="here")))
+    watch = Watch(proc, StateStore(state, keeper="here"))
     watch.records(proc.add(FakeProcess(100)))
     before = counters(watch.collect())
     for what, which, amount in happenings:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from exporter.collectors.energy.counter import EnergyCounter
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.errors import CollectError
-from exporter.ledger.pages import Pages
 from exporter.ledger.store import StateStore
 
 CPU = "host_cpu_energy_joules_total"
@@ -25,8 +24,8 @@ POWER = "host_cpu_power_watts"
 IDLE = "host_cpu_power_idle_watts"
 
 
-def pages(directory: Path) -> Pages:
-    return Pages(StateStore(directory, keeper="here"))
+def pages(directory: Path) -> StateStore:
+    return StateStore(directory, keeper="here")
 
 
 @pytest.mark.parametrize("name", MACHINES)

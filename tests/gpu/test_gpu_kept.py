@@ -15,7 +15,6 @@ from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.counters import CounterTotal
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.keeping import Rows
-from exporter.ledger.pages import Pages
 from exporter.ledger.store import StateStore
 from exporter.replay.machines import collector_arguments
 
@@ -24,7 +23,7 @@ BUSY = "gpu_utilization_busy_seconds_total"
 
 
 @contextmanager
-def kept(tmp_path: Path, pages: Pages, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
+def kept(tmp_path: Path, pages: StateStore, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
     arguments = collector_arguments(described(tmp_path, "\nshared: true\n"))
     gpus = KeptGpus(
         lambda: GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), pages, counts=counts
@@ -41,7 +40,7 @@ def shown(gpus: KeptGpus, name: str) -> list[float]:
 
 def test_energy_is_absent_while_another_exporter_counts_and_nothing_else_is(tmp_path: Path) -> None:
     counting: list[bool] = []
-    with kept(tmp_path, Pages(StateStore(tmp_path)), counts=lambda: bool(counting)) as gpus:
+    with kept(tmp_path, StateStore(tmp_path), counts=lambda: bool(counting)) as gpus:
         wait_until(lambda: shown(gpus, BUSY))
         before, told = shown(gpus, ENERGY), gpus.collect().unsupported
         counting.append(True)
@@ -53,7 +52,7 @@ def test_energy_is_absent_while_another_exporter_counts_and_nothing_else_is(tmp_
 
 def test_energy_that_another_exporter_has_counted_is_not_counted_again(tmp_path: Path) -> None:
     counting = [True]
-    with kept(tmp_path, Pages(StateStore(tmp_path)), counts=lambda: counting[0]) as gpus:
+    with kept(tmp_path, StateStore(tmp_path), counts=lambda: counting[0]) as gpus:
         wait_until(lambda: sum(shown(gpus, ENERGY)) > 5.0)
         counting[0] = False
         last = sum(each.joules or 0 for each in gpus.energies())
@@ -68,12 +67,12 @@ def test_energy_that_another_exporter_has_counted_is_not_counted_again(tmp_path:
 
 def test_a_restart_beside_another_exporter_does_not_count_the_time_between(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
-    with kept(tmp_path, Pages(state)) as gpus:
+    with kept(tmp_path, state) as gpus:
         wait_until(lambda: sum(shown(gpus, ENERGY)) > 5.0)
         last = sum(shown(gpus, ENERGY))
     time.sleep(1.0)  # 200 J, which the other one counts
     counting = [False]
-    with kept(tmp_path, Pages(state), counts=lambda: counting[0]) as again:
+    with kept(tmp_path, state, counts=lambda: counting[0]) as again:
         wait_until(lambda: shown(again, BUSY))
         counting[0] = True
         wait_until(lambda: shown(again, ENERGY))
@@ -86,7 +85,7 @@ def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tm
         """A page that another sidecar keeps for a while."""
 
         def __init__(self) -> None:
-            self.page, self.free = Pages(StateStore(tmp_path)).page("gpu"), False
+            self.page, self.free = StateStore(tmp_path).page("gpu"), False
             self.save, self.close = self.page.save, self.page.close
 
         def load(self) -> Rows | None:

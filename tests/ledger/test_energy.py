@@ -17,11 +17,9 @@ from ledger_support import START, Page
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.errors import CollectError
 from exporter.ledger.energy.attribution import shares_of
-from exporter.ledger.energy.carbon_file import CarbonFile
 from exporter.ledger.energy.collector import EnergyCollector, Sources
 from exporter.ledger.energy.node_lock import LockStatus, NodeLock
-from exporter.ledger.energy.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
-from exporter.ledger.pages import Pages
+from exporter.ledger.energy.tariffs import CarbonFile, DevicePrice, EmbodiedCarbon, Tariffs
 from exporter.ledger.store import StateStore
 
 ENERGY = "training_energy_joules_total"
@@ -76,7 +74,7 @@ class Node:
         self.state = StateStore(self.directory / "state", keeper="here")
         self.collector = EnergyCollector(
             sources,
-            Pages(self.state),
+            self.state,
             self.lock,
             boot=self.boot,
             tariffs=self.tariffs,

@@ -24,7 +24,6 @@ from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import EnergyReading, MachineUse, RunUse
 from exporter.ledger.energy.collector import EnergyCollector, Sources
 from exporter.ledger.energy.node_lock import NodeLock
-from exporter.ledger.pages import Pages
 from exporter.ledger.store import StateStore
 
 PASS_SECONDS = 10.0
@@ -75,7 +74,7 @@ class Node:
     def start(self) -> None:
         self.state = StateStore(self.directory / "state", keeper="here")
         self.lock = NodeLock(self.directory, self.machine.boot)
-        pages = Pages(self.state)
+        pages = self.state
         self.rapl = self.machine.collector(pages)
         self.registry = GpuRegistry(monotonic=lambda: self.machine.now)
         self.page = pages.page("gpu")

@@ -240,19 +240,6 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
     assert sidecar.feed.files == {}
 
 
-def test_a_process_that_came_and_went_while_the_state_could_not_be_read_is_counted(sidecar: Sidecar) -> None:
-    place = sidecar.directory / "ledger"
-    place.write_text("a file where a directory belongs")
-    records(sidecar, a_process(), 3)
-    sidecar.collect()
-    sidecar.feed.files.clear()
-    for _ in range(4):
-        assert sidecar.after(1).count("loss", **RANK_0) is None
-    place.unlink()
-
-    assert sidecar.after(1).count("loss", **RANK_0) == 3
-
-
 def test_a_damaged_state_goes_on_from_the_feed_and_says_so(sidecar: Sidecar) -> None:
     process = a_process()
     records(sidecar, process, 3)

@@ -9,8 +9,7 @@ from ledger_support import Page, Sidecar, a_process, a_snapshot
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.families.peak_flops import data_type, peak_flops
-from exporter.ledger.families.run_info import Gpus, PeakSetting
+from exporter.ledger.families.run_info import Gpus, PeakSetting, data_type, peak_flops
 from exporter.recording.values import TrainingReading
 
 

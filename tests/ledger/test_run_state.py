@@ -12,7 +12,7 @@ from exporter.feed.runs import End
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.ledger.goodput.ends import Witnesses
 from exporter.ledger.goodput.run_state import STATES
-from exporter.ledger.goodput.session import GoodputOptions
+from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.recording.values import Ending, StatReading
 
 RUN = {"run": "r"}

@@ -15,7 +15,7 @@ from ledger_support import Page, Sidecar, a_process, a_snapshot
 from exporter.families import Distribution
 from exporter.ledger.goodput.ends import started_at
 from exporter.ledger.goodput.families import SPECS
-from exporter.ledger.goodput.session import GoodputOptions
+from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.ledger.goodput.task import CAUSES
 from exporter.ledger.store import file_name
 from exporter.recording.values import END_REASONS

@@ -15,14 +15,13 @@ from ledger_support import Clock, Page, Sidecar
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.families import Collected
+from exporter.ledger.energy.attribution import Flows, ProcessWork
 from exporter.ledger.energy.collector import EnergyCollector, Sources
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.runs import RunEnergy
 from exporter.ledger.energy.tariffs import Tariffs, TariffsInForce
-from exporter.ledger.energy.work import Flows, ProcessWork
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.task import CAUSES
-from exporter.ledger.pages import Pages
 
 GPU = "GPU-a"
 
@@ -219,7 +218,7 @@ class Machine:
                 alive=lambda: {self.run},
                 work=lambda: jobs.work,
             ),
-            Pages(self.sidecar.state),
+            self.sidecar.state,
             NodeLock(directory, "boot"),
             boot="boot",
             clock=lambda: self.clock.wall,

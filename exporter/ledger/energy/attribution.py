@@ -19,7 +19,7 @@ Idle power is divided by the CPUs that a run may use, since it keeps them from o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 
@@ -126,3 +126,44 @@ _MEASURES: tuple[tuple[str, Callable[[GpuProcessUse], float | None]], ...] = (
     ("memory_share", lambda use: use.memory_bytes),
 )
 """What a GPU is divided by, the first that is known of all who hold it, and not zero."""
+
+
+# What the processes of each run do, told by the ledger's thread once a pass -----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """What has become of the work of a run, in seconds so far."""
+
+    session: str  # whose; numbers of another one cannot be compared with these
+    productive: float  # safe, validation left out
+    lost: float
+    hung: float
+    uncommitted: float
+    validates: bool  # validation is productive
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessWork:
+    """What one process does."""
+
+    run: str
+    rank: int
+    process: str
+    phases: Mapping[str, float]  # seconds in each so far
+    device: str = ""  # UUID of the GPU that it alone holds
+
+
+@dataclass(frozen=True, slots=True)
+class WorkUse:
+    """What all processes do that tell of it, of one run those of lower ranks first, and what has become of the work."""
+
+    processes: tuple[ProcessWork, ...] = ()
+    flows: Mapping[str, Flows] = field(default_factory=dict)
+
+    def flow(self, run: str, session: str) -> Flows | None:
+        """Tell what has become of the work of a run, which its session may have gone on with under another name."""
+        own = self.flows.get(run)
+        if own is None and session:
+            return next((each for each in self.flows.values() if each.session == session), None)
+        return own

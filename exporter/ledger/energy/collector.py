@@ -28,13 +28,11 @@ from exporter.collectors.keeping import Keeper, Page
 from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.energy import families
-from exporter.ledger.energy.attribution import shares_of
-from exporter.ledger.energy.carbon_file import REASON as CARBON_FILE
+from exporter.ledger.energy.attribution import WorkUse, shares_of
 from exporter.ledger.energy.devices import Devices
 from exporter.ledger.energy.node_lock import LockStatus, NodeLock
 from exporter.ledger.energy.runs import RunEnergy
-from exporter.ledger.energy.tariffs import SECONDS_PER_HOUR, Tariffs, TariffsInForce
-from exporter.ledger.energy.work import WorkUse
+from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, Tariffs, TariffsInForce
 
 SAME_PASS_SECONDS = 60.0
 """A run that lived so shortly before the last pass of a sidecar lived until its end."""

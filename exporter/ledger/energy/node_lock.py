@@ -64,26 +64,17 @@ class NodeLock:
             self.status = LockStatus.TAKEN
 
     def _take(self) -> LockStatus:
-        status = self._try(os.O_RDWR, fcntl.LOCK_EX)
-        if status is LockStatus.IMPOSSIBLE:
-            # Where the file may only be read, whether somebody counts can be found out all the same.
-            read_only = self._try(os.O_RDONLY, fcntl.LOCK_SH)
-            self._close()
-            return LockStatus.TAKEN if read_only is LockStatus.TAKEN else status
-        return status
-
-    def _try(self, access: int, operation: int) -> LockStatus:
         try:
-            self._descriptor = self._open(access)
-            fcntl.lockf(self._descriptor, operation | fcntl.LOCK_NB)
+            self._descriptor = self._open()
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            locked = self._descriptor is not None and error.errno in _TAKEN
+            taken = self._descriptor is not None and error.errno in _TAKEN
             self._close()
-            return LockStatus.TAKEN if locked else LockStatus.IMPOSSIBLE
+            return LockStatus.TAKEN if taken else LockStatus.IMPOSSIBLE
         return LockStatus.HELD
 
-    def _open(self, access: int) -> int:
-        flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             # Not O_CREAT on a file of another user: fs.protected_regular forbids that in shared directories.
             descriptor = os.open(self.path, flags)

@@ -27,8 +27,8 @@ from exporter.collectors.job import EnergyReading
 from exporter.collectors.keeping import Rows
 from exporter.families import FamilySpec
 from exporter.ledger.energy import families
+from exporter.ledger.energy.attribution import Flows, ProcessWork
 from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, TariffsInForce
-from exporter.ledger.energy.work import Flows, ProcessWork
 from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES
 from exporter.training.phases import WORK
 

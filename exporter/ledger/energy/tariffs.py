@@ -6,18 +6,31 @@ Nothing has a default: what was not said is None, and what would need it is abse
 
 from __future__ import annotations
 
+import errno
+import json
+import math
+import os
+import stat
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from exporter.collectors.job import EnergyReading
-from exporter.ledger.energy.carbon_file import CarbonFile
+from exporter.errors import CollectError
 
 JOULES_PER_KWH = 3.6e6
 SECONDS_PER_HOUR = 3600.0
 
+MAX_BYTES = 4 << 20
+HIGHEST = 10_000.0
+"""Grams per kWh that no grid has; a larger number is in another unit."""
+EARLIEST, LATEST = 946_684_800.0, 4_102_444_800.0
+"""2000 and 2100 in Unix time: what lies outside is no time in seconds. `327,5` is a number with a comma for its point."""
+CARBON_FILE = "carbon_file"
 NODE = "node"
 """The device type of a price for the machine as a whole."""
 
@@ -114,3 +127,117 @@ def _fits(pattern: str, reading: EnergyReading | None) -> bool:
         return pattern == NODE
     # Memory goes with its package, and has its name only by chance.
     return pattern != NODE and reading.component != "dram" and fnmatchcase(reading.name, pattern)
+
+
+class CarbonFile:
+    """Carbon intensity of electricity, from a file that somebody else keeps up to date.
+
+    The file is looked at in every pass and read when it has
+    changed. One of
+
+        327.5                                   grams per kWh, as of the file's time of change
+
+        time,grams_per_kwh                      the heading may be left out
+        2026-03-01T12:00:00Z,327.5              ISO 8601 with a time zone, or Unix seconds
+        2026-03-01T13:00:00+01:00,310
+
+        [["2026-03-01T12:00:00Z", 327.5], [1772370000, 310]]      the same as JSON
+
+    The last entry whose time has come is in force; entries of the future are a forecast, and wait. A file that
+    cannot be understood leaves the last one that could in force, and its age shows. No network, no guessed region:
+    before the first entry, and without a file, there is no intensity.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._state: tuple[int, int, int] | None = None
+        self._times: list[float] = []
+        self._values: list[float] = []
+
+    def look(self) -> None:
+        """Read it if it has changed.
+
+        Raises:
+            CollectError: `carbon_file`: it cannot be read or understood; what was in force stays so.
+        """
+        try:
+            with open(self._path, "rb", opener=_open) as file:
+                found = os.fstat(file.fileno())
+                state = (found.st_ino, found.st_mtime_ns, found.st_size)
+                if state == self._state:
+                    return
+                content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            self._state = None
+            raise CollectError(f"{self._path}: {error.strerror or error}", reason=CARBON_FILE) from error
+        self._state = None  # so that a file that makes no sense is told in every pass
+        if len(content) > MAX_BYTES:
+            raise CollectError(f"{self._path} is longer than {MAX_BYTES} bytes", reason=CARBON_FILE)
+        try:
+            entries = sorted(_entries(content.decode("utf-8-sig"), found.st_mtime))
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise CollectError(f"{self._path}: {error}", reason=CARBON_FILE) from error
+        self._times = [time for time, _ in entries]
+        self._values = [value for _, value in entries]
+        self._state = state
+
+    def now(self) -> tuple[float, float] | None:
+        """Give the intensity in force, grams per kWh, and since when, Unix time; None before the first."""
+        place = bisect_right(self._times, self._clock()) - 1
+        return (self._values[place], self._times[place]) if place >= 0 else None
+
+
+def _open(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, which no regular file minds, a pipe in its place would be waited for for ever.
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file")
+
+
+def _entries(text: str, modified: float) -> list[tuple[float, float]]:
+    text = text.strip()
+    if "," not in text and not text.startswith("{"):
+        return [(modified, _grams(text))]
+    try:
+        if text.startswith(("[", "{")):
+            rows = [(str(time), str(value)) for time, value in json.loads(text)]
+        else:
+            lines = [line.split(",") for line in text.splitlines() if line.strip()]
+            rows = [(time.strip(), value.strip()) for time, value in lines]
+    except (TypeError, ValueError) as error:
+        raise ValueError("expected lines of time,grams_per_kwh or a JSON list of such pairs") from error
+    if rows and math.isnan(_number(rows[0][1])) and not text.startswith("["):
+        rows = rows[1:]  # the heading
+    if not rows:
+        raise ValueError("expected at least one entry")
+    return [(_time(time), _grams(value)) for time, value in rows]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _grams(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= HIGHEST:
+        raise ValueError(f"expected grams per kWh from 0 to {HIGHEST:g}, found {text[:40]!r}")
+    return value
+
+
+def _time(text: str) -> float:
+    seconds = _number(text)
+    if math.isnan(seconds):
+        # CPython before 3.11 does not know the Z.
+        moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+        seconds = math.nan if moment.tzinfo is None else moment.timestamp()
+    if not EARLIEST <= seconds < LATEST:
+        raise ValueError(
+            f"expected a time from 2000 to 2100 with its zone, or Unix seconds, found {text[:40]!r}"
+        )
+    return seconds

@@ -1,4 +1,4 @@
-"""Sessions: whose attempts belong together, and the state files that stand behind their goodput.
+"""Sessions: whose attempts belong together, one after another, and the state files that stand behind their goodput.
 
 Runs in the sidecar, on the ledger's collecting thread, within the ledger's pass. The processes of rank 0 that the feed
 shows come in; attempts are begun, counted, ended and saved; families go out.
@@ -17,18 +17,21 @@ that nothing is lost by waiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
 
 from prometheus_client.core import Metric
 
 from exporter.errors import StateError
 from exporter.feed.reader import FeedEntry
+from exporter.feed.snapshot import Snapshot
 from exporter.ledger import codec
-from exporter.ledger.energy.work import Flows
-from exporter.ledger.goodput.ends import Ends
+from exporter.ledger.energy.attribution import Flows
+from exporter.ledger.goodput.ends import SETTLE_SECONDS, Ends
 from exporter.ledger.goodput.families import goodput_families
-from exporter.ledger.goodput.session import GoodputOptions, Session, session_key, shown
-from exporter.ledger.goodput.task import Goodput
+from exporter.ledger.goodput.task import Attempt, Goodput
 from exporter.ledger.ranks import Rank, Ranks
 from exporter.ledger.store import StateKey, StateStore, file_name
 from exporter.ledger.totals import Moment, Process
@@ -37,6 +40,166 @@ TAG_SECONDS = 30.0
 """How long a process that does not train yet may take to tell its session tag."""
 REFUSED_SECONDS = 60.0
 """How long the file of a dead process waits for another sidecar to let go of its session."""
+OOM_LOOK_SECONDS = 5.0
+FINISHED_SECONDS = 5.0
+"""How long a process lives on after its application before its work counts as done: its end says more."""
+LAST_WORD_SECONDS = 0.5
+"""How long after the end of a process that finished its exit status may come."""
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputOptions:
+    """What is to be counted as what.
+
+    Attributes:
+        new_after_seconds: Without a session tag, a process that begins so long after the end of the last one of its
+            run, at step 0 and without a checkpoint, begins another task.
+    """
+
+    validation_is_productive: bool = False
+    new_after_seconds: float = 3600.0
+    hang_seconds: float = 60.0  # no step for so long, and for `hang_steps` usual steps, is a hang
+    hang_steps: float = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session in memory; times are of the monotonic clock."""
+
+    key: StateKey
+    goodput: Goodput = field(default_factory=Goodput)
+    kept: bool = False  # its state was loaded
+    safe: bool = False  # what is counted may be shown
+    released: bool = False  # another sidecar may keep it
+    refused: bool = False  # another one does
+    gone: float | None = None  # when the end of the latest process was noticed
+    _down_since: float | None = None  # the end itself
+    _oom_kills: float | None = None  # the kernel's count while the process lived
+    _oom_looked: float = 0.0
+    _snapshot: Snapshot | None = None  # the last one that was counted
+    _missing: int = 0  # passes in which the latest process was not there
+    _finished: float | None = None  # when its application was seen to have ended
+    _told: set[str] = field(default_factory=set)  # processes that were logged
+
+    @property
+    def rank(self) -> int:
+        """Whose processes it follows: 0, or on a node without rank 0 its lowest."""
+        return int(self.key[3] or 0)
+
+    @property
+    def name(self) -> str:
+        """Which, for people."""
+        return f"{self.key[2]} {self.key[1]!r}"
+
+    def see(
+        self,
+        process: Process,
+        by_id: Mapping[str, Process],
+        pid: int | None,
+        ends: Ends,
+        options: GoodputOptions,
+        now: Moment,
+    ) -> None:
+        """Count what one of its processes has brought, which has a snapshot and, as seen from here, a pid."""
+        goodput, snapshot = self.goodput, process.snapshot
+        assert snapshot is not None  # noqa: S101  # only such processes are looked at
+        attempt = goodput.attempt
+        if attempt is None or attempt.process != process.identity.id:
+            if not self._may_begin(process, by_id):
+                return
+            start = ends.witnesses.started(pid, process.identity.started)
+            if attempt is not None and attempt.ended is None:
+                self._end(by_id.get(attempt.process), ends, before=start)
+            attempt = self._begin(process, start, ends, options)
+        self._missing = 0
+        if self._snapshot is not snapshot:
+            self._snapshot = snapshot
+            goodput.update(process.training, written=snapshot.written, final=process.final)
+        if process.living:
+            self.gone = self._down_since = None
+            if attempt.ended is not None:
+                goodput.revive()
+            self._finished = (self._finished or now.monotonic) if attempt.finished else None
+            if self._finished is not None and now.monotonic - self._finished >= FINISHED_SECONDS:
+                goodput.complete()
+            if now.monotonic - self._oom_looked >= OOM_LOOK_SECONDS:
+                self._oom_kills, self._oom_looked = ends.witnesses.oom_kills(), now.monotonic
+        elif self.gone is None:
+            self.gone = now.monotonic
+
+    def follow_end(
+        self, by_id: Mapping[str, Process], ends: Ends, now: Moment, *, linger_seconds: float
+    ) -> None:
+        """Notice the end of the latest process, settle it when its time has come, and wait `linger_seconds` for the next."""
+        attempt = self.goodput.attempt
+        if attempt is None:
+            return
+        process = by_id.get(attempt.process)
+        if process is None and self.gone is None:
+            self._missing += 1
+            if attempt.ended is not None:  # in the life of another sidecar
+                self.gone = now.monotonic - max(0.0, now.wall - attempt.ended)
+            elif self._missing > 1:  # a listing made while a file is being replaced may miss it once
+                self.gone = now.monotonic
+        if self.gone is None:
+            return
+        if attempt.ended is None:
+            patience = LAST_WORD_SECONDS if attempt.finished else SETTLE_SECONDS
+            waited = now.monotonic - self.gone >= patience
+            if not waited and ends.own(attempt.pid, attempt.recorded, now.wall) is None:
+                return
+            self._end(process, ends)
+        if self._down_since is None:
+            self._down_since = now.monotonic - max(0.0, now.wall - (attempt.ended or now.wall))
+        if now.monotonic - self.gone <= linger_seconds:
+            self.goodput.wait(now.monotonic - self._down_since)
+
+    def _may_begin(self, process: Process, by_id: Mapping[str, Process]) -> bool:
+        attempt, identity = self.goodput.attempt, process.identity
+        if attempt is None:
+            return True
+        # One that is left from before is none; one that lives has come later, whatever the clock was set to.
+        if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
+            return False
+        before = by_id.get(attempt.process)
+        if before is None or not before.living:
+            return True
+        if identity.id not in self._told:
+            self._told.add(identity.id)
+            text = "%s is one session, and two processes of rank 0 live that belong to it (runs %r and %r): the first counts"
+            _log.warning(text, self.name, attempt.run, identity.run)
+        return False
+
+    def _begin(self, process: Process, start: float, ends: Ends, options: GoodputOptions) -> Attempt:
+        identity = process.identity
+        attempt = Attempt(identity.id, identity.run, 1, start, identity.started, identity.pid)
+        attempt.machine, attempt.tagged = ends.witnesses.machine, self.key[2] == "session"
+        attempt.validates = options.validation_is_productive
+        self.goodput.begin(attempt, new_after_seconds=options.new_after_seconds)
+        self.gone = self._down_since = self._finished = None
+        self._oom_looked = -OOM_LOOK_SECONDS
+        return attempt
+
+    def _end(self, process: Process | None, ends: Ends, *, before: float = inf) -> None:
+        """Take note of the end, and of the reason; it was noticed late where another process has begun `before`."""
+        goodput, attempt = self.goodput, self.goodput.latest
+        ended = attempt.written
+        if process is not None and process.departed is not None and not attempt.final:
+            ended = max(ended, min(process.departed, before))
+        own = ends.own(attempt.pid, attempt.recorded, ended)
+        if own is not None:  # whoever waited for it knows best
+            ended = max(attempt.written, min(own.at, before))
+        evidence = ends.look(attempt, ended, self._oom_kills, seen=process is not None)
+        # One that exited normally within a step, while another rank died without a word, did so for want of it.
+        believed = attempt.open <= 0 or not evidence.silent
+        goodput.end(ended, status=evidence.status, believed=believed)
+        goodput.settle(evidence.reason)
+        if not attempt.orderly:
+            extra = {"reason": attempt.reason}
+            _log.info("attempt %d of %s ended before its time", attempt.number, self.name, extra=extra)
 
 
 class Sessions:
@@ -105,59 +268,54 @@ class Sessions:
         processes = sorted(_leading(ranks), key=lambda each: (each.identity.started, each.identity.id))
         by_id = {each.identity.id: each for each in processes}
         self._let_go_of_followers({each.identity.run: each.identity.rank or 0 for each in processes})
-        bound = {each.identity.id: self._bind(each, now) for each in processes}
+        for process in processes:
+            self._bind(process, now)
         self._first_told = {each: when for each, when in self._first_told.items() if each in by_id}
         self._bound = {each: key for each, key in self._bound.items() if each in by_id}
-        for process in processes:
-            key = bound[process.identity.id]
+        for process_id, process in by_id.items():
+            key = self._bound.get(process_id)
             if key is None:
                 continue
             session = self._sessions.get(key)
-            if session is not None and session.released and session.goodput.knows(process.identity.id):
+            if session is not None and session.released and session.goodput.knows(process_id):
                 continue
             if session is None or session.released:
                 session = self._sessions[key] = Session(key)
             if not session.kept:
                 problems += self._open(session)
             if session.kept:
-                entry = entries.get(process.identity.id)
-                pid = None if entry is None else entry.pid
+                pid = entries[process_id].pid if process_id in entries else None
                 session.see(process, by_id, pid, self.ends, self.options, now)
         for session in self._sessions.values():
             if session.kept and not session.released:
                 session.follow_end(by_id, self.ends, now, linger_seconds=self._linger_seconds)
         problems += self._save()
-        self._holds = frozenset(self._needed(processes, bound, now))
+        self._holds = frozenset(self._needed(by_id, now))
         self._forget(now)
         return problems
 
-    def _bind(self, process: Process, now: Moment) -> StateKey | None:
-        """Tell to which session a process belongs; None as long as that is not known, or there is none."""
-        identity = process.identity
-        if (known := self._bound.get(identity.id)) is not None:
-            return known
-        reading = process.training
+    def _bind(self, process: Process, now: Moment) -> None:
+        """Find the session of a process, as soon as that is known."""
+        identity, reading = process.identity, process.training
+        if identity.id in self._bound:
+            return
         if reading is None:
-            if not process.living:
-                self._bind_silent(process)
-            return self._bound.get(identity.id)
+            # One that died before it told anything of training belongs to the session of its run, if there is one.
+            for key, session in self._sessions.items() if not process.living else ():
+                attempt = session.goodput.attempt
+                if attempt is not None and attempt.run == identity.run and session.goodput.trains:
+                    self._bound[identity.id] = key
+            return
         if not process.living and not reading.loop and not reading.failure and process.final:
-            return None  # it came and went in order without training: no attempt at anything
+            return  # it came and went in order without training: no attempt at anything
         since = self._first_told.setdefault(identity.id, now.monotonic)
         tag = dict(reading.facts).get("session_tag", "")
         waited = now.monotonic - since >= TAG_SECONDS
         if tag or reading.loop or reading.finished or waited or not process.living:
-            key = session_key(identity.run, tag, identity.rank or 0, self._state.keeper)
-            self._bound[identity.id] = key
-            return key
-        return None
-
-    def _bind_silent(self, process: Process) -> None:
-        """A process that died before it told anything of training belongs to the session of its run, if there is one."""
-        for key, session in self._sessions.items():
-            attempt = session.goodput.attempt
-            if attempt is not None and attempt.run == process.identity.run and session.goodput.trains:
-                self._bound.setdefault(process.identity.id, key)
+            name, kind = (tag, "session") if tag else (identity.run, "run")
+            # That of another rank than 0 is not the run's: it only tells this node what has become of its work.
+            node = (str(identity.rank), self._state.keeper) if identity.rank else ("", "")
+            self._bound[identity.id] = ("goodput", name, kind, *node)
 
     # State ----------------------------------------------------------------------------------------------
 
@@ -198,9 +356,7 @@ class Sessions:
         try:
             session.refused = not self._state.claim(session.key)
             if session.refused:
-                return [
-                    f"another sidecar keeps the goodput of {shown(session.key)} in {self._state.directory}"
-                ]
+                return [f"another sidecar keeps the goodput of {session.name} in {self._state.directory}"]
             found = self._state.load(session.key, lambda content: codec.loads(Goodput, content))
         except StateError as error:
             return [str(error)]
@@ -219,20 +375,16 @@ class Sessions:
                     session.safe = False
         return problems
 
-    def _needed(
-        self, processes: Sequence[Process], bound: Mapping[str, StateKey | None], now: Moment
-    ) -> Iterator[str]:
+    def _needed(self, by_id: Mapping[str, Process], now: Moment) -> Iterator[str]:
         """Processes whose feed files are not to be removed yet."""
-        for process in processes:
-            key = bound[process.identity.id]
-            session = None if key is None else self._sessions[key]
-            gone = now.monotonic - process.departed_monotonic
-            if session is None or (session.refused and gone > REFUSED_SECONDS):
+        for process_id, key in self._bound.items():
+            session, attempt = self._sessions[key], self._sessions[key].goodput.attempt
+            gone = now.monotonic - by_id[process_id].departed_monotonic
+            if session.refused and gone > REFUSED_SECONDS:
                 continue
-            attempt = session.goodput.attempt
-            latest = attempt is not None and attempt.process == process.identity.id
-            if not session.safe or (latest and attempt is not None and attempt.ended is None):
-                yield process.identity.id
+            open_ = attempt is not None and attempt.process == process_id and attempt.ended is None
+            if open_ or not session.safe:
+                yield process_id
 
     def _forget(self, now: Moment) -> None:
         for key, session in list(self._sessions.items()):
