@@ -114,18 +114,20 @@ class Delivery:
 
     def event(self, span: Span, event: Event) -> None:
         """Take an event of a span."""
-        if self.wants(span.name) and event.name_str not in self._left_out:
-            self._put("export_event", event, span.as_it_is(self._exported_parent(span)))
+        if event.name_str not in self._left_out:
+            self._tell("export_event", span, event)
 
     def error(self, span: Span, event: ErrorEvent) -> None:
         """Take an error of the application."""
-        if self.wants(span.name):
-            self._put("export_error", event, span.as_it_is(self._exported_parent(span)))
+        self._tell("export_error", span, event)
 
     def stop(self, span: Span) -> None:
         """Take the stop of a span that has stopped."""
+        self._tell("export_stop", span)
+
+    def _tell(self, method: str, span: Span, *event: Event) -> None:
         if self.wants(span.name):
-            self._put("export_stop", span.as_it_is(self._exported_parent(span)))
+            self._put(method, *event, span.as_it_is(self._exported_parent(span)))
 
     def telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Take an error of the telemetry itself."""

@@ -151,16 +151,13 @@ class BaseJsonExporter(BaseExporter):
         self._record_span(span, RecordType.STOP)
 
     def export_event(self, event: Event, span: Span) -> None:
-        """Write the event."""
+        """Write the event, or the error."""
         super().export_event(event, span)
         self._write_held_back()
-        self._record(RecordType.EVENT, span_id=str(span.id), event=_json_of(event))
+        kind = RecordType.APPLICATION_ERROR if isinstance(event, ErrorEvent) else RecordType.EVENT
+        self._record(kind, span_id=str(span.id), event=_json_of(event))
 
-    def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Write the error."""
-        super().export_error(event, span)
-        self._write_held_back()
-        self._record(RecordType.APPLICATION_ERROR, span_id=str(span.id), event=_json_of(event))
+    export_error = export_event
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Write the error."""

@@ -104,8 +104,10 @@ class DefaultRecorder(Recorder):
         parent_span: Span | None = None,
     ) -> Span:
         """Begin a span; after `close` one that goes nowhere."""
-        parent = parent_span or _active_or_ancestor(self._latest.get())
-        span = Span.create(span_name, parent, span_attributes, start_event_attributes, start_time)
+        return self._start(span_name, parent_span, span_attributes, start_event_attributes, start_time)
+
+    def _start(self, name: SpanName, parent: Span | None, *given: Any) -> Span:
+        span = Span.create(name, parent or _active_or_ancestor(self._latest.get()), *given)
         if self._takes("start"):
             with self._lock:
                 self._spans[span.id] = span
@@ -190,14 +192,8 @@ class DefaultRecorder(Recorder):
 class TrainingRecorder(DefaultRecorder):
     """A recorder with a method for each callback; the times are `TracingTimestamp`s, None for now."""
 
-    def __init__(
-        self,
-        config: OneLoggerConfig | None = None,
-        exporters: Iterable[Exporter] = (),
-        export_customization_mode: ExportCustomizationMode = _ALL,
-        span_name_filter: Iterable[SpanName] | None = None,
-    ) -> None:
-        super().__init__(exporters, export_customization_mode, span_name_filter)
+    def __init__(self, config: OneLoggerConfig | None = None, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.settings = config
 
     if TYPE_CHECKING:
@@ -205,16 +201,8 @@ class TrainingRecorder(DefaultRecorder):
         def __getattr__(self, name: str) -> Callable[..., Any]:
             """Give the method of a callback."""
 
-    def start(
-        self,
-        span_name: SpanName,
-        span_attributes: Attributes | None = None,
-        start_event_attributes: Attributes | None = None,
-        start_time: TracingTimestamp | None = None,
-        parent_span: Span | None = None,
-    ) -> Span:
-        """Begin a span, in the parent that is given or else in what this thread or task is in."""
-        kind = _kind_of(span_name)
+    def _start(self, name: SpanName, parent: Span | None, *given: Any) -> Span:
+        kind = _kind_of(name)
         values: dict[str, Any] | None = None
         if kind is kinds.APPLICATION:
             values = Hooks.telemetry.ask_application()
@@ -222,14 +210,15 @@ class TrainingRecorder(DefaultRecorder):
             values = calls.loop_values("start", 0, None, None, None)
         elif kind is kinds.CHECKPOINT_SAVE:
             values = calls.save_values(0)
+        attributes, start, at = given
         return calls.begin(
             kind,
             "start",
-            at=start_time,
-            name=span_name,
-            span_attributes=span_attributes,
-            start_event_attributes=start_event_attributes,
-            parent=parent_span,
+            at=at,
+            name=name,
+            span_attributes=attributes,
+            start_event_attributes=start,
+            parent=parent,
             values=values,
         )
 

@@ -35,15 +35,16 @@ Item = TypeVar("Item")
 # Short blocks ---------------------------------------------------------------------------------------------
 
 
+def _named(kind: Kind, make: AnyFunction) -> AnyFunction:
+    """Name a function that makes the blocks of a kind."""
+    make.__name__ = make.__qualname__ = kind.call
+    make.__doc__ = f"Make a block of {kind.doc}."
+    return make
+
+
 def _short(kind: Kind) -> Callable[[], Handle]:
     """Make the function that gives the block of a kind that is entered many times a second."""
-
-    def block() -> Handle:
-        return buffers.place.handles[kind]  # type: ignore[no-any-return]  # a handle
-
-    block.__name__ = block.__qualname__ = kind.call
-    block.__doc__ = f"Make a block of {kind.doc}."
-    return block
+    return _named(kind, lambda: buffers.place.handles[kind])
 
 
 def training_iteration() -> Handle:
@@ -123,13 +124,7 @@ class Block:
 
 def _rare(kind: Kind, values: Callable[[], dict[str, Any]] | None = None) -> Callable[[], Block]:
     """Make the function that gives the block of a kind."""
-
-    def block() -> Block:
-        return Block(kind, values)
-
-    block.__name__ = block.__qualname__ = kind.call
-    block.__doc__ = f"Make a block of {kind.doc}."
-    return block
+    return _named(kind, lambda: Block(kind, values))
 
 
 application = _rare(kinds.APPLICATION, lambda: Hooks.telemetry.ask_application())  # noqa: PLW0108  # at that time
@@ -229,16 +224,8 @@ def record(
 ) -> None:
     """Record numbers of the present step; never waits, never raises.
 
-    Args:
-        loss: A number, or a tensor of one element, which is not waited for.
-        grad_norm: Norm of the gradient, likewise.
-        learning_rate: The present one.
-        loss_scale: The present one, under mixed precision.
-        samples: Samples of this step, this rank's own share: 0 on ranks that compute the same again.
-        tokens: Tokens, likewise.
-        microbatches: Micro-batches of this step that are done.
-        epoch: The epoch that is under way.
-        mode: train, validation or test.
+    A loss or the norm of the gradient may be a tensor of one element, which is not waited for. Samples and tokens are this
+    rank's own share of the step: 0 on ranks that compute the same again. The mode is train, validation or test.
     """
     base = _TRAIN if mode is _USUAL else _MODES.get(mode, 0) if type(mode) is str else 0
     if not base:
@@ -308,19 +295,9 @@ def describe(
 ) -> None:
     """Say what is known about the run; only what is given changes, and nothing raises.
 
-    Args:
-        job_name: Of the job, for people.
-        framework: What trains: `lightning`, `transformers` …
-        framework_version: Of it.
-        model: The model's name.
-        precision: `bf16`, `fp16`, `fp8`, `tf32` …: the row of the peak table.
-        flops_method: How the FLOP of a token or sample were found, in a word.
-        flops_per_token: Model FLOP of one token, forward and backward.
-        hardware_flops_per_token: The same with what is computed again.
-        flops_per_sample: Model FLOP of one sample, where tokens are not counted.
-        peak_flops: FLOP/s of this rank's device, dense; instead of the table's.
-        step_target: The step at which the training is to end.
-        world_size: Ranks.
+    `precision` (`bf16`, `fp16`, `fp8`, `tf32` …) is the row of the peak table, which `peak_flops`, FLOP/s of this rank's
+    device, dense, replaces. FLOP of a token or sample are the model's, forward and backward; `hardware_flops_per_token`
+    counts what is computed again too. `flops_method` says in a word how they were found.
     """
     given = {name: taken(value) for name, value in locals().items() if value is not None}
     if given:
@@ -352,13 +329,7 @@ def checkpoint_saved(
 ) -> None:
     """Say that a checkpoint was saved, afterwards; for frameworks that tell no earlier.
 
-    Args:
-        step: The step that was saved.
-        kind: sync, async or local.
-        ok: Whether it succeeded.
-        seconds: Until it was safe; `blocking_seconds` is for how long it held up the training.
-        bytes: Its size.
-        blocking_seconds: See `seconds`.
+    The kind is sync, async or local; `seconds` until it was safe, of which it held up the training for some.
     """
     calls.say("checkpoint_saved", **{name: taken(value) for name, value in locals().items()})
     Hooks.flush_soon()
@@ -367,10 +338,8 @@ def checkpoint_saved(
 def step(step: int | None = None, *, seconds: float | None = None, mode: str = "train") -> None:
     """Say that a step has just ended; for code that sees nothing else of it.
 
-    Args:
-        step: Steps completed, this one included; None for one more than before.
-        seconds: What it took; None for the time since the last one.
-        mode: train, validation or test.
+    `step` counts the steps completed, this one included; None for one more than before. `seconds` is what it took; None
+    for the time since the last one. The mode is train, validation or test.
     """
     kind = taken(mode)
     if not isinstance(kind, str) or kind not in _MODES:

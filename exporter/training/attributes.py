@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from operator import index
@@ -180,24 +180,16 @@ class TracingTimestamp:
         timestamp_sec: float,
         perf_counter: float | None = None,
         validate_timestamp: bool = True,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-        perf_clock: Callable[[], float] = time.perf_counter,
     ) -> Self:
-        """Make one of a time that was noted elsewhere, of any age; what lies ahead, or is not finite, becomes now.
+        """Make one of a Unix time that was noted elsewhere, of any age, and of the performance counter then, if known.
 
-        Args:
-            timestamp_sec: Unix seconds.
-            perf_counter: Of the same moment, if it was noted too; else it is inferred from the wall clock.
-            validate_timestamp: False takes a time that lies ahead as it is.
-            wall_clock: Unix seconds.
-            perf_clock: Seconds from an unknown origin.
+        What is not finite, or lies ahead (unless that is not validated), becomes now.
         """
-        wall = wall_clock()
+        wall = time.time()
         if not math.isfinite(timestamp_sec) or (validate_timestamp and timestamp_sec > wall):
             timestamp_sec, perf_counter = wall, None
         if perf_counter is None:
-            perf_counter = perf_clock() - (wall - timestamp_sec)
+            perf_counter = time.perf_counter() - (wall - timestamp_sec)
         return cls(timestamp_sec, perf_counter)
 
     def to_json(self) -> dict[str, float]:

@@ -46,16 +46,9 @@ limit = FULL_ITEMS
 class Hooks:
     """What the recording of this process does for its buffers; set when it is put together.
 
-    Attributes:
-        adopt: Called on its own thread, when a thread or task is about to mark for the first time.
-        full: Called on the thread whose buffer holds more than `limit` items; the second argument says whether the
-            block was left by an exception.
-        settle: Called on the thread that has made a rare call, likewise.
-        span: Gives the span of the innermost open block of a kind in a buffer.
-        values: Gives what the job's callables say now; None where it has none to ask.
-        collect: Takes the values of the calling thread's tensors that have arrived.
-        flush_soon: Has the feed written soon, on the recording thread.
-        telemetry: What the job has configured.
+    `full` is called on the thread whose buffer holds more than `limit` items, `settle` on one that has made a rare call; their
+    second argument says whether an exception is passing. `span` gives the span of the innermost open block of a kind in a
+    buffer, `values` what the job's callables say now.
     """
 
     adopt: Callable[[], None] = staticmethod(lambda: None)
@@ -240,19 +233,11 @@ class Handle:
         return f"<{self.kind.call}>"
 
 
-class InertHandle(Handle):
-    """A block of which nothing is recorded."""
+class _Nowhere(list[Any]):
+    """The items of a process in which nothing is recorded: none are kept."""
 
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
-        """Leave the block."""
-
-    def _update(self, item: Attribute | Attributes | Event) -> None:
-        """Forget it."""
+    def extend(self, _items: object) -> None:
+        """Forget them."""
 
 
 # Places: whose buffer a call belongs to -----------------------------------------------------------------------
@@ -261,13 +246,12 @@ class InertHandle(Handle):
 class Handles(dict[Kind, Handle]):
     """The handles of one buffer, made at their first use."""
 
-    def __init__(self, buffer: SpanBuffer, make: type[Handle] = Handle) -> None:
+    def __init__(self, buffer: SpanBuffer) -> None:
         super().__init__()
         self._buffer = buffer
-        self._make = make
 
     def __missing__(self, kind: Kind) -> Handle:
-        made = self[kind] = self._make(kind, self._buffer)
+        made = self[kind] = Handle(kind, self._buffer)
         return made
 
 
@@ -312,8 +296,9 @@ class _Inert(Place):
 
     def __init__(self) -> None:
         self.buffer = SpanBuffer(Anchor())
-        self.extend = lambda _items: None
-        self.handles = Handles(self.buffer, InertHandle)
+        self.buffer.items = _Nowhere()
+        self.extend = self.buffer.items.extend
+        self.handles = Handles(self.buffer)
         self.opened = []
 
 

@@ -95,19 +95,7 @@ def begin(
     parent: Span | None = None,
     values: dict[str, Any] | None = None,
 ) -> Span:
-    """Begin a rare span.
-
-    Args:
-        kind: Of it.
-        call: The function that the job called.
-        at: When; None for now.
-        entered: Whether it is a block.
-        name: None for the kind's.
-        span_attributes: The job's.
-        start_event_attributes: The job's.
-        parent: None for the innermost open one.
-        values: What else the call was given, callables asked.
-    """
+    """Begin a rare span, for a call of the job's that was given these values too; the parent is else the innermost open."""
     start = at or TracingTimestamp(time(), monotonic())
     name = kind.name if name is None else name
     span = Span.create(name, parent, span_attributes, start_event_attributes, start)

@@ -233,14 +233,9 @@ class Job:
     def _step_ended(
         self, seconds: float | None, at: float, work: float, compute: float | None, number: int | None = None
     ) -> None:
-        """Count a completed step.
+        """Count a completed step: what it took, of that what was work, and what it took without waiting; None if unknown.
 
-        Args:
-            seconds: What it took; None where that is not known.
-            at: When it ended.
-            work: Of it, what was work.
-            compute: Of it, without waiting; None where that is not known.
-            number: Steps completed, as the job says; None for one more.
+        The number is that of steps completed, as the job says; None for one more.
         """
         telemetry = self.telemetry
         self.progress.step("train", seconds, at, compute)

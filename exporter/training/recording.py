@@ -291,12 +291,9 @@ class TrainingRecording:
 
 
 def in_order(busy: list[SpanBuffer], until: float, most: int) -> list[Mark]:
-    """Drain several buffers and give their marks in order of time: (time, number, buffer, code, value).
+    """Drain so many items of several buffers, and give their marks in order: (time, number, buffer, code, value).
 
-    Args:
-        busy: Which.
-        until: Marks after this time stay for later: another buffer, drained before, may have an earlier one by now.
-        most: Items of each buffer that are looked at.
+    Marks after `until` stay for later: another buffer, drained before, may have an earlier one by now.
     """
     drained: list[tuple[SpanBuffer, list[Any], list[Mark]]] = []
     number = 0

@@ -189,13 +189,6 @@ def test_d38_an_unknown_field_is_reported_with_those_that_exist() -> None:
     assert "seq_length_or_fn" in expected
 
 
-@pytest.mark.parametrize("end", [0, -1])
-def test_a_target_may_say_that_there_is_no_end(end: int) -> None:
-    config = TrainingTelemetryConfig(**TRAINING, train_iterations_target_or_fn=end)
-
-    assert config.train_iterations_target == end
-
-
 def test_numbers_and_truth_values_may_come_from_the_environment() -> None:
     application = OneLoggerConfig(
         **APPLICATION | {"world_size_or_fn": "16", "enable_for_current_rank": "false"}

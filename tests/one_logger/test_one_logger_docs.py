@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 from one_logger_support import ROOT, run_python
 
-from exporter.ledger.families.training import SPAN_EXPORTERS
-from exporter.one_logger import delivery
 from exporter.one_logger.config import (
     LoggerConfig,
     OneLoggerConfig,
     Settings,
     TrainingTelemetryConfig,
 )
-from exporter.training import spans
 
 TEXT = (ROOT / "docs" / "one-logger.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -29,11 +26,6 @@ ROWS = {
 TESTS = {
     name
     for path in ROOT.glob("tests/*/test_*.py")
-    for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
-}
-OURS = {
-    name
-    for path in ROOT.glob("tests/*/test_one_logger_*.py")
     for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
 }
 VECTORS = {
@@ -72,19 +64,6 @@ def test_each_defect_is_shown_by_tests_that_exist(row: str) -> None:
     assert set(vectors) <= VECTORS
 
 
-def test_a_test_that_names_a_defect_is_in_its_row() -> None:
-    named = [
-        (row, test)
-        for test in TESTS
-        if test in OURS
-        for row in re.findall(r"(?<=_)d\d+(?=_)", test)
-        if row.upper() in ROWS
-    ]
-
-    assert len(named) > 40
-    assert [(row, test) for row, test in named if test not in ROWS[row.upper()][2]] == []
-
-
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_code_runs_as_it_stands(number: int, tmp_path: Path) -> None:
     done = run_python(BLOCKS[number], tmp_path)
@@ -120,15 +99,3 @@ def test_the_command_changes_the_imports_and_nothing_else(tmp_path: Path) -> Non
         "def f():\n"
         "    from exporter.training import Span  # here\n"
     )
-
-
-def test_the_numbers_are_those_of_the_code() -> None:
-    assert f"the latest {spans.MOST_EVENTS}" in TEXT
-    assert f"{delivery.QUEUED_RECORDS:,} records" in TEXT
-    assert (delivery.ATTEMPTS, delivery.FIRST_PAUSE_SECONDS, delivery.LONGEST_PAUSE_SECONDS) == (5, 0.1, 30.0)
-    assert "up to five times, with pauses from 0.1 to 30 seconds" in TEXT
-    assert delivery.EXIT_SECONDS == 2.0
-    for spec in SPAN_EXPORTERS:
-        assert f"`{spec.name}{{" in TEXT
-    for reason in delivery.DROP_REASONS:
-        assert f"`{reason}`" in TEXT

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_logger_support import KeepingExporter, fresh_provider, reported, run_python
+from one_logger_support import fresh_provider, reported, run_python
 
 from exporter.errors import ExportError
 from exporter.one_logger.config import OneLoggerConfig
@@ -179,16 +179,6 @@ def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Pat
     assert [(each["type"], each["count"]) for each in lines_of(tmp_path / "there" / "t.json")] == [
         ("complete", 1)
     ]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_that_counts() -> None:
-    exporter = FileExporter("/dev/full")
-    exporter.initialize()
-    exporter.export_start(Span.create("work"))
-
-    with pytest.raises(ExportError, match="No space left"):
-        exporter.export_start(Span.create("more"))
 
 
 def test_processes_that_share_a_file_write_whole_lines(tmp_path: Path) -> None:
@@ -469,20 +459,3 @@ def test_importing_the_bridges_loads_no_package_that_is_not_asked_for() -> None:
     from exporter.bridges import wandb  # noqa: F401
 
     assert "wandb" not in sys.modules
-
-
-def test_an_exporter_that_keeps_everything_sees_the_same_records() -> None:
-    keeping = KeepingExporter()
-    told(keeping)
-
-    assert [method for method, _ in keeping.kept] == [
-        "initialize",
-        "start",
-        "start",
-        "stop",
-        "event",
-        "error",
-        "stop",
-        "telemetry_data_error",
-        "close",
-    ]

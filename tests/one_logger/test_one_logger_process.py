@@ -282,37 +282,6 @@ def test_d44_no_state_opens_descriptors(configuration: str, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_d14_d21_calls_in_the_wrong_order_never_raise_and_measuring_goes_on(tmp_path: Path) -> None:
-    body = """
-    configure(error_handling_strategy="disable_quietly_and_report_metric_error")
-    on_app_end(); on_train_end(); on_training_single_iteration_end(); on_save_checkpoint_success(5)
-    on_app_start(); on_app_start()
-    with training_loop(train_iterations_start=-5): pass
-    on_train_start(train_iterations_start=0); on_train_start(train_iterations_start=7)
-    for _ in range(10):
-        with training_iteration(): pass
-    on_train_end(); on_app_end(); on_app_end(); on_validation_end()
-    """
-    done = run_python(job(body), tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    assert spans(tmp_path, "stop")[-2:] == ["training_loop", "application"]
-    assert len(done.stderr.splitlines()) < 20
-
-
-def test_d27_a_second_application_in_one_process_is_told_too(tmp_path: Path) -> None:
-    body = """
-    configure()
-    for _ in range(2):
-        with application():
-            pass
-    """
-    done = run_python(job(body), tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    assert spans(tmp_path, "stop", "complete") == ["application"] * 2
-
-
 @pytest.mark.parametrize("rank", ["abc", "", "3.5"])
 def test_d24_a_rank_that_is_no_number_harms_nothing(rank: str, tmp_path: Path) -> None:
     done = run_python(job("    configure()\n    with application(): pass\n"), tmp_path, RANK=rank)
@@ -396,17 +365,5 @@ def test_d45_a_bare_interpreter_imports_every_name(tmp_path: Path) -> None:
         check=False,
         timeout=60,
     )
-
-    assert done.returncode == 0, done.stderr
-
-
-def test_recording_that_is_switched_off_harms_nothing(tmp_path: Path) -> None:
-    body = """
-    configure()
-    with application() as span, timed_span("mine") as mine, training_iteration() as one:
-        for each in (span, mine, one):
-            each.add_attribute("a", 1)
-    """
-    done = run_python(job(body), tmp_path, EXPORTER_DISABLED="1")
 
     assert done.returncode == 0, done.stderr

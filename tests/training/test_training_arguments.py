@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -186,14 +185,6 @@ def test_what_was_passed_does_not_harm_the_feed(tmp_path: Path) -> None:
     assert [each.sum for each in steps] == [1.0]
 
 
-def test_an_argument_is_a_plain_value_or_unusable() -> None:
-    assert [type(taken(OddNumber(3))), taken(OddNumber(3))] == [int, 3]
-    assert type(taken(OddText("x"))) is str
-    assert type(taken(np.float64(1.5))) is float
-    assert isinstance(taken(Odd()), Unusable)
-    assert shown(taken(Odd())) == "<Odd>"
-
-
 @wanted("torch")
 def test_a_tensor_without_a_value_is_unusable() -> None:
     assert isinstance(taken(torch.zeros(1, device="meta")), Unusable)
@@ -202,33 +193,6 @@ def test_a_tensor_without_a_value_is_unusable() -> None:
 def test_a_value_that_contains_itself_is_told_as_far_as_it_makes_sense() -> None:
     assert "<list>" in str(plain_value(itself))
     assert shown(10**5000) == "<int>"
-
-
-def test_an_asynchronous_generator_gets_what_is_sent_and_thrown_and_is_closed_in_time() -> None:
-    seen: list[Any] = []
-
-    @training.phase("generate")
-    async def generate() -> Any:
-        try:
-            seen.append((yield 1))
-            yield 2
-        except ValueError:
-            yield 3
-        finally:
-            seen.append("closed")
-
-    async def use() -> None:
-        generator: Any = generate()
-        assert [await anext_(generator), await generator.asend("sent")] == [1, 2]
-        assert await generator.athrow(ValueError()) == 3
-        await generator.aclose()
-        seen.append("after")
-
-    def anext_(generator: AsyncIterator[Any]) -> Any:
-        return generator.__anext__()
-
-    asyncio.run(use())
-    assert seen == ["sent", "closed", "after"]
 
 
 def test_static_and_class_methods_can_be_decorated_from_outside() -> None:

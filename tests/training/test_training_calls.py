@@ -12,21 +12,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from training_support import begun_anew, configured, exported, misuses, of, published, told
 
-import exporter
 from exporter import training
-from exporter.errors import OneLoggerError
 from exporter.ledger.admission import OWN, fits
-from exporter.one_logger import callbacks
 from exporter.recording.naming import families_of
 from exporter.training.facts import Facts
 from exporter.training.metrics import Families
 from exporter.training.recording import TRAINING
-from exporter.training.spans import Span
 
 
 @pytest.fixture(autouse=True)
@@ -72,12 +67,6 @@ def test_after_the_training_loop_no_progress_is_due_until_the_next_step() -> Non
     due.append(of("training.last_progress_timestamp") is not None)
 
     assert due == [True, False, True, False, False, True]
-
-
-def test_exporter_span_and_training_are_attributes_of_the_package() -> None:
-    assert exporter.training is training
-    assert exporter.span is training.span
-    assert all(getattr(training, name) is not None for name in training.__all__)
 
 
 def test_an_exception_in_an_iteration_comes_out_and_the_step_is_not_counted() -> None:
@@ -420,19 +409,6 @@ def test_how_the_application_ended_is_told(error: BaseException | None, finished
     assert (reading.finished, reading.failure) == (finished, failure)
 
 
-def test_every_callback_exists_and_none_raises_before_configuration() -> None:
-    names = [name for name in training.__all__ if name.startswith("on_")]
-    assert len(names) == 25
-
-    for name in names:
-        arguments: dict[str, Any] = {}
-        if "save_checkpoint_s" in name:
-            arguments = {"global_step": 1}
-        elif name == "on_train_start":
-            arguments = {"train_iterations_start": 0}
-        assert (getattr(callbacks, name)(**arguments) is not None) is name.endswith("_start")
-
-
 def test_nothing_is_a_rule_before_configuration_but_unusable_values_are() -> None:
     training.on_training_single_iteration_end()
     training.on_train_end()
@@ -442,25 +418,6 @@ def test_nothing_is_a_rule_before_configuration_but_unusable_values_are() -> Non
 
     assert of("training.steps", mode="train") == 1
     assert misuses() == {("on_train_start", "S9"): 1}
-
-
-def test_a_disabled_rank_tells_nothing_and_its_handles_do_nothing() -> None:
-    memory = configured(telemetry={}, enable_for_current_rank=False)
-    with training.application() as application, training.training_loop(train_iterations_start=0) as loop:
-        application.add_attribute("a", 1)
-        loop.add_event(training.Event.create("event"))
-        for _ in range(3):
-            with training.training_iteration() as iteration:
-                iteration.add_attribute("b", 2)
-                training.record(loss=1.0)
-        with training.checkpoint_save(3), training.timed_span("custom") as span:
-            span.add_attribute("c", 3)
-        active = [loop.active]
-    active.append(loop.active)
-
-    assert active == [True, False]
-    assert exported(memory).records == []
-    assert published() == {}
 
 
 def test_spans_can_be_told_attributes_and_events_while_they_are_open() -> None:
@@ -489,28 +446,6 @@ def test_spans_can_be_told_attributes_and_events_while_they_are_open() -> None:
     assert stopped["data_loading"].parent_span.id == identity
     assert ("noticed", "training_loop") in records.names()
     assert ("inside", "training_single_iteration") in records.names()
-
-
-def test_a_thread_has_a_tree_of_its_own() -> None:
-    memory = configured(telemetry={}, export_all=True)
-    with training.application(), training.span("outer"):
-
-        def work() -> None:
-            with training.span("inner"):
-                pass
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        with training.span("beside"):
-            pass
-
-    parents = {
-        name: span.parent_span and span.parent_span.name_str
-        for what, name, span in exported(memory).records
-        if what == "start"
-    }
-    assert parents == {"application": None, "outer": "application", "inner": None, "beside": "outer"}
 
 
 def test_a_success_may_be_told_by_another_thread() -> None:
@@ -547,23 +482,6 @@ def test_a_signal_handler_may_save_in_the_middle_of_an_iteration() -> None:
     assert misuses() == {}
     assert len(exported(memory).attributes("save_checkpoint_success")) == 20
     assert of("training.steps", mode="train") == 20
-
-
-def test_the_propagating_strategy_raises_at_the_call_and_lets_the_jobs_own_exception_pass() -> None:
-    configured(telemetry={}, error_handling_strategy="propagate_exceptions")
-    with pytest.raises(OneLoggerError, match="on_train_end"):
-        training.on_train_end()
-    with pytest.raises(OneLoggerError, match="on_training_single_iteration_end"):
-        training.on_training_single_iteration_end()
-    with training.application():
-        with pytest.raises(OneLoggerError, match="train_iterations_start"):
-            training.on_train_start(-5)
-        with pytest.raises(ZeroDivisionError), training.training_iteration():
-            _ = 1 / 0
-        with training.training_loop(train_iterations_start=0):
-            one_iteration()
-
-    assert of("training.steps", mode="train") == 1
 
 
 def test_a_callable_that_raises_is_counted_and_the_step_too() -> None:
@@ -612,13 +530,6 @@ def test_counters_of_what_is_wrong_are_zero_before_it_happens() -> None:
     assert of("training.skipped_steps", reason="overflow") == 0
     assert of("training.slow_step_excess") == 0
     assert of("training.checkpoints", kind="sync", result="failed") == 0
-
-
-def test_a_hot_handle_is_never_none_and_a_cold_one_is_a_span() -> None:
-    with training.application() as application, training.training_iteration() as iteration:
-        assert isinstance(application, Span)
-        assert iteration is not None
-        assert iteration.id is not None
 
 
 def test_handles_are_copied_and_pickled_with_what_keeps_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -162,25 +161,3 @@ def test_a_phase_that_is_none_is_said_once() -> None:
 
         assert misuses() == {("phase", "unknown_phase"): 1}
         assert of("training.phase_entries", phase="fordward") is None
-
-
-def test_names_of_the_jobs_own_cost_no_more_than_others() -> None:
-    def seconds(first: int, names: int) -> float:
-        blocks = [kinds.kind_named(f"part {first + number % names}", phase=False) for number in range(10)]
-        items, now = list[Any](), 1.0
-        for _ in range(500):
-            items += entered(kinds.TRAINING_ITERATION, now)
-            for kind in blocks:
-                items += entered(kind, now) + left(kind, now)
-            now += 0.001
-            items += left(kinds.TRAINING_ITERATION, now)
-        by_hand = ByHand(0.0)
-        began = time.thread_time()
-        by_hand.take(items)
-        assert by_hand.job.progress.steps == 500
-        return time.thread_time() - began
-
-    few = min(seconds(0, 1) for _ in range(3))
-    many = min(seconds(1, 10) for _ in range(3))
-
-    assert many < 3 * few

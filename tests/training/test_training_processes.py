@@ -67,24 +67,6 @@ def test_an_orderly_exit_publishes_everything(tmp_path: Path) -> None:
     assert (reading.finished, reading.step, reading.first_step) == (True, 15, 5)
 
 
-def test_what_an_exception_ends_is_told(tmp_path: Path) -> None:
-    run(
-        """
-        from exporter import training
-        with training.application(), training.training_loop(train_iterations_start=0):
-            with training.training_iteration():
-                raise MemoryError
-        """,
-        tmp_path / "feed",
-        status=1,
-    )
-
-    (snapshot,) = snapshots(tmp_path / "feed")
-    reading = snapshot.recording.training
-    assert reading is not None
-    assert (reading.finished, reading.failure, reading.steps) == (False, "host", 0)
-
-
 def test_a_process_that_is_killed_loses_at_most_the_last_flush(tmp_path: Path) -> None:
     run(
         """
@@ -330,37 +312,6 @@ def test_a_flood_of_iterations_is_counted_to_the_last_in_constant_memory(tmp_pat
     assert int(printed) < 4 << 20
 
 
-@pytest.mark.timeout(60)
-def test_a_flood_of_other_blocks_stays_bounded_and_is_soon_counted_to_the_last(tmp_path: Path) -> None:
-    printed = run(
-        """
-        import time
-        import exporter
-        from exporter import training
-        from exporter.training.buffers import FULL_ITEMS
-        from exporter.training import buffers
-
-        def load(times):
-            most = 0
-            for number in range(times):
-                with training.data_loading():
-                    pass
-                if number % 100 == 0:
-                    most = max(most, len(buffers.here().buffer.items))
-            return most
-
-        print(load(200_000) < 8 * FULL_ITEMS)
-        exporter.flush()
-        """,
-        tmp_path / "feed",
-    )
-
-    (snapshot,) = snapshots(tmp_path / "feed")
-    entries = total(snapshot, "training.phase_entries", phase="data_loading")
-    assert entries == 200_000
-    assert printed.strip() == "True"
-
-
 def test_another_identity_begins_counting_anew_while_blocks_stay_open(tmp_path: Path) -> None:
     run(
         """
@@ -455,23 +406,6 @@ def test_flush_never_raises_once_cuda_is_in_error(tmp_path: Path) -> None:
     )
 
     assert printed == "True\n"
-
-
-def test_an_exit_with_an_odd_status_comes_out_as_it_is(tmp_path: Path) -> None:
-    run(
-        """
-        import sys
-        from exporter import training
-        with training.application():
-            sys.exit([1])
-        """,
-        tmp_path / "feed",
-        status=1,
-    )
-
-    (snapshot,) = snapshots(tmp_path / "feed")
-    assert snapshot.recording.training is not None
-    assert snapshot.recording.training.failure == "exit"
 
 
 def test_a_child_that_is_forked_while_its_thread_interprets_goes_on(tmp_path: Path) -> None:
