@@ -1,53 +1,40 @@
-"""The attributes that the standard spans and events carry: one class for each, one line for each field.
+"""The attributes that the standard spans and events carry, as one table: a class for each, with its fields.
 
-Used in the training process. `create` takes the fields by name or in their order and leaves out what is None; a field
-without a default is required. They are one-logger's; how the values come about is in docs/one-logger.md.
+Used in the training process. `create` takes the fields by name or in their order and leaves out what is None; a mapping
+becomes a list of `key:value`. They are one-logger's, and so are their units: times in seconds, throughput in TFLOP/s per
+GPU, `productive_train_tflops` an amount in 10¹² operations. How the values come about is in docs/one-logger.md.
 """
 
 from __future__ import annotations
 
-from inspect import Parameter, Signature, get_annotations
-from typing import TYPE_CHECKING, Any
+from inspect import Parameter, Signature
+from typing import Any
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.names import ApplicationType, CheckPointStrategy
-from exporter.training.attributes import Attribute, Attributes
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from exporter.training.attributes import Attribute, Attributes, assert_that
 
 
-class StandardAttributes(Attributes):
-    """Attributes of known names: the annotations of the class, each of which becomes a property."""
+def _kind(name: str, required: str, optional: str = "", doc: str = "") -> Any:
+    """Make a class of attributes, each of which is a property; `OneLoggerError` where one that is required is None."""
+    place, needed = Parameter.POSITIONAL_OR_KEYWORD, required.split()
+    parameters = [Parameter(each, place) for each in needed]
+    parameters += [Parameter(each, place, default=None) for each in optional.split()]
+    signature = Signature(parameters)
 
-    __test__ = False  # pytest would collect those that are named after tests
+    def create(cls: type[Attributes], *given: Any, **fields: Any) -> Attributes:
+        made = cls()
+        for field, value in signature.bind(*given, **fields).arguments.items():
+            if value is not None:
+                made[field] = Attribute(field, value)
+            assert_that(value is not None or field not in needed, f"{field} is required.")
+        return made
 
-    if TYPE_CHECKING:
-
-        @classmethod
-        def create(cls, *given: Any, **fields: Any) -> Self:
-            """Make one; `OneLoggerError` where a field that is required is None."""
-
-    def __init_subclass__(cls) -> None:
-        kind, required = Parameter.POSITIONAL_OR_KEYWORD, Parameter.empty
-        defaults = {name: cls.__dict__.get(name, required) for name in get_annotations(cls)}
-        parameters = [Parameter(name, kind, default=default) for name, default in defaults.items()]
-        signature = Signature(parameters)
-
-        def create(cls: type[StandardAttributes], *given: Any, **fields: Any) -> StandardAttributes:
-            made = cls()
-            for name, value in signature.bind(*given, **fields).arguments.items():
-                if value is not None:
-                    made[name] = Attribute(name, value)
-                elif defaults[name] is required:
-                    raise OneLoggerError(f"{name} is required.")
-            return made
-
-        create.__signature__ = Signature([Parameter("cls", kind), *parameters])  # type: ignore[attr-defined]  # it may have one
-        if not TYPE_CHECKING:
-            cls.create = classmethod(create)
-        for name, default in defaults.items():
-            setattr(cls, name, _field(name, required=default is required))
+    create.__signature__ = Signature([Parameter("cls", place), *parameters])  # type: ignore[attr-defined]  # it may have one
+    properties = {each: _field(each, required=each in needed) for each in signature.parameters}
+    # `__test__`, since pytest would collect those that are named after tests.
+    more = {"__doc__": doc, "__module__": __name__, "__test__": False, "create": classmethod(create)}
+    return type(name, (Attributes,), properties | more)
 
 
 def _field(name: str, *, required: bool) -> property:
@@ -62,140 +49,87 @@ def _field(name: str, *, required: bool) -> property:
     return property(value)
 
 
-class TrainingLoopAttributes(StandardAttributes):
-    """Of the span `training_loop`; the starts are those of the whole training, so a resumed job's are not 0."""
+_ITERATION_TIMES = """
+    avg_iteration_time_sec min_iteration_time_sec max_iteration_time_sec total_iteration_time_sec
+"""
+_SWITCHES = """
+    is_train_iterations_enabled is_validation_iterations_enabled is_test_iterations_enabled is_save_checkpoint_enabled
+    is_log_throughput_enabled
+"""
 
-    train_iterations_start: int
-    train_samples_start: int
-    train_tokens_target: int | None = None
-    completed_floating_point_operations_overall: int | None = None
-    train_iterations_target: int | None = None
-    train_samples_target: int | None = None
-
-
-class CheckpointSaveSpanAttributes(StandardAttributes):
-    """Of the spans `checkpoint_save_sync` and `checkpoint_save_async`; the attempts include those that failed."""
-
-    checkpoint_strategy: CheckPointStrategy
-    current_iteration: int
-    save_checkpoint_attempt_count: int
-
-
-class OneLoggerInitializationAttributes(StandardAttributes):
-    """Of the event `one_logger_initialization`; the metadata becomes a list of `key:value`."""
-
-    world_size: int
-    one_logger_training_telemetry_version: str
-    enable_for_current_rank: bool
-    session_tag: str
-    is_baseline_run: bool
-    summary_data_schema_version: str
-    node_name: str
-    rank: int
-    custom_metadata: list[str] | None = None
-
-
-class TrainingTelemetryAttributes(StandardAttributes):
-    """Of the event `update_training_telemetry_config`; the metadata becomes a list of `key:value`."""
-
-    perf_tag: str | list[str]
-    global_batch_size: int
-    log_every_n_train_iterations: int
-    micro_batch_size: int | None = None
-    seq_length: int | None = None
-    flops_per_sample: int | None = None
-    train_iterations_target: int | None = None
-    train_samples_target: int | None = None
-    checkpoint_strategy: CheckPointStrategy | None = None
-    is_train_iterations_enabled: bool | None = None
-    is_validation_iterations_enabled: bool | None = None
-    is_test_iterations_enabled: bool | None = None
-    is_save_checkpoint_enabled: bool | None = None
-    is_log_throughput_enabled: bool | None = None
-    custom_metadata: list[str] | None = None
-
-    @property
-    def app_type(self) -> str:
-        """What the application does; a training job's is not exported."""
-        return self.get_str_value("app_type") or ApplicationType.TRAINING.value
-
-
-class TrainingMetricsUpdateAttributes(StandardAttributes):
-    """Of the event `training_metrics_update`: figures of the training loop so far.
-
-    Times are in seconds, throughput in TFLOP/s per GPU. The first optional fields up to `avg_batch_size`, without
-    `train_tokens`, are never filled, as in one-logger: what they would tell is in the families (`training_loss` …).
+TrainingLoopAttributes = _kind(
+    "TrainingLoopAttributes",
+    "train_iterations_start train_samples_start",
     """
-
-    train_iterations_start: int
-    current_iteration: int
-    num_iterations: int
-    train_samples_start: int
-    num_train_samples: int
-    interval: int
-    avg_iteration_time_sec: float
-    min_iteration_time_sec: float
-    max_iteration_time_sec: float
-    total_iteration_time_sec: float
-    avg_forward_time_sec: float | None = None
-    avg_backward_time_sec: float | None = None
-    avg_dataloader_time_sec: float | None = None
-    avg_tflops: float | None = None
-    train_tokens: int | None = None
-    avg_tokens_per_second: float | None = None
-    latest_loss: float | None = None
-    avg_batch_size: int | None = None
-    completed_floating_point_operations_overall: int | None = None
-    total_flops: int | None = None
-    train_throughput_per_gpu: float | None = None
-    train_throughput_per_gpu_max: float | None = None
-    train_throughput_per_gpu_min: float | None = None
-    first_logged_train_iterations_finish_timestamp_sec: float | None = None
-    last_logged_train_iterations_finish_timestamp_sec: float | None = None
-
-
-class ValidationMetricsUpdateAttributes(StandardAttributes):
-    """Of the event `validation_metrics_update`; the times, in seconds, are absent where no iteration was completed."""
-
-    current_iteration: int
-    interval: int
-    avg_iteration_time_sec: float | None = None
-    min_iteration_time_sec: float | None = None
-    max_iteration_time_sec: float | None = None
-    total_iteration_time_sec: float | None = None
-
-
-class TestingMetricsUpdateAttributes(StandardAttributes):
-    """Of the event `testing_metrics_update`."""
-
-    current_iteration: int
-    interval: int
-
-
-class SaveCheckpointSuccessEventAttributes(StandardAttributes):
-    """Of the event `save_checkpoint_success`: what is safe now.
-
-    Timestamps are Unix seconds; `productive_train_tflops` is an amount in 10¹² operations; the size is in bytes.
+    train_tokens_target completed_floating_point_operations_overall train_iterations_target train_samples_target
+    """,
+    "Of the span `training_loop`; the starts are those of the whole training, so a resumed job's are not 0.",
+)
+CheckpointSaveSpanAttributes = _kind(
+    "CheckpointSaveSpanAttributes",
+    "checkpoint_strategy current_iteration save_checkpoint_attempt_count",
+    doc="Of the spans `checkpoint_save_sync` and `checkpoint_save_async`; the attempts include those that failed.",
+)
+OneLoggerInitializationAttributes = _kind(
+    "OneLoggerInitializationAttributes",
     """
-
-    checkpoint_strategy: CheckPointStrategy
-    current_iteration: int
-    first_successful_save_checkpoint_timestamp_sec: float
-    latest_successful_save_checkpoint_timestamp_sec: float
-    save_checkpoint_success_count: int
-    productive_train_iterations: int
-    productive_train_samples: int
-    productive_train_iterations_sec: float
-    productive_validation_iterations_sec: float
-    productive_train_tflops: float | None = None
-    checkpoint_size: int | None = None
-    checkpoint_directory: str | None = None
-    training_start_timestamp_sec: float | None = None
-
-
-class SyncCheckpointMetricsUpdateAttributes(StandardAttributes):
-    """Of the event `sync_checkpoint_metrics_update`: the saves' seconds on the main thread, of either strategy."""
-
-    save_checkpoint_sync_time_total_sec: float
-    save_checkpoint_sync_time_min_sec: float
-    save_checkpoint_sync_time_max_sec: float
+    world_size one_logger_training_telemetry_version enable_for_current_rank session_tag is_baseline_run
+    summary_data_schema_version node_name rank
+    """,
+    "custom_metadata",
+    "Of the event `one_logger_initialization`.",
+)
+TrainingTelemetryAttributes = _kind(
+    "TrainingTelemetryAttributes",
+    "perf_tag global_batch_size log_every_n_train_iterations",
+    f"""
+    micro_batch_size seq_length flops_per_sample train_iterations_target train_samples_target checkpoint_strategy
+    {_SWITCHES} custom_metadata
+    """,
+    "Of the event `update_training_telemetry_config`.",
+)
+TrainingTelemetryAttributes.app_type = property(
+    lambda self: self.get_str_value("app_type") or ApplicationType.TRAINING.value
+)
+TrainingMetricsUpdateAttributes = _kind(
+    "TrainingMetricsUpdateAttributes",
+    f"""
+    train_iterations_start current_iteration num_iterations train_samples_start num_train_samples interval
+    {_ITERATION_TIMES}
+    """,
+    """
+    avg_forward_time_sec avg_backward_time_sec avg_dataloader_time_sec avg_tflops train_tokens avg_tokens_per_second
+    latest_loss avg_batch_size completed_floating_point_operations_overall total_flops train_throughput_per_gpu
+    train_throughput_per_gpu_max train_throughput_per_gpu_min first_logged_train_iterations_finish_timestamp_sec
+    last_logged_train_iterations_finish_timestamp_sec
+    """,
+    "Of the event `training_metrics_update`; those up to `avg_batch_size` are never filled, but for `train_tokens`.",
+)
+ValidationMetricsUpdateAttributes = _kind(
+    "ValidationMetricsUpdateAttributes",
+    "current_iteration interval",
+    _ITERATION_TIMES,
+    "Of the event `validation_metrics_update`; the times are absent where no iteration was completed.",
+)
+TestingMetricsUpdateAttributes = _kind(
+    "TestingMetricsUpdateAttributes",
+    "current_iteration interval",
+    doc="Of the event `testing_metrics_update`.",
+)
+SaveCheckpointSuccessEventAttributes = _kind(
+    "SaveCheckpointSuccessEventAttributes",
+    """
+    checkpoint_strategy current_iteration first_successful_save_checkpoint_timestamp_sec
+    latest_successful_save_checkpoint_timestamp_sec save_checkpoint_success_count productive_train_iterations
+    productive_train_samples productive_train_iterations_sec productive_validation_iterations_sec
+    """,
+    "productive_train_tflops checkpoint_size checkpoint_directory training_start_timestamp_sec",
+    "Of the event `save_checkpoint_success`: what is safe now.",
+)
+SyncCheckpointMetricsUpdateAttributes = _kind(
+    "SyncCheckpointMetricsUpdateAttributes",
+    """
+    save_checkpoint_sync_time_total_sec save_checkpoint_sync_time_min_sec save_checkpoint_sync_time_max_sec
+    """,
+    doc="Of the event `sync_checkpoint_metrics_update`: the saves' seconds on the main thread, of either strategy.",
+)

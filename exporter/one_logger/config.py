@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.names import (
@@ -25,58 +25,44 @@ from exporter.training.metrics import report
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T")
-
 REQUIRED: Any = object()
 
 
-class Field(Generic[T]):
-    """A field: `check` gives a value in its own type, or raises `OneLoggerError` saying what it may be."""
+class Field:
+    """A field: `check` gives a value in its own type, or raises `OneLoggerError` saying what it may be.
 
-    def __init__(self, check: Callable[[Any], T], default: Any = REQUIRED) -> None:
+    One whose name ends in `_or_fn` may be left to a callable; its present value is beside it, without the ending.
+    """
+
+    def __init__(self, check: Callable[[Any], Any], default: Any = REQUIRED) -> None:
         self.check = check
         self.default = default
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+        short = name.removesuffix("_or_fn")
+        if short != name:
+            setattr(owner, short, property(lambda settings: settings.value(short)))
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Settings, owner: type) -> T: ...
-    def __get__(self, instance: Settings | None, owner: type) -> Self | T:
+    def __get__(self, instance: Settings | None, owner: type) -> Any:
         if instance is None:
             return self
         if isinstance(self.default, Settings):  # each configuration's own, since it may be changed
             instance.given.setdefault(self.name, self.default.model_copy())
-        found: T = instance.given.get(self.name, self.default)
-        return found
+        return instance.given.get(self.name, self.default)
 
     def __set__(self, instance: Settings, value: object) -> None:
-        instance.given[self.name] = self.accepted(value, type(instance).__name__)
-
-    def accepted(self, value: object, owner: str) -> Any:
-        """Check a value that was stated."""
-        if value is None and self.default is None:
-            return None
-        try:
-            return self.check(value)
-        except OneLoggerError as problem:
-            raise OneLoggerError(f"{owner}.{self.name}: {problem}, not {shown(value)}") from None
-
-
-class Varying(Field["T | Callable[[], T]"], Generic[T]):
-    """A field that may be left to a callable; its present value is beside it, without `_or_fn`."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        super().__set_name__(owner, name)
-        short = name.removesuffix("_or_fn")
-        setattr(owner, short, property(lambda settings: settings.value(short)))
-
-    def accepted(self, value: object, owner: str) -> Any:
-        """Take a callable as it is; it is asked when the value is needed."""
-        return value if callable(value) else super().accepted(value, owner)
+        kept = value is None and self.default is None
+        if not kept and not (
+            callable(value) and self.name.endswith("_or_fn")
+        ):  # it is asked when it is needed
+            try:
+                value = self.check(value)
+            except OneLoggerError as problem:
+                owner = type(instance).__name__
+                raise OneLoggerError(f"{owner}.{self.name}: {problem}, not {shown(value)}") from None
+        instance.given[self.name] = value
 
 
 class Settings:
@@ -110,7 +96,7 @@ class Settings:
         super().__setattr__(name, value)
 
     @classmethod
-    def fields(cls) -> Iterator[tuple[str, Field[Any]]]:
+    def fields(cls) -> Iterator[tuple[str, Field]]:
         """Give every field by its name."""
         return ((each.name, each) for each in vars(cls).values() if isinstance(each, Field))
 
@@ -122,9 +108,10 @@ class Settings:
 
         None where it is not set, or its callable raised or gave what cannot be; both are counted.
         """
-        fields = dict(self.fields())
-        field = fields.get(name) or fields.get(f"{name}_or_fn")
-        if field is None:
+        field = getattr(type(self), name, None)
+        if not isinstance(field, Field):
+            field = getattr(type(self), f"{name}_or_fn", None)
+        if not isinstance(field, Field):
             return None
         found = self.given.get(field.name, field.default)
         if not callable(found):
@@ -231,15 +218,13 @@ def _level(value: object) -> str:
     return str(value)
 
 
-def _one_of(kind: type[T]) -> Callable[[object], T]:
+def _one_of(kind: type[enum.Enum]) -> Callable[[object], Any]:
     """Take a member of an enumeration, or its value."""
-    members: list[Any] = list(kind)  # type: ignore[call-overload]  # it is an enumeration
 
-    def check(value: object) -> T:
+    def check(value: object) -> Any:
         asked = value.value if isinstance(value, enum.Enum) else value  # one-logger's own member counts too
-        found: T | None = next((each for each in members if asked in (each.value, each.name)), None)
-        if found is None:
-            raise OneLoggerError(f"must be one of {', '.join(str(each.value) for each in members)}")
+        found = next((each for each in kind if asked in (each.value, each.name)), None)
+        assert_that(found is not None, f"must be one of {', '.join(str(each.value) for each in kind)}")
         return found
 
     return check
@@ -253,28 +238,28 @@ class LoggerConfig(Settings):
 
     log_level = Field(_level, "INFO")
     log_format = Field(_text, "%(name)s - %(levelname)s - %(message)s")
-    log_file_path_for_info = Field[str | None](_path, None)
-    log_file_path_for_err = Field[str | None](_path, None)
+    log_file_path_for_info = Field(_path, None)
+    log_file_path_for_err = Field(_path, None)
 
 
 class TrainingTelemetryConfig(Settings):
     """What there is to know of a training job; a target of 0 or less says that there is none, as frameworks do."""
 
-    perf_tag_or_fn = Varying[str | list[str]](_tags)
-    global_batch_size_or_fn = Varying[int](_positive)
-    micro_batch_size_or_fn = Varying[int | None](_integer, None)
-    seq_length_or_fn = Varying[int | None](_integer, None)
-    flops_per_sample_or_fn = Varying[int | None](_integer, None)
-    train_iterations_target_or_fn = Varying[int | None](_integer, None)
-    train_samples_target_or_fn = Varying[int | None](_integer, None)
+    perf_tag_or_fn = Field(_tags)
+    global_batch_size_or_fn = Field(_positive)
+    micro_batch_size_or_fn = Field(_integer, None)
+    seq_length_or_fn = Field(_integer, None)
+    flops_per_sample_or_fn = Field(_integer, None)
+    train_iterations_target_or_fn = Field(_integer, None)
+    train_samples_target_or_fn = Field(_integer, None)
     log_every_n_train_iterations = Field(_positive, 50)
-    is_log_throughput_enabled_or_fn = Varying[bool](_boolean, default=False)
-    is_train_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
-    is_validation_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
-    is_test_iterations_enabled_or_fn = Varying[bool](_boolean, default=True)
-    is_save_checkpoint_enabled_or_fn = Varying[bool](_boolean, default=True)
+    is_log_throughput_enabled_or_fn = Field(_boolean, default=False)
+    is_train_iterations_enabled_or_fn = Field(_boolean, default=True)
+    is_validation_iterations_enabled_or_fn = Field(_boolean, default=True)
+    is_test_iterations_enabled_or_fn = Field(_boolean, default=True)
+    is_save_checkpoint_enabled_or_fn = Field(_boolean, default=True)
     save_checkpoint_strategy = Field(_one_of(CheckPointStrategy), CheckPointStrategy.SYNC)
-    custom_metadata = Field[dict[str, Any] | None](_metadata, None)
+    custom_metadata = Field(_metadata, None)
     app_type = ApplicationType.TRAINING
 
     def check(self) -> None:
@@ -315,20 +300,15 @@ def _is_telemetry_config(value: object) -> bool:
     return all(hasattr(type(value), name) or name in own for name in TelemetryConfig.__annotations__)
 
 
-def _telemetry_config(value: Any) -> TrainingTelemetryConfig | TelemetryConfig:
+def _telemetry_config(value: Any) -> Any:
     """Take a training's configuration as such, and that of another kind of application as it is."""
-    if _is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn"):
-        served: TelemetryConfig = value
-        return served
-    return TrainingTelemetryConfig.of(value)
+    served = _is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn")
+    return value if served else TrainingTelemetryConfig.of(value)
 
 
-def _logger_config(value: object) -> LoggerConfig:
-    if isinstance(value, Mapping):
-        return LoggerConfig(**value)
-    if not isinstance(value, LoggerConfig):
-        raise OneLoggerError("must be a LoggerConfig")
-    return value
+def _logger_config(value: Any) -> Any:
+    assert_that(isinstance(value, (Mapping, LoggerConfig)), "must be a LoggerConfig")
+    return LoggerConfig(**value) if isinstance(value, Mapping) else value
 
 
 class OneLoggerConfig(Settings):
@@ -338,10 +318,10 @@ class OneLoggerConfig(Settings):
     """
 
     application_name = Field(_non_blank)
-    world_size_or_fn = Varying[int](_positive)
-    session_tag_or_fn = Varying[str](_text)
-    is_baseline_run_or_fn = Varying[bool](_boolean, default=False)
-    custom_metadata = Field[dict[str, Any] | None](_metadata, None)
+    world_size_or_fn = Field(_positive)
+    session_tag_or_fn = Field(_text)
+    is_baseline_run_or_fn = Field(_boolean, default=False)
+    custom_metadata = Field(_metadata, None)
     error_handling_strategy = Field(
         _one_of(OneLoggerErrorHandlingStrategy),
         OneLoggerErrorHandlingStrategy.DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR,
@@ -349,7 +329,7 @@ class OneLoggerConfig(Settings):
     enable_for_current_rank = Field(_boolean, default=True)
     logger_config = Field(_logger_config, LoggerConfig())
     summary_data_schema_version = Field(_text, "1.0.0")
-    telemetry_config = Field["TrainingTelemetryConfig | TelemetryConfig | None"](_telemetry_config, None)
+    telemetry_config = Field(_telemetry_config, None)
 
     @property
     def propagates(self) -> bool:

@@ -100,7 +100,7 @@ class LoopFigures:
         found: int | None = self.loop.values.get(name)
         return None if self._measures and found is not None and found <= 0 else found
 
-    def attributes(self) -> TrainingLoopAttributes:
+    def attributes(self) -> Any:
         """Describe the loop at its begin."""
         samples_target = self._target("train_samples_target")
         length = self.loop.values.get("seq_length")
@@ -133,7 +133,7 @@ class LoopFigures:
             if seconds > 0:
                 self._throughputs.add_value(flops / (seconds * TERA * world_size))
 
-    def update(self) -> TrainingMetricsUpdateAttributes:
+    def update(self) -> Any:
         """Tell all figures; the next interval begins."""
         interval, self.pending = self.pending, 0
         iterations = self.iterations
@@ -158,7 +158,7 @@ class LoopFigures:
             last_logged_train_iterations_finish_timestamp_sec=self._last_finish,
         )
 
-    def validation_update(self, completed: int) -> ValidationMetricsUpdateAttributes:
+    def validation_update(self, completed: int) -> Any:
         """Tell the figures of the validations of this loop; the next interval begins."""
         interval, self.validated_at = completed - self.validated_at, completed
         seconds = self.validations
@@ -171,7 +171,7 @@ class LoopFigures:
             total_iteration_time_sec=seconds.total_value,
         )
 
-    def testing_update(self, completed: int) -> TestingMetricsUpdateAttributes:
+    def testing_update(self, completed: int) -> Any:
         """Tell where the tests are; the next interval begins."""
         interval, self.tested_at = completed - self.tested_at, completed
         return TestingMetricsUpdateAttributes.create(max(0, completed - 1), interval)
@@ -320,11 +320,9 @@ class Records(Telemetry):
     def evaluation_ended(self, opened: OpenSpan, completed: int) -> None:
         """Tell the figures of the validations, or where the tests are."""
         if opened.kind.phase == "validation":
-            update: Attributes = self._loop.validation_update(completed)
-            self._tell(opened, EventNames.VALIDATION_METRICS_UPDATE, update)
+            self._tell(opened, EventNames.VALIDATION_METRICS_UPDATE, self._loop.validation_update(completed))
         else:
-            update = self._loop.testing_update(completed)
-            self._tell(opened, EventNames.TESTING_METRICS_UPDATE, update)
+            self._tell(opened, EventNames.TESTING_METRICS_UPDATE, self._loop.testing_update(completed))
 
     def save_began(self, opened: OpenSpan, save: Save) -> None:
         """Keep what is trained by now, and describe the save's span."""
