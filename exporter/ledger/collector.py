@@ -76,15 +76,10 @@ class JobCollector:
     """Publishes what the processes of the job have recorded.
 
     Args:
-        reader: The feed directory.
-        state: Where totals are kept.
         stale_after_seconds: After so long without a new snapshot a living process has no window gauges.
         linger_seconds: How long the totals of the dead are shown.
-        clock: Unix time.
-        monotonic: A clock that is never set.
         directory: Where the reader looks, for the log.
         reserved: Names that no Stat may take, beside the generated list and this collector's own.
-        sessions: Counts goodput; None for one with the usual options.
 
     Attributes:
         loaded: True once the state has been loaded and one pass over the feed was made (or was not possible: then there

@@ -93,13 +93,9 @@ class RankTotals:
         *,
         patience_seconds: float,
     ) -> None:
-        """Bind what the feed shows to slots: the known, then the dead, then the new ones.
+        """Bind what the feed shows of this rank to slots: the known, then the dead, then the new ones.
 
-        Args:
-            entries: Every readable file of this rank, one per process.
-            unreadable: Ids of files that are there, but were refused.
-            now: The time of the pass.
-            patience_seconds: How long a file may be unreadable before its process counts as gone.
+        A file whose id is `unreadable` is there, but was refused; after `patience_seconds` its process counts as gone.
         """
         known = {process.identity.id: process for _, process in self.processes()}
         new: list[Process] = []

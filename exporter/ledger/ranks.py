@@ -37,7 +37,6 @@ class Ranks:
     """All ranks of one feed directory.
 
     Args:
-        state: Where totals are kept.
         stale_after_seconds: How long an unreadable file may be a living process.
         linger_seconds: How long the totals of the dead are shown, also over a restart.
 
@@ -72,16 +71,9 @@ class Ranks:
     def observe(
         self, owner: bool, entries: Mapping[str, FeedEntry], unreadable: Collection[str], now: Moment
     ) -> list[str]:
-        """Bind all processes, and load the state of ranks that are new here.
+        """Bind all processes, and load the state of ranks that are new here; give why totals will be withheld.
 
-        Args:
-            owner: Whether the feed directory is this sidecar's.
-            entries: Every readable file, by process id.
-            unreadable: Ids of files that are there, but were refused.
-            now: The time of the pass.
-
-        Returns:
-            Why totals will be withheld, a sentence for each rank.
+        `entries` are the readable files by process id; those whose id is `unreadable` are there, but were refused.
         """
         renewed = owner != self.owner
         if renewed:
@@ -181,12 +173,7 @@ class Ranks:
         return problems
 
     def forget(self, shown: Collection[Slot], present: Collection[str]) -> None:
-        """Let go of ranks that are over: of their lock at once, of the memory when they no longer linger.
-
-        Args:
-            shown: The slots that have something to show in this pass.
-            present: Ids whose files were there.
-        """
+        """Let go of ranks that are over: of their lock at once, of the memory when none of their slots is shown."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.totals.processes()]
             ids = {process.identity.id for process in processes}.union(rank.totals.taken)

@@ -89,7 +89,6 @@ class StateStore:
         max_bytes: A larger file is neither written nor read.
         keep_seconds: How long a file is kept that nobody keeps up any more.
         keep_runs: Of how many runs there are files at most, but for those that are kept up.
-        clock: Unix time.
 
     Attributes:
         directory: Where the files are; made, as `ledger` in the directory given, when it is first needed.
@@ -153,9 +152,7 @@ class StateStore:
     def load(self, key: StateKey, decode: Callable[[bytes], Decoded]) -> Decoded | None:
         """Read what was last saved under a key; None when nothing was, or when it was damaged.
 
-        Args:
-            key: Need not be claimed, but a damaged file is moved aside only by its keeper.
-            decode: Turns the content into a value; its ValueError means damage.
+        A ValueError of `decode` means damage; a damaged file is moved aside only by its keeper.
 
         Raises:
             StateError: There may be a file, but it cannot be read now.

@@ -40,14 +40,7 @@ def shares_of(
     gpu_use: Sequence[GpuProcessUse],
     whole: str | None = None,
 ) -> list[Share]:
-    """Divide one device.
-
-    Args:
-        reading: The device, with its power.
-        before: What was used up to the last division; may be `now`, when there was none.
-        now: What was used since.
-        gpu_use: Who uses which GPU.
-        whole: The one run that the machine serves, where that is so.
+    """Divide one device by what was used between two moments, or give it to the one run that has the `whole` machine.
 
     Returns:
         One for each run with a part in it; empty where that is not known.

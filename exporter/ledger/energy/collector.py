@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from exporter.collectors.energy.counter import LONGEST_SECONDS
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.keeping import Keeper, Page
-from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.energy import families
 from exporter.ledger.energy.attribution import WorkUse, shares_of
@@ -67,15 +66,9 @@ class EnergyCollector:
     """Counts the energy of the runs.
 
     Args:
-        sources: What is asked.
-        keeper: Where totals are kept.
-        lock: Of the machine.
         boot: Tells this boot of the machine from others.
-        tariffs: What energy and devices cost.
         whole_machine: Whether the machine serves one run, so that all of it is that run's while it is alone.
         linger_seconds: How long the counters of a run are shown after its end.
-        clock: Unix time.
-        monotonic: Seconds.
     """
 
     name = "energy"
@@ -128,28 +121,8 @@ class EnergyCollector:
         tariffs, whole_machine = self._settings
         with collected.part():
             tariffs.look()
-        if not self._open_devices(collected):
-            return collected
-        now, alive, gpu_use = self._monotonic(), self._sources.alive(), self._sources.gpu_use()
-        held = {use.uuid for use in gpu_use}
-        # That nobody works is certain only where processes are listed at all.
-        idle = False if held or (alive is not None and not alive) else None
-        self._devices.update(
-            self._sources.readings(), now, working=lambda device: True if device in held else idle
-        )
-        work = self._sources.work()
-        whole = next(iter(alive)) if whole_machine and alive is not None and len(alive) == 1 else None
-        divided = self._divide(tariffs, gpu_use, work, collected, now=now, whole=whole)
-        # What has become of their work the living are told when they have been given what it took.
-        living = {each.run for each in work.processes}
-        for name, run in self._runs.items():
-            if divided or name not in living:
-                run.counters.settle(work.flow(name, run.counters.session))
-        self._save(collected)
-        for name, run in list(self._runs.items()):
-            if now - run.seen > self._linger_seconds:
-                run.page.close()
-                del self._runs[name]
+        if self._open_devices(collected):
+            self._count(tariffs, collected, whole_machine=whole_machine)
         self._publish(tariffs, collected)
         return collected
 
@@ -162,7 +135,7 @@ class EnergyCollector:
             run.page.close()
         self._runs = {}
         self._devices = Devices(self._boot)
-        self._kept = False  # whether what was saved before is part of the devices
+        self._kept = False  # what was saved before is part of the devices
         self._saved = False
         self._last_pass: float | None = None  # of the sidecar before this one, in this boot
         self._divided: MachineUse | None = None
@@ -171,77 +144,95 @@ class EnergyCollector:
         self._shares: dict[tuple[str, ...], float] = {}
 
     def _open_devices(self, collected: Collected) -> bool:
-        """Learn what was counted before; False where another sidecar keeps it."""
-        if self._kept:
-            return True
-        try:
-            rows = self._page.load()
-        except CollectError as error:
-            collected.fail(error)
-            return True
-        if rows is None:
-            collected.unsupported.append("another sidecar keeps this machine's energy totals: absent here")
-            return False
-        own, self._devices.passed_at = self._devices.passed_at, None
-        self._devices.resume(rows)
-        self._last_pass = self._devices.passed_at
-        if own is not None:
-            self._devices.passed_at = own
-        self._kept = True
-        return True
+        """Learn what was counted before; False where it is not known, or another sidecar keeps it."""
+        with collected.part():
+            rows = {} if self._kept else self._page.load()
+            if rows is None:
+                collected.unsupported.append(
+                    "another sidecar keeps this machine's energy totals: absent here"
+                )
+            elif not self._kept:
+                self._devices.resume(rows)
+                self._last_pass, self._kept = self._devices.passed_at, True
+        return self._kept
 
-    def _open_run(self, name: str, collected: Collected, now: float) -> _Run:
+    def _open_run(self, name: str, now: float, collected: Collected) -> _Run:
+        """Learn what was counted of a run before.
+
+        Raises:
+            CollectError: It cannot be read now.
+        """
         run = self._runs.get(name)
         if run is None:
-            run = self._runs[name] = _Run(self._keeper.page("energy", name), now, RunEnergy(self._boot))
-        if run.kept:
-            return run
-        with collected.part():
+            run = _Run(self._keeper.page("energy", name), now, RunEnergy(self._boot))
+        if not run.kept:
             rows = run.page.load()
             if rows is None:
                 collected.unsupported.append(
-                    f"another sidecar counts the energy of run {name!r}: no totals here"
+                    f"another sidecar counts the energy of run {name!r}: absent here"
                 )
-                return run
-            run.counters.resume(rows)
-            run.kept = True
-            alive_at, last_pass = run.counters.alive_at, self._last_pass
-            if alive_at is not None and last_pass is not None:
-                run.survived = 0 <= last_pass - alive_at <= SAME_PASS_SECONDS
+            else:
+                run.counters.resume(rows)
+                alive_at, last_pass = run.counters.alive_at, self._last_pass
+                if alive_at is not None and last_pass is not None:
+                    run.survived = 0 <= last_pass - alive_at <= SAME_PASS_SECONDS
+                run.kept = True
+        self._runs[name] = run
         return run
 
     # Counting -------------------------------------------------------------------------------------------
+
+    def _count(self, tariffs: TariffsInForce, collected: Collected, *, whole_machine: bool) -> None:
+        now, alive, gpu_use = self._monotonic(), self._sources.alive(), self._sources.gpu_use()
+        held = {use.uuid for use in gpu_use}
+        # That nobody works is certain only where processes are listed at all.
+        idle = False if held or (alive is not None and not alive) else None
+        readings = self._sources.readings()
+        self._devices.update(readings, now, working=lambda device: True if device in held else idle)
+        work, use, whole = self._sources.work(), self._sources.use(), None
+        if whole_machine and alive is not None and len(alive) == 1:
+            (whole,) = alive
+            use = use or MachineUse(now, (), None, 1, None)
+        if self._divided_at is None:
+            self._divided_at = self._began_at = now
+        divided = False
+        if use is not None and (self._divided is None or use.at > self._divided.at):
+            with collected.part():
+                self._divide(tariffs, gpu_use, use, work, whole, collected, now=now)
+                divided = True
+        if now - self._divided_at > LONGEST_SECONDS:
+            self._devices.settle()
+            self._divided_at, self._shares = now, {}
+        # What has become of their work the living are told when they have been given what it took.
+        living = {each.run for each in work.processes}
+        for name, run in self._runs.items():
+            if divided or name not in living:
+                run.counters.settle(work.flow(name, run.counters.session))
+        self._save(collected)
+        for name, run in list(self._runs.items()):
+            if now - run.seen > self._linger_seconds:
+                run.page.close()
+                del self._runs[name]
 
     def _divide(
         self,
         tariffs: TariffsInForce,
         gpu_use: Sequence[GpuProcessUse],
+        use: MachineUse,
         work: WorkUse,
+        whole: str | None,
         collected: Collected,
         *,
         now: float,
-        whole: str | None,
-    ) -> bool:
-        """Give every run its part of what was used since the last time; False where it is not known anew."""
-        if self._divided_at is None:
-            self._divided_at = self._began_at = now
-        use = self._sources.use()
-        if use is None and whole is not None:
-            use = MachineUse(now, (), None, 1, None)
-        if use is None or (self._divided is not None and use.at <= self._divided.at):
-            if now - self._divided_at > LONGEST_SECONDS:
-                self._devices.settle()
-                self._divided_at, self._shares = now, {}
-            return False
-        before, self._divided, self._divided_at = self._divided, use, now
+    ) -> None:
+        """Give every run its part of what was used since the last time; it waits where a run's page cannot be read."""
         names = {run.run for run in use.runs} if whole is None else {whole}
-        runs = {name: self._open_run(name, collected, now) for name in sorted(names)}
-        self._shares = {}
-        for run in runs.values():
-            run.seen = run.counters.alive_at = now
+        runs = {name: self._open_run(name, now, collected) for name in sorted(names)}
+        before, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
         # The first time it is what was used since the sidecar's first reading.
         seconds = now - self._began_at if before is None else use.at - before.at
         for name, run in runs.items():
+            run.seen = run.counters.alive_at = now
             run.counters.begin([each for each in work.processes if each.run == name])
             run.counters.hold(None, 1 / len(runs), seconds, tariffs)
         for device in self._devices:
@@ -255,19 +246,15 @@ class EnergyCollector:
                 run.counters.hold(device.reading, share.ratio, seconds, tariffs)
             if before is not None or whole is not None or device.reading.component in {"gpu", "dram"}:
                 device.settle()
-        return True
 
     def _save(self, collected: Collected) -> None:
         self._saved = False
-        if self._kept:
-            with collected.part():
-                self._page.save(self._devices.rows())
-                self._saved = True
+        with collected.part():
+            self._page.save(self._devices.rows())
+            self._saved = True
         for run in self._runs.values():
-            if not run.kept or not self._saved:
-                run.saved = False
-            elif run.counters.changed or not run.saved:
-                run.saved = False
+            run.saved = run.saved and self._saved and not run.counters.changed
+            if run.kept and self._saved and not run.saved:
                 with collected.part():
                     run.page.save(run.counters.rows())
                     run.saved, run.counters.changed = True, False

@@ -120,7 +120,9 @@ class Devices:
             device = self._devices.get(key)
             if device is None:
                 device = self._devices[key] = Device(reading)
-                self._resume(key, device)
+                device.idle.resume(self._rows.get(("idle", *key), ()))
+                if total := self._rows.get(("total", *key)):
+                    device.counter.resume(total, self._rows.get(("mark", self._boot, *key), ()))
             device.take(reading, working(reading.device))
             self._take_corrections(device)
             present.append(device)
@@ -128,15 +130,15 @@ class Devices:
         self.passed_at = now
 
     def resume(self, rows: Rows) -> None:
-        """Go on from what was written; to be called once, before or after devices have appeared."""
+        """Go on from what was written; to be called before any device has appeared."""
         self._rows = rows
-        for key, device in self._devices.items():
-            self._resume(key, device)
         for (kind, *rest), values in rows.items():
             name, value = tuple(rest), (values[0] if values else None) or 0.0
-            if kind in {"gap", "reset"}:
-                _add(self.gaps if kind == "gap" else self.resets, name, value)
-            elif kind == "pass" and name == (self._boot,) and self.passed_at is None:
+            if kind == "gap":
+                self.gaps[name] = value
+            elif kind == "reset":
+                self.resets[name] = value
+            elif kind == "pass" and name == (self._boot,):
                 self.passed_at = value
 
     def settle(self) -> None:
@@ -157,12 +159,6 @@ class Devices:
         if self.passed_at is not None:
             rows["pass", self._boot] = (self.passed_at,)
         return rows
-
-    def _resume(self, key: Key, device: Device) -> None:
-        device.idle.resume(self._rows.get(("idle", *key), ()))
-        total = self._rows.get(("total", *key))
-        if total:
-            device.counter.resume(total, self._rows.get(("mark", self._boot, *key), ()))
 
     def _take_corrections(self, device: Device) -> None:
         """Add up what the collector says of gaps and resets; its numbers may begin anew."""

@@ -205,18 +205,18 @@ class RunEnergy:
         return rows
 
     def resume(self, rows: Rows) -> None:
-        """Go on from what was written; what was counted since is added."""
+        """Go on from what was written; to be called before anything is counted."""
         for name, values in rows.items():
             kind, first = name[0], values[0] if values else None
             if first is None:
                 continue
             if name == ("alive", self._boot):
-                self.alive_at = first if self.alive_at is None else self.alive_at
+                self.alive_at = first
             elif kind == "pool":
                 self._tells = self._began = True
-                self._pool += first
+                self._pool = first
             elif kind == "flow":
                 _, lost, hung = values
-                self._flow = self._flow or (name[1], first, lost or 0.0, hung or 0.0)
+                self._flow = (name[1], first, lost or 0.0, hung or 0.0)
             elif kind in FAMILIES:
-                self._counters[name] = self._counters.get(name, 0.0) + first
+                self._counters[name] = first

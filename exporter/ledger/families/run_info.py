@@ -104,14 +104,7 @@ def run_info_families(
     devices: RankDevices,
     settings: Sequence[PeakSetting],
 ) -> list[Metric]:
-    """Fill the families for one pass.
-
-    Args:
-        slots: All that may be shown.
-        pids: Of living processes as seen from here, by process id.
-        devices: Which GPU is whose.
-        settings: What is configured of devices, the first that fits first.
-    """
+    """Fill the families for one pass; `pids` are those of living processes as seen from here, by process id."""
     runs: dict[str, VisibleSlot] = {}
     peaks: dict[tuple[str, ...], float] = {}
     for each in slots:

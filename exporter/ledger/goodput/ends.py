@@ -44,18 +44,7 @@ def started_at(
     clock: Callable[[], float] = time.time,
     boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
 ) -> float:
-    """Tell when a process began, as the kernel has it.
-
-    Args:
-        pid: As seen from here; None where it cannot be seen.
-        recorded: Unix time at which its recording began.
-        proc: Where procfs is mounted.
-        clock: Unix time.
-        boottime: Seconds since the machine began.
-
-    Returns:
-        Unix time, at most `recorded`, which it is where nobody knows better.
-    """
+    """Tell when a process began, as the kernel has it; at most when its recording did, where nobody knows better."""
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
         # The name of the program stands in brackets and may have any; the start is the 22nd field, in ticks.
@@ -105,13 +94,9 @@ class Ends:
         self._ended = {name: each for name, each in self._ended.items() if (each.departed or 0.0) >= oldest}
 
     def look(self, attempt: Attempt, ended: float, oom_kills: float | None, *, seen: bool) -> Evidence:
-        """Tell how an attempt ended, and why.
+        """Tell how an attempt ended, and why; its process was perhaps `seen` to be dead.
 
-        Args:
-            attempt: It.
-            ended: Unix time of its end.
-            oom_kills: The kernel's count while it lived; None where that is not known.
-            seen: Whether its process was seen to be dead.
+        `oom_kills` is the kernel's count while it lived, None where that is not known.
         """
         # Whatever ended before this attempt began was the end of the one before.
         others = [

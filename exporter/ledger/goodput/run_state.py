@@ -76,13 +76,7 @@ class RunState:
 
 
 class RunStates:
-    """Follows the state of every run.
-
-    Args:
-        state: Where the ends of runs are kept.
-        ends: What is known of them.
-        linger_seconds: How long an end is told after a restart of the sidecar.
-    """
+    """Follows the state of every run; an end is told for `linger_seconds`, also after a restart of the sidecar."""
 
     def __init__(self, state: StateStore, ends: Ends, *, linger_seconds: float) -> None:
         self._state = state

@@ -206,8 +206,6 @@ class Sessions:
     """All sessions that this sidecar keeps.
 
     Args:
-        state: Where they are kept.
-        options: What counts as what.
         linger_seconds: How long a session is shown after its end.
         shared: Whether other sidecars may go on with the state files, so that a session is let go of at its end.
 

@@ -160,10 +160,8 @@ class Goodput:
     def begin(self, attempt: Attempt, *, new_after_seconds: float) -> None:
         """Take note of a process that is not the one before.
 
-        Args:
-            attempt: It; its `number` is set here.
-            new_after_seconds: A process without a session tag that begins so long after the end of the last one, at
-                step 0 and without loading a checkpoint, begins another task.
+        One without a session tag that begins `new_after_seconds` after the end of the last one, at step 0 and without
+        loading a checkpoint, begins another task.
         """
         before, self.attempt = self.attempt, attempt
         self.changed = True
@@ -189,13 +187,7 @@ class Goodput:
         self._balance()
 
     def update(self, reading: TrainingReading | None, *, written: float, final: bool) -> None:
-        """Count what the process of the latest attempt has brought since the last time.
-
-        Args:
-            reading: What it tells; None where it tells nothing of training.
-            written: When it told that, Unix time.
-            final: Whether it said that it ends.
-        """
+        """Count what the process of the latest attempt has brought since the last time, and whether it said that it ends."""
         attempt = self.latest
         self.changed = True
         attempt.final = attempt.final or final
@@ -216,13 +208,10 @@ class Goodput:
         self._balance()
 
     def end(self, at: float, *, status: int | None = None, believed: bool = True) -> None:
-        """Take note of the end of the latest attempt.
+        """Take note of the end of the latest attempt, and of its exit status where somebody saw it.
 
-        Args:
-            at: Unix time.
-            status: Its exit status; None where nobody saw it. Without one, a process that exited normally and told of no
-                failure is believed to have done all that it was to do.
-            believed: Whether it is.
+        Without one, a process that exited normally and told of no failure may be `believed` to have done all that it was
+        to do.
         """
         attempt = self.latest
         attempt.ended = at
