@@ -21,8 +21,8 @@ from pathlib import Path
 
 import exporter
 from exporter.families import FamilySpec
-from exporter.recording.aggregations import AGGREGATIONS
 from exporter.recording.reserved import RESERVED_PREFIXES, SUFFIXES
+from exporter.recording.values import AGGREGATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESERVED = ROOT / "exporter/recording/reserved.py"

@@ -11,15 +11,15 @@ from exporter import training
 from exporter.errors import DefinitionError, EventsLostError, ExporterError
 from exporter.process import configure, flush, shutdown
 from exporter.recording import events
-from exporter.recording.aggregations import Aggregation
-from exporter.recording.events import Event, Severity, log
-from exporter.recording.stat import REGISTRY, Stat, Stats
-from exporter.recording.values import StatDefinition, WindowReading
+from exporter.recording.event_values import Event, Severity
+from exporter.recording.events import log
+from exporter.recording.stat import REGISTRY, Stat
+from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 from exporter.sidecar import Sidecar, start_sidecar
 from exporter.training import span
 from exporter.version import __version__
 
-registry = Stats(REGISTRY)
+registry = REGISTRY
 """The Stats of this process: `registry.matching("train.*")`, `registry.find(name)`, `registry.switch(pattern, …)`."""
 
 __all__ = [

@@ -32,10 +32,7 @@ class ExporterError(Exception):
 class DefinitionError(ExporterError, ValueError):
     """A Stat that cannot be made as asked; nothing was recorded.
 
-    Attributes:
-        field: The argument that is wrong.
-        found: The offending value.
-        allowed: What would have been accepted, in words or as a list.
+    `field` is the argument that is wrong, `found` the offending value, `allowed` what would have been accepted.
     """
 
     def __init__(self, message: str, *, field: str, found: object, allowed: object = None) -> None:
@@ -48,11 +45,7 @@ class DefinitionError(ExporterError, ValueError):
 class EventsLostError(ExporterError):
     """Raised by a handler of events when some of those that it was given since its last flush are lost.
 
-    Nobody sees it but the handler's own delivery, which counts.
-
-    Attributes:
-        lost: How many.
-        reason: A short slug, used as a label value.
+    Nobody sees it but the handler's own worker, which counts `lost` events under the label value `reason`.
     """
 
     def __init__(self, message: str, *, lost: int, reason: str) -> None:
@@ -68,8 +61,7 @@ class FeedError(ExporterError):
 class FeedFormatError(FeedError):
     """Bytes that are not a snapshot of a version this program knows.
 
-    Attributes:
-        reason: A short slug, used as a label value: `magic`, `version`, `truncated`, `checksum`, `content`.
+    `reason` is a label value: `magic`, `version`, `truncated`, `checksum`, `content`.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -78,12 +70,7 @@ class FeedFormatError(FeedError):
 
 
 class FeedDirectoryError(FeedError):
-    """A feed directory that must not be used.
-
-    Attributes:
-        path: The directory.
-        remedy: What the user can do about it.
-    """
+    """A feed directory that must not be used; `remedy` is what the user can do about it."""
 
     def __init__(self, message: str, *, path: str, remedy: str) -> None:
         super().__init__(f"{message}: {path}; {remedy}")
@@ -93,19 +80,12 @@ class FeedDirectoryError(FeedError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration.
+    """One thing wrong with a configuration."""
 
-    Attributes:
-        source: The file's name as the user gave it, or the flag or variable.
-        line: 1-based; None where the source has no lines.
-        column: 1-based; None where the source has no columns.
-        message: The offending value, what is allowed, and the nearest known name where one is near.
-    """
-
-    source: str
-    line: int | None
+    source: str  # the file's name as the user gave it, or the flag or variable
+    line: int | None  # 1-based; None where the source has no lines
     column: int | None
-    message: str
+    message: str  # the offending value, what is allowed, and the nearest known name where one is near
 
     def __str__(self) -> str:
         """`file:line:column: message`, the form that editors and terminals link."""
@@ -114,11 +94,7 @@ class Problem:
 
 
 class ConfigurationError(ExporterError, ValueError):
-    """A configuration with at least one problem; the message is all of them, one a line.
-
-    Attributes:
-        problems: In the order of the file.
-    """
+    """A configuration with at least one problem; the message is all of them, one a line, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -126,11 +102,7 @@ class ConfigurationError(ExporterError, ValueError):
 
 
 class CollectError(ExporterError):
-    """A collection that failed.
-
-    Attributes:
-        reason: A short slug from a closed set, used as the label `reason`.
-    """
+    """A collection that failed; `reason` is a label value from a closed set."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -154,11 +126,7 @@ class StartError(ExporterError):
 
 
 class StateError(ExporterError):
-    """The ledger's state file cannot be read, or cannot be written.
-
-    Attributes:
-        path: The file.
-    """
+    """The ledger's state file at `path` cannot be read, or cannot be written."""
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(f"{path}: {message}")
@@ -166,11 +134,7 @@ class StateError(ExporterError):
 
 
 class ListenError(ExporterError):
-    """An address that cannot be listened on.
-
-    Attributes:
-        address: As the user wrote it.
-    """
+    """An address, as the user wrote it, that cannot be listened on."""
 
     def __init__(self, message: str, *, address: str) -> None:
         super().__init__(message)

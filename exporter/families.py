@@ -32,55 +32,33 @@ MAX_PROBLEMS_PER_REASON = 5
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The value of one histogram or summary series.
+    """The value of one histogram or summary series."""
 
-    Attributes:
-        count: All observations.
-        sum: Their sum; None leaves `_sum` out (a negative observation was seen).
-        buckets: (upper bound, observations <= bound), ascending, finite bounds only; empty for a summary.
-    """
-
-    count: int
-    sum: float | None
+    count: int  # all observations
+    sum: float | None  # their sum; None leaves `_sum` out (a negative observation was seen)
+    # (upper bound, observations <= bound), ascending, finite bounds only; empty for a summary
     buckets: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FamilySpec:
-    """What a family is; stands beside the code that fills it and is the source of docs/METRICS.md.
+    """What a family is; stands beside the code that fills it and is the source of docs/METRICS.md."""
 
-    Attributes:
-        name: As Prometheus' text format shows it: counters with `_total`, infos with `_info`.
-        type: Its exposition type.
-        help: One sentence: what it is, and when it is absent.
-        labels: Label names in the order in which samples give their values.
-        unit: The base unit that the name carries before `_total`; "" for none.
-        source: Where the number comes from (file, call, formula).
-    """
-
-    name: str
-    type: FamilyType
-    help: str
-    labels: tuple[str, ...] = ()
-    unit: str = ""
-    source: str = ""
+    name: str  # as Prometheus' text format shows it: counters with `_total`, infos with `_info`
+    type: FamilyType  # its exposition type
+    help: str  # one sentence: what it is, and when it is absent
+    labels: tuple[str, ...] = ()  # label names in the order in which samples give their values
+    unit: str = ""  # the base unit that the name carries before `_total`; "" for none
+    source: str = ""  # where the number comes from (file, call, formula)
 
     def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Make the family of these samples.
-
-        Args:
-            samples: By label values in the order of `labels`; an empty string means that the label is absent.
-        """
+        """Make the family of samples by label values, in the order of `labels`; "" means that the label is absent."""
         metric = Metric(self._base(), self.help, self.type, self.unit)
         metric.samples = self._samples(samples)
         return metric
 
     def later(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """The same, but made when somebody first asks for its samples: for large families that few passes are asked for.
-
-        Args:
-            samples: As in `family`; not to be changed any more.
-        """
+        """The same, but made when somebody first asks for its samples, which may not be changed any more."""
         return _Later(self._base(), self.help, self.type, self.unit, lambda: self._samples(samples))
 
     def _base(self) -> str:
@@ -124,14 +102,7 @@ BASE_UNITS = frozenset(
 
 
 def family(name: str, help: str, source: str, *labels: str) -> FamilySpec:
-    """Describe a family whose name tells its type and its unit: `…_bytes_total` is a counter of bytes.
-
-    Args:
-        name: As in `FamilySpec`, and so the rest; without `_total` and `_info` it is a gauge.
-        help: What it is, and when it is absent.
-        source: Where the number comes from.
-        labels: Their names.
-    """
+    """Describe a family whose name tells its type and its unit: `…_bytes_total` is a counter of bytes, else a gauge."""
     suffix = name.rpartition("_")[2]
     kind: FamilyType = "counter" if suffix == "total" else "info" if suffix == "info" else "gauge"
     unit = name.removesuffix("_total").rpartition("_")[2]
@@ -201,16 +172,21 @@ class Collected(list[Metric]):
             self.problems.append((error.reason, str(error)))
 
 
-class Collector(Protocol):
-    """A source of families; one file per subject.
-
-    `collect` is called from one thread at a time, never from the scrape. It may block: its deadline costs only itself.
-    """
+class AnyCollector(Protocol):
+    """What the scheduler takes: one of ours, or any of prometheus_client's kind with a name."""
 
     @property
     def name(self) -> str:
         """The value of the label `collector` and the key in the configuration; lower case, stable."""
         ...
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the source once; may block: its deadline costs only itself."""
+        ...
+
+
+class Collector(AnyCollector, Protocol):
+    """One of ours; one file per subject. Called from one thread at a time, never from the scrape."""
 
     @property
     def specs(self) -> tuple[FamilySpec, ...]:
@@ -219,17 +195,4 @@ class Collector(Protocol):
 
     def collect(self) -> Collected:
         """Read the source once; what fails is told in the result, not raised."""
-        ...
-
-
-class AnyCollector(Protocol):
-    """What the scheduler takes: one of ours, or any of prometheus_client's kind with a name."""
-
-    @property
-    def name(self) -> str:
-        """The value of the label `collector`."""
-        ...
-
-    def collect(self) -> Iterable[Metric]:
-        """Read the source once."""
         ...

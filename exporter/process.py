@@ -1,139 +1,23 @@
-"""The recording of this process, put together: Stats, events, training, recording thread, feed writer, identity.
+"""What a job says to the recording of its process as a whole: who it is, and when everything is to be written.
 
-Used in the training process. This is the composition root of the training side, as `exporter.cli.serve` is the
-sidecar's: the stages do not know each other, and this file hands each its neighbour.
-
-What a training loop calls never raises and never waits for longer than it was told to: `Stat.add`, `add_tensor`, `time`,
-`get`, `exporter.log`, `events.enabled`, `span`, `flush`, `shutdown`. What sets the recording up (`Stat(…)`,
-`Stat.passive`, `configure`, `events.register`, `events.limit`) raises for arguments that cannot be.
+Used in the training process. What a training loop calls never raises and never waits for longer than it was told to:
+`Stat.add`, `add_tensor`, `time`, `get`, `exporter.log`, `events.enabled`, `span`, `flush`, `shutdown`. What sets the
+recording up (`Stat(…)`, `Stat.passive`, `configure`, `events.register`, `events.limit`) raises for arguments that cannot be.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Mapping
 from time import monotonic
 
-from exporter.errors import DefinitionError, FeedError
-from exporter.feed.directory import feed_directory
-from exporter.feed.overrides import OverridesReader
-from exporter.feed.snapshot import ProcessIdentity
-from exporter.feed.writer import FeedWriter
+from exporter.errors import DefinitionError
+from exporter.recorder import RECORDER
 from exporter.recording.definition import check_label
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.notices import tell_once
-from exporter.recording.recorder import Recorder
 from exporter.recording.stat import REGISTRY
 from exporter.training.recording import TRAINING
-from exporter.version import __version__
-
-DEFAULT_FLUSH_SECONDS = 1.0
-
-
-class _Opened:
-    """What the recording thread has opened."""
-
-    overrides: OverridesReader | None = None
-    writer: FeedWriter | None = None
-
-
-def _flush_seconds(environment: Mapping[str, str]) -> float:
-    try:
-        seconds = float(environment.get("EXPORTER_FLUSH_SECONDS", DEFAULT_FLUSH_SECONDS))
-    except ValueError:
-        return DEFAULT_FLUSH_SECONDS
-    return min(max(seconds, 0.1), 60.0) if isfinite(seconds) else DEFAULT_FLUSH_SECONDS
-
-
-def _directory() -> str | None:
-    try:
-        return feed_directory(os.environ, create=True)
-    except FeedError as error:
-        tell_once("feed directory", f"nothing is exported: {error}")
-        return None
-
-
-def _open_sink(began: float) -> FeedWriter | None:
-    """Make this process's feed writer; on the recording thread, at its first flush, until it succeeds."""
-    directory = _directory()
-    if directory is None:
-        return None
-    identity = _written_as(os.urandom(16).hex(), began)
-    _Opened.writer = FeedWriter(directory, identity, flush_seconds=_flush_seconds(os.environ))
-    return _Opened.writer
-
-
-def _written_as(process_id: str, began: float) -> ProcessIdentity:
-    found = PROCESS.identity()
-    return ProcessIdentity(
-        id=process_id,
-        pid=os.getpid(),
-        started=began,
-        run=found.run,
-        rank=found.rank,
-        local_rank=found.local_rank,
-        role=found.role,
-        node=found.node,
-        labels=found.labels,
-        version=__version__,
-        run_given=found.run_given,
-        trains=found.trains,
-    )
-
-
-def _claim_rank(trains: bool) -> None:
-    """Take the rank of a process that trains or records, and say so in its file."""
-    PROCESS.claim_rank(trains=trains)
-    EVENTS.renew()
-    if _Opened.writer is not None:
-        before = _Opened.writer.identity
-        _Opened.writer.identity = _written_as(before.id, before.started)
-
-
-def _changed_rules() -> Sequence[Mapping[str, object]] | None:
-    if _Opened.overrides is None:
-        directory = _directory()
-        if directory is None:
-            return None
-        _Opened.overrides = OverridesReader(directory)
-    try:
-        return _Opened.overrides.changed_rules()
-    except FeedError as error:
-        tell_once(f"overrides {error}", f"the recording rules of the sidecar are left out: {error}")
-        return None
-
-
-def _who() -> tuple[str, int | None]:
-    found = PROCESS.identity()
-    return found.run, found.rank
-
-
-def _begin_anew() -> None:
-    EVENTS.renew()
-    RECORDER.renew()
-
-
-RECORDER = Recorder(
-    REGISTRY,
-    EVENTS,
-    TRAINING,
-    _open_sink,
-    _changed_rules,
-    prepare=PROCESS.begin,
-    claim_rank=_claim_rank,
-    flush_seconds=_flush_seconds(os.environ),
-)
-REGISTRY.recording = EVENTS.recording = os.environ.get("EXPORTER_DISABLED") != "1"
-REGISTRY.on_first(RECORDER.start)
-EVENTS.identify = _who
-EVENTS.on_first(RECORDER.start)
-TRAINING.record(on=REGISTRY.recording)
-TRAINING.since(RECORDER.began)
-TRAINING.on_first(RECORDER.start)
-TRAINING.on_saved(RECORDER.flush_soon)
-PROCESS.on_change(_begin_anew)
 
 
 def configure(

@@ -31,12 +31,7 @@ _START = (
 
 
 class Sidecar:
-    """A sidecar that ends with this process.
-
-    Args:
-        registration: Says to the sidecar that it is needed; the kernel takes it back when this process dies.
-        process: The child.
-    """
+    """A sidecar that ends with this process; the kernel takes the registration back when it dies."""
 
     __slots__ = ("_process", "_registration")
 
@@ -55,12 +50,9 @@ class Sidecar:
 
 
 def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
-    """Start the sidecar as a child process that ends with this one; never raises.
+    """Start the sidecar, with flags of `python -m exporter`, as a child process that ends with this one; never raises.
 
-    Args:
-        flags: Of `python -m exporter`, such as `--web.listen-address=:20910`.
-        linger_seconds: How long it may outlive this process so that a last scrape sees the final values; nothing of
-            ours outlives the job unless asked to.
+    It may outlive this process by `linger_seconds`, so that a last scrape sees the final values.
 
     Returns:
         None when it could not be started, the log then says why; and with `EXPORTER_DISABLED=1`.
@@ -73,7 +65,7 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
 
     registration = None
     try:
-        directory = feed_directory(os.environ, create=True)
+        directory = feed_directory(os.environ)
         registration = register(Path(directory))
         process = subprocess.Popen(
             [

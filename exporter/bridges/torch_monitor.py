@@ -23,7 +23,8 @@ from exporter.elastic.families import metric_name
 from exporter.errors import DefinitionError
 from exporter.recording.event_kinds import Kind
 from exporter.recording.event_values import check_data
-from exporter.recording.events import EVENTS, RECENT_EVENTS, RawEvent
+from exporter.recording.events import EVENTS, RECENT_EVENTS
+from exporter.recording.handle import RawEvent
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import Stat, metric
 from exporter.recording.values import NOTHING
@@ -101,7 +102,7 @@ class MonitorBridge:
             if kind.enabled:
                 kind.occurrences.counter.add(number)
                 kind.occurrences.last = _happened(latest[name])
-                if kind.routes != ():
+                if kind.routes:
                     wanted[name] = kind
         if self._stat_event in times:
             for event in compress(part, map(self._stat_event.__eq__, names)):

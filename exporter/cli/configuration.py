@@ -59,7 +59,7 @@ StatPattern = Annotated[
         "a pattern of a Stat's name: letters, digits, _ and ., with * and ? for any", r"^[A-Za-z0-9_.*?]+$"
     ),
 ]
-"""What `exporter.recording.overrides.matches` understands; anything else could never match."""
+"""What `exporter.recording.definition.matches` understands; anything else could never match."""
 
 
 @dataclass(frozen=True, slots=True)

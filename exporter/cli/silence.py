@@ -26,7 +26,7 @@ import psutil
 from exporter.cli.flags import say
 from exporter.errors import FeedError
 from exporter.feed import runs
-from exporter.feed.plain import replace_file
+from exporter.feed.files import replace_file
 from exporter.feed.reader import FeedReader
 from exporter.feed.runs import SILENT_SECONDS, Job, Silence
 

@@ -1,12 +1,9 @@
 """The feed directory: where it is, and whether it may be used.
 
-Used in training processes and in the sidecar. The default one, `/dev/shm/exporter-<uid>` (`/tmp/exporter-<uid>`
-where there is no `/dev/shm`), lies in a place where anybody can create things, so it is made with permissions
-0700 and refused when it is not ours. A directory given by flag or `$EXPORTER_FEED_DIR` is trusted, since shared
-volumes and node-wide sidecars need other owners; it must exist.
-
-The feed needs Linux (memory-backed files, record locks that tell who holds them): elsewhere every directory is
-refused, and recording goes on without a feed.
+Used in training processes and in the sidecar. The default one, `/dev/shm/exporter-<uid>` (`/tmp/exporter-<uid>` where
+there is no `/dev/shm`), is made with permissions 0700 and refused when it is not ours. A directory given by flag or
+`$EXPORTER_FEED_DIR` is trusted, since shared volumes and node-wide sidecars need other owners; it must exist. The feed
+needs Linux: elsewhere every directory is refused, and recording goes on without a feed.
 """
 # one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116, PTH118
@@ -45,32 +42,20 @@ def is_trusted(path: str | os.PathLike[str], uid: int) -> bool:
         return True  # a relative one, of a process whose working directory is gone
 
 
-def feed_directory(environment: Mapping[str, str], *, create: bool) -> str:
-    """Find and check the directory of this process: `$EXPORTER_FEED_DIR`, else the default one.
-
-    Args:
-        environment: Usually `os.environ`.
-        create: Make the default directory if it is missing; without this, a missing one is no error.
+def feed_directory(environment: Mapping[str, str]) -> str:
+    """Find the directory of this process, `$EXPORTER_FEED_DIR`, else the default one, and prepare it.
 
     Raises:
         FeedDirectoryError: It must not or cannot be used.
     """
     uid = own_uid()
     path = environment.get("EXPORTER_FEED_DIR") or default_path(uid)
-    trusted = is_trusted(path, uid)
-    if create:
-        prepare_directory(path, trusted=trusted, uid=uid)
-    elif os.path.lexists(path):
-        check_directory(path, trusted=trusted, uid=uid)
+    prepare_directory(path, trusted=is_trusted(path, uid), uid=uid)
     return path
 
 
 def prepare_directory(path: str | os.PathLike[str], *, trusted: bool, uid: int) -> None:
-    """Make the default directory if it is missing, and check either kind.
-
-    Raises:
-        FeedDirectoryError: It must not or cannot be used.
-    """
+    """Make the default directory if it is missing, and check either kind as `check_directory` does."""
     name = os.fspath(path)
     if not trusted and sys.platform == "linux":
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from json import JSONEncoder
 from math import isfinite
 from time import sleep
@@ -30,13 +30,17 @@ from exporter.recording.values import (
 
 _BREATH = 64
 """Values rendered between two chances for the job's threads to take the interpreter lock: half a millisecond."""
-_NOTHING = object()
 _STEPS = frozenset({"first_step", "step", "committed_step"})
 _TRAINING_DEFAULTS = {each.name: each.default for each in fields(TrainingReading)}
 
 _dumps: Callable[[object], str] = JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
 ).encode
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """Render one snapshot; a writer of many uses one `Encoder`."""
+    return Encoder().encode(snapshot)
 
 
 class Encoder:
@@ -83,24 +87,22 @@ class _Column:
 
     def __init__(self, to_json: Callable[[Any], object]) -> None:
         self._to_json = to_json
-        self._values: list[object] = []
-        self._texts: list[str] = []
+        self._texts: dict[
+            int, tuple[object, str]
+        ] = {}  # by identity; the object is kept so that it stays one
 
     def render(self, values: Sequence[object]) -> bytes:
         """Give them, joined by commas."""
-        known, texts = self._values, self._texts
-        missing = len(values) - len(known)
-        del known[len(values) :], texts[len(values) :]
-        known += [_NOTHING] * missing
-        texts += [""] * missing
-        rendered = 0
+        known, self._texts = self._texts, {}
+        texts = []
         for position, value in enumerate(values):
-            if value is not known[position]:
-                texts[position] = _dumps(self._to_json(value))
-                known[position] = value
-                rendered += 1
-                if not rendered % _BREATH:
+            kept = known.get(id(value))
+            if kept is None:
+                kept = value, _dumps(self._to_json(value))
+                if not position % _BREATH:
                     sleep(0)
+            self._texts[id(value)] = kept
+            texts.append(kept[1])
         return ",".join(texts).encode()
 
 
@@ -156,7 +158,7 @@ def _rest(snapshot: Snapshot) -> dict[str, object]:
         "dropped": snapshot.dropped,
     }
     if recording.ending is not None:
-        body["ending"] = {"exception": recording.ending.exception, "at": recording.ending.at}
+        body["ending"] = asdict(recording.ending)
     if recording.stats_refused:
         body["stats_refused"] = recording.stats_refused
     if recording.events:
@@ -189,25 +191,10 @@ def _training(training: TrainingReading) -> dict[str, object]:
         if value is None or value == default or (name in _STEPS and not -MAX_COUNT <= value <= MAX_COUNT):
             continue
         body[name] = value
-    body["phases"] = {name: seconds for name, seconds in training.phases.items() if isfinite(seconds)}
     # A reader takes no others: a job may count its steps from anywhere.
-    body["segments"] = [
-        (loop, first, last, seconds)
-        for loop, first, last, seconds in training.segments
-        if isfinite(seconds) and -MAX_COUNT <= first <= last <= MAX_COUNT
-    ]
-    body["timeline"] = [
-        (end, [part for part in parts if isfinite(part[1])])
-        for end, parts in training.timeline
-        if isfinite(end)
-    ]
+    body["segments"] = [row for row in training.segments if -MAX_COUNT <= row[1] <= row[2] <= MAX_COUNT]
     return body
 
 
 def _finite(number: float | None) -> float | None:
     return None if number is None or not isfinite(number) else float(number)
-
-
-def encode(snapshot: Snapshot) -> bytes:
-    """Render one snapshot; a writer of many uses one `Encoder`."""
-    return Encoder().encode(snapshot)

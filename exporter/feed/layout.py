@@ -75,8 +75,4 @@ MAX_BYTES = 4 << 20
 """A larger snapshot is neither written nor read: some 6,000 Stats with the default aggregations. Beyond it a process
 leaves its newest Stats out, counts them and says which."""
 MAX_STATS = 65_536
-MAX_EVENT_ROWS = 4096
-"""Rows of each list about events: many times what a writer makes."""
 MAX_COUNT = (1 << 63) - 1
-MAX_IDENTITY_TEXT = 1024
-"""Characters of the run's name, the node's, the role's and of descriptive labels."""

@@ -1,28 +1,26 @@
 """Is a process alive? The kernel knows: a POSIX record lock on a file that its owner opened once.
 
-The owner (a training process; for `owner.lock` a sidecar) takes the lock and keeps the file open; whoever wants
-to know asks the kernel with `F_GETLK`, which takes nothing, waits for nothing, works on a read-only mount and
-across containers that share the directory. When the owner dies, however it dies, the kernel drops the lock.
+The owner (a training process; for `owner.lock` a sidecar) takes the lock and keeps the file open; whoever wants to know
+asks with `F_GETLK`, which takes nothing, waits for nothing, works on a read-only mount and across containers that share
+the directory. When the owner dies, however it dies, the kernel drops the lock.
 
-Record locks and not `flock` or open-file-description locks, since those live on in every forked worker that
-inherited the descriptor. The price is a rule of POSIX: when a process closes *any* descriptor of a file, its
-record locks on it are gone. So
-
-- nobody opens a lock file that its own process holds: `_HELD` knows them by device and inode;
-- a job may close every descriptor (daemons do), or open and close the file itself: the owner takes the lock
-  again whenever it looks (`RecordLock.keep`), and never touches a descriptor that is no longer its own;
-- a forked child holds nothing: what it inherits is useless to it and harmless to its parent.
-
-Linux only; elsewhere `exporter.feed.directory` refuses before anything here is called.
+Record locks and not `flock` or open-file-description locks, since those live on in every forked worker that inherited
+the descriptor. The price is a rule of POSIX: when a process closes *any* descriptor of a file, its record locks on it are
+gone. So nobody opens a lock file that its own process holds (`_HELD`); an owner takes the lock again whenever it looks
+(`RecordLock.keep`), since a job may close every descriptor, and never touches one that is no longer its own; and a forked
+child holds nothing. Linux only; elsewhere `exporter.feed.directory` refuses before anything here is called.
 """
+# ruff: noqa: PTH108, PTH118 - one kind of path within the folder, which the job and the sidecar share
 
 from __future__ import annotations
 
 import errno
 import os
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 
-from exporter.feed.plain import check_plain, open_plain
+from exporter.feed.files import FEED, LOCK, OWN_MODE, TEMPORARY, check_regular, open_regular
 
 try:
     import fcntl
@@ -37,11 +35,7 @@ _HELD: dict[tuple[int, int], int] = {}
 
 
 class RecordLock:
-    """A lock that this process holds for as long as it lives, or until `release`.
-
-    Attributes:
-        path: The lock file.
-    """
+    """A lock that this process holds for as long as it lives, or until `release`."""
 
     __slots__ = ("_descriptor", "_inode", "_pid", "path")
 
@@ -49,21 +43,14 @@ class RecordLock:
         self.path = path
         self._descriptor = descriptor
         self._inode = inode
-        self._pid = os.getpid()
+        self._pid = _HELD[inode] = os.getpid()
 
     @classmethod
     def take(cls, path: str, *, create_mode: int) -> RecordLock | None:
-        """Take the lock without waiting.
-
-        Args:
-            path: The lock file.
-            create_mode: Permissions to create it with if it is missing, less the umask.
-
-        Returns:
-            None when another process, or another part of this one, holds it.
+        """Take the lock without waiting; None when another process, or another part of this one, holds it.
 
         Raises:
-            OSError: The file cannot be opened or locked, or is not a plain file with one link.
+            OSError: The file cannot be opened, made with this mode or locked, or is not a regular file with one link.
         """
         if _held_here(path):
             return None  # opening and closing it would drop the lock that somebody here relies on
@@ -73,22 +60,18 @@ class RecordLock:
         try:
             if _try_lock(descriptor):
                 found = os.fstat(descriptor)
-                check_plain(found, path)
+                check_regular(found, path)
                 if found.st_nlink:  # else it was removed just now: whoever did that held the lock
                     lock = cls(path, descriptor, _inode(found))
         finally:
             if lock is None:
                 os.close(descriptor)
-        if lock is not None:
-            _HELD[lock._inode] = lock._pid
         return lock
 
     def keep(self) -> bool:
         """Make sure of the lock, taking it again if something in this process has dropped it.
 
-        Returns:
-            False when it is lost for good: the descriptor was closed, the file removed or moved away, or
-            another process has the lock.
+        False when it is lost for good: descriptor closed, file removed or moved away, or another process has the lock.
         """
         if self._pid != os.getpid() or not self._is_own():
             return False
@@ -115,23 +98,19 @@ class RecordLock:
 
 
 def holder(path: str, *, directory: int | None = None) -> int | None:
-    """Ask who holds a lock file.
-
-    Args:
-        path: The lock file, relative to `directory` if that is given.
-        directory: An open directory.
+    """Ask who holds a lock file, its path relative to an open directory, if one is given.
 
     Returns:
         None when nobody does, or there is no such file; else the holder's process id as seen from here, 0 for
         one in a pid namespace that cannot be seen from here.
 
     Raises:
-        OSError: The file cannot be opened, is a symbolic link or no plain file.
+        OSError: The file cannot be opened, is a symbolic link or no regular file.
     """
     if _held_here(path, directory=directory):
         return os.getpid()
     try:
-        descriptor, _ = open_plain(path, directory=directory)
+        descriptor, _ = open_regular(path, directory=directory)
     except FileNotFoundError:
         return None
     try:
@@ -140,6 +119,46 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
     finally:
         os.close(descriptor)
     return None if kind == fcntl.F_UNLCK else max(pid, 0)
+
+
+def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
+    """Remove the files of a process that is dead at this moment; says whether none of them is left.
+
+    Its lock is held meanwhile, and made for that if it is missing, so that a process that had only lost it (a job
+    that closed all descriptors) cannot come back between the question and the removal. `if_true` is asked once it cannot:
+    the files stay unless it says so.
+    """
+    stem = os.path.join(directory, process_id)
+    lock: RecordLock | None = None
+    try:
+        lock = RecordLock.take(stem + LOCK, create_mode=OWN_MODE)
+        if lock is None:
+            return False
+    except OSError:
+        # Another user's lock file, or no room for one: the kernel still says whether it is held, and the
+        # directory whether we may.
+        if _may_be_held(stem + LOCK):
+            return False
+    try:
+        if not if_true():
+            return False
+        # The lock file last: what a crash leaves behind is then still known by it.
+        for suffix in (FEED, TEMPORARY, LOCK):
+            with suppress(FileNotFoundError):
+                os.unlink(stem + suffix)
+    except OSError:
+        return False
+    finally:
+        if lock is not None:
+            lock.release()
+    return True
+
+
+def _may_be_held(path: str) -> bool:
+    try:
+        return holder(path) is not None
+    except OSError:
+        return True
 
 
 def _held_here(path: str, *, directory: int | None = None) -> bool:

@@ -1,8 +1,7 @@
 """overrides.json: the configuration's `recording:` and `events:` rules on their way from the sidecar to the jobs.
 
 The sidecar that owns the directory writes the file as a whole; training processes read it at start and when it
-has changed. Here only its shape is checked; what a rule means for a Stat is recording's matter, which also
-leaves out a rule that makes no sense.
+has changed. Only its shape is checked here; what a rule means, and whether it makes sense, is recording's matter.
 
     {"version": 1, "rules": [{"match": "train.*", "enabled": false}, {"match": "loss", "window_seconds": 10},
      {"events": true, "match": "checkpoint.*", "per_second": 5}]}
@@ -20,8 +19,7 @@ from typing import NoReturn
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed.directory import check_directory, is_trusted, own_uid
-from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE
-from exporter.feed.plain import open_plain, read_up_to, replace_file
+from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE, read_file, replace_file
 
 Rule = Mapping[str, object]
 
@@ -29,18 +27,10 @@ VERSION = 1
 MAX_BYTES = 1 << 20
 MAX_RULES = 1000
 _KEYS = frozenset(
-    {
-        "match",
-        "enabled",
-        "aggregations",
-        "window_seconds",
-        "window_samples",
-        "buckets",
-        "events",
-        "severity",
-        "sample",
-        "per_second",
-    }
+    (
+        *("match", "enabled", "aggregations", "window_seconds", "window_samples", "buckets"),
+        *("events", "severity", "sample", "per_second"),
+    )
 )
 
 Stamp = tuple[int, int, int, int]
@@ -50,30 +40,24 @@ Stamp = tuple[int, int, int, int]
 def write_overrides(
     directory: str | os.PathLike[str], rules: Sequence[Mapping[str, object]], *, trusted: bool | None = None
 ) -> None:
-    """Replace the rules. Only for the sidecar that owns the directory.
-
-    Args:
-        directory: The feed directory.
-        rules: In the order in which they apply.
-        trusted: Whether somebody chose the directory; None tells it from the path.
+    """Replace the rules, in the order in which they apply. Only for the sidecar that owns the directory.
 
     Raises:
         FeedFormatError: `content`: a rule is not of the shape that `read_overrides` accepts.
         FeedDirectoryError: The file cannot be written.
     """
     path = os.path.join(directory, OVERRIDES)
-    checked = _check_rules(list(map(dict, rules)))
     try:
-        data = dumps({"version": VERSION, "rules": checked}, allow_nan=False).encode()
+        body = {"version": VERSION, "rules": _check_rules(list(map(dict, rules)))}
+        data = dumps(body, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         _refuse(f"rules that are no JSON: {error}")
     if len(data) > MAX_BYTES:
         _refuse(f"{len(data)} bytes of rules, at most {MAX_BYTES} are read")
     if trusted is None:
         trusted = is_trusted(directory, own_uid())
-    mode = SHARED_MODE if trusted else OWN_MODE
     try:
-        replace_file(path, data, temporary=path + ".tmp", mode=mode)
+        replace_file(path, data, temporary=path + ".tmp", mode=SHARED_MODE if trusted else OWN_MODE)
     except OSError as error:
         raise _unusable(f"cannot write {OVERRIDES} ({error.strerror})", directory) from error
 
@@ -88,20 +72,12 @@ def overrides_stamp(directory: str | os.PathLike[str]) -> Stamp | None:
 
 
 def read_overrides(
-    directory: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, trusted: bool | None = None
+    directory: str | os.PathLike[str], *, trusted: bool | None = None
 ) -> tuple[Mapping[str, object], ...] | None:
-    """Read the rules, in order; keys of a later version are left out.
+    """Read the rules, in order; keys of a later version are left out. None when there is no file, or no directory.
 
-    In the user's default directory the file must be the user's own; in a directory that somebody chose it may
-    be anybody's, but not writable for everybody.
-
-    Args:
-        directory: The feed directory, which need not exist.
-        max_bytes: A larger file is refused.
-        trusted: Whether somebody chose the directory; None tells it from the path.
-
-    Returns:
-        None when there is no file, or no directory.
+    In the user's default directory the file must be the user's own; in a directory that somebody chose (None for
+    `trusted` tells it from the path) it may be anybody's, but not writable for everybody.
 
     Raises:
         FeedDirectoryError: The directory or the file must not be trusted, or cannot be read.
@@ -114,11 +90,7 @@ def read_overrides(
         return None
     check_directory(directory, trusted=trusted, uid=uid)
     try:
-        descriptor, found = open_plain(os.path.join(directory, OVERRIDES))
-        try:
-            data = read_up_to(descriptor, max_bytes + 1)
-        finally:
-            os.close(descriptor)
+        data, found = read_file(os.path.join(directory, OVERRIDES), MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -127,31 +99,32 @@ def read_overrides(
         raise _unusable(f"{OVERRIDES} belongs to uid {found.st_uid}, not to uid {uid}", directory)
     if found.st_mode & stat.S_IWOTH:
         raise _unusable(f"everybody may write to {OVERRIDES}", directory)
-    if len(data) > max_bytes:
-        _refuse(f"more than {max_bytes} bytes")
-    return _parse(data)
+    if not data:
+        raise FeedFormatError(f"{OVERRIDES} is empty", reason="truncated")
+    if len(data) > MAX_BYTES:
+        _refuse(f"more than {MAX_BYTES} bytes")
+    try:
+        body = loads(data.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise FeedFormatError(f"{OVERRIDES} is no JSON: {error}", reason="content") from error
+    if type(body) is not dict:
+        _refuse("not an object")
+    if body.get("version") != VERSION:
+        raise FeedFormatError(f"{OVERRIDES} has an unknown version (known: {VERSION})", reason="version")
+    return tuple(_check_rules(body.get("rules")))
 
 
 class OverridesReader:
-    """Follows the rules in one directory.
-
-    Args:
-        directory: The feed directory, which need not exist yet.
-    """
+    """Follows the rules in one feed directory, which need not exist yet."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = directory
         self._stamp: Stamp | None = None
 
     def changed_rules(self) -> tuple[Mapping[str, object], ...] | None:
-        """Read the rules if they are others than at the last call; costs one stat while they are not.
+        """Read the rules if they are others than at the last call (else None); none when the file has gone.
 
-        Returns:
-            None when nothing has changed; no rules when the file has gone.
-
-        Raises:
-            FeedDirectoryError: As `read_overrides`; once for each state of the file.
-            FeedFormatError: Likewise.
+        Raises as `read_overrides`, once for each state of the file.
         """
         # Taken before reading: what is written in between is another file at the next call.
         stamp = overrides_stamp(self._directory)
@@ -161,30 +134,12 @@ class OverridesReader:
         return read_overrides(self._directory) or ()
 
 
-def _parse(data: bytes) -> tuple[Mapping[str, object], ...]:
-    if not data:
-        raise FeedFormatError(f"{OVERRIDES} is empty", reason="truncated")
-    try:
-        found = loads(data.decode(), parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise FeedFormatError(f"{OVERRIDES} is no JSON: {error}", reason="content") from error
-    if type(found) is not dict:
-        _refuse("not an object")
-    if found.get("version") != VERSION:
-        raise FeedFormatError(f"{OVERRIDES} has an unknown version (known: {VERSION})", reason="version")
-    return tuple(_check_rules(found.get("rules")))
-
-
 def _check_rules(found: object) -> list[Rule]:
     if type(found) is not list or len(found) > MAX_RULES:
         _refuse(f"not a list of at most {MAX_RULES} rules")
-    return list(map(_rule, found))
-
-
-def _rule(found: object) -> Rule:
-    if type(found) is not dict or not isinstance(found.get("match"), str):
+    if any(type(rule) is not dict or not isinstance(rule.get("match"), str) for rule in found):
         _refuse("a rule that is no object with a text 'match'")
-    return {key: value for key, value in found.items() if key in _KEYS}
+    return [{key: value for key, value in rule.items() if key in _KEYS} for rule in found]
 
 
 def _refuse(message: str) -> NoReturn:

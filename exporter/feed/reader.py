@@ -1,13 +1,11 @@
 """The feed's reader: what every training process of a directory has recorded, at one look.
 
-Runs in the sidecar, or in a person's tool, on one thread at a time. What comes in are the files of the
-directory, into which others may write; what goes out is a `Scan`. A reader blocks no writer, holds no file open
-between looks and needs no permission to write; any number may read at once. One of them owns the directory
-(`acquire_ownership`), and it alone removes files.
-
-A file that cannot be trusted or understood costs itself only, and is told by name and reason at every look. A
-writer that dies leaves its last snapshot; one that stops writing is seen by its age.
+Runs in the sidecar, or in a person's tool, on one thread at a time. A reader blocks no writer, holds no file open between
+looks and needs no permission to write; any number may read at once. One of them owns the directory
+(`acquire_ownership`), and it alone removes files. A file that cannot be trusted or understood costs itself only, and is
+told by name and reason at every look. A writer that dies leaves its last snapshot; one that hangs is seen by its age.
 """
+# ruff: noqa: PTH118, PTH208 - one kind of path within the folder; pathlib cannot list an open directory
 
 from __future__ import annotations
 
@@ -28,12 +26,12 @@ from exporter.feed.files import (
     OWNER_LOCK,
     SHARED_MODE,
     is_process_id,
+    open_regular,
     process_of,
-    remove_process,
+    read_up_to,
 )
 from exporter.feed.layout import HEADER, MAX_BYTES
-from exporter.feed.liveness import RecordLock, holder
-from exporter.feed.plain import open_plain, read_up_to
+from exporter.feed.liveness import RecordLock, holder, remove_process
 from exporter.feed.snapshot import Snapshot
 
 MAX_FILES = 4096
@@ -50,43 +48,32 @@ LEFTOVER_SECONDS = 60.0
 """A lock or temporary file without a feed is removed when it has been seen for so long: before, its process may
 be about to write its first snapshot."""
 
-_REASONS = {
-    errno.ELOOP: "symlink",
-    errno.EMLINK: "links",
-    errno.EINVAL: "not_regular",
-}
+_REASONS = {errno.ELOOP: "symlink", errno.EMLINK: "links", errno.EINVAL: "not_regular"}
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEntry:
-    """What one process has recorded.
+    """What one process has recorded."""
 
-    Attributes:
-        snapshot: The last complete one.
-        alive: Whether the process holds its lock; False for one that has closed its feed in order.
-        age_seconds: Since this reader last saw the sequence change, by its monotonic clock; at first sight since
-            the file's time of change.
-        pid: The process as seen from here, None when it is dead or in a pid namespace that cannot be seen.
-    """
-
-    snapshot: Snapshot
-    alive: bool
+    snapshot: Snapshot  # the last complete one
+    alive: bool  # whether the process holds its lock; False for one that has closed its feed in order
+    # since this reader last saw the sequence change, by its monotonic clock; at first sight since the file's time of
+    # change
     age_seconds: float
+    # the process as seen from here, None when it is dead or in a pid namespace that cannot be seen
     pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One look at a feed directory.
+    """One look at a feed directory."""
 
-    Attributes:
-        entries: One for each process whose file could be read, the earliest started first.
-        refused: File name (printable ASCII) and reason of each `.feed` file that could not. The reason is one of
-            `name`, `too_many`, `too_large`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (it
-            cannot be told whether its process lives), or one of FeedFormatError's.
-    """
-
-    entries: tuple[FeedEntry, ...]
+    entries: tuple[
+        FeedEntry, ...
+    ]  # one for each process whose file could be read, the earliest started first
+    # file name (printable ASCII) and reason of each `.feed` file that could not. The reason is one of `name`,
+    # `too_many`, `too_large`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (it cannot be told
+    # whether its process lives), or one of FeedFormatError's
     refused: tuple[tuple[str, str], ...]
 
 
@@ -110,15 +97,9 @@ class _RefusedError(Exception):
 class FeedReader:
     """Reads a feed directory again and again. Making one touches no file.
 
-    Args:
-        directory: The feed directory. The user's default one may be missing as long as nothing was recorded, and
-            only the user's own files are read in it; in any other the files of all users are.
-        monotonic: Seconds; ages come from it.
-        clock: Unix time, seconds; compared with a file's time of change at first sight only.
-        max_bytes: A larger file is refused.
-        max_files: Those beyond are refused; files that were read before go first.
-        max_total_bytes: Likewise, for the sizes of all files together.
-        trusted: Whether somebody chose the directory; None tells it from the path.
+    The user's default directory may be missing as long as nothing was recorded, and only the user's own files are read in
+    it; in one that somebody chose (`trusted`; None tells it from the path) the files of all users are. Files beyond the
+    limits are refused; those that were read before go first.
     """
 
     def __init__(
@@ -134,11 +115,8 @@ class FeedReader:
     ) -> None:
         self._directory = os.fspath(directory)
         self._trusted = is_trusted(directory, own_uid()) if trusted is None else trusted
-        self._monotonic = monotonic
-        self._clock = clock
-        self._max_bytes = max_bytes
-        self._max_files = max_files
-        self._max_total_bytes = max_total_bytes
+        self._monotonic, self._clock = monotonic, clock
+        self._max_bytes, self._max_files, self._max_total_bytes = max_bytes, max_files, max_total_bytes
         self._known: dict[str, _Known] = {}
         self._decoded = 0
         self._leftovers: dict[str, float] = {}
@@ -162,29 +140,27 @@ class FeedReader:
         check_directory(self._directory, trusted=self._trusted, uid=uid)
         try:
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                names = os.listdir(directory)
+                scan = self._scan_files(directory, names, owner=None if self._trusted else uid)
+            finally:
+                os.close(directory)
         except OSError as error:
-            raise self._unreadable(error) from error
-        try:
-            names = os.listdir(directory)  # noqa: PTH208  # of the open directory, which pathlib cannot list
-            scan = self._scan_files(directory, names, owner=None if self._trusted else uid)
-        except OSError as error:
-            raise self._unreadable(error) from error
-        finally:
-            os.close(directory)
+            raise FeedDirectoryError(
+                f"cannot read the feed directory ({error.strerror})",
+                path=self._directory,
+                remedy="let this user read and enter it, or choose another with --feed.dir",
+            ) from error
         self._clear_leftovers(names)
         return scan
 
     def acquire_ownership(self) -> bool:
-        """Become, or stay, the one reader that owns the directory; cheap to call again.
-
-        Returns:
-            False while another reader owns it, and where nothing can be written.
-        """
+        """Become, or stay, the one reader that owns the directory; False while another does, or nothing can be written."""
         if self._owner_lock is not None:
             if self._owner_lock.keep():
                 return True
             self.release_ownership()
-        path = os.path.join(self._directory, OWNER_LOCK)  # noqa: PTH118  # one kind of path within this class
+        path = os.path.join(self._directory, OWNER_LOCK)
         try:
             self._owner_lock = RecordLock.take(path, create_mode=SHARED_MODE if self._trusted else OWN_MODE)
         except OSError:
@@ -198,32 +174,26 @@ class FeedReader:
             self._owner_lock = None
 
     def remove(self, process_id: str) -> bool:
-        """Remove the files of a process whose totals are safe elsewhere; does nothing unless this reader owns.
+        """Remove the files of a process whose totals are safe elsewhere; says whether none is left.
 
-        A process that lives, or may only have lost its lock for a moment, keeps its files, and so does one whose
-        last snapshot no `scan` has read yet; try again after the next one.
-
-        Returns:
-            Whether none of its files is left.
+        Does nothing unless this reader owns. A process that lives, or may only have lost its lock for a moment, keeps its
+        files, and so does one whose last snapshot no `scan` has read yet; try again after the next one.
         """
         if self._owner_lock is None or not self._owner_lock.keep() or not is_process_id(process_id):
             return False
-        known = self._known.get(process_id + FEED)
+        name = process_id + FEED
+        known = self._known.get(name)
         if known is not None and not self._is_over(known):
             return False
-        return remove_process(
-            self._directory, process_id, if_true=lambda: self._is_as_read(process_id + FEED)
-        )
+        return remove_process(self._directory, process_id, if_true=lambda: self._is_as_read(name))
 
     def _is_as_read(self, name: str) -> bool:
         """Say whether a file is the one that was last read, so that nothing unread is removed with it."""
         known = self._known.get(name)
         try:
-            descriptor, found = open_plain(os.path.join(self._directory, name))  # noqa: PTH118  # as above
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
+            descriptor, found = open_regular(os.path.join(self._directory, name))
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
         try:
             return known is not None and _state(descriptor, found) == known.state
         finally:
@@ -245,25 +215,21 @@ class FeedReader:
         self._decoded = sum(each.decoder.cost for name, each in self._known.items() if name in names)
         for name in sorted([name for name in names if name.endswith(FEED)], key=self._precedence):
             each = self._known.get(name) or _Known()
+            files += process_of(name) is not None
             try:
-                if process_of(name) is None:
-                    raise _RefusedError("name")  # noqa: TRY301  # one way out for every refusal
-                if files >= self._max_files:
-                    raise _RefusedError("too_many")  # noqa: TRY301  # likewise
-                files += 1
-                # Before reading: what is read of a process that is dead by then is the last that it wrote.
-                pid = self._holder(directory, name)
-                self._look(directory, name, each, owner=owner, room=room)
+                if process_of(name) is None or files > self._max_files:
+                    reason = "name" if process_of(name) is None else "too_many"
+                    raise _RefusedError(reason)  # noqa: TRY301  # one way out for every refusal
+                pid = self._look(directory, name, each, owner=owner, room=room)
                 known[name] = each
-                each.pid = pid or each.pid
                 if isinstance(each.outcome, str):
                     raise _RefusedError(each.outcome)  # noqa: TRY301  # likewise
             except FileNotFoundError:
                 continue  # removed since the names were read
             except _RefusedError as error:
-                refused.append((_printable(name), str(error)))
+                refused.append((ascii(name)[1:-1], str(error)))
             except OSError as error:
-                refused.append((_printable(name), _REASONS.get(error.errno or 0, "unreadable")))
+                refused.append((ascii(name)[1:-1], _REASONS.get(error.errno or 0, "unreadable")))
             else:
                 age = max(0.0, self._monotonic() - each.changed)
                 entries.append(FeedEntry(each.outcome, pid is not None, age, pid or None))
@@ -277,9 +243,14 @@ class FeedReader:
         known = self._known.get(name)
         return known is None or isinstance(known.outcome, str), name
 
-    def _look(self, directory: int, name: str, known: _Known, *, owner: int | None, room: int) -> None:
-        """Bring what is known of a file up to date."""
-        descriptor, found = open_plain(name, directory=directory)
+    def _look(self, directory: int, name: str, known: _Known, *, owner: int | None, room: int) -> int | None:
+        """Bring what is known of a file up to date; gives the holder of its lock."""
+        try:
+            # Before reading: what is read of a process that is dead by then is the last that it wrote.
+            pid = holder(name.removesuffix(FEED) + LOCK, directory=directory)
+        except OSError as error:
+            raise _RefusedError("lock") from error
+        descriptor, found = open_regular(name, directory=directory)
         try:
             if owner is not None and found.st_uid != owner:
                 raise _RefusedError("owner")
@@ -293,6 +264,8 @@ class FeedReader:
                 known.state, known.size = state, found.st_size
         finally:
             os.close(descriptor)
+        known.pid = pid or known.pid
+        return pid
 
     def _decode(self, data: bytes, name: str, known: _Known, *, modified: float) -> None:
         try:
@@ -313,31 +286,17 @@ class FeedReader:
             known.changed = now
         known.outcome, known.sequence = snapshot, snapshot.sequence
 
-    def _holder(self, directory: int, name: str) -> int | None:
-        try:
-            return holder(name.removesuffix(FEED) + LOCK, directory=directory)
-        except OSError as error:
-            raise _RefusedError("lock") from error
-
     def _clear_leftovers(self, names: list[str]) -> None:
         """Remove locks and temporary files of processes that died before they had a snapshot."""
         if self._owner_lock is None or not self._owner_lock.keep():
             return
         now = self._monotonic()
-        present = frozenset(names)
-        processes = {process for name in names if (process := process_of(name)) is not None}
-        orphans = [process for process in processes if process + FEED not in present]
+        processes = {process for each in names if (process := process_of(each)) is not None}
+        orphans = processes - {name.removesuffix(FEED) for name in names}
         self._leftovers = {process: self._leftovers.get(process, now) for process in orphans}
         for process, seen in self._leftovers.items():
             if now - seen >= LEFTOVER_SECONDS:
                 remove_process(self._directory, process)
-
-    def _unreadable(self, error: OSError) -> FeedDirectoryError:
-        return FeedDirectoryError(
-            f"cannot read the feed directory ({error.strerror})",
-            path=self._directory,
-            remedy="let this user read and enter it, or choose another with --feed.dir",
-        )
 
 
 def _state(descriptor: int, found: os.stat_result) -> tuple[object, ...]:
@@ -356,7 +315,3 @@ def _is_gone(pid: int) -> bool:
     except OSError:
         return False  # it is another user's, or /proc hides it
     return status.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])
-
-
-def _printable(name: str) -> str:
-    return ascii(name)[1:-1]

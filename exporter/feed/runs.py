@@ -1,14 +1,9 @@
 """Which launches of `run` are active in a feed directory, what each has started, and how its job ended.
 
 Used by `run`, `demo` and `start_sidecar`, which register themselves, and by the sidecar, which asks. A registration is a
-file `<feed directory>/runs/<pid>-<random>.lock` with a record lock held by the launch; the kernel drops the lock when it
-dies, however it dies. An orderly launch removes its file, so that a file without a lock is one that was killed: its job
-may well go on, and the sidecar goes on with it while anybody writes the feed.
-
-Beside it lie, as JSON, `<pid>-<random>.job` while the job lives (what was started, and why nothing is recorded where
-that is so), and after it `<pid>-<random>.ended` (its exit status, for the sidecar to tell why the training stopped).
-
-No threads; a reader only asks for locks and never waits for one.
+file `<feed directory>/runs/<pid>-<random>.lock` with a record lock held by the launch. An orderly launch removes it, so
+that a file without a lock is one that was killed: its job may well go on, and the sidecar with it while anybody writes
+the feed. Beside it lie, as JSON, `….job` while the job lives (what was started), and after it `….ended` (its status).
 """
 
 from __future__ import annotations
@@ -27,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from exporter.errors import FeedError
-from exporter.feed.files import LOCK, OWNER_LOCK, process_of
+from exporter.feed.files import LOCK, OWNER_LOCK, process_of, read_file, replace_file
 from exporter.feed.liveness import RecordLock, holder
-from exporter.feed.plain import open_plain, read_up_to, replace_file
 
 RUNS = "runs"
 ATTACHED_FLAG = "--run.attached"
@@ -44,64 +38,38 @@ SILENT_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Why a job has recorded nothing.
+    """Why a job has recorded nothing."""
 
-    Attributes:
-        reason: A short slug for the label `reason`.
-        found: What is the case, with the interpreter or file that it is about.
-        remedy: What the user can do.
-    """
-
-    reason: str
-    found: str
-    remedy: str
+    reason: str  # A short slug from `exporter.cli.silence.REASONS`
+    found: str  # what is the case, with the interpreter or file that it is about
+    remedy: str  # what the user can do
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a living launch has started.
+    """What a living launch has started."""
 
-    Attributes:
-        pid: The job's process, as `run` saw it.
-        run: The run's name that the job was given.
-        started: Unix time.
-        silence: Why it has recorded nothing; None when it has, and as long as it is not asked.
-    """
-
-    pid: int
-    run: str
-    started: float
+    pid: int  # the job's process, as `run` saw it
+    run: str  # the run's name that the job was given
+    started: float  # Unix time
+    # why it has recorded nothing; None when it has, and as long as it is not asked
     silence: Silence | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the job of a launch ended.
+    """How the job of a launch ended."""
 
-    Attributes:
-        path: Where that stands.
-        pid: The job's process, as `run` saw it.
-        status: Its exit status, or a signal as a negative number.
-        at: When `run` saw the end, Unix time.
-        run: The run's name that the job was given; "" where an older `run` has left it.
-        started: When the job was started, Unix time; 0 likewise.
-    """
-
-    path: Path
-    pid: int
-    status: int
-    at: float
-    run: str = ""
-    started: float = 0.0
+    path: Path  # where that stands
+    pid: int  # the job's process, as `run` saw it
+    status: int  # its exit status, or a signal as a negative number
+    at: float  # when `run` saw the end, Unix time
+    run: str = ""  # the run's name that the job was given; "" where an older `run` has left it
+    started: float = 0.0  # when the job was started, Unix time; 0 likewise
 
 
 class Registration:
-    """A launch that is active until it is released or its process ends.
-
-    Args:
-        path: The lock file, under its final name.
-        lock: Held by this process.
-    """
+    """A launch that is active until it is released or its process ends; `lock` is held under the name `path`."""
 
     def __init__(self, path: Path, lock: RecordLock) -> None:
         self._path = path
@@ -118,17 +86,10 @@ class Registration:
         self._write(JOB, dataclasses.asdict(job))
 
     def tell_end(self, job: Job, wait_status: int, *, clock: Callable[[], float] = time.time) -> None:
-        """Leave word of how the job ended; never raises.
-
-        Args:
-            job: Which.
-            wait_status: As `os.waitpid` gave it.
-            clock: Unix time.
-        """
+        """Leave word of how the job ended, its status as `os.waitpid` gave it; never raises."""
         status = os.waitstatus_to_exitcode(wait_status)
         self._write(
-            ENDED,
-            {"pid": job.pid, "status": status, "at": clock(), "run": job.run, "started": job.started},
+            ENDED, {"pid": job.pid, "status": status, "at": clock(), "run": job.run, "started": job.started}
         )
 
     def _write(self, suffix: str, content: Mapping[str, object]) -> None:
@@ -138,13 +99,10 @@ class Registration:
 
     def release(self) -> None:
         """Stop being active; never raises, and does nothing in a forked child."""
-        if self._pid != os.getpid():
-            return
-        for path in (self._path.with_suffix(JOB), self._path):
+        if self._pid == os.getpid():
+            _remove_registration(self._path)
             with contextlib.suppress(OSError):
-                path.unlink()
-        with contextlib.suppress(OSError):
-            self._lock.release()
+                self._lock.release()
 
 
 def register(feed_directory: Path) -> Registration:
@@ -173,33 +131,24 @@ def register(feed_directory: Path) -> Registration:
 
 
 def any_active(feed_directory: Path, writers_alive: Callable[[], bool] | None = None) -> bool:
-    """Whether a run still needs the sidecar.
+    """Whether a run still needs the sidecar: it is alive, or was killed and leaves a job that still records.
 
     Args:
         feed_directory: Where runs register.
         writers_alive: Whether anybody writes the feed; asked only when a run was killed. None asks for the
-            locks of the feed's files.
-
-    Returns:
-        True while a run is alive, or was killed and leaves a job that still records. What is left of a
-        killed run is removed when nobody records any more.
+            locks of the feed's files. What is left of a killed run is removed when nobody records any more.
     """
-    try:
-        registered = [path for path in (feed_directory / RUNS).iterdir() if path.suffix == LOCK]
-    except OSError:
-        return False
+    registered = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in registered):
         return True
     # A run may have ended in order since the directory was listed: its file is gone, not abandoned.
     abandoned = [path for path in registered if path.exists()]
-    if not abandoned:
-        return False
-    if any_writer(feed_directory) if writers_alive is None else writers_alive():
+    if abandoned and (
+        bool(recording_processes(feed_directory)) if writers_alive is None else writers_alive()
+    ):
         return True
     for path in abandoned:
-        for left in (path.with_suffix(JOB), path):
-            with contextlib.suppress(OSError):
-                left.unlink()
+        _remove_registration(path)
     return False
 
 
@@ -208,11 +157,9 @@ def ends(feed_directory: Path) -> list[End]:
     found = []
     for path, body in _documents(feed_directory, ENDED):
         with contextlib.suppress(LookupError, TypeError, ValueError):
-            pid, status, at = body["pid"], body["status"], body["at"]
-            if type(pid) is int and type(status) is int and type(at) is float and isfinite(at):
-                found.append(
-                    End(path, pid, status, at, str(body.get("run", "")), float(body.get("started", 0.0)))
-                )
+            at, run, started = float(body["at"]), str(body.get("run", "")), float(body.get("started", 0.0))
+            if isfinite(at):
+                found.append(End(path, int(body["pid"]), int(body["status"]), at, run, started))
     return found
 
 
@@ -221,46 +168,44 @@ def jobs(feed_directory: Path) -> list[Job]:
     found = []
     for path, body in _documents(feed_directory, JOB):
         with contextlib.suppress(LookupError, TypeError, ValueError):
-            silence = body.get("silence")
-            job = Job(
-                int(body["pid"]),
-                str(body["run"]),
-                float(body["started"]),
-                None
-                if silence is None
-                else Silence(*(str(silence[each.name]) for each in dataclasses.fields(Silence))),
-            )
+            told = body.get("silence")
+            silence = None if told is None else Silence(*(str(told[each]) for each in Silence.__slots__))
+            job = Job(int(body["pid"]), str(body["run"]), float(body["started"]), silence)
             if _holder(path.with_suffix(LOCK)) is not None:
                 found.append(job)
     return found
 
 
-def _documents(feed_directory: Path, suffix: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
+    """Remove what was left so long ago that nobody asks for it any more; for the owner of the directory."""
+    for path in _files(feed_directory, ENDED, JOB):
+        with contextlib.suppress(OSError):
+            old = path.suffix == ENDED and clock() - path.lstat().st_mtime > ENDED_SECONDS
+            if old or (path.suffix == JOB and not path.with_suffix(LOCK).exists()):
+                path.unlink()
+
+
+def _files(feed_directory: Path, *suffixes: str) -> list[Path]:
     try:
-        paths = [path for path in (feed_directory / RUNS).iterdir() if path.suffix == suffix]
+        return [path for path in (feed_directory / RUNS).iterdir() if path.suffix in suffixes]
     except OSError:
-        return
-    for path in paths:
+        return []
+
+
+def _documents(feed_directory: Path, suffix: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in _files(feed_directory, suffix):
         try:
-            descriptor, _ = open_plain(os.fspath(path))
-            try:
-                body = json.loads(read_up_to(descriptor, MAX_BYTES))
-            finally:
-                os.close(descriptor)
-        except (OSError, ValueError, RecursionError, FeedError):
+            body = json.loads(read_file(os.fspath(path), MAX_BYTES)[0])
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(body, dict):
             yield path, body
 
 
-def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
-    """Remove what was left so long ago that nobody asks for it any more; for the owner of the directory."""
-    with contextlib.suppress(OSError):
-        for path in (feed_directory / RUNS).iterdir():
-            with contextlib.suppress(OSError):
-                old = path.suffix == ENDED and clock() - path.lstat().st_mtime > ENDED_SECONDS
-                if old or (path.suffix == JOB and not path.with_suffix(LOCK).exists()):
-                    path.unlink()
+def _remove_registration(lock_file: Path) -> None:
+    for path in (lock_file.with_suffix(JOB), lock_file):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def recording_processes(feed_directory: Path) -> set[int]:
@@ -270,11 +215,6 @@ def recording_processes(feed_directory: Path) -> set[int]:
     except OSError:
         return set()
     return {pid for path in locks if (pid := _holder(path)) is not None}
-
-
-def any_writer(feed_directory: Path) -> bool:
-    """Whether a living process holds the lock of a feed file."""
-    return bool(recording_processes(feed_directory))
 
 
 def owner(feed_directory: Path) -> int | None:

@@ -1,10 +1,8 @@
 """The feed's writer: one file per training process, rewritten as a whole at each flush.
 
-Runs in the training process, on the thread that calls it: the recording thread, at exit the main one. What
-comes in are Recordings; what goes out is `<id>.feed`, and `<id>.lock`, held as long as the process lives. It
-never raises and, but for a disk that hangs, never waits: what cannot be written is counted, the counts are in
-the next snapshot that can, and the last complete snapshot stays readable meanwhile. A dead or absent sidecar
-changes nothing here.
+Runs in the training process, on the thread that calls it: the recording thread, at exit the main one. It never raises
+and, but for a disk that hangs, never waits: what cannot be written is counted, the counts are in the next snapshot that
+can, and the last complete one stays readable meanwhile. A dead or absent sidecar changes nothing here.
 """
 # one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH118, PTH208
@@ -16,7 +14,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed.directory import is_trusted, own_uid, prepare_directory
@@ -29,11 +27,11 @@ from exporter.feed.files import (
     TEMPORARY,
     is_process_id,
     process_of,
-    remove_process,
+    read_file,
+    replace_file,
 )
-from exporter.feed.layout import HEADER, MAX_BYTES, MAX_IDENTITY_TEXT, MAX_STATS
-from exporter.feed.liveness import RecordLock, holder
-from exporter.feed.plain import open_plain, read_up_to, replace_file
+from exporter.feed.layout import HEADER, MAX_BYTES, MAX_STATS
+from exporter.feed.liveness import RecordLock, holder, remove_process
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
 
@@ -50,18 +48,14 @@ MOST_CLEARED = 10_000
 class FeedWriter:
     """Writes the snapshots of one process. Making one touches no file; the first `publish` does.
 
-    It belongs to the process that makes it: in a forked child it does nothing.
-
-    Args:
-        directory: The feed directory; the default one is created when missing, also when it goes later.
-        identity: This process; its id must be 32 hexadecimal digits, new for each writer.
-        flush_seconds: How often `publish` is meant to be called; tells readers what is late.
-        clock: Unix time, seconds.
-        max_bytes: A larger snapshot loses its newest Stats.
-        trusted: Whether somebody chose the directory; None tells it from the path.
+    It belongs to the process that makes it: in a forked child it does nothing. The default directory is created when
+    missing, also when it goes later. A snapshot of more than `max_bytes` loses its newest Stats.
 
     Attributes:
-        identity: As given; may be replaced by one of the same id.
+        identity: As given; may be replaced by one of the same id, 32 hexadecimal digits, new for each writer.
+        dropped: What was lost so far: `write_failed` counts snapshots, `too_large` Stats left out of one.
+        problem: Why the last snapshot was not written; None when it was.
+        notice: What the job's operator should know: another living process is this rank of a run with a given name.
     """
 
     def __init__(
@@ -89,36 +83,17 @@ class FeedWriter:
         self._writing = threading.Lock()
         self._lock: RecordLock | None = None
         self._sequence = 0
-        self._dropped: dict[str, int] = {}
-        self._problem: str | None = None
+        self.dropped: dict[str, int] = {}
+        self.problem: str | None = None
+        self.notice: str | None = None
         self._pid = os.getpid()
         self._cleared = False
-        self._notice: str | None = None
-        self._rivals: dict[str, str] | None = None  # ids, and what to say of each
+        self._rivals: dict[str, int] | None = None  # names of files and pids
         self._rivals_at = 0.0
         self._closed = False
 
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """What was lost so far: `write_failed` counts snapshots, `too_large` Stats left out of one."""
-        return dict(self._dropped)
-
-    @property
-    def notice(self) -> str | None:
-        """What the job's operator should know: another living process is this rank of a run with a given name."""
-        return self._notice
-
-    @property
-    def problem(self) -> str | None:
-        """Why the last snapshot was not written; None when it was."""
-        return self._problem
-
     def publish(self, recording: Recording) -> bool:
-        """Write a snapshot of this recording in the place of the last one.
-
-        Returns:
-            Whether it was written; never raises.
-        """
+        """Write a snapshot of this recording in the place of the last one; says whether it was. Never raises."""
         if self._closed or self._pid != os.getpid():
             return False
         if not self._writing.acquire(timeout=BUSY_SECONDS):
@@ -127,12 +102,12 @@ class FeedWriter:
         try:
             self._write(recording)
         except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
-            self._problem = f"{type(error).__name__}: {error}"
+            self.problem = f"{type(error).__name__}: {error}"
             self._count("write_failed", 1)
             return False
         finally:
             self._writing.release()
-        self._problem = None
+        self.problem = None
         self._look_for_rivals()
         return True
 
@@ -169,15 +144,15 @@ class FeedWriter:
         kept = min(total, self._max_stats)
         while True:
             part = recording if kept == total else recording.replace(stats=recording.stats[:kept])
-            left_out = {"too_large": self._dropped.get("too_large", 0) + total - kept} if kept < total else {}
+            left_out = {"too_large": self.dropped.get("too_large", 0) + total - kept} if kept < total else {}
             data = self._encoder.encode(
                 Snapshot(
-                    process=_readable(self.identity),
+                    process=self.identity,
                     sequence=self._sequence + 1,
                     written=self._clock(),
                     flush_seconds=self._flush_seconds,
                     recording=part,
-                    dropped=self._dropped | left_out,
+                    dropped=self.dropped | left_out,
                 )
             )
             if len(data) <= self._max_bytes or not kept:
@@ -186,9 +161,9 @@ class FeedWriter:
             kept = self._max_stats = min(kept - 1, int(kept * 0.9 * self._max_bytes / len(data)))
         if kept < total:
             self._count("too_large", total - kept)
-            if self._notice is None:
+            if self.notice is None:
                 names = ", ".join(repr(stat.definition.name) for stat in recording.stats[kept : kept + 5])
-                self._notice = (
+                self.notice = (
                     f"{total - kept} Stats, from {names} on, are not exported: a process's file holds at most"
                     f" {self._max_bytes} bytes"
                 )
@@ -199,34 +174,29 @@ class FeedWriter:
 
         A process that is just being replaced, as in a restart, is no rival.
         """
-        who = self.identity
-        if not (who.trains and who.run_given) or who.rank is None or self._rivals == {}:
+        who, before = self.identity, self._rivals
+        if not (who.trains and who.run_given) or who.rank is None or before == {}:
             return
-        if self._rivals is not None and self._clock() < self._rivals_at:
+        if before is not None and self._clock() < self._rivals_at:
             return
-        found: dict[str, str] = {}
         try:
-            for name in sorted(os.listdir(self._directory))[:MOST_CLEARED]:
-                other = process_of(name)
-                if name.endswith(FEED) and other not in {None, who.id}:
-                    pid = _rival(self._directory, name, who)
-                    if pid is not None:
-                        found[name] = (
-                            f"rank {who.rank} of the run {who.run!r} is taken by another living process (pid {pid});"
-                            f" this one (pid {who.pid}) is shown as another worker of it: give each process a rank, by"
-                            " its launcher, RANK or exporter.configure(rank=…), or each run a name of its own"
-                        )
+            names = [name for name in os.listdir(self._directory)[:MOST_CLEARED] if name.endswith(FEED)]
         except OSError:
             return
-        if self._rivals is None:
+        found = {name: pid for name in names if (pid := _rival(self._directory, name, who)) is not None}
+        if before is None:
             self._rivals, self._rivals_at = found, self._clock() + RIVAL_SECONDS
-        else:
-            still = self._rivals.keys() & found.keys()
-            self._notice = found[min(still)] if still else None
-            self._rivals = {}
+            return
+        self._rivals = {}
+        if still := sorted(before.keys() & found.keys()):
+            self.notice = (
+                f"rank {who.rank} of the run {who.run!r} is taken by another living process (pid {found[still[0]]});"
+                f" this one (pid {who.pid}) is shown as another worker of it: give each process a rank, by"
+                " its launcher, RANK or exporter.configure(rank=…), or each run a name of its own"
+            )
 
     def _count(self, reason: str, lost: int) -> None:
-        self._dropped[reason] = self._dropped.get(reason, 0) + lost
+        self.dropped[reason] = self.dropped.get(reason, 0) + lost
 
     def _clear_old(self) -> None:
         """Remove the files of processes that have been dead for a day, once per writer."""
@@ -250,12 +220,8 @@ def _rival(directory: str, name: str, who: ProcessIdentity) -> int | None:
     try:
         if holder(path.removesuffix(FEED) + LOCK) is None:
             return None
-        descriptor, _ = open_plain(path)
-        try:
-            length = HEADER.unpack(read_up_to(descriptor, HEADER.size))[-3]
-            section = os.pread(descriptor, min(length, MAX_BYTES), HEADER.size)
-        finally:
-            os.close(descriptor)
+        data, _ = read_file(path, MAX_BYTES)
+        section = data[HEADER.size :][: HEADER.unpack_from(data)[-3]]
         other = json.loads(section)["process"]
         same = (other["run"], other["rank"], other.get("trains")) == (who.run, who.rank, True)
         first = (other["started"], name) < (who.started, who.id + FEED)
@@ -269,18 +235,3 @@ def _absolute(path: str) -> str:
         return os.path.abspath(path)  # the job may change its working directory later
     except OSError:
         return path  # and may stand in one that is gone
-
-
-def _readable(identity: ProcessIdentity) -> ProcessIdentity:
-    """Make the text of an identity, which comes out of the environment, fit to be read."""
-    return identity.replace(
-        run=_clean(identity.run),
-        role=_clean(identity.role),
-        node=_clean(identity.node),
-        labels=tuple([(name, _clean(value)) for name, value in identity.labels]),
-        version=_clean(identity.version),
-    )
-
-
-def _clean(text: str) -> str:
-    return text[:MAX_IDENTITY_TEXT].encode("utf-8", "replace").decode()

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING
 from exporter.families import FamilySpec
 from exporter.ledger.families import training
 from exporter.ledger.families.training import IDENTITY_LABELS
-from exporter.recording.aggregations import Aggregation
-from exporter.recording.naming import StatFamilies, families_of
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
-from exporter.recording.values import StatDefinition
+from exporter.recording.values import Aggregation, StatDefinition, StatFamilies, families_of
 
 if TYPE_CHECKING:
     from exporter.ledger.totals import Process, Totals

@@ -26,9 +26,14 @@ from exporter.feed.reader import FeedEntry
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.ledger import codec
 from exporter.ledger.totals import Moment, Process, Slot, Totals
-from exporter.recording.aggregations import Aggregation
-from exporter.recording.naming import families_of
-from exporter.recording.values import NOTHING, EventsReading, StatDefinition, StatReading
+from exporter.recording.values import (
+    NOTHING,
+    Aggregation,
+    EventsReading,
+    StatDefinition,
+    StatReading,
+    families_of,
+)
 
 KEPT_PROCESSES = 2
 """Departed processes per slot whose record outlives their feed file."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from time import monotonic_ns, time
 from typing import Any
 
-from exporter.recording.event_kinds import is_container_method
 from exporter.recording.event_values import Datum, check_data
 from exporter.recording.event_values import Event as RecordedEvent
-from exporter.recording.events import EVENTS, Handle, RawEvent, register, unregister
+from exporter.recording.events import EVENTS, register, unregister
+from exporter.recording.handle import Handle, RawEvent, is_container_method
 
 data_value_t = str | float | int | bool
 """What the data of an event may be."""

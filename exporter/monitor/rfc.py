@@ -36,7 +36,8 @@ from exporter.recording.event_values import (
     check_type,
 )
 from exporter.recording.event_values import Event as RecordedEvent
-from exporter.recording.events import EVENTS, Handle, enabled
+from exporter.recording.events import EVENTS, enabled
+from exporter.recording.handle import Handle
 from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.timing import AnyFunction, Timer, within
 from exporter.recording.values import Aggregation

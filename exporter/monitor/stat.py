@@ -24,7 +24,7 @@ from exporter.monitor.events import STAT_EVENT, Event, check_name, log_event
 from exporter.recording.definition import LONGEST_NAME, SHORTEST_WINDOW_SECONDS
 from exporter.recording.events import EVENTS
 from exporter.recording.notices import tell_once
-from exporter.recording.stat import REGISTRY, Stats
+from exporter.recording.stat import REGISTRY
 from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.values import Aggregation as RecordedAggregation
 
@@ -358,7 +358,7 @@ def _recorded(name: str, aggregations: Iterable[Aggregation], window_ms: int) ->
             help=f"torch.monitor Stat {own}.",
         ).add
     except DefinitionError as error:
-        known = Stats(REGISTRY).find(own)
+        known = REGISTRY.find(own)
         if known is not None:
             return known.add  # another definition of the same name was first; they share its families
         tell_once(f"monitor {own}", f"the torch.monitor Stat {name!r} is not published: {error}")

@@ -25,7 +25,7 @@ from typing import Any
 
 from exporter.errors import EventsLostError, ExportError
 from exporter.one_logger.names import RecordType
-from exporter.recording.handlers.lines_file import LinesFile, filled
+from exporter.recording.handlers.json_lines import LinesFile, filled
 from exporter.recording.identity import identity
 from exporter.training.attributes import Attributes
 from exporter.training.buffers import Hooks

@@ -1,35 +1,20 @@
-"""Checking what a Stat is asked to be: one clear error, before anything is recorded.
+"""Checking what a Stat is asked to be, by the code or by the configuration: one clear error, before anything is recorded.
 
-Used in the training process, at construction. Pure functions, standard library only.
+Used in the training process, at construction and when the configuration's rules change. Pure functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import isfinite
 
 from exporter.errors import DefinitionError
 from exporter.recording.values import Aggregation, StatDefinition
 
-UNITS = (
-    "seconds",
-    "bytes",
-    "ratio",
-    "joules",
-    "watts",
-    "grams",
-    "liters",
-    "hertz",
-    "celsius",
-    "volts",
-    "amperes",
-    "meters",
-    "flops",
-    "tokens",
-    "samples",
-    "steps",
-)
+_UNITS = "seconds bytes ratio joules watts grams liters hertz celsius volts amperes meters flops tokens samples steps"
+UNITS = tuple(_UNITS.split())
 """Base units and the nouns that a training job counts; a number without unit has none."""
 
 _INSTEAD = {
@@ -52,29 +37,11 @@ LONGEST_LABEL_VALUE = 256
 LONGEST_HELP = 500
 MOST_LABELS = 16
 MOST_BUCKETS = 200
+_MOST_SAMPLES = 1_000_000_000
 
-DEFAULT_AGGREGATIONS = frozenset(
-    {Aggregation.MEAN, Aggregation.MAX, Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99}
-)
-
-STEP_BUCKETS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-)
+DEFAULT_AGGREGATIONS = frozenset(map(Aggregation, ("mean", "max", "p50", "p90", "p95", "p99")))
+_STEP_BUCKETS = "0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 300"
+STEP_BUCKETS = tuple(map(float, _STEP_BUCKETS.split()))
 DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {
     "seconds": STEP_BUCKETS,
     "ratio": (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
@@ -85,6 +52,9 @@ OTHER_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 
 _TAKEN_LABELS = frozenset({"run", "rank", "worker", "role", "le", "quantile", "job", "instance"})
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _WORD = _LETTERS | frozenset("0123456789_")
+
+Rule = Mapping[str, object]
+"""`match`, a shell pattern of names, and any of `enabled`, `aggregations`, `window_seconds`, `window_samples`, `buckets`."""
 
 
 def check_definition(
@@ -100,14 +70,9 @@ def check_definition(
     stale_seconds: float = 300.0,
     min_samples: int = 1,
 ) -> StatDefinition:
-    """Make a definition, or say what is wrong with it.
-
-    Raises:
-        DefinitionError: Naming the value and the allowed ones.
-    """
+    """Make a definition, or raise a DefinitionError that names the value and the allowed ones."""
     wanted = DEFAULT_AGGREGATIONS if aggregations is None else check_aggregations(aggregations)
-    seconds = check_window_seconds(window_seconds)
-    samples = check_window_samples(window_samples)
+    seconds, samples = check_window_seconds(window_seconds), check_window_samples(window_samples)
     if seconds is None and samples is None:
         raise DefinitionError(
             "a Stat needs window_seconds, window_samples or both, not None for both",
@@ -115,46 +80,42 @@ def check_definition(
             found=None,
             allowed=f"at least {SHORTEST_WINDOW_SECONDS} seconds, or at least 1 sample",
         )
-    checked_unit = _check_unit(unit)
-    if buckets is None:
-        bounds = DEFAULT_BUCKETS.get(checked_unit, OTHER_BUCKETS) if Aggregation.HISTOGRAM in wanted else ()
-    elif Aggregation.HISTOGRAM not in wanted:
+    _check_unit(unit)
+    if buckets is not None and Aggregation.HISTOGRAM not in wanted:
         raise DefinitionError(
             "buckets are given, but Aggregation.HISTOGRAM is not among the aggregations",
             field="buckets",
             found=buckets,
             allowed="buckets only with HISTOGRAM",
         )
-    else:
-        bounds = check_buckets(buckets)
+    printable = isinstance(help, str) and len(help) <= LONGEST_HELP and help.isprintable()
+    _require(printable, "help", help, f"one printable line of at most {LONGEST_HELP} characters")
+    most = samples or _MOST_SAMPLES
+    _require(
+        type(min_samples) is int and 1 <= min_samples <= most,
+        "min_samples",
+        min_samples,
+        f"a whole number from 1 to {most}" + (", the window_samples" if samples else ""),
+    )
     return StatDefinition(
         name=_check_name(name),
         aggregations=wanted,
         window_seconds=seconds,
         window_samples=samples,
-        unit=checked_unit,
-        help=_check_help(help),
+        unit=unit,
+        help=help,
         labels=_check_labels(labels),
-        buckets=bounds,
+        buckets=_default_buckets(wanted, unit) if buckets is None else check_buckets(buckets),
         stale_seconds=_check_number("stale_seconds", stale_seconds, at_least=1.0),
-        min_samples=_check_min_samples(min_samples, samples),
+        min_samples=min_samples,
     )
 
 
 def check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[Aggregation]:
-    """Take members of Aggregation or their lower-case values.
-
-    Raises:
-        DefinitionError: One of them is neither, or it is no collection.
-    """
+    """Take a collection of members of Aggregation or their lower-case values, else raise DefinitionError."""
     allowed = [member.value for member in Aggregation]
-    if isinstance(aggregations, str | Aggregation) or not isinstance(aggregations, Iterable):
-        raise DefinitionError(
-            f"aggregations must be a collection such as {{Aggregation.MEAN}}, not {aggregations!r}",
-            field="aggregations",
-            found=aggregations,
-            allowed=allowed,
-        )
+    good = isinstance(aggregations, Iterable) and not isinstance(aggregations, str | Aggregation)
+    _require(good, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")
     found = set()
     for each in aggregations:
         value = each.value if isinstance(each, Aggregation) else each
@@ -170,137 +131,35 @@ def check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[A
 
 
 def check_window_seconds(seconds: float | None) -> float | None:
-    """Take a length of at least a tenth of a second, or None.
-
-    Raises:
-        DefinitionError: It is neither.
-    """
+    """Take a length of at least a tenth of a second, or None, else raise DefinitionError."""
     if seconds is None:
         return None
     return _check_number("window_seconds", seconds, at_least=SHORTEST_WINDOW_SECONDS)
 
 
 def check_window_samples(samples: int | None) -> int | None:
-    """Take a whole number of at least 1, or None.
-
-    Raises:
-        DefinitionError: It is neither.
-    """
-    if samples is None or (type(samples) is int and 1 <= samples <= 1_000_000_000):
-        return samples
-    raise DefinitionError(
-        f"window_samples must be a whole number from 1 to 1000000000, not {samples!r}",
-        field="window_samples",
-        found=samples,
-        allowed="1 to 1000000000, or None",
-    )
-
-
-def _check_min_samples(least: int, window_samples: int | None) -> int:
-    most = 1_000_000_000 if window_samples is None else window_samples
-    if type(least) is int and 1 <= least <= most:
-        return least
-    why = "" if window_samples is None else ", the window_samples,"
-    raise DefinitionError(
-        f"min_samples must be a whole number from 1 to {most}{why} not {least!r}",
-        field="min_samples",
-        found=least,
-        allowed=f"1 to {most}",
-    )
+    """Take a whole number of at least 1, or None, else raise DefinitionError."""
+    good = samples is None or (type(samples) is int and 1 <= samples <= _MOST_SAMPLES)
+    _require(good, "window_samples", samples, f"a whole number from 1 to {_MOST_SAMPLES}, or None")
+    return samples
 
 
 def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
-    """Take finite upper bounds in ascending order; `+Inf` is added at exposition.
-
-    Raises:
-        DefinitionError: They are not.
-    """
-    allowed = f"1 to {MOST_BUCKETS} finite numbers, ascending, without +Inf"
+    """Take finite upper bounds in ascending order, without `+Inf`, else raise DefinitionError."""
     try:
         bounds = tuple(float(bound) for bound in buckets)
-        good = all(map(isfinite, bounds))
     except (TypeError, ValueError, OverflowError):
-        bounds, good = (), False
-    ascending = all(low < high for low, high in pairwise(bounds))
-    if not (good and ascending and 1 <= len(bounds) <= MOST_BUCKETS):
-        raise DefinitionError(
-            f"buckets must be {allowed}, not {buckets!r}", field="buckets", found=buckets, allowed=allowed
-        )
+        bounds = ()
+    good = all(map(isfinite, bounds)) and all(low < high for low, high in pairwise(bounds))
+    allowed = f"1 to {MOST_BUCKETS} finite numbers, ascending, without +Inf"
+    _require(good and 1 <= len(bounds) <= MOST_BUCKETS, "buckets", buckets, allowed)
     return bounds
 
 
-def _check_name(name: str) -> str:
-    allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
-    words = name.split(".") if isinstance(name, str) else []
-    if (
-        not words
-        or not all(words)
-        or len(name) > LONGEST_NAME
-        or name[0] not in _LETTERS
-        or not _WORD.issuperset("".join(words))
-    ):
-        raise DefinitionError(
-            f"a Stat's name must be {allowed} (at most {LONGEST_NAME} characters), not {_shown(name)}",
-            field="name",
-            found=name,
-            allowed=allowed,
-        )
-    return name
-
-
-def _check_unit(unit: str | None) -> str | None:
-    if unit is None or unit in UNITS:
-        return unit
-    instead = _INSTEAD.get(unit.lower()) if isinstance(unit, str) else None
-    hint = f"; record {instead} instead" if instead else _near(unit, UNITS)
-    raise DefinitionError(
-        f"unknown unit {_shown(unit)}{hint}; allowed: None, {', '.join(UNITS)}",
-        field="unit",
-        found=unit,
-        allowed=UNITS,
-    )
-
-
-def _check_help(text: str) -> str:
-    if isinstance(text, str) and len(text) <= LONGEST_HELP and text.isprintable():
-        return text
-    raise DefinitionError(
-        f"help must be one printable line of at most {LONGEST_HELP} characters, not {_shown(text)}",
-        field="help",
-        found=text,
-        allowed="one printable line",
-    )
-
-
-def _check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    if labels is None:
-        return ()
-    if not isinstance(labels, Mapping) or len(labels) > MOST_LABELS:
-        raise DefinitionError(
-            f"labels must be a mapping of at most {MOST_LABELS} names to values, not {_shown(labels)}",
-            field="labels",
-            found=labels,
-            allowed=f"at most {MOST_LABELS}",
-        )
-    for name, value in labels.items():
-        check_label(name, value)
-    return tuple(sorted(labels.items()))
-
-
 def check_label(name: str, value: str) -> None:
-    """Accept a constant label.
-
-    Raises:
-        DefinitionError: The name or the value is not fit for one.
-    """
-    allowed = "a letter, then letters, digits or '_'"
+    """Accept a constant label, else raise DefinitionError."""
     if not isinstance(name, str) or not name or name[0] not in _LETTERS or not _WORD.issuperset(name):
-        raise DefinitionError(
-            f"a label's name must be {allowed}, not {_shown(name)}",
-            field="labels",
-            found=name,
-            allowed=allowed,
-        )
+        _refuse("labels", name, "a letter, then letters, digits or '_'", "a label's name")
     if name in _TAKEN_LABELS or len(name) > LONGEST_NAME:
         taken = ", ".join(sorted(_TAKEN_LABELS))
         raise DefinitionError(
@@ -310,27 +169,114 @@ def check_label(name: str, value: str) -> None:
             allowed=f"not one of {taken}",
         )
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_LABEL_VALUE or not value.isprintable():
+        allowed = f"printable text of 1 to {LONGEST_LABEL_VALUE} characters"
+        _refuse("labels", value, allowed, f"the value of label {name}")
+
+
+# Rules of the configuration ------------------------------------------------------------------------------------
+
+_RULE_CHECKS: Mapping[str, Callable[..., object]] = {
+    "aggregations": check_aggregations,
+    "buckets": check_buckets,
+    "window_samples": check_window_samples,
+    "window_seconds": check_window_seconds,
+}
+
+
+def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
+    """Keep the rules that make sense, with checked values, and tell what is wrong with the others."""
+    good: list[Rule] = []
+    wrong: list[str] = []
+    for number, rule in enumerate(rules, 1):
+        try:
+            checked = {
+                key: _RULE_CHECKS[key](value) if key in _RULE_CHECKS else value for key, value in rule.items()
+            }
+        except DefinitionError as error:
+            wrong.append(f"rule {number} for {rule.get('match')!r}: {error}")
+            continue
+        if isinstance(checked.get("match"), str) and isinstance(checked.get("enabled", True), bool):
+            good.append(checked)
+        else:
+            wrong.append(f"rule {number}: needs a text 'match', and 'enabled' must be true or false")
+    return good, wrong
+
+
+def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[StatDefinition, bool]:
+    """Change a definition by every rule that matches its name, the later rule winning; also whether it is enabled."""
+    changes: dict[str, object] = {}
+    enabled = True
+    for rule in rules:
+        if fnmatchcase(definition.name, str(rule["match"])):
+            changes.update({key: value for key, value in rule.items() if key in _RULE_CHECKS})
+            enabled = bool(rule.get("enabled", enabled))
+    if not changes or definition.kind != "stat":
+        return definition, enabled
+    changed = definition.replace(**changes)
+    if changed.window_seconds is None and changed.window_samples is None:
+        changed = changed.replace(
+            window_seconds=definition.window_seconds, window_samples=definition.window_samples
+        )
+    if changed.window_samples is not None and changed.window_samples < changed.min_samples:
+        changed = changed.replace(min_samples=changed.window_samples)
+    if Aggregation.HISTOGRAM not in changed.aggregations or not changed.buckets:
+        changed = changed.replace(buckets=_default_buckets(changed.aggregations, changed.unit))
+    return changed, enabled
+
+
+def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> tuple[float, ...]:
+    return DEFAULT_BUCKETS.get(unit, OTHER_BUCKETS) if Aggregation.HISTOGRAM in aggregations else ()
+
+
+def _check_name(name: str) -> str:
+    words = name.split(".") if isinstance(name, str) and len(name) <= LONGEST_NAME else []
+    good = all(words) and name[:1] in _LETTERS and _WORD.issuperset("".join(words)) if words else False
+    allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
+    _require(good, "name", name, f"{allowed} (at most {LONGEST_NAME} characters)")
+    return name
+
+
+def _check_unit(unit: str | None) -> None:
+    if unit is not None and unit not in UNITS:
+        instead = _INSTEAD.get(unit.lower()) if isinstance(unit, str) else None
+        hint = f"; record {instead} instead" if instead else _near(unit, UNITS)
         raise DefinitionError(
-            f"the value of label {name} must be printable text of 1 to {LONGEST_LABEL_VALUE} characters, not {_shown(value)}",
-            field="labels",
-            found=value,
-            allowed=f"text of 1 to {LONGEST_LABEL_VALUE} characters",
+            f"unknown unit {_shown(unit)}{hint}; allowed: None, {', '.join(UNITS)}",
+            field="unit",
+            found=unit,
+            allowed=UNITS,
         )
 
 
+def _check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if labels is None:
+        return ()
+    good = isinstance(labels, Mapping) and len(labels) <= MOST_LABELS
+    _require(good, "labels", labels, f"a mapping of at most {MOST_LABELS} names to values")
+    for name, value in labels.items():
+        check_label(name, value)
+    return tuple(sorted(labels.items()))
+
+
 def _check_number(field: str, value: float, *, at_least: float) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool)
     try:
-        number = float(value) if good else 0.0
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
     except OverflowError:
-        number = 0.0
-    if good and isfinite(number) and number >= at_least:
-        return number
+        number = -1.0
+    _require(
+        isfinite(number) and number >= at_least, field, value, f"a finite number of at least {at_least:g}"
+    )
+    return number
+
+
+def _require(good: bool, field: str, found: object, allowed: str) -> None:
+    if not good:
+        _refuse(field, found, allowed, field)
+
+
+def _refuse(field: str, found: object, allowed: str, what: str) -> None:
     raise DefinitionError(
-        f"{field} must be a finite number of at least {at_least:g}, not {_shown(value)}",
-        field=field,
-        found=value,
-        allowed=f"at least {at_least:g}",
+        f"{what} must be {allowed}, not {_shown(found)}", field=field, found=found, allowed=allowed
     )
 
 

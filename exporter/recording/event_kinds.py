@@ -1,192 +1,121 @@
-"""Kinds of events: one for each (type, severity), with its count, its rules and who wants to be told.
+"""The kinds of events of a process, one for each (type, severity): its count, its rules and who is told.
 
-Used in the training process, on the threads that log. What happens for each event is a dictionary look-up and a
-few calls into C, without a lock; making a kind and changing the rules takes the lock of the `EventLog`.
+Used in the training process. What happens for each event is a dictionary look-up and a few calls into C, without a lock;
+making a kind and changing the rules takes the lock of the `EventLog`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import count
 from math import isfinite
-from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
-from exporter.recording.event_values import LEVELS, Event
+from exporter.recording.event_values import LEVELS, LONGEST_TYPE, check_severity, check_type, find_severity
+from exporter.recording.handle import Handle
 from exporter.recording.identity import clean_text
-from exporter.recording.worker import Counter, Worker
+from exporter.recording.notices import tell_once
+from exporter.recording.worker import Counter
 
+MOST_TYPES = 100
+"""Types that are counted apart; the rest is `other`."""
+MOST_KINDS = 1000
+"""Kinds that are kept; beyond it one is made for each event."""
+LONGEST_LABEL = 200
+OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
 """Events of one kind that handlers are given each second unless a rule says otherwise: more is a flood."""
 
+Pair = tuple[str, str]
 Rule = Mapping[str, object]
 """`match`, a shell pattern of types, and any of `enabled`, `severity`, `sample` and `per_second`."""
 
-Adapt = Callable[[Event, object], object]
-
-_CONTAINERS = (list, deque, SimpleQueue)
-_CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
-
-
-class EventHandler(Protocol):
-    """An object that is given events.
-
-    It may also have `flush()`, called when its queue has run empty and at the latest after every 256 events: until
-    then its events count as neither delivered nor dropped.
-    """
-
-    def handle(self, event: Any) -> object:
-        """Take one `Event`, or what `adapt` has made of it."""
-        ...
-
-
-class Delivery:
-    """Takes the events of the types and severities that one handler wants to it.
-
-    A container's own method (`list.append`, `deque.append`, `SimpleQueue.put`) can neither hang nor run anybody's
-    code, so it is called at once, on the thread that logs.
-
-    Args:
-        handler: A callable that takes an event, or an object with `handle(event)`.
-        name: Label value under which it is counted.
-        types: Shell patterns of the types that it wants; None for all.
-        severity: The least severity that it wants.
-        queue: Events that may wait.
-        adapt: Makes what the handler takes out of an event and the object that was logged; on the handler's thread.
-        own: Instances of this class are handed on as they were logged where that is done at once.
-
-    Attributes:
-        name: As given.
-        own: As given.
-        direct: Whether the handler is called at once, on the thread that logs.
-        worker: Calls it otherwise.
-    """
-
-    def __init__(
-        self,
-        handler: Any,
-        *,
-        name: str,
-        types: tuple[str, ...] | None,
-        severity: str,
-        queue: int,
-        adapt: Adapt | None = None,
-        own: type | None = None,
-    ) -> None:
-        self.name = name
-        self.own = own
-        self._handle: Callable[[Any], object] = getattr(handler, "handle", None) or handler
-        self._types = types
-        self._level = LEVELS[severity]
-        self._adapt = adapt
-        self.direct = is_container_method(handler)
-        self._taken = Counter()
-        flush = getattr(handler, "flush", None) if hasattr(handler, "handle") else None
-        self.worker = Worker(self._give, name=f"events-{name}", bound=queue, flush=flush)
-
-    def after_fork(self) -> None:
-        """Begin anew."""
-        self._taken = Counter()
-        self.worker.after_fork()
-
-    @property
-    def delivered(self) -> int:
-        """Events that the handler took."""
-        return self.worker.done + self._taken.read()
-
-    def wants(self, type: str, severity: str) -> bool:
-        """Whether it is to be given events of this type and severity."""
-        if LEVELS[severity] < self._level:
-            return False
-        return self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
-
-    def take_at_once(self, item: object) -> None:
-        """Call the handler here and now; only for those that are `direct`."""
-        self._handle(item)
-        self._taken.bump()
-
-    def put(self, event: Any, origin: object = None) -> None:
-        """Hand over one event, or what else its registrar puts in the place of one; never raises, never waits."""
-        if self.direct:
-            self.take_at_once(event if self._adapt is None else self._adapt(event, origin))
-        else:
-            self.worker.put((event, origin))
-
-    def _give(self, item: tuple[Any, object]) -> None:
-        self._handle(item[0] if self._adapt is None else self._adapt(*item))
+_CHECKS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
+    "match": ((str,), lambda _: True, "a pattern such as 'checkpoint.*'"),
+    "enabled": ((bool,), lambda _: True, "True or False"),
+    "severity": ((str,), LEVELS.__contains__, f"one of {', '.join(LEVELS)}"),
+    "sample": ((int, float), lambda share: 0.0 <= share <= 1.0, "a share from 0 to 1"),
+    "per_second": (
+        (int, float, type(None)),
+        lambda rate: rate is None or (isfinite(rate) and rate >= 0),
+        "None or a finite number of at least 0",
+    ),
+}
+"""Of each key of a rule: its types, whether a value is in range, and what is wanted."""
 
 
 class Occurrences:
-    """What is published of the events of one label pair.
+    """What is published of the events of one label pair."""
 
-    Attributes:
-        labels: Type and severity as label values.
-        counter: How many.
-        last: When the latest happened, Unix time or a datetime; None before the first.
-    """
+    __slots__ = ("counter", "last", "suppressed")
 
-    __slots__ = ("counter", "labels", "last")
-
-    def __init__(self, type: str, severity: str) -> None:
-        self.labels = (type, severity)
+    def __init__(self) -> None:
         self.counter = Counter()
-        self.last: float | datetime | None = None
+        self.last: float | datetime | None = None  # when the latest happened, Unix time
+        # how many were kept from the handlers
+        self.suppressed = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
+
+    @property
+    def last_seconds(self) -> float | None:
+        """When the latest happened, Unix time."""
+        try:
+            return self.last.timestamp() if isinstance(self.last, datetime) else self.last
+        except (OverflowError, ValueError, OSError):
+            return None  # a year that Unix time does not reach here
 
 
 class Kind:
-    """All that is decided beforehand about the events of one type and severity.
+    """What is decided about the events of one type and severity.
 
     Attributes:
-        type: As the code wrote it; None for what shares the kind of those too many to have their own.
-        severity: Its name.
-        occurrences: Where they are counted, perhaps with others.
-        count: Count one; the bound method of it.
-        enabled: Whether they are recorded at all.
-        quiet: Whether they are recorded, and nobody is told.
-        note: Keeps one as the latest: the bound method of `EventLog.latest`.
-        limited: Whether a rule samples or limits them; the default limit alone does not hold for containers.
-        routes: Who is told; None when that must be found out for each event.
-        suppressed: Counters of what was kept from the handlers, by reason.
+        count: Counts one more; gives the number of those before it.
+        limited: Whether a rule samples or limits them, so that direct handlers are asked for, too.
+        routes: The handlers that want them.
+        quiet: Whether they are only counted: enabled, and nobody is told.
+        note: Keeps one for `recent`.
     """
 
-    def __init__(
-        self, type: str | None, severity: str, occurrences: Occurrences, note: Callable[[Any], None]
-    ) -> None:
+    __slots__ = (
+        *("_ends", "_number", "_per_second", "_permit", "_sample", "count", "enabled", "limited", "note"),
+        *("occurrences", "quiet", "routes", "severity", "suppressed", "type"),
+    )
+
+    def __init__(self, type: str, severity: str, note: Callable[[Any], object]) -> None:
         self.type = type
         self.severity = severity
-        self.enabled = self.quiet = True
-        self.limited = False
         self.note = note
-        self.routes: tuple[Delivery, ...] | None = ()
-        self.restart(occurrences)
-        self._sample = 1.0
-        self._per_second: float | None = DEFAULT_PER_SECOND
-        self._permit: Callable[[], int] = iter(()).__next__
-        self._ends = 0.0
+        self.routes: tuple[Handle, ...] = ()
 
     def restart(self, occurrences: Occurrences) -> None:
-        """Count there from now on, and from zero what is suppressed."""
+        """Count there from now on."""
         self.occurrences = occurrences
         self.count = occurrences.counter.bump
-        self.suppressed = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
+        self.suppressed = occurrences.suppressed
         self._number = count().__next__
 
-    def obey(self, rules: Sequence[Rule]) -> None:
+    def obey(self, rules: Sequence[Rule], *, recording: bool) -> None:
         """Take the rules that match, the later one winning."""
-        found = combined(self.type or "", rules)
-        self.enabled = is_enabled(found, self.severity)
+        found = _combined(self.type, rules)
+        self.enabled = recording and _is_enabled(found, self.severity)
         self._sample = float(found.get("sample", 1.0))  # type: ignore[arg-type]  # checked when the rule was made
         self.limited = self._sample < 1.0 or "per_second" in found
         rate = found.get("per_second", DEFAULT_PER_SECOND)
         self._per_second = None if rate is None else float(rate)  # type: ignore[arg-type]  # likewise
         self._ends = 0.0
 
+    def route(self, handlers: Iterable[Handle]) -> None:
+        """Choose those that want them."""
+        self.routes = tuple([each for each in handlers if each.wants(self.type, self.severity)])
+        self.quiet = self.enabled and not self.routes
+
     def admits(self, _number: int = 0) -> bool:
-        """Whether the handlers are given the next one; by how many came before, and how many they were given this second.
+        """Whether the handlers are given the next one.
 
         Sampling takes every n-th, beginning with the first, so that it needs no random numbers: the job's
         generators are the job's.
@@ -213,7 +142,164 @@ class Kind:
         return True
 
 
-def combined(type: str, rules: Sequence[Rule]) -> dict[str, object]:
+class KindTable:
+    """All kinds of a process, and the rules for them; a part of the `EventLog`."""
+
+    active: tuple[Handle, ...]  # the handlers that are told, in order of registration
+    latest: deque[Any]  # what `recent` makes events of; whoever counts an event adds it here
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may log while its thread makes a kind
+        self._wake: Callable[[], None] = lambda: None
+        self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
+        self._verdicts: dict[tuple[object, object], bool] = {}
+        self._rules: dict[str, Rule] = {}
+        self._outer_rules: tuple[Rule, ...] = ()
+        self._recording = True
+        self._allowed: frozenset[str] | None = None
+        self._most_types = MOST_TYPES
+        self._begin_counts()
+
+    def _begin_counts(self) -> None:
+        """Count from zero."""
+        self._occurrences: dict[Pair, Occurrences] = {}
+        self._labels: set[str] = set()
+        self._count_apart()
+
+    def kind(self, type: str, severity: str) -> Kind:
+        """Find or make what is decided about a type and a severity, which are checked as for faces.
+
+        One that is known is found without a lock.
+        """
+        try:
+            return self._kinds[type, severity]
+        except (KeyError, TypeError):
+            pair = check_type(type), check_severity(severity)
+        with self._lock:
+            kind = self._kinds.get(pair)
+            if kind is not None:
+                return kind
+            kind = Kind(*pair, self.latest.append)
+            kind.restart(self._occurrences_of(*pair))
+            kind.obey(self._all_rules(), recording=self._recording)
+            kind.route(self.active)
+            if len(self._kinds) < MOST_KINDS:
+                self._kinds[pair] = kind
+        if self._recording:
+            self._wake()
+        return kind
+
+    def enabled(self, type: str, severity: str = "info") -> bool:
+        """Whether such an event would be recorded; cheap enough to ask before making its data."""
+        try:
+            return self._verdicts[type, severity]
+        except (KeyError, TypeError):
+            pass
+        with suppress(Exception):  # whatever the job's own object is
+            rule = _combined(str(type), self._all_rules())
+            verdict = self._recording and _is_enabled(rule, find_severity(severity) or "info")
+            if len(self._verdicts) < MOST_KINDS:
+                self._verdicts[type, severity] = verdict
+            return verdict
+        return self._recording
+
+    def limit(self, match: str = "*", **rule: object) -> None:
+        """Say what becomes of the events whose types match a shell pattern; the later call wins.
+
+        What is given replaces what was said of the same pattern before; nothing given forgets it.
+
+        Args:
+            match: The pattern.
+            rule: Any of `enabled` (bool), `severity` (the least that is recorded), `sample` (the share that
+                handlers are told, 0 to 1) and `per_second` (how many of a kind they are told each second; None for
+                any number). Sampled and limited events still count.
+
+        Raises:
+            TypeError: A value is of the wrong type.
+            ValueError: A value is out of range, or there is no such rule.
+        """
+        checked = check_rule({"match": match, **rule})
+        with self._lock:
+            self._rules.pop(match, None)
+            if rule:
+                self._rules[match] = checked
+            self._obey()
+
+    def override(self, rules: Iterable[Rule]) -> list[str]:
+        """Put the configuration's rules in force, before the code's own; gives what is wrong with those left out."""
+        good: list[Rule] = []
+        wrong: list[str] = []
+        for number, rule in enumerate(rules, 1):
+            try:
+                good.append(check_rule(rule))
+            except (TypeError, ValueError) as error:  # noqa: PERF203  # each rule stands for itself
+                wrong.append(f"events rule {number}: {error}")
+        with self._lock:
+            self._outer_rules = tuple(good)
+            self._obey()
+        return wrong
+
+    def count_types(self, allowed: Iterable[str] | None = None, *, most: int = MOST_TYPES) -> None:
+        """Say which types are counted apart: these, or the first that come, and at most so many (0 to 1000).
+
+        The rest is `other`. Counts so far stay where they are.
+        """
+        types = None if allowed is None else frozenset(map(check_type, allowed))
+        if not 0 <= most <= 1000:
+            raise ValueError(f"most must be 0 to 1000, not {most}")
+        with self._lock:
+            self._allowed, self._most_types = types, most
+            self._labels.clear()
+            self._count_apart()
+
+    def _counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
+        """Tell how many there were, when the latest happened, and how many were kept from the handlers."""
+        counts: dict[Pair, int] = {}
+        last: dict[Pair, float] = {}
+        suppressed: dict[Pair, int] = {}
+        for (label, severity), each in self._occurrences.items():
+            if number := each.counter.read():
+                counts[label, severity] = number
+                if (when := each.last_seconds) is not None:
+                    last[label, severity] = when
+            for reason, counter in each.suppressed.items():
+                if number := counter.read():
+                    suppressed[label, reason] = suppressed.get((label, reason), 0) + number
+        return counts, last, suppressed
+
+    def _all_rules(self) -> list[Rule]:
+        return [*self._outer_rules, *self._rules.values()]
+
+    def _obey(self) -> None:
+        self._verdicts = {}
+        for kind in list(self._kinds.values()):
+            kind.obey(self._all_rules(), recording=self._recording)
+            kind.route(self.active)
+
+    def _count_apart(self) -> None:
+        for kind in list(self._kinds.values()):
+            kind.restart(self._occurrences_of(kind.type, kind.severity))
+
+    def _refuse(self, type: str, what: str) -> None:
+        """Count something that an event goes without, and say so once for each type."""
+        with self._lock:
+            self._occurrences_of(type, "info").suppressed["payload"].bump()
+        tell_once(
+            f"event {type[:LONGEST_TYPE]}",
+            f"an event {type[:100]!r} is recorded without what cannot be: {what}",
+        )
+
+    def _occurrences_of(self, type: str, severity: str) -> Occurrences:
+        label = clean_text(type)[:LONGEST_LABEL]
+        if label not in self._labels:
+            if len(self._labels) < self._most_types and (self._allowed is None or type in self._allowed):
+                self._labels.add(label)
+            else:
+                label = OTHER
+        return self._occurrences.setdefault((label, severity), Occurrences())
+
+
+def _combined(type: str, rules: Sequence[Rule]) -> dict[str, object]:
     """Put together what all matching rules say of a type."""
     found: dict[str, object] = {}
     for rule in rules:
@@ -222,19 +308,13 @@ def combined(type: str, rules: Sequence[Rule]) -> dict[str, object]:
     return found
 
 
-def is_enabled(combined_rule: Rule, severity: str) -> bool:
-    """Whether events of a severity are recorded under a rule."""
-    least = LEVELS[str(combined_rule.get("severity", "debug"))]
-    return bool(combined_rule.get("enabled", True)) and LEVELS[severity] >= least
+def _is_enabled(rule: Rule, severity: str) -> bool:
+    least = LEVELS[str(rule.get("severity", "debug"))]
+    return bool(rule.get("enabled", True)) and LEVELS[severity] >= least
 
 
 def check_rule(rule: Rule) -> Rule:
-    """Take a rule for events.
-
-    Raises:
-        TypeError: A value is of the wrong type.
-        ValueError: A value is out of range, or there is no such key.
-    """
+    """Take a rule for events, else raise TypeError or ValueError."""
     for key, value in rule.items():
         if key not in _CHECKS:
             raise ValueError(f"a rule for events has no {key!r}; allowed: {', '.join(_CHECKS)}")
@@ -246,34 +326,3 @@ def check_rule(rule: Rule) -> Rule:
     if "match" not in rule:
         raise ValueError("a rule for events needs 'match', a pattern of types such as 'checkpoint.*'")
     return dict(rule)
-
-
-_CHECKS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
-    "match": ((str,), lambda _: True, "a pattern such as 'checkpoint.*'"),
-    "enabled": ((bool,), lambda _: True, "True or False"),
-    "severity": ((str,), LEVELS.__contains__, f"one of {', '.join(LEVELS)}"),
-    "sample": ((int, float), lambda share: 0.0 <= share <= 1.0, "a share from 0 to 1"),
-    "per_second": (
-        (int, float, type(None)),
-        lambda rate: rate is None or (isfinite(rate) and rate >= 0),
-        "None or a finite number of at least 0",
-    ),
-}
-"""Of each key of a rule: its types, whether a value is in range, and what is wanted."""
-
-
-def is_container_method(handler: object) -> bool:
-    """Whether calling it can only put something into a list, a deque or a SimpleQueue."""
-    return (
-        type(getattr(handler, "__self__", None)) in _CONTAINERS
-        and type(handler) is type([].append)
-        and getattr(handler, "__name__", "") in _CONTAINER_METHODS
-    )
-
-
-def name_of(handler: object) -> str:
-    """Name a handler for people: a function by its name, an object by its class."""
-    if is_container_method(handler):
-        return f"{type(handler.__self__).__name__}.{handler.__name__}"  # type: ignore[attr-defined]  # a bound method
-    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
-    return clean_text(str(name).replace("<locals>.", ""))[:100] or "handler"

@@ -1,7 +1,7 @@
-"""Event: something that happened once, with what is known about it, and how any value becomes part of one.
+"""Event: something that happened once, and how any value becomes part of one.
 
-Used in the training process, where events are logged, and by handlers, which are given them. The `check_` functions
-are for faces whose originals raise; `exporter.log` never does and uses those that convert.
+Used in the training process, where events are logged, and by handlers, which are given them. `check_…` raises, for faces
+whose originals do; what `exporter.log` is given is converted and never refused as a whole.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ LONGEST_TYPE = 512
 LONGEST_SHOWN = 1000
 """Characters of a datum that was no text and became one."""
 _ANY_LENGTH = 1 << 62
-_MOST = (1 << 63) - 1
-_LEAST = -_MOST - 1
+_BEYOND = 1 << 63
 
 
 class Severity(str, enum.Enum):
@@ -46,62 +45,44 @@ class Severity(str, enum.Enum):
         return LEVELS[self.value]
 
 
-LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 """Every severity, and the number that `logging` gives it."""
 _OTHER_WORDS = {
-    "trace": "debug",
-    "verbose": "debug",
-    "notset": "debug",
-    "notice": "info",
-    "information": "info",
-    "success": "info",
-    "warn": "warning",
-    "err": "error",
-    "exception": "error",
-    "severe": "error",
-    "fatal": "critical",
-    "crit": "critical",
-    "alert": "critical",
-    "emergency": "critical",
-    "emerg": "critical",
-    "panic": "critical",
+    word: severity
+    for severity, words in {
+        "debug": "trace verbose notset",
+        "info": "notice information success",
+        "warning": "warn",
+        "error": "err exception severe",
+        "critical": "fatal crit alert emergency emerg panic",
+    }.items()
+    for word in (severity, *words.split())
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Event(Value):
-    """One event, as handlers are given it; nothing in it changes any more.
+    """One event, as handlers are given it; nothing in it changes any more."""
 
-    Attributes:
-        type: What happened: `checkpoint.saved`. A value of the label `type`, so there should be few of them.
-        message: For people; None where the type says it all.
-        severity: One of `Severity`, as plain text.
-        data: What programs look at. A bool stays a bool.
-        timestamp: When it happened, Unix time, seconds.
-        logged_at: When it was logged, Unix time, seconds.
-        monotonic_ns: When it was logged, on a clock of this machine that is never set, nanoseconds.
-        id: 16 hexadecimal digits from the operating system's randomness.
-        span_id: The span that it belongs to, None for none.
-        parent_ids: The ids of the events that led to it.
-        rank: Global rank of the process, None where it has none.
-        run: The run's name.
-    """
-
-    type: str
-    message: str | None = None
-    severity: str = "info"
-    data: Mapping[str, Datum] = field(default_factory=dict, hash=False)
-    timestamp: float = 0.0
-    logged_at: float = 0.0
-    monotonic_ns: int = 0
-    id: str = ""
-    span_id: str | None = None
-    parent_ids: tuple[str, ...] = ()
-    rank: int | None = None
+    type: (
+        str  # what happened: `checkpoint.saved`. A value of the label `type`, so there should be few of them
+    )
+    message: str | None = None  # for people; None where the type says it all
+    severity: str = "info"  # one of `Severity`, as plain text
+    data: Mapping[str, Datum] = field(
+        default_factory=dict, hash=False
+    )  # what programs look at. A bool stays a bool
+    timestamp: float = 0.0  # when it happened, Unix time, seconds
+    logged_at: float = 0.0  # when it was logged, Unix time, seconds
+    monotonic_ns: int = 0  # when it was logged, on a clock of this machine that is never set, nanoseconds
+    id: str = ""  # 16 hexadecimal digits from the operating system's randomness
+    span_id: str | None = None  # the span that it belongs to, None for none
+    parent_ids: tuple[str, ...] = ()  # the ids of the events that led to it
+    rank: int | None = None  # global rank of the process, None where it has none
     run: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """Give a dict of its own with every field, fit for JSON but for numbers that are not finite."""
+        """Every field, fit for JSON but for numbers that are not finite."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return fields | {"data": dict(self.data), "parent_ids": list(self.parent_ids)}
 
@@ -109,11 +90,21 @@ class Event(Value):
 # Converting: never raises ------------------------------------------------------------------------------------
 
 
+def find_severity(severity: object) -> str | None:
+    """One of ours, from its name, another library's word or a level of `logging`; None for anything else."""
+    found = getattr(severity, "value", severity)
+    if isinstance(found, str):
+        return _OTHER_WORDS.get(found.lower())
+    if isinstance(found, int | float):
+        return next((name for name, least in reversed(LEVELS.items()) if found >= least), "debug")
+    return None
+
+
 def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) -> Mapping[str, Datum]:
     """Make plain values of anything; what needs no change is given back as it is.
 
-    A number of numpy and a torch scalar in the machine's own memory become plain numbers; None is left out; lists,
-    paths, dates and all else become short text. No value on a GPU is waited for.
+    Numbers of numpy and torch scalars in the machine's own memory become plain numbers; None is left out; all else
+    becomes short text. No value on a GPU is waited for.
 
     Args:
         data: By name.
@@ -127,49 +118,52 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
             if value is not None:
                 plain[str(name)[:LONGEST_TYPE]] = _converted(value)
         except Exception:  # noqa: BLE001, PERF203  # an object of the job's that cannot even be shown
-            refuse(str(type(name).__name__ if not isinstance(name, str) else name))
+            refuse(name if isinstance(name, str) else type(name).__name__)
     return plain
 
 
 def _converted(value: Any) -> Datum:
+    library = type(value).__module__.partition(".")[0]
+    if not isinstance(value, bool | int | float | str) and not _is_tensor(value):
+        if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
+            value = value.item()
+        elif isinstance(value, os.PathLike):
+            value = os.fsdecode(value)
+        elif isinstance(value, bytes | bytearray):
+            value = bytes(value[:LONGEST_SHOWN]).decode("utf-8", "backslashreplace")
+        elif isinstance(value, dt.date | dt.time | dt.timedelta) or library in {"decimal", "uuid"}:
+            value = str(value)
+    if _is_tensor(value):
+        return _tensor(value)
     if isinstance(value, bool | int | float | str):
-        return _as_plain(value)
-    kind = type(value)
-    library = kind.__module__.partition(".")[0]
-    if library in {"torch", "jax", "jaxlib"} and hasattr(value, "shape"):
-        return _Short.tensor(value)
-    if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
-        return _converted_item(value.item())
-    if isinstance(value, os.PathLike):
-        return _as_plain(os.fsdecode(value))
-    if isinstance(value, bytes | bytearray):
-        return bytes(value[:LONGEST_SHOWN]).decode("utf-8", "backslashreplace")
-    if isinstance(value, dt.date | dt.time | dt.timedelta) or library in {
-        "decimal",
-        "uuid",
-    }:
-        return str(value)
+        return _without_subclass(value)
     return _SHORT.repr(value)[:LONGEST_SHOWN]
 
 
-def _converted_item(item: object) -> Datum:
-    return (
-        _as_plain(item) if isinstance(item, bool | int | float | str) else _SHORT.repr(item)[:LONGEST_SHOWN]
-    )
-
-
-def _as_plain(value: Datum) -> Datum:
-    """Take an instance of a subclass as what it is at heart, text of a bounded length, an int of 64 bits or text."""
+def _without_subclass(value: Datum, longest: int = LONGEST_TEXT) -> Datum:
+    """Take an instance of a subclass as what it is at heart; a whole number beyond 64 bits as text."""
     if isinstance(value, str):
-        return str.__str__(value)[:LONGEST_TEXT]
+        return str.__str__(value)[:longest]
     if isinstance(value, bool):
         return value
     if isinstance(value, float):
         return float.__float__(value)
     whole = int.__int__(value)
-    if _LEAST <= whole <= _MOST:
+    if -_BEYOND <= whole < _BEYOND:
         return whole
     return str(whole) if whole.bit_length() < 4096 else f"a whole number of {whole.bit_length()} bits"
+
+
+def _is_tensor(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] in {"torch", "jax", "jaxlib"} and hasattr(value, "shape")
+
+
+def _tensor(value: Any) -> Datum:
+    """The number of a tensor of one element that lies in the machine's own memory, else its shape."""
+    device = str(getattr(value, "device", ""))
+    if device == "cpu" and value.numel() == 1 and not value.is_complex():
+        return _without_subclass(value.detach().item())
+    return f"{type(value).__name__} of shape {tuple(value.shape)} on {device or 'a device'}"
 
 
 class _Short(reprlib.Repr):
@@ -182,50 +176,17 @@ class _Short(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         """Show what is no container."""
-        if type(x).__module__.partition(".")[0] in {"torch", "jax", "jaxlib"} and hasattr(x, "shape"):
-            return str(self.tensor(x))
-        return super().repr_instance(x, level)
-
-    @staticmethod
-    def tensor(value: Any) -> Datum:
-        """Give the number of a tensor of one element that lies in the machine's own memory, else its shape."""
-        device = str(getattr(value, "device", ""))
-        if device == "cpu" and value.numel() == 1 and not value.is_complex():
-            return _as_plain(value.detach().item())
-        return f"{type(value).__name__} of shape {tuple(value.shape)} on {device or 'a device'}"
+        return str(_tensor(x)) if _is_tensor(x) else super().repr_instance(x, level)
 
 
 _SHORT = _Short()
-
-
-def severity_of(severity: object) -> str:
-    """Name a severity: of ours, of another library's words, or of a level of `logging`; `info` for anything else."""
-    found = getattr(severity, "value", severity)
-    if isinstance(found, str):
-        word = found.lower()
-        return word if word in LEVELS else _OTHER_WORDS.get(word, "info")
-    if isinstance(found, int | float):
-        return next((name for name, least in reversed(list(LEVELS.items())) if found >= least), "debug")
-    return "info"
-
-
-def knows_severity(severity: object) -> bool:
-    """Whether `severity_of` has understood what it was given."""
-    found = getattr(severity, "value", severity)
-    if isinstance(found, str):
-        return found.lower() in LEVELS or found.lower() in _OTHER_WORDS
-    return isinstance(found, int | float)
 
 
 # Checking: for faces whose originals raise -------------------------------------------------------------------
 
 
 def check_severity(severity: object) -> str:
-    """Take a member of Severity or its lower-case name.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Take a member of Severity or its lower-case name, else raise ValueError."""
     found = getattr(severity, "value", severity)
     if not isinstance(found, str) or found not in LEVELS:
         raise ValueError(f"severity must be one of {', '.join(LEVELS)}, not {severity!r}")
@@ -246,7 +207,21 @@ def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str
     longest = _ANY_LENGTH if whole else LONGEST_TEXT
     if _is_plain(data, longest):
         return data
-    return {check_key(name): check_datum(name, value, longest) for name, value in data.items()}
+    plain = {}
+    for name, value in data.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a datum must be str, not {type(name).__name__}: {name!r}")
+        if not isinstance(value, bool | int | float | str):
+            raise TypeError(
+                f"the datum {name!r} must be str, float, int or bool, not {type(value).__name__};"
+                " convert it where the event is logged"
+            )
+        if isinstance(value, int) and not -_BEYOND <= value < _BEYOND:
+            raise ValueError(
+                f"the datum {name!r} must fit into 64 bits, not {value!r:.60}; log it as text or float"
+            )
+        plain[str.__str__(name)] = _without_subclass(value, longest)
+    return plain
 
 
 def _is_plain(data: Mapping[Any, Any], longest: int) -> bool:
@@ -255,71 +230,28 @@ def _is_plain(data: Mapping[Any, Any], longest: int) -> bool:
         if type(name) is not str or not (
             kind is float
             or kind is bool
-            or (kind is int and _LEAST <= value <= _MOST)
+            or (kind is int and -_BEYOND <= value < _BEYOND)
             or (kind is str and len(value) <= longest)
         ):
             return False
     return True
 
 
-def check_key(name: str) -> str:
-    """Take the name of a datum.
-
-    Raises:
-        TypeError: It is no text.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a datum must be str, not {type(name).__name__}: {name!r}")
-    return str.__str__(name)
-
-
-def check_datum(name: str, value: Datum, longest: int = LONGEST_TEXT) -> Datum:
-    """Take one plain value, as the plain type; a text of at most so many characters.
-
-    Raises:
-        TypeError: It is no str, float, int or bool.
-        ValueError: It is a whole number of more than 64 bits.
-    """
-    if not isinstance(value, bool | int | float | str):
-        raise TypeError(
-            f"the datum {name!r} must be str, float, int or bool, not {type(value).__name__};"
-            " convert it where the event is logged"
-        )
-    if isinstance(value, str):
-        return str.__str__(value)[:longest]
-    if type(value) is not bool and isinstance(value, int) and not _LEAST <= value <= _MOST:
-        raise ValueError(
-            f"the datum {name!r} must fit into 64 bits, not {value!r:.60}; log it as text or float"
-        )
-    return _as_plain(value)
-
-
 def check_text(field: str, text: str | None) -> str | None:
-    """Take text or None, cut to `LONGEST_TEXT`.
-
-    Raises:
-        TypeError: It is neither.
-    """
-    if text is None or (type(text) is str and len(text) <= LONGEST_TEXT):
-        return text
+    """Take text or None, cut to `LONGEST_TEXT`, else raise TypeError."""
+    if text is None:
+        return None
     if not isinstance(text, str):
         raise TypeError(f"{field} must be str or None, not {type(text).__name__}")
     return str.__str__(text)[:LONGEST_TEXT]
 
 
 def check_type(type_: str) -> str:
-    """Take the type of an event.
-
-    Raises:
-        TypeError: It is no text.
-        ValueError: It is empty.
-    """
+    """Take the type of an event: some text, else raise TypeError or ValueError."""
     if not isinstance(type_, str):
         raise TypeError(f"the type of an event must be str, not {type(type_).__name__}")
     if not type_:
-        raise ValueError(
-            "the type of an event must not be empty: say what happened, such as 'checkpoint.saved'"
-        )
+        raise ValueError("the type of an event must not be empty: say what happened: 'checkpoint.saved'")
     return str.__str__(type_)[:LONGEST_TYPE]
 
 
@@ -335,9 +267,8 @@ def check_timestamp(timestamp: object) -> float:
     else:
         method = getattr(timestamp, "timestamp", None)
         if not callable(method):
-            raise TypeError(
-                f"timestamp must be Unix time in seconds or a datetime, not {type(timestamp).__name__}"
-            )
+            found = type(timestamp).__name__
+            raise TypeError(f"timestamp must be Unix time in seconds or a datetime, not {found}")
         try:
             seconds = method()
         except (OverflowError, OSError) as error:
@@ -348,11 +279,7 @@ def check_timestamp(timestamp: object) -> float:
 
 
 def check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:
-    """Take the ids of the events that led to one.
-
-    Raises:
-        TypeError: It is no collection of texts.
-    """
+    """Take the ids of the events that led to one, else raise TypeError."""
     parents = tuple(parent_ids)
     if isinstance(parent_ids, str) or not all(isinstance(parent, str) for parent in parents):
         raise TypeError(f"parent_ids must be a collection of ids, which are str, not {parent_ids!r}")

@@ -16,10 +16,11 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePath
 from zlib import crc32
+
+from exporter.recording.values import ProcessIdentity
 
 LONGEST_TEXT = 256
 LAUNCH = "EXPORTER_LAUNCH"
@@ -32,31 +33,6 @@ _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _MADE_BY_TORCHRUN = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "torchrun"})
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who records.
-
-    Attributes:
-        run: The run's name.
-        rank: Global rank; None for a process that has none.
-        local_rank: Rank on this node; None where the launcher says nothing.
-        role: `trainer`; `agent` for torchrun's; `helper` for a process without a rank.
-        node: Host name.
-        labels: What describes the process, on an info family only.
-        run_given: Whether a person or a launcher chose the run's name; else it was made for this launch.
-        trains: Whether the process has told of training, by itself or through a bridge.
-    """
-
-    run: str
-    rank: int | None
-    local_rank: int | None = None
-    role: str = "trainer"
-    node: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-    run_given: bool = False
-    trains: bool = False
 
 
 class Process:
@@ -79,30 +55,30 @@ class Process:
         """Say what begins the recording anew under another run or rank; it may not raise."""
         self._renew = renew
 
-    def identity(self) -> Identity:
-        """Put together what is known now."""
+    def identity(self) -> ProcessIdentity:
+        """Put together what is known now; without what only a feed file has (`id`, `started`, `version`)."""
         own = self._pid == os.getpid()
         run, given = (self._run, True) if self._run is not None else _run_of(os.environ, self.run_id)
-        node = clean_text(_node())
-        if self.is_agent:
-            return Identity(run, self._rank, None, "agent", node, self._labels, given)
         works = own and (self._records or self._trains)
-        rank = _first_number(os.environ, _RANKS)
-        if not works and not _is_rank_owner():
-            rank = None
-        if self._rank is not None:
-            rank = self._rank
-        elif rank is None and works:
-            rank = _first_number(os.environ, _RANKS) or 0
-        return Identity(
-            run,
-            rank,
-            _first_number(os.environ, _LOCAL_RANKS) if rank is not None else None,
-            "helper" if rank is None else "trainer",
-            node,
-            self._labels,
-            given,
-            own and self._trains,
+        rank, role = self._rank, "agent"
+        if not self.is_agent:
+            if rank is None and (works or _is_rank_owner()):
+                rank = _first_number(os.environ, _RANKS)
+            if rank is None and works:
+                rank = 0
+            role = "helper" if rank is None else "trainer"
+        return ProcessIdentity(
+            id="",
+            pid=os.getpid(),
+            started=0.0,
+            run=run,
+            rank=rank,
+            local_rank=_first_number(os.environ, _LOCAL_RANKS) if role == "trainer" else None,
+            role=role,
+            node=clean_text(_node()),
+            labels=self._labels,
+            run_given=given,
+            trains=own and self._trains and not self.is_agent,
         )
 
     def begin(self) -> None:
@@ -114,11 +90,7 @@ class Process:
             os.environ[_RANK_OWNER] = f"{os.getpid()} {_rank_variable(os.environ)}"
 
     def claim_rank(self, *, trains: bool = True) -> None:
-        """Take the rank that a process has which trains, or records samples of the job's; idempotent and cheap.
-
-        Args:
-            trains: Whether it tells of training; a process that trains goes before one that only records.
-        """
+        """Take the rank that a process has which trains, or only records samples of the job's; idempotent and cheap."""
         if self._pid != os.getpid():
             self._pid, self._records, self._trains = os.getpid(), False, False
         self._records = True
@@ -140,12 +112,7 @@ class Process:
         return self._agent_pid == os.getpid()
 
     def seen(self, run_id: str = "", *, environment: Mapping[str, str] = os.environ) -> None:
-        """Note that this process acts as an agent; again is harmless and cheap.
-
-        Args:
-            run_id: The run's id, where it is known.
-            environment: One that torchelastic has made for a worker is believed first.
-        """
+        """Note that this process acts as an agent, unless torchelastic has made its environment for a worker."""
         if (self.is_agent and (not run_id or run_id == self.run_id)) or (
             not self.is_agent and "TORCHELASTIC_RUN_ID" in environment
         ):
@@ -159,11 +126,11 @@ class Process:
         self.run_id = run_id or self.run_id
         self._renew_unless(before)
 
-    def _who(self) -> Identity:
+    def _who(self) -> ProcessIdentity:
         # What a process does changes its rank in place; everything else begins another recording.
-        return replace(self.identity(), trains=False)
+        return self.identity().replace(trains=False)
 
-    def _renew_unless(self, before: Identity) -> None:
+    def _renew_unless(self, before: ProcessIdentity) -> None:
         if self._who() != before:
             self._renew()
 
@@ -178,12 +145,8 @@ claim_rank = PROCESS.claim_rank
 def launch_name(script: str, now: float, pid: int | None = None) -> str:
     """Make a name that people can read: the script's stem, the start to the minute, two letters.
 
-    Launches of one script in different seconds have different names, those in the same second mostly do.
-
-    Args:
-        script: Path of the script, or the name of the program.
-        now: When the launch began, Unix time.
-        pid: The process that was launched; None for this one.
+    Launches of one script in different seconds have different names, those in the same second mostly do. None for the
+    pid means this process.
     """
     path = PurePath(script)
     stem = path.parent.name if path.stem == "__main__" else path.stem

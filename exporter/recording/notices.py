@@ -20,12 +20,7 @@ MOST_NOTICES = 100
 
 
 def tell_once(key: str, message: str) -> None:
-    """Log a warning, the first time that this key is seen; never raises, never waits.
-
-    Args:
-        key: What the notice is about.
-        message: The text.
-    """
+    """Log a warning, the first time that this key is seen; never raises, never waits."""
     if key in _TOLD or len(_TOLD) >= MOST_NOTICES:
         return
     _TOLD.add(key)

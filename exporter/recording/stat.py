@@ -1,26 +1,187 @@
-"""Stat: what training code records numbers with.
+"""Stat: what training code records numbers with, and the registry of all that a process has.
 
-Used in the training process. `Stat.add` is the buffer's own bound `append`, so recording is one call into C:
-no lock, no clock, no check, no I/O. Whatever needs more (windows, quantiles, refusing what is no number) is
-done by the recording thread.
+Used in the training process, by any thread. `Stat.add` is the buffer's own bound `append`, so recording is one call into
+C: no lock, no clock, no check, no I/O. Whatever needs more (windows, quantiles, refusing what is no number) is done by
+the recording thread. Making a Stat takes a lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from time import time
 from typing import TYPE_CHECKING
 
 from exporter.errors import DefinitionError
-from exporter.recording.definition import check_definition
-from exporter.recording.registry import Registry
+from exporter.recording.definition import Rule, apply_rules, check_definition, check_rules
+from exporter.recording.notices import tell_once
+from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.state import StatState
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import Timer
-from exporter.recording.values import Aggregation, StatDefinition, WindowReading
+from exporter.recording.values import Aggregation, StatDefinition, WindowReading, families_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+MOST_STATS = 10_000
+"""Beyond it a new Stat is made, but not kept: a label that runs away must not fill the job's memory."""
+
+Identity = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Registry:
+    """The Stats of one process, to be listed, looked up and switched."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._states: dict[Identity, StatState] = {}
+        self._order: tuple[StatState, ...] = ()
+        self._origins: dict[Identity, str] = {}  # where each was first made, `file:line`
+        self._owners: dict[str, str] = {}  # family or sample name, and the Stat that publishes it
+        self._firsts: dict[str, StatDefinition] = {}
+        self._rules: list[Rule] = []
+        self._switched: list[Rule] = []
+        self._wake: Callable[[], None] = lambda: None
+        self.refused = 0  # Stats that were made beyond `MOST_STATS` and are not recorded
+        self.recording = True  # False with `EXPORTER_DISABLED=1`
+        self.discard: Callable[[list[object]], object] = list.clear  # what ends in it may run the job's code
+
+    def on_first(self, start: Callable[[], None]) -> None:
+        """Say what is to be called whenever a Stat was made; it must be cheap and never raise."""
+        self._wake = start
+
+    def obtain(self, definition: StatDefinition, *, own: bool = False) -> StatState:
+        """Give the state of a Stat, made now or earlier; the names of the exporter's own are refused to everybody else.
+
+        Raises:
+            DefinitionError: The same name and labels have another definition, or the names of its families
+                are taken.
+        """
+        identity = (definition.name, definition.labels)
+        # Without the lock: a signal handler or a finalizer may ask for a Stat while this thread is making one.
+        known = self._states.get(identity)
+        if known is None:
+            if len(self._states) >= MOST_STATS or not self.recording:
+                if self.recording:
+                    self.refused += 1
+                    tell_once(
+                        "stats",
+                        f"only {MOST_STATS} Stats are recorded in a process: {definition.name!r} and those made after it are not",
+                    )
+                return StatState(definition, wall=time(), samples=0)
+            known = self._make(identity, definition, own=own)
+            self._wake()
+        if known.definition != definition:
+            self._differs(identity, known.definition, definition)
+        return known
+
+    def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> StatState:
+        with self._lock:
+            self._claim_names(definition, own=own)
+            state = StatState(definition, wall=time(), own=own, discard=self._discard)
+            self._apply(state)
+            # Another thread, or a handler that interrupted this one, may have been first.
+            kept = self._states.setdefault(identity, state)
+            if kept is state:
+                self._origins[identity] = _origin()
+            while len(self._order) != len(self._states):  # a handler may make another between two steps
+                self._order = tuple(self._states.values())
+            return kept
+
+    def states(self) -> tuple[StatState, ...]:
+        """The state of every Stat, in order of construction; a snapshot that later Stats do not change."""
+        return self._order
+
+    def find(self, name: str, labels: Mapping[str, str] | None = None) -> Stat | None:
+        """Look a Stat up by its identity."""
+        state = self._states.get((name, tuple(sorted((labels or {}).items()))))
+        return None if state is None else Stat.of(state)
+
+    def matching(self, pattern: str = "*") -> list[Stat]:
+        """List those whose names match a pattern (`*`: any characters, `?`: one), in order of construction."""
+        return [Stat.of(each) for each in self._order if fnmatchcase(each.definition.name, pattern)]
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """List their names, each once; one name may stand for Stats of several label sets."""
+        return list(dict.fromkeys(stat.name for stat in self.matching(pattern)))
+
+    def switch(self, pattern: str, *, enabled: bool) -> None:
+        """Switch the Stats whose names match a shell pattern on or off, those still to be made included.
+
+        What was counted stays counted; samples added while a Stat is off are dropped.
+        """
+        with self._lock:
+            others = [rule for rule in self._switched if rule["match"] != pattern]
+            self._switched = [*others, {"match": pattern, "enabled": enabled}]
+            for state in self._order:
+                self._apply(state)
+
+    def override(self, rules: Sequence[Rule]) -> list[str]:
+        """Put the configuration's rules in force, before the code's own switches; gives what is wrong with those left out."""
+        good, wrong = check_rules(rules)
+        with self._lock:
+            if good != self._rules:
+                self._rules = good
+                for state in self._order:
+                    self._apply(state)
+        return wrong
+
+    def after_fork(self) -> None:
+        """In a forked child: forget what the parent recorded, keep the Stats."""
+        self._lock = threading.RLock()
+        for state in self._order:
+            state.reset(wall=time())
+
+    def _discard(self, objects: list[object]) -> None:
+        self.discard(objects)  # the recorder sets it later
+
+    def _apply(self, state: StatState) -> None:
+        definition, enabled = apply_rules(state.definition, [*self._rules, *self._switched])
+        if definition != state.effective or enabled is not state.enabled:
+            state.override(definition, enabled=enabled)
+
+    def _claim_names(self, definition: StatDefinition, *, own: bool) -> None:
+        first = self._firsts.get(definition.name)
+        if first is not None:
+            if _shape(first) != _shape(definition):
+                self._differs((first.name, first.labels), first, definition)
+            return
+        # All that it could publish, since an override may ask for other aggregations later.
+        names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
+        for name in sorted(names):
+            owner = self._owners.get(name, definition.name)
+            reserved = not own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
+            if reserved or owner != definition.name:
+                whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
+                raise DefinitionError(
+                    f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name",
+                    field="name",
+                    found=definition.name,
+                    allowed="a name whose families are free",
+                )
+        self._owners.update(dict.fromkeys(names, definition.name))
+        self._firsts[definition.name] = definition
+
+    def _differs(self, identity: Identity, first: StatDefinition, second: StatDefinition) -> None:
+        found = {
+            each.name: (getattr(first, each.name), getattr(second, each.name))
+            for each in dataclasses.fields(first)
+            if getattr(first, each.name) != getattr(second, each.name) and each.name != "labels"
+        }
+        differences = ", ".join(f"{name} {one!r} and now {other!r}" for name, (one, other) in found.items())
+        field, (_, value) = next(iter(found.items()))
+        raise DefinitionError(
+            f"the Stat {first.name!r} was first made at {self._origins.get(identity, 'an unknown place')} "
+            f"with another definition: {differences}",
+            field=field,
+            found=value,
+            allowed="the same definition, or another name or labels",
+        )
+
 
 REGISTRY = Registry()
 """The Stats of this process."""
@@ -89,21 +250,19 @@ class Stat:
             stale_seconds=stale_seconds,
             min_samples=min_samples,
         )
-        return cls._of(REGISTRY.obtain(definition))
+        return cls.of(REGISTRY.obtain(definition))
 
     @classmethod
-    def _of(cls, state: StatState) -> Self:
+    def of(cls, state: StatState) -> Self:
         """Give the Stat of a state, always the same object."""
-        known = _FACES.get((cls, state))
+        known = _STATS.get((cls, state))
         if known is None:
             known = stat = super().__new__(cls)
             stat._state = state
             stat.add = state.buffer.append
             stat._tensors = None
-            if (
-                state.buffer.maxlen
-            ):  # else beyond the registry's bound, or recording is disabled: nothing is kept
-                known = _FACES.setdefault((cls, state), stat)
+            if state.buffer.maxlen:  # else beyond the registry's bound, or recording is disabled
+                known = _STATS.setdefault((cls, state), stat)
         return known  # type: ignore[return-value]  # keyed by cls
 
     @classmethod
@@ -120,15 +279,8 @@ class Stat:
     ) -> Self:
         """Make a Stat that is measured by a callback, once per flush, on a thread that all callbacks share.
 
-        Args:
-            name: As for any Stat.
-            measure: Called without arguments; what it raises is counted. One that hangs costs the passive
-                Stats, which is shown, and nothing else. It must not call CUDA.
-            aggregations: None means VALUE and MAX.
-            window_seconds: As for any Stat.
-            unit: As for any Stat.
-            help: As for any Stat.
-            labels: As for any Stat.
+        What `measure` raises is counted. One that hangs costs the passive Stats, which is shown, and nothing else. It must
+        not call CUDA. Aggregations of None mean VALUE and MAX; the rest is as for any Stat.
 
         Raises:
             DefinitionError: The definition is wrong, or `measure` is not callable.
@@ -161,8 +313,7 @@ class Stat:
         replicated, calls during CUDA graph capture, and values beyond the copies that may be under way.
         """
         if self._tensors is None:
-            self._tensors = TensorReader(self.add, self._state.refusals.append)
-            self._state.tensors = self._tensors
+            self._tensors = self._state.tensors = TensorReader(self.add, self._state.refusals.append)
         self._tensors.add(tensor)
 
     def time(self) -> Timer:
@@ -171,11 +322,12 @@ class Stat:
         Raises:
             DefinitionError: The Stat's unit is not seconds.
         """
-        if self._state.definition.unit not in {None, "seconds"}:
+        unit = self._state.definition.unit
+        if unit not in {None, "seconds"}:
             raise DefinitionError(
-                f"the Stat {self.name!r} cannot time: its unit is {self._state.definition.unit!r}",
+                f"the Stat {self.name!r} cannot time: its unit is {unit!r}",
                 field="unit",
-                found=self._state.definition.unit,
+                found=unit,
                 allowed=("seconds", None),
             )
         return Timer(self.add)
@@ -230,57 +382,13 @@ class Stat:
         return f"<Stat {definition.name!r}{labels}: {self.count} samples>"
 
 
-_FACES: dict[tuple[type[Stat], StatState], Stat] = {}
+_STATS: dict[tuple[type[Stat], StatState], Stat] = {}
 """So that the same definition is the same object; as many as the registry keeps."""
 
 
 def _remade(cls: type[Stat], definition: StatDefinition) -> Stat:
-    known = next(
-        (
-            each
-            for each in REGISTRY.states()
-            if each.definition.name == definition.name and each.definition.labels == definition.labels
-        ),
-        None,
-    )
-    return cls._of(REGISTRY.obtain(definition) if known is None else known)  # its own file
-
-
-class Stats:
-    """The Stats of a process, to be listed, looked up and switched.
-
-    Args:
-        registry: Where they are kept.
-    """
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def find(self, name: str, labels: Mapping[str, str] | None = None) -> Stat | None:
-        """Look one up by its identity."""
-        wanted = (name, tuple(sorted((labels or {}).items())))
-        return next(
-            (stat for stat in self.matching(name) if (stat.name, stat.definition.labels) == wanted), None
-        )
-
-    def matching(self, pattern: str = "*") -> list[Stat]:
-        """List those whose names match a pattern (`*`: any characters, `?`: one), in order of construction."""
-        return [
-            Stat._of(state)  # noqa: SLF001  # its own file
-            for state in self._registry.states()
-            if fnmatchcase(state.definition.name, pattern)
-        ]
-
-    def names(self, pattern: str = "*") -> list[str]:
-        """List their names, each once; one name may stand for Stats of several label sets."""
-        return list(dict.fromkeys(stat.name for stat in self.matching(pattern)))
-
-    def switch(self, pattern: str, *, enabled: bool) -> None:
-        """Switch those whose names match on or off, those still to be made included.
-
-        What was counted stays counted; samples added while a Stat is off are dropped.
-        """
-        self._registry.switch(pattern, enabled=enabled)
+    known = REGISTRY.find(definition.name, dict(definition.labels))
+    return cls.of(REGISTRY.obtain(definition)) if known is None else known
 
 
 def metric(
@@ -292,7 +400,9 @@ def metric(
     buckets: Iterable[float] | None = None,
     own: bool = True,
 ) -> Callable[[float], None]:
-    """Make a plain family, or one more series of it; a counter is 0 from then on, so that its first rise is seen.
+    """Make a series of a family without windows, for faces and bridges; a counter is 0 from then on.
+
+    The family is declared in the sidecar (`exporter.ledger.admission`), which admits nothing else to its name.
 
     Args:
         kind: `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`.
@@ -303,12 +413,21 @@ def metric(
         own: Whether the name is one of the exporter's own; False for one that the job has chosen.
 
     Returns:
-        `add`, which takes any int or float, never raises and never waits.
-
-    Raises:
-        DefinitionError: It cannot be, or is another family already.
+        `add`, which takes any int or float, never raises and never waits. A DefinitionError is raised as by `Stat`.
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
-    state = REGISTRY.obtain(definition.replace(kind=kind), own=own)
-    return state.buffer.append
+    return REGISTRY.obtain(definition.replace(kind=kind), own=own).buffer.append
+
+
+def _shape(definition: StatDefinition) -> tuple[object, ...]:
+    """What the Stats of one name must share, since they share their main family."""
+    histogram = Aggregation.HISTOGRAM in definition.aggregations
+    return definition.kind, definition.unit, definition.buckets, histogram
+
+
+def _origin() -> str:
+    frame = sys._getframe(1)  # noqa: SLF001  # the only way to a caller's line that costs nothing
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("exporter"):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

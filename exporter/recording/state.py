@@ -21,7 +21,7 @@ BUFFER_SAMPLES = 1 << 19
 CHUNK_SAMPLES = 4096
 """Samples drained at once: well under a millisecond of work, so that the job's threads never wait longer."""
 
-_PLAIN = frozenset({float, int, bool})
+_NUMBERS = frozenset({float, int, bool})
 _FOREIGN_NUMBERS = {
     "numpy": frozenset({"float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong"}),
     "fractions": frozenset({"Fraction"}),
@@ -34,39 +34,27 @@ class StatState:
     """The state of one Stat.
 
     Attributes:
-        definition: As the code made it.
-        effective: As the overrides have changed it; what is computed and published.
-        enabled: Whether it is drained into anything.
+        effective: The code's definition as the overrides have changed it; what is computed and published.
         buffer: Where `Stat.add` puts samples.
-        tensors: Reads the tensors of `Stat.add_tensor`.
         measure: The callback of a passive Stat.
         own: Whether it is one of the exporter's own families, not one of the job's.
         refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
+        closed: The last closed window.
     """
 
     __slots__ = (
-        "_bucket_counts",
-        "_closed",
-        "_count",
-        "_discard",
-        "_last_sample",
-        "_next",
-        "_overflows",
-        "_reading",
-        "_rejected",
-        "_sum",
-        "_summable",
-        "_value",
-        "_window",
-        "_window_started",
-        "buffer",
-        "definition",
-        "effective",
-        "enabled",
-        "measure",
-        "own",
-        "refusals",
-        "tensors",
+        *(
+            "_bucket_counts",
+            "_discard",
+            "_last_sample",
+            "_next",
+            "_overflows",
+            "_reading",
+            "_rejected",
+            "_sum",
+        ),
+        *("_summable", "_value", "_window", "_window_started", "buffer", "closed", "count", "definition"),
+        *("effective", "enabled", "measure", "own", "refusals", "tensors"),
     )
 
     def __init__(
@@ -78,7 +66,7 @@ class StatState:
         own: bool = False,
         discard: Callable[[list[object]], object] = list.clear,
     ) -> None:
-        self.definition = definition
+        self.definition = self.effective = definition
         self.own = own
         self._discard = discard
         self.buffer: deque[object] = deque(maxlen=samples)
@@ -86,7 +74,6 @@ class StatState:
         self.enabled = True
         self.tensors: TensorReader | None = None
         self.measure: Callable[[], float] | None = None
-        self.effective = definition
         self._next: StatDefinition | None = None
         self.reset(wall=wall)
 
@@ -94,7 +81,7 @@ class StatState:
         """Forget every sample: what a forked child does with what its parent recorded."""
         self.buffer.clear()
         self.refusals.clear()
-        self._count = 0
+        self.count = 0
         self._sum = ExactSum()
         self._summable = True
         self._bucket_counts: list[int] | None = None
@@ -104,21 +91,11 @@ class StatState:
         self._value: float | None = None
         self._reading: StatReading | None = None
         self._begin_window(wall)
-        self._closed = WindowReading(wall, wall, 0)
-
-    @property
-    def closed(self) -> WindowReading:
-        """The last closed window."""
-        return self._closed
-
-    @property
-    def count(self) -> int:
-        """Samples accepted so far."""
-        return self._count
+        self.closed = WindowReading(wall, wall, 0)
 
     @property
     def sum(self) -> float:
-        """Their sum."""
+        """Sum of the samples accepted so far."""
         return self._sum.value
 
     def override(self, definition: StatDefinition, *, enabled: bool) -> None:
@@ -128,18 +105,12 @@ class StatState:
             kept |= self.effective.aggregations & {Aggregation.HISTOGRAM}
             definition = definition.replace(aggregations=kept, buckets=self.effective.buckets)
         self._next = definition
-        if enabled is not self.enabled:
-            self.enabled, self._reading = enabled, None
+        self.enabled, self._reading = enabled, None
         if not self._window.samples:
             self._begin_window(self._window_started)
-            self._reading = None
 
     def drain(self, *, wall: float) -> bool:
-        """Take up to `CHUNK_SAMPLES` samples out of the buffer.
-
-        Returns:
-            Whether there may be more.
-        """
+        """Take up to `CHUNK_SAMPLES` samples out of the buffer; says whether there may be more."""
         waiting = len(self.buffer)
         if waiting == self.buffer.maxlen:
             self._overflows += 1
@@ -148,47 +119,40 @@ class StatState:
             return False
         take = self.buffer.popleft
         batch = [take() for _ in range(min(waiting, CHUNK_SAMPLES))]
-        if self.enabled:
-            samples = self._accept(batch)
-            if samples:
-                self._absorb(samples, wall)
+        if self.enabled and (samples := self._accept(batch)):
+            self._absorb(samples, wall)
         return waiting > CHUNK_SAMPLES
 
     def close_window(self, started: float, ended: float, *, late_windows: bool, wall: float) -> None:
-        """Close the time window that is over.
-
-        Args:
-            started: When the clock's window began, Unix time; one begun by count may be younger.
-            ended: When it ended, Unix time.
-            late_windows: Whether further windows have ended since, all of them empty.
-            wall: Now, Unix time.
-        """
+        """Close the time window that is over; `late_windows` where further ones have ended since, all of them empty."""
         self._close(max(started, self._window_started), ended)
         if late_windows:
-            self._closed = WindowReading(ended, wall, 0)
+            self.closed = WindowReading(ended, wall, 0)
         self._begin_window(ended)
 
     def expire(self, *, wall: float) -> None:
         """Drop a pure count window that nothing was added to for `stale_seconds`."""
-        if self.effective.window_seconds is None and self._closed.samples and self._last_sample is not None:
-            silent = wall - self._last_sample
-            if silent > self.effective.stale_seconds:
-                self._closed = WindowReading(self._closed.ended, wall, 0)
-                self._reading = None
+        silent = wall - (self._last_sample or wall)
+        if (
+            self.effective.window_seconds is None
+            and silent > self.effective.stale_seconds
+            and self.closed.samples
+        ):
+            self.closed = WindowReading(self.closed.ended, wall, 0)
+            self._reading = None
 
     def reading(self) -> StatReading:
         """Tell all; the same object as long as nothing has changed."""
         while self.refusals:
             self._reject(self.refusals.popleft())
         if self._reading is None:
+            buckets = self.effective.buckets
             self._reading = StatReading(
                 self.effective,
-                self._count,
-                self._sum.value if self._summable and isfinite(self._sum.value) else None,
-                tuple(self._bucket_counts)
-                if self._bucket_counts and self.effective.buckets
-                else _zeros(self.effective),
-                self._closed if self.effective.kind == "stat" else None,
+                self.count,
+                self.sum if self._summable and isfinite(self.sum) else None,
+                tuple(self._bucket_counts) if self._bucket_counts and buckets else (0,) * len(buckets),
+                self.closed if self.effective.kind == "stat" else None,
                 self._last_sample,
                 dict(self._rejected),
                 self._overflows,
@@ -200,7 +164,7 @@ class StatState:
         """Turn a batch into finite floats, counting what is none. Runs no code of the user's."""
         try:
             kinds = set(map(type, batch))
-            if kinds <= _PLAIN:
+            if kinds <= _NUMBERS:
                 samples = batch if kinds == {float} else list(map(float, batch))  # type: ignore[arg-type]  # all plain numbers
                 if all(map(isfinite, samples)):  # type: ignore[arg-type]  # all plain numbers
                     return samples  # type: ignore[return-value]  # all floats
@@ -231,7 +195,7 @@ class StatState:
         self._reading = None
         self._last_sample = wall
         self._value = samples[-1]
-        self._count += len(samples)
+        self.count += len(samples)
         self._sum.add(samples)
         if self._bucket_counts is None:
             self._bucket_counts = [0] * len(self.effective.buckets)
@@ -268,7 +232,7 @@ class StatState:
     def _close(self, started: float, ended: float) -> None:
         samples = self._window.samples
         values = self._window.values() if samples >= self.effective.min_samples else {}
-        self._closed = WindowReading(started, ended, samples, values)
+        self.closed = WindowReading(started, ended, samples, values)
         self._reading = None
 
     def _begin_window(self, started: float) -> None:
@@ -276,10 +240,6 @@ class StatState:
             self.effective, self._next = self._next, None
         self._window = Window(self.effective.aggregations)
         self._window_started = started
-
-
-def _zeros(definition: StatDefinition) -> tuple[int, ...]:
-    return (0,) * len(definition.buckets)
 
 
 def _number(value: Any) -> float | str:

@@ -33,10 +33,8 @@ class _Copies:
 class TensorReader:
     """One Stat's copies under way, a set of its own for each thread.
 
-    Args:
-        add: Takes a value.
-        refuse: Takes the reason for which a value was kept out: `not_a_number`, `shape`, `device`,
-            `placement`, `capture`, `backlog`, `thread_ended`, `error`.
+    `refuse` takes the reason for which a value was kept out: `not_a_number`, `shape`, `device`, `placement`, `capture`,
+    `backlog`, `thread_ended`, `error`.
     """
 
     def __init__(self, add: Callable[[float], object], refuse: Callable[[str], object]) -> None:
@@ -77,11 +75,7 @@ class TensorReader:
                 self._refuse("error")
 
     def count_lost(self, *, everything: bool = False) -> None:
-        """Refuse what threads that have ended did not collect; calls no CUDA.
-
-        Args:
-            everything: The process ends: nothing that is under way will be collected.
-        """
+        """Refuse what threads that have ended did not collect, or all where the process ends; calls no CUDA."""
         for copies in list(self._threads):
             if everything or not copies.thread.is_alive():
                 self._threads.remove(copies)

@@ -25,9 +25,6 @@ class Timer:
     As a decorator it is re-entrant and safe for threads; as a context manager one Timer times one block at a
     time (`stat.time()` makes a new one). A coroutine function is timed from its first step to its end,
     waiting included; a generator function from its first `next()` to its end.
-
-    Args:
-        add: Where the seconds go.
     """
 
     __slots__ = ("_add", "_began")
@@ -44,17 +41,14 @@ class Timer:
         self._add(perf_counter() - self._began)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
-        """Decorate a function, a coroutine function, a generator function or an asynchronous one."""
+        """Decorate a function of any kind."""
         return within(lambda: Timer(self._add), function)
 
 
 def within(block: Callable[[], AbstractContextManager[object]], function: AnyFunction) -> AnyFunction:
-    """Run each call of a function in a `with` block of its own, whatever kind of function it is.
+    """Run each call of a function, coroutine function or (asynchronous) generator function in a `with` block of its own.
 
-    Args:
-        block: Makes the context manager of one call.
-        function: A function, a coroutine function, a generator function or an asynchronous one; what is sent or thrown
-            into a generator reaches it.
+    What is sent or thrown into a generator reaches it.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(within(block, function.__func__))

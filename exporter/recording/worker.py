@@ -1,9 +1,8 @@
 """Worker: one daemon thread with a bounded queue, for code that is not ours.
 
-Used in the training process: one for each handler of events, one for all callbacks of passive Stats. Threads of the job
-put items into the queue and go on; what the worker calls may raise, hang or be slow, which costs its own items, counted
-by reason, and nothing else. After a fork the child's worker begins anew: its queue is empty, and its thread starts at
-the first item.
+Used in the training process: one for each handler of events, one for all callbacks of passive Stats. What the worker
+calls may raise, hang or be slow, which costs its own items, counted by reason, and nothing else. After a fork the
+child's worker begins anew: its queue is empty, and its thread starts at the first item.
 """
 
 from __future__ import annotations
@@ -45,26 +44,21 @@ class Counter:
         return int(repr(self._count)[6:-1]) + self._many  # the only way to look without taking a number
 
 
-class _Marker:
+class _Marker(threading.Event):
     """What is put into a queue to learn when all before it was taken; `end` asks the thread to stop there."""
 
-    __slots__ = ("end", "passed")
-
-    def __init__(self, *, end: bool) -> None:
-        self.end = end
-        self.passed = threading.Event()
+    end = False
 
 
 class Worker:
     """Gives items to a function, on a thread of its own.
 
-    Args:
-        handle: Takes one item.
-        name: For people: of the thread, and in what is said of failures.
-        bound: Items that may wait.
-        flush: Called when the queue has run empty and at the latest after every `FLUSHED_TOGETHER` items; until then
-            its items count as neither done nor lost. None where every item is done when `handle` returns.
-        what: What an item is called in what is said of failures.
+    `flush` is called when the queue has run empty and at the latest after every `FLUSHED_TOGETHER` items; until then its
+    items count as neither done nor lost. None where every item is done when `handle` returns.
+
+    Attributes:
+        done: Items that were taken.
+        busy_since: Unix time at which the item under way was begun; None while it waits for one.
     """
 
     def __init__(
@@ -76,11 +70,8 @@ class Worker:
         flush: Callable[[], object] | None = None,
         what: str = "events",
     ) -> None:
-        self._handle = handle
-        self._flush = flush
-        self._name = name
-        self._bound = bound
-        self._what = what
+        self._handle, self._flush = handle, flush
+        self._name, self._bound, self._what = name, bound, what
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -105,19 +96,14 @@ class Worker:
         full = self._full.read()
         return self._losses | {"queue_full": full} if full else dict(self._losses)
 
-    def put(self, item: object) -> bool:
-        """Hand over one item; never raises, never waits.
-
-        Returns:
-            Whether there was room for it.
-        """
+    def put(self, item: object) -> None:
+        """Hand over one item if there is room for it; never raises, never waits."""
         if self._queue.qsize() >= self._bound:
             self._full.bump()
-            return False
+            return
         self._queue.put(item)
         if self._thread is None:
             self.start()
-        return True
 
     def start(self) -> None:
         """Start the thread: an interpreter that ends starts no more since CPython 3.12, and exit handlers log, too."""
@@ -139,14 +125,10 @@ class Worker:
             self._starting.release()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until everything that waits now was taken.
-
-        Returns:
-            Whether that was so within the time; False at once on the worker's own thread.
-        """
+        """Wait until everything that waits now was taken; False if that takes longer, and on the worker's own thread."""
         marker = self._mark(end=False)
         return marker is None or (
-            threading.current_thread() is not self._thread and marker.passed.wait(max(timeout_seconds, 0.0))
+            threading.current_thread() is not self._thread and marker.wait(max(timeout_seconds, 0.0))
         )
 
     def finish(self) -> Callable[[float, str], None]:
@@ -160,7 +142,7 @@ class Worker:
         def wait(timeout_seconds: float, reason: str) -> None:
             if marker is None or threading.current_thread() is self._thread:
                 return
-            if not marker.passed.wait(max(timeout_seconds, 0.0)):
+            if not marker.wait(max(timeout_seconds, 0.0)):
                 self._abandoned = True  # the thread takes no more, whenever its function returns
                 # Without the marker, with the one that it hangs in and those before it that are not written yet.
                 self._lose(reason, max(self._queue.qsize() - 1, 0) + 1 + self._unflushed)
@@ -170,7 +152,8 @@ class Worker:
     def _mark(self, *, end: bool) -> _Marker | None:
         if self._thread is None or self._ended:
             return None
-        marker = _Marker(end=end)
+        marker = _Marker()
+        marker.end = end
         self._queue.put(marker)
         return marker
 
@@ -183,7 +166,7 @@ class Worker:
             if isinstance(item, _Marker):
                 self._write_out()
                 self._ended = self._ended or item.end
-                item.passed.set()
+                item.set()
                 if item.end:
                     return
                 continue

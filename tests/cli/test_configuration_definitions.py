@@ -21,7 +21,7 @@ from exporter.cli.schema import render
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.config.loader import load
 from exporter.errors import ConfigurationError
-from exporter.recording.overrides import check_rules
+from exporter.recording.definition import check_rules
 from exporter.recording.values import Aggregation
 
 PROJECT = Path(__file__).resolve().parents[2]

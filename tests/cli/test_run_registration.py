@@ -100,7 +100,7 @@ def test_a_killed_run_is_forgotten_once_nobody_records_so_that_later_writers_do_
 def test_writers_without_a_run_keep_no_sidecar(tmp_path: Path) -> None:
     writer = start(HOLD, tmp_path / f"{'a' * 32}.lock")
 
-    assert runs.any_writer(tmp_path)
+    assert bool(runs.recording_processes(tmp_path))
     assert not runs.any_active(tmp_path)
     kill(writer)
 
@@ -108,7 +108,7 @@ def test_writers_without_a_run_keep_no_sidecar(tmp_path: Path) -> None:
 def test_the_lock_of_the_owning_sidecar_is_no_writer(tmp_path: Path) -> None:
     sidecar = start(HOLD, tmp_path / "owner.lock")
 
-    assert (runs.owner(tmp_path), runs.any_writer(tmp_path)) == (sidecar.pid, False)
+    assert (runs.owner(tmp_path), bool(runs.recording_processes(tmp_path))) == (sidecar.pid, False)
     assert runs.attached_owner(tmp_path) is None  # nothing on its command line says that it ends with a run
     kill(sidecar)
     assert runs.owner(tmp_path) is None

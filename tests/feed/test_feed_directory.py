@@ -123,15 +123,8 @@ def test_off_linux_every_directory_is_refused_with_the_reason(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_process_finds_its_directory_in_the_environment(tmp_path: Path) -> None:
-    assert feed_directory({"EXPORTER_FEED_DIR": str(tmp_path)}, create=True) == str(tmp_path)
-    assert feed_directory({}, create=False) == default_path(UID)
-    assert feed_directory({"EXPORTER_FEED_DIR": ""}, create=False) == default_path(UID)
-
-
-def test_a_directory_that_is_missing_is_an_error_only_for_who_needs_it(tmp_path: Path) -> None:
-    environment = {"EXPORTER_FEED_DIR": str(tmp_path / "missing")}
-
-    assert feed_directory(environment, create=False) == str(tmp_path / "missing")
+def test_a_process_finds_its_directory_in_the_environment_or_learns_what_is_wrong(tmp_path: Path) -> None:
+    assert feed_directory({"EXPORTER_FEED_DIR": str(tmp_path)}) == str(tmp_path)
+    assert feed_directory({"EXPORTER_FEED_DIR": ""}) == default_path(UID)
     with pytest.raises(FeedDirectoryError):
-        feed_directory(environment, create=True)
+        feed_directory({"EXPORTER_FEED_DIR": str(tmp_path / "missing")})

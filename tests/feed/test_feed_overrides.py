@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from exporter.errors import FeedDirectoryError, FeedError, FeedFormatError
 from exporter.feed.overrides import OverridesReader, overrides_stamp, read_overrides, write_overrides
-from exporter.recording.overrides import check_rules
+from exporter.recording.definition import check_rules
 
 RULES = (
     {"match": "train.*", "enabled": False},

@@ -253,16 +253,6 @@ def test_a_snapshot_above_the_limit_loses_its_newest_stats_and_says_how_many(tmp
     writer.close()
 
 
-def test_an_identity_out_of_a_broken_environment_is_made_readable(tmp_path: Path) -> None:
-    writer = FeedWriter(tmp_path, new_identity(run=os.fsdecode(b"caf\xe9"), node="n" * 5000))
-
-    assert writer.publish(new_recording())
-
-    process = only_entry(FeedReader(tmp_path)).snapshot.process
-    assert (process.run, process.node) == ("caf?", "n" * 1024)
-    writer.close()
-
-
 def test_what_cannot_be_encoded_is_counted_and_not_raised(tmp_path: Path) -> None:
     writer = FeedWriter(tmp_path, new_identity())
     recording = new_recording(1)

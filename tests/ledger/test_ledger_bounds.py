@@ -14,8 +14,7 @@ from ledger_support import START, MemoryFeed, Sidecar, a_definition, a_process, 
 
 from exporter.feed.encoder import encode
 from exporter.ledger.store import StateStore
-from exporter.recording.aggregations import Aggregation
-from exporter.recording.values import WindowReading
+from exporter.recording.values import Aggregation, WindowReading
 
 WIDE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.P95)
 RANK_0 = {"run": "r", "rank": "0"}

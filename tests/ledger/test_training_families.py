@@ -11,8 +11,7 @@ from exporter.families import FamilySpec
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.admission import identity_labels
 from exporter.ledger.families.training import TRAINING as SPECS
-from exporter.recording.naming import families_of
-from exporter.recording.values import Aggregation, StatDefinition, StatReading
+from exporter.recording.values import Aggregation, StatDefinition, StatReading, families_of
 
 
 def definition_of(spec: FamilySpec) -> StatDefinition:

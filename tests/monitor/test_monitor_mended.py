@@ -26,7 +26,7 @@ import exporter
 from exporter import monitor
 from exporter.monitor import Aggregation, Event, Stat, log_event
 from exporter.recording.events import EVENTS
-from exporter.recording.stat import REGISTRY, Stats
+from exporter.recording.stat import REGISTRY
 
 HOUR = dt.timedelta(hours=1)
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
@@ -363,7 +363,7 @@ def test_samples_reach_prometheus_under_the_name_of_the_stat() -> None:
         for value in (1.0, 2.0, 30.0):
             stat.add(value)
         exporter.flush()
-        found = Stats(REGISTRY).find(taken)
+        found = REGISTRY.find(taken)
 
         assert found is not None
         assert (found.count, found.sum) == (2, 3.0)
@@ -375,7 +375,7 @@ def test_two_stats_of_one_name_share_their_families_whatever_they_aggregate() ->
     first.add(1.0)
     second.add(5.0)
     exporter.flush()
-    found = Stats(REGISTRY).find("face.shared")
+    found = REGISTRY.find("face.shared")
 
     assert found is not None
     assert (found.count, found.sum) == (2, 6.0)

@@ -24,7 +24,7 @@ from exporter.one_logger.names import (
     StandardTrainingJobSpanName,
 )
 from exporter.one_logger.recorder import DefaultRecorder
-from exporter.process import RECORDER
+from exporter.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.spans import Span

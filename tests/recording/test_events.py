@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from waiting import wait_until
 
 from exporter.errors import EventsLostError
-from exporter.recording.event_kinds import name_of
-from exporter.recording.event_table import MOST_KINDS
+from exporter.recording.event_kinds import MOST_KINDS
 from exporter.recording.event_values import Event, Severity, check_data
-from exporter.recording.events import EventLog, Handle
+from exporter.recording.events import EventLog
+from exporter.recording.handle import Handle, name_of
 from exporter.recording.worker import Counter
 
 

@@ -22,13 +22,13 @@ from feed_support import mounted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.recording.event_values import Event
+from exporter.recording.event_values import Event, find_severity
 from exporter.recording.events import EventLog
 from exporter.recording.handlers.console import ConsoleHandler
+from exporter.recording.handlers.console import line_of as text_of
 from exporter.recording.handlers.json_lines import JsonLinesHandler, line_of, read_lines
-from exporter.recording.handlers.logs import EventsFromLogs, LogRecords, severity_of
+from exporter.recording.handlers.logs import EventsFromLogs, LogRecords
 from exporter.recording.handlers.tensorboard import TensorBoardHandler
-from exporter.recording.handlers.text import line_of as text_of
 
 
 @pytest.fixture
@@ -378,7 +378,7 @@ def test_a_message_that_cannot_be_formatted_is_loggings_own_affair(
     [(0, "debug"), (15, "debug"), (20, "info"), (25, "info"), (45, "error"), (99, "critical")],
 )
 def test_levels_between_the_named_ones_are_rounded_down(level: int, severity: str) -> None:
-    assert severity_of(level) == severity
+    assert find_severity(level) == severity
 
 
 # TensorBoard -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from test_recording_process import only, run, snapshots
 import exporter
 from exporter import DefinitionError, Stat
 from exporter.recording.events import EventLog
-from exporter.recording.registry import Registry
+from exporter.recording.stat import Registry
 
 
 class Hostile:
@@ -223,7 +223,7 @@ def test_every_stat_that_threads_make_at_once_is_listed() -> None:
 def test_stats_beyond_the_most_are_said_and_counted_in_the_feed(feed: Path) -> None:
     program = """
         from exporter import Stat, flush
-        import exporter.recording.registry as registry
+        import exporter.recording.stat as registry
         registry.MOST_STATS = 3
         for number in range(5):
             Stat(f"s{number}").add(1.0)

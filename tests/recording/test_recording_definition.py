@@ -8,7 +8,7 @@ import pytest
 
 from exporter import Aggregation, DefinitionError, Stat, registry
 from exporter.recording.definition import check_definition
-from exporter.recording.naming import families_of
+from exporter.recording.values import families_of
 
 numbers = itertools.count()
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from exporter.recording.definition import check_definition
-from exporter.recording.overrides import apply_rules, check_rules
+from exporter.recording.definition import apply_rules, check_definition, check_rules
 from exporter.recording.values import Aggregation
 
 

@@ -298,7 +298,7 @@ def test_a_passive_stat_is_measured_and_one_that_hangs_costs_nothing_else(feed: 
         import time
         import exporter
         from exporter import Stat
-        exporter.recording.recorder.STUCK_SECONDS = 0.5
+        exporter.recorder.STUCK_SECONDS = 0.5
         loss = Stat("train.loss", ["mean"])
         Stat.passive("train.good", lambda: 3.0, unit="bytes")
         Stat.passive("train.bad", lambda: 1 / 0)
@@ -467,7 +467,7 @@ def test_an_interpreter_without_daemon_threads_records_without_harm(feed: Path) 
 def test_a_runaway_label_neither_raises_nor_fills_the_memory(feed: Path) -> None:
     program = """
         from exporter import Stat
-        from exporter.recording import registry as module
+        from exporter.recording import stat as module
         from exporter.recording.stat import REGISTRY as registry
         module.MOST_STATS = 100
         for number in range(1000):

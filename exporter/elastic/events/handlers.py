@@ -16,6 +16,8 @@ from typing import Any
 from exporter.elastic import agent
 from exporter.elastic.events.api import Event, EventSource, RdzvEvent
 from exporter.recording import events as recorded
+from exporter.recording.event_values import Event as RecordedEvent
+from exporter.recording.handle import Handle
 
 RECORDED = "exporter_recorded"
 """Attribute of log records that stand for events which are recorded already."""
@@ -106,7 +108,7 @@ class NullEventHandler(EventHandler):
         """Do nothing."""
 
 
-_registered: list[tuple[EventHandler, recorded.Handle]] = []
+_registered: list[tuple[EventHandler, Handle]] = []
 
 
 def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
@@ -140,7 +142,7 @@ def add_handler(handler: EventHandler) -> None:
         if event is not None:
             handler.record(event)
 
-    def origin(_event: recorded.Event, origin: object, *_more: object) -> object:
+    def origin(_event: RecordedEvent, origin: object, *_more: object) -> object:
         return origin if isinstance(origin, Event) else None
 
     handle = recorded.register(take, name=type(handler).__name__, adapt=origin)

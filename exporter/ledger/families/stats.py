@@ -14,8 +14,7 @@ from exporter.ledger.admission import OWN, Admission, Claim, Plan, identity_labe
 from exporter.ledger.families.training import IDENTITY_LABELS, LAST_VALUES
 from exporter.ledger.totals import Moment
 from exporter.ledger.visible import VisibleSlot
-from exporter.recording.aggregations import AGGREGATIONS, Aggregation
-from exporter.recording.values import StatReading, WindowReading
+from exporter.recording.values import AGGREGATIONS, Aggregation, StatReading, WindowReading
 
 RANK_0 = ("0", "", "")
 """Rank, worker and role of the process whose word is the run's."""

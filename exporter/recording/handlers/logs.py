@@ -1,7 +1,7 @@
 """Logging both ways: log records that become events, and events that become log records.
 
 Used in the training process. `EventsFromLogs` is a `logging.Handler` and runs where the job logs; `LogRecords` is
-a handler of events and runs on its delivery's thread. Both may be in use at once: what came from the one side is
+a handler of events and runs on its worker's thread. Both may be in use at once: what came from the one side is
 not sent back to it.
 """
 
@@ -11,9 +11,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from exporter.recording.event_values import LEVELS, Datum, Event
+from exporter.recording.event_values import LEVELS, Datum, Event, find_severity
 from exporter.recording.events import log
-from exporter.recording.handlers.text import summary_of
+from exporter.recording.handlers.console import summary_of
 
 FROM_LOGS = "log.logger"
 """The datum that an event has when it was made of a log record: the logger's name."""
@@ -56,13 +56,8 @@ class EventsFromLogs(logging.Handler):
             if record.exc_info and record.exc_info[0] is not None:
                 data["log.exception"] = record.exc_info[0].__name__
                 data["log.traceback"] = logging.Formatter().formatException(record.exc_info)
-            self._log(
-                self._type,
-                record.getMessage(),
-                severity=severity_of(record.levelno),
-                timestamp=record.created,
-                **data,
-            )
+            severity = find_severity(record.levelno)
+            self._log(self._type, record.getMessage(), severity=severity, timestamp=record.created, **data)
         except Exception:  # noqa: BLE001  # a message that cannot be formatted; logging's own rule for handlers
             self.handleError(record)
 
@@ -84,8 +79,3 @@ class LogRecords:
         level = LEVELS[event.severity]
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", summary_of(event), extra={_MARK: event})
-
-
-def severity_of(level: int) -> str:
-    """Name the severity of a level of `logging`."""
-    return next((name for name, least in reversed(list(LEVELS.items())) if level >= least), "debug")

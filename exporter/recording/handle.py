@@ -1,0 +1,145 @@
+"""Handle: the way from the event log to one handler, and back.
+
+Used in the training process. A container's own method (`list.append`, `deque.append`, `SimpleQueue.put`) can neither hang
+nor run anybody's code, so it is called at once, on the thread that logs; every other handler has a `Worker`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from exporter.recording.event_values import LEVELS, Datum, Event
+from exporter.recording.identity import clean_text
+from exporter.recording.worker import Counter, Worker
+
+Adapt = Callable[[Event, object], object]
+RawEvent = tuple[
+    str, "str | None", str, Mapping[str, Datum], float, float, int, "str | None", tuple[str, ...]
+]
+"""Type, message, severity, data, timestamp, logged_at, monotonic_ns, span_id, parent_ids: an Event is made of them
+when somebody looks, and is given its id then."""
+
+_CONTAINERS = (list, deque, SimpleQueue)
+_CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
+
+
+class EventHandler(Protocol):
+    """An object that is given events.
+
+    It may also have `flush()`, called when its queue has run empty and at the latest after every 256 events: until
+    then its events count as neither delivered nor dropped.
+    """
+
+    def handle(self, event: Any) -> object:
+        """Take one `Event`, or what `adapt` has made of it."""
+        ...
+
+
+class LateEvent(Protocol):
+    """An event of a face that was not made into an `Event` yet."""
+
+    def raw(self) -> RawEvent:
+        """What an `Event` is made of."""
+        ...
+
+    def logged(self, origin: object) -> object:
+        """The object that was logged together with what it was then, for `adapt`."""
+        ...
+
+
+class Handle:
+    """A registered handler: the way to unregister it, and what has become of its events.
+
+    Attributes:
+        name: Under which it is counted.
+        registered: Whether it is still told.
+        direct: Whether it is called at once, on the thread that logs.
+        worker: Calls it otherwise.
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        end: Callable[[Handle], None],
+        name: str,
+        types: tuple[str, ...] | None,
+        severity: str,
+        queue: int,
+        adapt: Adapt | None,
+        own: type | None,
+    ) -> None:
+        self.name = name
+        self.own = own
+        self.registered = False
+        self.direct = is_container_method(handler)
+        self._end = end
+        self._handle: Callable[[Any], object] = getattr(handler, "handle", None) or handler
+        self._types = types
+        self._level = LEVELS[severity]
+        self._adapt = adapt
+        self._taken = Counter()
+        flush = getattr(handler, "flush", None) if hasattr(handler, "handle") else None
+        self.worker = Worker(self._give, name=f"events-{name}", bound=queue, flush=flush)
+
+    def unregister(self) -> None:
+        """Tell it no more; see `EventLog.unregister`."""
+        self._end(self)
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until it has taken what waits now; says whether it has within the time."""
+        return self.worker.drain(timeout_seconds)
+
+    def after_fork(self) -> None:
+        """Begin anew."""
+        self._taken = Counter()
+        self.worker.after_fork()
+
+    @property
+    def delivered(self) -> int:
+        """Events that the handler took."""
+        return self.worker.done + self._taken.read()
+
+    def wants(self, type: str, severity: str) -> bool:
+        """Whether it is to be given events of this type and severity."""
+        wanted = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
+        return wanted and LEVELS[severity] >= self._level
+
+    def take_at_once(self, item: object) -> None:
+        """Call the handler here and now; only for those that are `direct`."""
+        self._handle(item)
+        self._taken.bump()
+
+    def put(self, event: Any, origin: object = None) -> None:
+        """Hand over one event, or what else its registrar puts in the place of one; never raises, never waits."""
+        if self.direct:
+            self.take_at_once(event if self._adapt is None else self._adapt(event, origin))
+        elif self.registered:
+            self.worker.put((event, origin))
+
+    def _give(self, item: tuple[Any, object]) -> None:
+        self._handle(item[0] if self._adapt is None else self._adapt(*item))
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.name!r}: {'registered' if self.registered else 'unregistered'}>"
+
+
+def is_container_method(handler: object) -> bool:
+    """Whether calling it can only put something into a list, a deque or a SimpleQueue."""
+    return (
+        type(getattr(handler, "__self__", None)) in _CONTAINERS
+        and type(handler) is type([].append)
+        and getattr(handler, "__name__", "") in _CONTAINER_METHODS
+    )
+
+
+def name_of(handler: object) -> str:
+    """Name a handler for people: a function by its name, an object by its class."""
+    if is_container_method(handler):
+        return f"{type(handler.__self__).__name__}.{handler.__name__}"  # type: ignore[attr-defined]  # a bound method
+    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
+    return clean_text(str(name).replace("<locals>.", ""))[:100] or "handler"
