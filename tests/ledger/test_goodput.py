@@ -99,19 +99,6 @@ def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_lates
     assert books.goodput.productive == 100
 
 
-def test_one_that_begins_from_nothing_has_lost_everything_after_the_start() -> None:
-    books = killed_at_100()
-    again = a_job(0)
-    books.begin(again)
-    steps(again, 10)
-    again.save(1.0)
-    books.see(again)
-
-    assert books.goodput.lost_steps == 100
-    assert books.goodput.productive == 90
-    assert books.lost()["lost_progress"] == 0.75 + 10 + 10
-
-
 def test_an_order_that_was_mistaken_for_an_end_mends_itself() -> None:
     books, job = Books(), a_job()
     books.begin(job)
@@ -215,23 +202,6 @@ def test_a_step_that_never_ended_hung_and_a_short_one_was_lost() -> None:
         assert books.lost() == {"init": 4, cause: held}
 
 
-def test_a_step_that_raised_after_so_long_hung_too() -> None:
-    """A collective that times out ends so."""
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 3)
-    job.hold(400.0)
-    books.see(job)
-    job.open, job.failed = 0.0, 400.0
-    books.see(job)
-    job.spend("iteration", 2.0)
-    job.failed += 2.0
-    books.end(job)
-
-    assert books.lost() == {"init": 4, "hang": 400, "lost_progress": 2}
-    assert books.goodput.uncommitted == 3
-
-
 def test_validation_is_lost_time_unless_the_configuration_says_otherwise() -> None:
     for validates in (False, True):
         books, job = Books(), a_job()
@@ -242,21 +212,6 @@ def test_validation_is_lost_time_unless_the_configuration_says_otherwise() -> No
 
         assert books.goodput.productive == (5 if validates else 0)
         assert books.lost() == {"init": 4} | ({} if validates else {"validation": 5})
-
-
-def test_a_second_loop_that_counts_anew_repeats_nothing() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 10)
-    job.save(0.0)
-    books.see(job)
-    job.begin_loop(0)
-    steps(job, 10)
-    job.save(0.0)
-    books.see(job)
-
-    assert books.goodput.productive == 20
-    assert "lost_progress" not in books.lost()
 
 
 def test_a_process_that_says_nothing_of_training_begins() -> None:

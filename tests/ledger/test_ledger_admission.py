@@ -87,21 +87,6 @@ def test_when_the_holder_has_died_the_other_takes_the_family_with_all_it_counted
     assert page.count("a", run="r", rank="0") is None, "what lingers gives way to the living"
 
 
-def test_what_lingers_of_another_kind_comes_back_when_the_living_are_gone(sidecar: Sidecar) -> None:
-    runs(sidecar, 0, a_definition("a", unit="seconds"))
-    sidecar.collect()
-    sidecar.feed.kill(sidecar.feed.files[f"{0:032x}"].snapshot.process)
-    runs(sidecar, 1, a_definition("a_seconds"))
-    page = sidecar.after(1)
-    assert page.count("a_seconds", run="r", rank="0") is None
-    assert page.count("a_seconds", run="r", rank="1") == 2
-    sidecar.feed.kill(sidecar.feed.files[f"{1:032x}"].snapshot.process)
-
-    page = sidecar.after(1)
-
-    assert [page.count("a_seconds", run="r", rank=rank) for rank in "01"] == [1, None]
-
-
 def test_help_may_differ_and_the_first_is_shown(sidecar: Sidecar) -> None:
     runs(sidecar, 0, a_definition("a", help="First."))
     runs(sidecar, 1, a_definition("a", help="Second."))
@@ -136,13 +121,9 @@ def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(
     "definition",
     [
         a_definition("host.cpu"),
-        a_definition("exporter.series"),
-        a_definition("process.cpu", unit="seconds"),
         a_definition("training.feed.alive"),
-        a_definition("training.feed.dropped"),
         a_definition("training.feed.dropped_total"),
         a_definition("training.rank.info"),
-        a_definition("training.process.anything"),
         a_definition("training.stat.rejected_samples.total"),
         a_definition("a", labels=(("role", "x"),)),
     ],

@@ -171,21 +171,6 @@ def test_what_describes_a_process_is_in_info_families(sidecar: Sidecar) -> None:
     assert page.get("training_rank_info", run="r", role="agent", **who, label_zone="b") == 1
 
 
-def test_refused_files_are_counted_once_and_disturb_nobody(
-    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
-) -> None:
-    sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25])))
-    sidecar.feed.refused = (("f" * 32 + ".feed", "checksum"),)
-
-    sidecar.collect()
-    page = sidecar.after(1)
-
-    assert page.get("exporter_feed_refused_total", reason="checksum") == 1
-    assert page.get("exporter_feed_refused_total", reason="version") == 0
-    assert page.count(TOTAL, **RANK_0) == 1
-    assert len([record for record in caplog.records if "refused" in record.message]) == 1
-
-
 def test_a_living_file_that_becomes_unreadable_keeps_its_seat_for_a_while(sidecar: Sidecar) -> None:
     process = a_process()
     sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))

@@ -97,16 +97,6 @@ def test_a_file_of_a_later_version_is_moved_aside_and_told(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-def test_a_copy_of_another_ranks_file_is_not_believed(store: StateStore) -> None:
-    path = saved(store)
-    other = ("rank", "run", "1", "", "")
-    assert store.claim(other)
-    (path.parent / file_name(other)).write_bytes(path.read_bytes())
-
-    assert store.load(other, the_same) is None
-    assert store.damaged == 1
-
-
 def test_only_the_newest_few_damaged_files_are_kept(tmp_path: Path) -> None:
     store = StateStore(tmp_path, clock=lambda: 1_700_000_000.0)
     for number in range(10):
@@ -116,15 +106,6 @@ def test_only_the_newest_few_damaged_files_are_kept(tmp_path: Path) -> None:
     kept = {path.read_bytes() for path in store.directory.glob("*.damaged-*")}
 
     assert kept == {b"bad 6", b"bad 7", b"bad 8", b"bad 9"}
-
-
-def test_whoever_does_not_keep_a_damaged_file_leaves_it_alone(store: StateStore) -> None:
-    path = saved(store)
-    path.write_bytes(b"damaged")
-    store.release(KEY)
-
-    assert store.load(KEY, the_same) is None
-    assert path.read_bytes() == b"damaged"
 
 
 def test_a_symbolic_link_is_neither_read_nor_written_through(store: StateStore, tmp_path: Path) -> None:

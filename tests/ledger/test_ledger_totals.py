@@ -73,23 +73,6 @@ def test_the_slot_of_the_dead_is_taken_by_the_next_whose_totals_continue(sidecar
     assert page.count("loss", **RANK_0, worker="1") == 4
 
 
-def test_a_crash_between_saving_and_removing_counts_nothing_twice(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.feed.removable = False
-    records(sidecar, process, 3)
-    sidecar.collect()
-    records(sidecar, process, 5, sequence=2, alive=False)
-    assert sidecar.after(1).count("loss", **RANK_0) == 5
-
-    for _ in range(3):
-        sidecar.restart()
-        assert sidecar.after(1).count("loss", **RANK_0) == 5
-    sidecar.feed.removable = True
-    sidecar.after(1)
-    assert sidecar.feed.files == {}
-    assert sidecar.after(1).count("loss", **RANK_0) == 5
-
-
 def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_told(sidecar: Sidecar) -> None:
     ghost = a_process()
     records(sidecar, ghost, 5)

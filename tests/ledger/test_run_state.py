@@ -215,18 +215,6 @@ def test_without_run_the_end_is_deduced_and_that_is_said(
     assert why(page)["reason"].startswith("exception ValueError" if ending else "deduced")
 
 
-def test_a_run_that_begins_again_runs(sidecar: Sidecar) -> None:
-    first = Watched(sidecar, job=a_job())
-    put(first)
-    sidecar.collect()
-    first.kill()
-    lost = sidecar.after(1.0)
-    second = Watched(sidecar, job=a_job())
-    put(second)
-
-    assert [state(lost), state(sidecar.collect())] == ["lost", "running"]
-
-
 def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar) -> None:
     watched = Watched(sidecar, job=a_job())
     put(watched)

@@ -103,14 +103,6 @@ def test_a_killed_job_that_resumes_tells_what_was_lost(tmp_path: Path) -> None:
         check_identity(page)
 
 
-def test_every_cause_and_reason_is_there_from_the_beginning(tmp_path: Path) -> None:
-    page = Watched(Sidecar(tmp_path), job=a_job()).see()
-
-    assert {of(page, "badput_seconds_total", cause=cause) is not None for cause in CAUSES} == {True}
-    assert {of(page, "interruptions_total", reason=each) for each in END_REASONS} == {0}
-    assert {of(page, "restarts_total", reason=each) for each in END_REASONS} == {0}
-
-
 def test_a_job_without_training_has_no_goodput_and_no_state_file(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     process = a_process()
@@ -310,19 +302,6 @@ def test_of_two_living_processes_of_one_session_the_first_counts(
     assert [record.levelname for record in caplog.records if "one session" in record.message] == ["WARNING"]
 
 
-def test_a_damaged_state_is_moved_aside_and_counting_begins_anew(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=a_job())
-    watched.see()
-    path = tmp_path / "ledger" / file_name(("goodput", "r", "run", "", ""))
-    path.write_bytes(b"not a state file")
-    sidecar.restart()
-    page = watched.see()
-
-    assert of(page, "badput_seconds_total", cause="init") == 4
-    assert list((tmp_path / "ledger").glob("goodput*.damaged-*"))
-
-
 def test_a_tag_may_be_told_a_little_later(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     watched = Watched(sidecar, job=PaperJob())
@@ -371,21 +350,6 @@ def test_a_process_that_does_not_train_in_between_completes_no_task(tmp_path: Pa
 
     assert [of(page, "lost_steps_total"), of(page, "productive_seconds_total")] == [2, 5]
     assert of(page, "attempt") == (2 if lasts < 30 else 3)
-    check_identity(page)
-
-
-def test_a_process_that_comes_after_the_clock_was_set_back_is_the_next_attempt(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 5)
-    first.see()
-    first.die()
-    sidecar.clock.wall -= 7200.0
-    second = Watched(sidecar, job=a_job(5))
-    page = second.see()
-
-    assert [of(page, "attempt"), of(page, "productive_seconds_total")] == [2, 5]
-    assert badput(page) == {"init": 8}
     check_identity(page)
 
 
