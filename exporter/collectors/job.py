@@ -1,11 +1,7 @@
 """What the collectors of processes and of energy tell each other: who runs, what it uses, where energy is read.
 
-Used in the sidecar. Values only. The ledger says which processes record (`JobProcess`), the collector of
-processes finds the rest of each run and says what the run uses of the machine (`MachineUse`), the collectors of
-devices say what they have measured (`EnergyReading`) and which process uses which GPU (`GpuProcessUse`). The
-composition root hands each of them the other's latest value as a callable.
-
-Times called `at` are those of the machine's monotonic clock, which all of them share.
+Used in the sidecar. Values only; the composition root hands each collector the others' latest as callables. Times called
+`at` are those of the machine's monotonic clock, which all of them share.
 """
 
 from __future__ import annotations
@@ -21,11 +17,9 @@ Role = Literal["trainer", "dataloader", "other"]
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """A process that records, or did so a short while ago.
+    """A process that records, or did so a short while ago, as the ledger knows it.
 
     Attributes:
-        process: Who.
-        alive: Whether the kernel says so.
         pid: As seen from here; None when it is dead or in a pid namespace that cannot be seen.
         final: Whether its last snapshot says that it ended in order.
     """
@@ -44,9 +38,9 @@ class GpuProcessUse:
         pid: As seen from here.
         gpu: Index as the job sees it.
         uuid: Of the whole GPU.
-        memory_bytes: On the GPU.
         ratios: Utilization by `sm`, `memory`, `encoder`, `decoder` since the last pass; what is not known is left
             out.
+        sm_seconds: Integral of its SM utilization since somebody began to watch it; starts anew with the watcher.
         slice_ratio: Share of the whole GPU of the MIG instance that it runs on; None for a whole GPU.
         instance: Which MIG instance; "" for a whole GPU.
     """
@@ -56,20 +50,18 @@ class GpuProcessUse:
     uuid: str
     memory_bytes: int | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
+    sm_seconds: float | None = None
     slice_ratio: float | None = None
     instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunUse:
-    """What the processes of one run, on this machine, have used.
+    """What the living processes of one run on this machine use.
 
     Attributes:
-        run: Which.
-        pids: Its living processes.
         cpu_seconds: CPU time of all that it ever had here; never falls.
         cpus: How many its ranks may use.
-        resident_bytes: Memory of the living ones.
     """
 
     run: str
@@ -81,11 +73,9 @@ class RunUse:
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """What all living runs have used, beside what the machine has, at one moment.
+    """What all living runs that can be seen from here use, beside what the machine has, at one moment.
 
     Attributes:
-        at: When, monotonic seconds.
-        runs: With at least one living process that can be seen from here.
         cpu_busy_seconds: CPU time of the whole machine that was not idle; None when it could not be read.
         cpus: Online CPUs.
         memory_used_bytes: Of the whole machine; None when it could not be read.
@@ -112,9 +102,7 @@ class EnergyReading:
             no reading.
         watts: Over the last interval; None where it is not known.
         idle_watts: Drawn without work; None where nobody knows.
-        at: When it was read, monotonic seconds.
         name: The device's, for people and for prices by model.
-        index: The device's number.
         power_joules: Integral of power that was measured independently of `joules`; None where there is none.
         resolution_seconds: Measured time between two changes of the counter; None while unknown.
         resets: Corrections so far, by reason.

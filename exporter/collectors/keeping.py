@@ -1,8 +1,4 @@
-"""Keeping: numbers of this machine that outlive the sidecar, as collectors see it.
-
-Used in the sidecar. Collectors count in rows of numbers; the ledger puts the rows into its state files. A page
-is one file: all of it is saved, or nothing.
-"""
+"""Pages: numbers of this machine that outlive the sidecar, which the ledger puts into its state files, one a page."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ Rows = dict[tuple[str, ...], tuple[float | None, ...]]
 
 
 class Page(Protocol):
-    """The rows of one subject."""
+    """The rows of one subject; all of them are saved, or nothing."""
 
     def load(self) -> Rows | None:
         """Give what was last saved, empty when there is nothing; None while another sidecar keeps it.
@@ -40,12 +36,7 @@ class Keeper(Protocol):
     """Where pages are."""
 
     def page(self, subject: str, name: str = "") -> Page:
-        """Name a page; nothing is touched yet.
-
-        Args:
-            subject: The collector.
-            name: Which of its pages, such as the run.
-        """
+        """Name a page of a collector, such as that of a run; nothing is touched yet."""
         ...
 
 

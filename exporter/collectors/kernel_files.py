@@ -1,9 +1,8 @@
 """Small files of /proc and /sys, one outcome for each kind of failure, and which names a user wants to see.
 
 Used in the sidecar by the collectors of the machine. A source that the kernel does not offer is a normal state; one that
-cannot be read, or holds something else than documented, is a problem with one of `FILE_REASONS`. `source` tells them
-apart for a block of code, whether that reads by itself or through psutil. No threads; a read that blocks costs the
-collector its deadline. Where procfs is mounted, `psutil.PROCFS_PATH` says for psutil and for us.
+cannot be read, or holds something else than documented, is a problem with one of `FILE_REASONS`. A read that blocks
+costs the collector its deadline. Where procfs is mounted, `psutil.PROCFS_PATH` says for psutil and for us.
 """
 
 from __future__ import annotations
@@ -49,12 +48,7 @@ def procfs() -> Path:
 
 @contextmanager
 def source(collected: Collected, what: Path | str) -> Iterator[None]:
-    """Read one source: one that is not offered is noted, one that fails is a problem; the others go on.
-
-    Args:
-        collected: Takes the note or the problem.
-        what: The source's name, for the message.
-    """
+    """Read one source: one that is not offered is noted, one that fails is a problem; the others go on."""
     try:
         yield
     except CollectError as error:
@@ -64,7 +58,15 @@ def source(collected: Collected, what: Path | str) -> Iterator[None]:
             collected.unsupported.append(f"no {error.filename or what}")
         else:
             collected.fail(failure(error.filename or what, error))
-    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, StopIteration) as error:
+    except (
+        ArithmeticError,
+        AssertionError,
+        LookupError,
+        RuntimeError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
         # A field that is missing, one too many, or no number: psutil and we take files apart as documented.
         message = f"{what}: not what the kernel documents ({type(error).__name__}: {error})"
         collected.fail(CollectError(message, reason="malformed"))

@@ -34,15 +34,9 @@ LAST_SUCCESS = family(
     "wall clock",
     "collector",
 )
-FAILED = family(
-    "exporter_collector_failed_passes_total",
-    "Passes that failed in part or as a whole, late ones included; why is in exporter_collector_errors_total.",
-    "last pass",
-    "collector",
-)
 ERRORS = family(
     "exporter_collector_errors_total",
-    "Passes that failed in part or as a whole, by reason. Absent before the first of its reason; what exporter_collector_failed_passes_total counts begins at 0.",
+    "Passes that failed in part or as a whole, late ones included, by reason. Absent before the first of its reason.",
     "last pass",
     "collector",
     "reason",
@@ -65,7 +59,7 @@ UNSUPPORTED = family(
     "last pass",
     "collector",
 )
-SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, FAILED, ERRORS, TIMEOUTS, INTERVAL, UNSUPPORTED)
+SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, ERRORS, TIMEOUTS, INTERVAL, UNSUPPORTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +100,12 @@ class Totals:
     Attributes:
         duration_seconds: Of all passes that returned.
         timeouts: Passes that missed their deadline.
-        failed: Failed passes.
-        errors: The same by reason; a pass can have several.
+        errors: Failed passes by reason; a pass can have several.
         last_success: Unix time, None before the first.
     """
 
     duration_seconds: float = 0.0
     timeouts: int = 0
-    failed: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     last_success: float | None = None
 
@@ -126,7 +118,6 @@ def status_families(statuses: Iterable[tuple[CollectorStatus, Totals]]) -> Colle
         made.add(LAST_DURATION, status.duration_seconds, status.name)
         made.add(DURATION, totals.duration_seconds, status.name)
         made.add(LAST_SUCCESS, totals.last_success, status.name)
-        made.add(FAILED, totals.failed, status.name)
         for reason, count in sorted(totals.errors.items()):
             made.add(ERRORS, count, status.name, reason)
         made.add(TIMEOUTS, totals.timeouts, status.name)

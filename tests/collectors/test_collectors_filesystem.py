@@ -11,13 +11,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from collectors_support import MACHINES, assert_sound, copy_of, recorded_statvfs, value_of
+from collectors_support import MACHINES, assert_sound, recorded_statvfs, value_of
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_until
 
 from exporter.collectors.catalogue import CATALOGUE
-from exporter.collectors.host.filesystem import FilesystemCollector, Silence, StatvfsPool
+from exporter.collectors.host.filesystem import (
+    CheckpointDirsCollector,
+    FilesystemCollector,
+    Silence,
+    StatvfsPool,
+)
 from exporter.collectors.host.mounts import Mount, parse_mounts, unescape, visible
 
 SIZE, ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
@@ -195,27 +200,18 @@ def test_a_stale_handle_is_an_error_of_that_mount(tmp_path: Path) -> None:
     assert collected.problems == [("unreadable", f"/old: {os.strerror(errno.ESTALE)}")]
 
 
-def test_a_mount_of_another_user_is_a_normal_state() -> None:
+def test_each_mount_shows_what_its_filesystem_knows() -> None:
     collected = collector_of(MACHINES / "node").collect()
+    btrfs = ("/mnt/über\\tab\t", "btrfs", "/dev/sda1")
 
+    assert value_of(collected, SIZE, *btrfs) == 24414062 * 4096
+    assert value_of(collected, "host_filesystem_avail_bytes", *btrfs) == 9900000 * 4096
+    assert value_of(collected, "host_filesystem_files", *btrfs) is None  # it has no inodes to count
+    assert value_of(collected, "host_filesystem_readonly", "/scratch", "xfs", "/dev/md0") == 1
+    assert value_of(collected, ERROR, "/mnt/stale", "ext4", "/dev/gone") is None  # unmounted meanwhile
     assert value_of(collected, ERROR, "/run/user/1000/doc", "fuse.portal", "portal") == 1
     assert collected.problems == []
     assert collected.unsupported == ["/run/user/1000/doc (fuse.portal): Permission denied"]
-
-
-def test_a_mount_that_is_gone_since_the_list_was_made_is_left_out() -> None:
-    collected = collector_of(MACHINES / "node").collect()
-
-    assert value_of(collected, ERROR, "/mnt/stale", "ext4", "/dev/gone") is None
-
-
-def test_names_with_blanks_tabs_and_umlauts_come_as_they_are() -> None:
-    collected = collector_of(MACHINES / "node").collect()
-
-    assert value_of(collected, SIZE, "/home/team one", "nfs4", "filer.example:/export/team one") == 2**20 * (
-        104857600
-    )
-    assert value_of(collected, SIZE, "/mnt/über\\tab\t", "btrfs", "/dev/sda1") == 24414062 * 4096
 
 
 def test_a_name_that_is_no_text_is_asked_for_by_its_bytes(tmp_path: Path) -> None:
@@ -231,22 +227,6 @@ def test_a_name_that_is_no_text_is_asked_for_by_its_bytes(tmp_path: Path) -> Non
 
     assert asked == [b"/m\xff"]
     assert value_of(collected, SIZE, "/m\ufffd", "ext4", "/dev/\ufffd") == 4096000
-
-
-def test_what_a_filesystem_does_not_know_is_absent() -> None:
-    collected = collector_of(MACHINES / "node").collect()
-    btrfs = ("/mnt/über\\tab\t", "btrfs", "/dev/sda1")
-
-    assert value_of(collected, "host_filesystem_files", *btrfs) is None
-    assert value_of(collected, "host_filesystem_files_free", *btrfs) is None
-    assert value_of(collected, "host_filesystem_avail_bytes", *btrfs) == 9900000 * 4096
-
-
-def test_an_error_that_made_a_filesystem_read_only_is_seen() -> None:
-    collected = collector_of(MACHINES / "node").collect()
-
-    assert value_of(collected, "host_filesystem_readonly", "/scratch", "xfs", "/dev/md0") == 1
-    assert value_of(collected, "host_filesystem_readonly", "/", "ext4", "/dev/mapper/vg-root") == 0
 
 
 def test_what_another_mount_covers_is_not_shown() -> None:
@@ -276,25 +256,53 @@ def test_patterns_choose_mount_points_and_kinds() -> None:
     assert sum(len(metric.samples) for metric in collected if metric.name == ERROR) == 1
 
 
-def test_a_mount_that_comes_or_goes_is_seen_in_the_next_pass(tmp_path: Path) -> None:
-    root = copy_of("node", tmp_path)
-    collector = collector_of(root)
-    before = collector.collect()
-    path = root / "proc/self/mountinfo"
-    lines = [line for line in path.read_text().splitlines() if " /scratch " not in line]
-    path.write_text("\n".join(lines))
-    after = collector.collect()
-
-    assert value_of(before, SIZE, "/scratch", "xfs", "/dev/md0") == 7680000000000
-    assert value_of(after, SIZE, "/scratch", "xfs", "/dev/md0") is None
-
-
 def test_a_damaged_list_of_mounts_is_a_failure_as_a_whole(tmp_path: Path) -> None:
     root = machine_of(tmp_path, "1 0 8:1 / / rw - ext4 /dev/sda rw", "2 0 8:2 / /x rw")
     collected = collector_of(root, StatvfsPool(statvfs=lambda _: ANSWER)).collect()
 
     assert list(collected) == []
     assert [reason for reason, _ in collected.problems] == ["malformed"]
+
+
+def test_each_run_has_the_room_of_each_directory_of_checkpoints_that_answers(
+    tmp_path: Path, hanging: Callable[..., Hanging]
+) -> None:
+    pool = StatvfsPool(statvfs=hanging("/dead"), deadline_seconds=0.2)
+    paths = [Path("/dead"), Path("/data")]
+    collected = CheckpointDirsCollector(paths, runs=lambda: {"b", "a"}, pool=pool).collect()
+    missing = CheckpointDirsCollector([tmp_path / "missing"], runs=lambda: {"r"}).collect()
+
+    told = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in collected
+        for sample in metric.samples
+    }
+    assert told == {
+        (f"training_checkpoint_dir_{what}_bytes", run, "/data"): size
+        for what, size in (("available", 400 * 4096), ("size", 1000 * 4096))
+        for run in ("a", "b")
+    }
+    assert [reason for reason, _ in collected.problems] == ["timeout"]
+    assert missing.problems == [("read", f"{tmp_path}/missing: No such file or directory")]
+
+
+@pytest.mark.parametrize(("paths", "runs"), [((), {"r"}), ((Path("/"),), set()), ((Path("/"),), None)])
+def test_without_directories_or_runs_there_is_nothing_to_tell(
+    paths: tuple[Path, ...], runs: set[str] | None
+) -> None:
+    collected = CheckpointDirsCollector(paths, runs=lambda: runs).collect()
+
+    assert not collected
+    assert not collected.problems
+
+
+def test_a_filesystem_that_does_not_know_its_size_is_not_full(tmp_path: Path) -> None:
+    unknown = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    pool = StatvfsPool(statvfs=lambda _: unknown)
+    collected = CheckpointDirsCollector([tmp_path], runs=lambda: {"r"}, pool=pool).collect()
+
+    assert not collected
+    assert collected.unsupported == [f"{tmp_path}: its filesystem does not tell its size"]
 
 
 @given(st.binary(max_size=30))

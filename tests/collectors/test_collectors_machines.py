@@ -12,7 +12,6 @@ from collectors_support import (
     UPDATE,
     assert_sound,
     build,
-    copy_of,
     read_from,
     text_of,
     value_of,
@@ -20,8 +19,7 @@ from collectors_support import (
 
 from exporter.collectors.cgroup.tree import CgroupTree, cpu_quota
 from exporter.collectors.host.cpu import CpuCollector
-from exporter.collectors.host.memory import MemoryCollector
-from exporter.collectors.host.pressure import PressureCollector
+from exporter.collectors.host.memory import oom_kills
 
 __all__ = ["read_from"]
 
@@ -121,21 +119,8 @@ def test_the_quota_is_the_tightest_limit_of_the_cgroup(machine: str, quota: floa
     assert cpu_quota(CgroupTree(proc=root / "proc", sys=root / "sys")) == quota
 
 
-def test_minor_faults_never_fall(tmp_path: Path, read_from: ReadFrom) -> None:
-    vmstat = read_from(copy_of("node", tmp_path)) / "proc/vmstat"
-    collector = MemoryCollector()
-    vmstat.write_text("pgfault 1000\npgmajfault 10\n")
-    collector.collect()
-    vmstat.write_text("pgfault 1000\npgmajfault 11\n")
-    collected = collector.collect()
+def test_the_kernel_counts_what_it_killed_for_memory(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 3\nother 1\n")
 
-    assert value_of(collected, "host_vm_page_faults_total", "minor") == 990
-    assert value_of(collected, "host_vm_page_faults_total", "major") == 11
-
-
-def test_a_kernel_without_pressure_is_a_normal_state(read_from: ReadFrom) -> None:
-    read_from(MACHINES / "old")
-    collected = PressureCollector().collect()
-
-    assert (list(collected), collected.problems) == ([], [])
-    assert len(collected.unsupported) == 1
+    assert oom_kills(tmp_path) == 3
+    assert oom_kills(tmp_path / "nowhere") is None

@@ -150,8 +150,8 @@ def test_prometheus_that_scrapes_both_sees_the_same_machine(address: str, tmp_pa
     ):
         wait_for(
             lambda: (
-                (server.value("count_over_time(host_context_switches_total[30s])") or 0) >= 16
-                and (server.value("count_over_time(node_context_switches_total[30s])") or 0) >= 16
+                (server.value("count_over_time(host_boot_time_seconds[30s])") or 0) >= 16
+                and (server.value("count_over_time(node_boot_time_seconds[30s])") or 0) >= 16
             ),
             seconds=40,
         )

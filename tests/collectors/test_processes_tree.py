@@ -70,21 +70,6 @@ def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
     assert text == golden.read_text()
 
 
-def test_the_cpu_time_of_a_worker_that_ended_stays(proc: Proc) -> None:
-    watch = Watch(proc)
-    watch.records(proc.add(FakeProcess(100)))
-    worker = proc.add(FakeProcess(110, parent=100, comm="pt_data_worker", user=5.0))
-    watch.collect()
-    worker.user = 9.0
-    watch.collect()
-    proc.end(110)
-    after = watch.collect()
-
-    assert value_of(after, CPU, *LOADER, "user") == 9.0
-    assert value_of(after, INSTANCES, *LOADER) == 0
-    assert value_of(after, EXITS, *LOADER, "unknown") == 1
-
-
 def test_a_restarted_rank_goes_on_counting(proc: Proc) -> None:
     watch = Watch(proc)
     first = watch.records(proc.add(FakeProcess(100, user=50.0)))
@@ -100,40 +85,19 @@ def test_a_restarted_rank_goes_on_counting(proc: Proc) -> None:
     assert value_of(after, "training_process_up", "r", "0") == 1
 
 
-def test_a_trainer_that_is_gone_is_counted_when_the_feed_knows_how_it_ended(proc: Proc) -> None:
+def test_somebody_else_with_the_pid_is_not_the_recording_process(proc: Proc) -> None:
     watch = Watch(proc)
-    trainer = watch.records(proc.add(FakeProcess(100)))
-    watch.collect()
-    proc.end(100)
-    between = watch.collect()
-    watch.died(trainer, final=True)
-    after = watch.collect()
+    for pid, rank in ((100, 0), (200, 1), (31_000, 2)):
+        watch.records(proc.add(FakeProcess(pid, own_pid=7 if pid == 31_000 else None)), rank=rank)
+    proc.processes[100].started += 3600.0  # began after its recording
+    assert watch.job is not None
+    watch.job[1] = replace(
+        watch.job[1], process=watch.job[1].process.replace(pid=7)
+    )  # calls itself otherwise
 
-    assert value_of(between, EXITS, *TRAINER, "orderly") == 0
-    assert value_of(between, EXITS, *TRAINER, "unknown") == 0
-    assert value_of(after, EXITS, *TRAINER, "orderly") == 1
-    assert value_of(after, "training_process_up", "r", "0") == 0
-
-
-def test_a_pid_that_was_used_again_is_another_process(proc: Proc) -> None:
-    watch = Watch(proc)
-    watch.records(proc.add(FakeProcess(100)))
-    proc.add(FakeProcess(110, parent=100, comm="pt_data_worker", user=5.0))
-    watch.collect()
-    proc.add(FakeProcess(110, parent=100, comm="pt_data_worker", user=1.0, started=proc.wall))
-    after = watch.collect()
-
-    assert value_of(after, CPU, *LOADER, "user") == 6.0
-    assert value_of(after, EXITS, *LOADER, "unknown") == 1
-    assert value_of(after, INSTANCES, *LOADER) == 1
-
-
-def test_a_process_that_began_after_its_recording_is_somebody_else(proc: Proc) -> None:
-    watch = Watch(proc)
-    watch.records(proc.add(FakeProcess(100)))
-    proc.processes[100].started += 3600.0
-
-    assert labels_of(watch.collect(), INSTANCES) == []
+    assert labels_of(watch.collect(), INSTANCES) == [
+        ("r", "2", "trainer")
+    ]  # in a container, seen from outside
 
 
 def test_a_clock_that_was_set_hides_nobody_from_the_next_sidecar(proc: Proc, keeper: StateStore) -> None:
@@ -148,22 +112,6 @@ def test_a_clock_that_was_set_hides_nobody_from_the_next_sidecar(proc: Proc, kee
     assert value_of(collected, INSTANCES, *TRAINER) == 1
     assert value_of(collected, INSTANCES, *LOADER) == 1
     assert collected.unsupported == []
-
-
-def test_a_process_that_calls_itself_by_another_pid_is_somebody_else(proc: Proc) -> None:
-    watch = Watch(proc)
-    each = watch.records(proc.add(FakeProcess(100)))
-    assert watch.job is not None
-    watch.job[0] = replace(each, process=each.process.replace(pid=7))
-
-    assert labels_of(watch.collect(), INSTANCES) == []
-
-
-def test_a_process_in_a_container_is_seen_from_outside(proc: Proc) -> None:
-    watch = Watch(proc)
-    watch.records(proc.add(FakeProcess(31_000, own_pid=7)))
-
-    assert value_of(watch.collect(), INSTANCES, *TRAINER) == 1
 
 
 def test_a_process_in_a_namespace_that_cannot_be_seen_is_up_and_nothing_else(proc: Proc) -> None:
@@ -233,14 +181,6 @@ def test_the_exporter_itself_is_not_of_the_job_that_started_it(proc: Proc) -> No
     assert labels_of(watch.collect(), INSTANCES) == [TRAINER]
 
 
-def test_children_of_other_threads_are_found_too(proc: Proc) -> None:
-    watch = Watch(proc)
-    watch.records(proc.add(FakeProcess(100)))
-    proc.add(FakeProcess(110, parent=100, comm="pt_data_worker", started_by_thread=True))
-
-    assert [value_of(watch.collect(), INSTANCES, *LOADER) for _ in range(4)] == [1, 1, 1, 1]
-
-
 def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
     watch = Watch(proc)
     watch.records(proc.add(FakeProcess(110, parent=100, comm="pt_data_worker", started=proc.wall - 20)))
@@ -283,22 +223,6 @@ def test_garbage_costs_the_process_and_names_it(proc: Proc, name: str, content: 
     assert value_of(collected, CPU, "r", "1", "trainer", "user") == 7.0
     assert {reason for reason, _ in collected.problems} == {"malformed"}
     assert "100" in collected.problems[0][1]
-
-
-def test_without_a_feed_nothing_is_known(proc: Proc) -> None:
-    watch = Watch(proc, job=None)
-    assert watch.collect() == Collected()
-
-    watch.job = []
-    assert watch.collect() == Collected()
-
-
-def test_without_proc_the_pass_fails(tmp_path: Path) -> None:
-    watch = Watch(Proc(tmp_path / "none"))
-    collected = watch.collector.collect()
-
-    assert list(collected) == []
-    assert f"no {tmp_path}/none/stat" in collected.unsupported
 
 
 def test_a_run_that_is_over_lingers_and_goes(proc: Proc, keeper: StateStore) -> None:

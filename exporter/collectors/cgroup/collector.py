@@ -1,14 +1,9 @@
 """Cgroup: the job's own limits on CPU and memory, and how near it is to them.
 
-Used in the sidecar. The files of cgroup v2, v1 or both (hybrid) come in. No threads, no state.
-
-The job's cgroup is the exporter's own: `run` starts both in one, and a container has one. Limits often stand
-further up (Slurm puts those of a step on its parent), so the tightest on the way up counts, and what counts
-against it is read at the cgroup where it stands: `cgroup_info` tells which. Where no limit stands, the
-exporter's own cgroup is read. When a limit elsewhere becomes the tightest, counters go on with those of
-another cgroup.
-
-Source: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/{memory,cpuacct}.rst; Documentation/scheduler/sched-bwc.rst.
+Used in the sidecar. The job's cgroup is the exporter's own: `run` starts both in one, and a container has one. Limits
+often stand further up (Slurm puts those of a step on its parent), so the tightest on the way up counts, and what counts
+against it is read where it stands: `cgroup_info` tells which. When a limit elsewhere becomes the tightest, counters go
+on with those of another cgroup. Source: cgroup-v2.rst, cgroup-v1/{memory,cpuacct}.rst, sched-bwc.rst.
 """
 
 from __future__ import annotations
@@ -150,13 +145,7 @@ EVENTS = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
 
 
 class CgroupCollector:
-    """Reads the cgroup that limits the job.
-
-    Args:
-        proc: Where procfs is mounted; None asks psutil.
-        sys: Where sysfs is mounted.
-        path: Another cgroup than the exporter's own, as /proc/<pid>/cgroup shows it, or its directory.
-    """
+    """Reads the cgroup that limits the job."""
 
     name = "cgroup"
     specs = SPECS

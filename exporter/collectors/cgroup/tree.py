@@ -1,13 +1,8 @@
-"""Cgroup tree: where a process stands in it, the way up from there, and the limits on that way.
+"""Cgroup tree: where a process stands in every hierarchy, the way up from there, and the limits on that way.
 
-Used in the sidecar by the cgroup collector. /proc/self/cgroup (where in each hierarchy) and mountinfo (what of
-each hierarchy can be seen, and at which directory) come in. No threads, no state.
-
-A cgroup namespace shows paths from its own root: the process of a container reads `/`, and what is mounted
-there is its own cgroup. Without a namespace the path is that of the host, and a container sees only the part
-of the tree that mountinfo names as the root of the mount. Above the mount nothing can be read.
-
-Source: man 7 cgroups; man 7 cgroup_namespaces; Documentation/admin-guide/cgroup-v2.rst.
+Used in the sidecar. A cgroup namespace shows paths from its own root: the process of a container reads `/`, and what is
+mounted there is its own cgroup. Without a namespace the path is that of the host, and a container sees only the part of
+the tree that mountinfo names as the root of the mount. Above the mount nothing can be read. Source: man 7 cgroups.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """RAPL: energy of the CPUs and of the memory behind them, from their own registers or power meters.
 
-Used in the sidecar; `collect` is called from one thread at a time, `readings` may be read from any. Registers of
-/sys/class/powercap come in, every 5 s: a register of 262 kJ wraps every nine minutes at 500 W. Families go out,
-and readings for the attribution to runs. Totals are kept in a page of the ledger's state and begin at 0; a
-sidecar that is started again in the same boot counts what was used meanwhile.
-
-Since Linux 5.10 only root may read the registers (they tell secrets, CVE-2020-8694): then everything here is
-absent, and the reason is `permission`. A model of the CPU's power stands in only where the configuration asks for
-one, and is labelled as what it is: the label `source` stays on every counter, and of one package only one source
-counts at a time, so that a sum without it is right.
+Used in the sidecar; `readings` may be read from any thread. Registers are read every 5 s: one of 262 kJ wraps every nine
+minutes at 500 W. Totals are kept in a page of the ledger's state; a sidecar that is started again in the same boot
+counts what was used meanwhile. Of one package only one `source` counts at a time, so that a sum without it is right.
 """
 
 from __future__ import annotations
@@ -45,13 +39,6 @@ CPU_POWER = family(
     "package",
     "source",
 )
-DRAM_POWER = family(
-    "host_dram_power_watts",
-    "Mean power of the memory behind a CPU package between the last two readings. Absent before the second.",
-    "energy / time",
-    "package",
-    "source",
-)
 IDLE_POWER = family(
     "host_cpu_power_idle_watts",
     "Power of a CPU package without work, by the way in which it is known: config, before_start (tenth percentile while no run was alive), min_seen. A method is absent as long as it knows nothing.",
@@ -59,12 +46,12 @@ IDLE_POWER = family(
     "package",
     "method",
 )
-SPECS = (CPU_ENERGY, DRAM_ENERGY, CPU_POWER, DRAM_POWER, IDLE_POWER)
+SPECS = (CPU_ENERGY, DRAM_ENERGY, CPU_POWER, IDLE_POWER)
 
 MIRROR_JOULES = 2.0
 """Registers that do not differ by more are one register: it moves while they are read one after the other."""
 
-_PUBLISHED = {"cpu": (CPU_ENERGY, CPU_POWER), "dram": (DRAM_ENERGY, DRAM_POWER)}
+_PUBLISHED = {"cpu": CPU_ENERGY, "dram": DRAM_ENERGY}
 
 
 class RaplCollector:
@@ -227,10 +214,11 @@ class RaplCollector:
 
     def _publish(self, collected: Collected, *, shown: bool) -> None:
         for reading in self.readings:
-            if reading.component in _PUBLISHED:
-                energy, power = _PUBLISHED[reading.component]
-                collected.add(energy, reading.joules if shown else None, reading.index, reading.source)
-                collected.add(power, reading.watts, reading.index, reading.source)
+            labels = reading.index, reading.source
+            if shown and reading.component in _PUBLISHED:
+                collected.add(_PUBLISHED[reading.component], reading.joules, *labels)
+            if reading.component == "cpu":
+                collected.add(CPU_POWER, reading.watts, *labels)
         for device in self._devices.values():
             if isinstance(device, Register) and device.component == "cpu" and not self._is_mirror(device):
                 for method, watts in device.idle.by_method().items():

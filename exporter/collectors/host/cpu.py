@@ -1,7 +1,7 @@
 """CPU: where the machine's CPU time went, how busy it is, its load and when it booted.
 
-Used in the sidecar. psutil reads /proc/stat. No threads. It holds the previous pass, for the utilization over its own
-interval and to keep CPU times from stepping back.
+Used in the sidecar. psutil reads /proc/stat. It holds the previous pass, for the utilization over its own interval and
+to keep CPU times from stepping back.
 """
 
 from __future__ import annotations
@@ -34,20 +34,15 @@ LOADS = tuple(
     )
     for minutes in (1, 5, 15)
 )
-CONTEXT_SWITCHES = family("host_context_switches_total", "Context switches since boot.", "/proc/stat ctxt")
 BOOT_TIME = family("host_boot_time_seconds", "When the machine booted, Unix time.", "/proc/stat btime")
-SPECS = (SECONDS, UTILIZATION, *LOADS, CONTEXT_SWITCHES, BOOT_TIME)
+SPECS = (SECONDS, UTILIZATION, *LOADS, BOOT_TIME)
 
 REPLUGGED_SECONDS = 3.0
 """Idle time that falls by so much belongs to a CPU that was taken offline and begins anew (as node_exporter sees it)."""
 
 
 class CpuCollector:
-    """Reads CPU times and load.
-
-    Args:
-        per_core: One series per CPU and mode instead of one per mode.
-    """
+    """Reads CPU times and load."""
 
     name = "cpu"
     specs = SPECS
@@ -74,7 +69,6 @@ class CpuCollector:
                 for mode, seconds in modes.items():
                     collected.add(SECONDS, seconds, number, mode)
             collected.add(UTILIZATION, self._utilization(times))
-            collected.add(CONTEXT_SWITCHES, psutil.cpu_stats().ctx_switches)
             collected.add(BOOT_TIME, psutil.boot_time())
         with source(collected, "load averages"):
             for spec, load in zip(LOADS, psutil.getloadavg(), strict=True):

@@ -1,12 +1,8 @@
 """Disk: what block devices read and write, and how long that takes.
 
-Used in the sidecar. psutil reads /proc/diskstats; sysfs tells whether a device is a partition. No threads, no state.
-
-A device that has others below it (a partition's disk, RAID, LVM, multipath) counts the same I/O once more than
-they do: sum over devices of one level only.
-
-Source: Documentation/admin-guide/iostats.rst; times are 32-bit milliseconds there and start again after 49.7
-days of them, which a rate takes as the reset of a counter and thereby loses one interval at most.
+Used in the sidecar. psutil reads /proc/diskstats; sysfs tells whether a device is a partition. A device that has others
+below it (a partition's disk, RAID, LVM, multipath) counts the same I/O once more than they do: sum over devices of one
+level only. Source: Documentation/admin-guide/iostats.rst.
 """
 
 from __future__ import annotations
@@ -55,14 +51,7 @@ DEVICE_EXCLUDE = ("loop*", "ram*", "zram*", "fd[0-9]*", "sr[0-9]*")
 
 
 class DiskCollector:
-    """Reads what the disks did.
-
-    Args:
-        sys: Where sysfs is mounted.
-        device_include: Patterns of the devices to show.
-        device_exclude: Patterns of those to leave out.
-        partitions: Also partitions, whose I/O their disk counts as well.
-    """
+    """Reads what the disks did."""
 
     name = "disk"
     specs = SPECS

@@ -245,15 +245,7 @@ class StatvfsPool:
 
 
 class FilesystemCollector:
-    """Asks every mounted filesystem for its size.
-
-    Args:
-        pool: Makes the calls.
-        mount_points_include: Patterns of the mount points to show.
-        mount_points_exclude: Patterns of those to leave out.
-        fs_types_include: Patterns of the kinds of filesystem to show.
-        fs_types_exclude: Patterns of those to leave out.
-    """
+    """Asks every mounted filesystem for its size."""
 
     name = "filesystem"
     specs = FILESYSTEM_SPECS

@@ -1,9 +1,7 @@
 """Hardware: how many CPUs there are, temperatures, errors of the memory controllers.
 
 Used in the sidecar, on a slow interval: asking some chips (disks, network cards) takes milliseconds. psutil counts the
-CPUs and reads the thermometers; EDAC of /sys comes in. No threads, no state.
-
-Source: Documentation/hwmon/sysfs-interface.rst; Documentation/admin-guide/RAS.
+CPUs and reads the thermometers; EDAC of /sys comes in. Source: Documentation/admin-guide/RAS.
 """
 
 from __future__ import annotations
@@ -50,11 +48,7 @@ ABSOLUTE_ZERO_CELSIUS = -273.15
 
 
 class HardwareCollector:
-    """Reads CPUs, thermometers and error counts.
-
-    Args:
-        sys: Where sysfs is mounted.
-    """
+    """Reads CPUs, thermometers and error counts."""
 
     name = "hardware"
     specs = SPECS

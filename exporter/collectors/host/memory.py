@@ -1,8 +1,6 @@
 """Memory: what it is used for, swap, page faults, out-of-memory kills, /dev/shm.
 
-Used in the sidecar. psutil reads /proc/meminfo; what it does not tell comes from the same file and /proc/vmstat. No
-threads. It holds the highest count of minor faults, a difference of two counters.
-
+Used in the sidecar. psutil reads /proc/meminfo; what it does not tell comes from the same file and /proc/vmstat.
 DataLoader workers hand over batches through /dev/shm and die of a bus error when it is full; Docker gives a container
 64 MiB of it.
 """
@@ -29,7 +27,6 @@ OF_PSUTIL = {
         "Memory that new work could take without swapping, as the kernel (before 3.14: psutil) estimates it.",
         "MemAvailable",
     ): "available",
-    _size("memory_free", "Memory that holds nothing at all; small on a healthy machine.", "MemFree"): "free",
     _size("memory_buffers", "Cached blocks of raw devices.", "Buffers"): "buffers",
     _size(
         "memory_shared",
@@ -87,11 +84,7 @@ SPECS = (*OF_PSUTIL, USED, *OF_MEMINFO, SWAP_USED, *OF_VMSTAT, FAULTS, SHM_SIZE,
 
 
 class MemoryCollector:
-    """Reads what memory is used for.
-
-    Args:
-        shm: Where shared memory is mounted.
-    """
+    """Reads what memory is used for."""
 
     name = "memory"
     specs = SPECS

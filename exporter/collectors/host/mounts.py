@@ -1,7 +1,6 @@
 """Mounts: what is mounted where, of which kind, and which of it can be seen.
 
-Used in the sidecar by collectors of filesystems and cgroups. /proc/self/mountinfo comes in. No threads, no state.
-
+Used in the sidecar by collectors of filesystems and cgroups. /proc/self/mountinfo comes in.
 Source: Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
 """
 
@@ -49,10 +48,6 @@ class Mount(NamedTuple):
 
 def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
     """List the mounts of a mountinfo in the kernel's order.
-
-    Args:
-        text: Its content.
-        fs_types: Only those of these kinds; a node with a thousand containers has thousands of mounts.
 
     Raises:
         ValueError: It is not what is documented.

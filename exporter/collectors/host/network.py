@@ -1,11 +1,7 @@
-"""Network: what the interfaces carry and lose, their links, and the TCP sockets in use.
+"""Network: what the interfaces of the exporter's network namespace carry and lose, their links, and TCP's retransmissions.
 
-Used in the sidecar. psutil reads /proc/net/dev and asks the kernel about the links; /proc/net/snmp and sockstat come
-in: a few lines each, however many connections there are. All of it is that of the exporter's own network namespace. No
-threads, no state.
-
-A bond or a VLAN counts the same bytes once more than the interfaces below it do: sum over one level only.
-
+Used in the sidecar. psutil reads /proc/net/dev and asks the kernel about the links; /proc/net/snmp comes in. A bond or a
+VLAN counts the same bytes once more than the interfaces below it do: sum over one level only.
 Source: Documentation/networking/statistics.rst; RFC 4022 (tcpRetransSegs).
 """
 
@@ -53,17 +49,7 @@ RETRANSMITS = family(
     "TCP segments sent again because nobody confirmed them; a loaded network that loses packets.",
     "/proc/net/snmp Tcp RetransSegs",
 )
-TCP_INUSE = family(
-    "host_sockstat_tcp_inuse",
-    "TCP sockets that are bound or connected, IPv4.",
-    "/proc/net/sockstat TCP inuse",
-)
-TCP_TIME_WAIT = family(
-    "host_sockstat_tcp_tw",
-    "TCP connections in TIME_WAIT, all address families; many short-lived ones.",
-    "/proc/net/sockstat TCP tw",
-)
-SPECS = (*COUNTERS, UP, RETRANSMITS, TCP_INUSE, TCP_TIME_WAIT)
+SPECS = (*COUNTERS, UP, RETRANSMITS)
 
 DEVICE_EXCLUDE = (
     "lo",
@@ -90,12 +76,7 @@ DEVICE_EXCLUDE = (
 
 
 class NetworkCollector:
-    """Reads the counters and the state of the interfaces, and TCP's.
-
-    Args:
-        device_include: Patterns of the interfaces to show.
-        device_exclude: Patterns of those to leave out.
-    """
+    """Reads the counters and the state of the interfaces, and TCP's."""
 
     name = "network"
     specs = SPECS
@@ -129,10 +110,4 @@ class NetworkCollector:
             lines = read_file(self._net / "snmp").splitlines()
             names, values = (line.split() for line in lines if line.startswith("Tcp:"))
             collected.add(RETRANSMITS, int(dict(zip(names, values, strict=True))["RetransSegs"]))
-        with source(collected, self._net / "sockstat"):
-            lines = read_file(self._net / "sockstat").splitlines()
-            words = next(line for line in lines if line.startswith("TCP:")).split()[1:]
-            columns = dict(zip(words[::2], words[1::2], strict=True))
-            collected.add(TCP_INUSE, int(columns["inuse"]))
-            collected.add(TCP_TIME_WAIT, int(columns["tw"]))
         return collected

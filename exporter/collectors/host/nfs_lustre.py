@@ -1,11 +1,8 @@
 """NFS and Lustre: what goes over each of their mounts, and how long the servers take.
 
-Used in the sidecar. Of NFS, /proc/self/mountstats comes in, which the kernel answers without asking a server, so that a
-dead one does not hang it. Of Lustre, the client's own statistics come in, from procfs or (since Lustre 2.12) from
-debugfs, which only root may read; they list only what has happened: what is missing there is 0. No threads, no state.
-
-Source: fs/nfs/super.c (nfs_show_stats), net/sunrpc/stats.c, nfsiostat(8); Lustre Operations Manual, "Monitoring Client
-Activity" (llite.*.stats).
+Used in the sidecar. The kernel answers /proc/self/mountstats without asking a server, so that a dead one does not hang
+it. Of Lustre, the client's own statistics come in, from procfs or (since Lustre 2.12) from debugfs, which only root may
+read; what has not happened is missing there. Source: nfsiostat(8); Lustre Operations Manual, "llite.*.stats".
 """
 
 from __future__ import annotations
@@ -61,12 +58,7 @@ NFS_RETRANSMISSIONS = _counter(
     "Requests sent again because no answer came.",
     "/proc/self/mountstats per-op transmissions - operations",
 )
-NFS_TIMEOUTS = _counter(
-    "nfs_timeouts",
-    "Requests that ran into the major timeout: the server was not there.",
-    "/proc/self/mountstats per-op major timeouts",
-)
-NFS_SPECS = (NFS_READ, NFS_WRITTEN, NFS_OPERATIONS, NFS_TIME, NFS_RETRANSMISSIONS, NFS_TIMEOUTS)
+NFS_SPECS = (NFS_READ, NFS_WRITTEN, NFS_OPERATIONS, NFS_TIME, NFS_RETRANSMISSIONS)
 
 LUSTRE_READ = _counter(
     "lustre_read_bytes",
@@ -139,9 +131,9 @@ def _add_nfs(collected: Collected, section: str, mount: str) -> None:
     for line in operations.splitlines():
         name, *words = line.split() or [""]
         if len(words) >= 8:
-            count, sent, timeouts, *_, milliseconds = map(int, words[:8])
+            count, sent, *_, milliseconds = map(int, words[:8])
             sums[_NFS_OPERATIONS.get(name.removesuffix(":"), "other")].update(
-                count=count, resent=sent - count, timeouts=timeouts, milliseconds=milliseconds
+                count=count, resent=sent - count, milliseconds=milliseconds
             )
     collected.add(NFS_READ, normal_read + direct_read, mount)
     collected.add(NFS_WRITTEN, normal_write + direct_write, mount)
@@ -149,15 +141,10 @@ def _add_nfs(collected: Collected, section: str, mount: str) -> None:
         collected.add(NFS_OPERATIONS, each["count"], mount, operation)
         collected.add(NFS_TIME, each["milliseconds"] / MILLISECONDS_PER_SECOND, mount, operation)
     collected.add(NFS_RETRANSMISSIONS, max(0, sum(each["resent"] for each in sums.values())), mount)
-    collected.add(NFS_TIMEOUTS, sum(each["timeouts"] for each in sums.values()), mount)
 
 
 class LustreCollector:
-    """Reads the statistics of the Lustre mounts.
-
-    Args:
-        sys: Where sysfs, and in it debugfs, is mounted.
-    """
+    """Reads the statistics of the Lustre mounts."""
 
     name = "lustre"
     specs = LUSTRE_SPECS

@@ -1,9 +1,7 @@
-"""Pressure: how long threads could not go on for want of CPU, memory or I/O (PSI).
+"""Pressure: how long threads could not go on for want of CPU, memory or I/O (PSI), of the machine or of a cgroup.
 
-Used in the sidecar, for the machine and by the cgroup collector. No threads, no state.
-
-Source: Documentation/accounting/psi.rst. *Some* (here: waiting) is time in which at least one thread waited, *full*
-(here: stalled) time in which none could run. For the CPU of the whole machine *full* is undefined.
+Used in the sidecar. *Some* (here: waiting) is time in which at least one thread waited, *full* (here: stalled) time in
+which none could run; for the CPU of the whole machine that is undefined. Source: Documentation/accounting/psi.rst.
 """
 
 from __future__ import annotations

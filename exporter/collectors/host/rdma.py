@@ -1,16 +1,9 @@
 """RDMA: what InfiniBand and RoCE ports carry, and what goes wrong on their links.
 
-Used in the sidecar. /sys/class/infiniband comes in. No threads. It holds which files the driver refused, so as
-not to ask again soon: each refusal of mlx5 writes a line into the kernel's log.
-
-- iWARP says `N/A (no PMA)` where it has no counter, a port that Fabric Manager owns answers EINVAL: absent, no failure.
-- The registers of the link (link_downed, symbol_error, port_rcv_errors, port_xmit_wait) are not read of a port
-  that is DOWN or is not InfiniBand: they tell nothing there, and asking is what fills the kernel's log.
-- port_rcv_data and port_xmit_data count words of four bytes.
-- Some counters stop at their largest value instead of starting again: link_downed at 255, symbol_error and
-  port_rcv_errors at 65535, port_xmit_wait at 4294967295. A rate of 0 there can be a full counter.
-
-Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
+Used in the sidecar. /sys/class/infiniband comes in. iWARP says `N/A (no PMA)` where it has no counter, a port that Fabric
+Manager owns answers EINVAL: absent, no failure. What was refused, and the link's registers of a port that is DOWN or no
+InfiniBand, are left alone: each refusal of mlx5 writes a line into the kernel's log. Registers stop at their largest
+value. Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
 """
 
 from __future__ import annotations
@@ -90,14 +83,7 @@ _DOWN = 1
 
 
 class RdmaCollector:
-    """Reads the ports of all RDMA devices.
-
-    Args:
-        sys: Where sysfs is mounted.
-        device_include: Patterns of the devices to show.
-        device_exclude: Patterns of those that must not be touched at all.
-        monotonic: Clock of the rest for files that were refused, seconds.
-    """
+    """Reads the ports of all RDMA devices."""
 
     name = "rdma"
     specs = SPECS

@@ -1,10 +1,8 @@
 """System: the exporter's own process, and whether a time daemon keeps the kernel's clock.
 
-Used in the sidecar. The own process is read by prometheus_client, under the names that every Prometheus client uses.
+Used in the sidecar. prometheus_client reads the own process, under the names that every Prometheus client uses.
 `adjtimex` is asked without changing anything: ranks of several nodes are compared by time, and a clock that is off
-makes stragglers out of innocents. No threads, no state.
-
-Source: Prometheus, "Writing client libraries", process metrics; man 2 adjtimex.
+makes stragglers out of innocents. Source: man 2 adjtimex.
 """
 
 from __future__ import annotations
@@ -100,11 +98,7 @@ def ask_kernel() -> int | None:
 
 
 class ClockCollector:
-    """Asks the kernel about its clock.
-
-    Args:
-        ask: Gives its state.
-    """
+    """Asks the kernel about its clock."""
 
     name = "clock"
     specs = (SYNCED,)

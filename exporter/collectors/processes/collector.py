@@ -1,12 +1,8 @@
 """Processes: what the processes of the job use, by run, rank and role; a pid is never a label.
 
-Used in the sidecar; `collect` is called from one thread at a time, `use` and `members` may be read from any.
-What the feed knows of recording processes comes in through a callable, the rest from /proc and psutil; families go
-out, and what each run uses of the machine, for the attribution of energy. Totals are kept in the ledger's state, one
-page per run: they are published only once they are saved there, as a counter that steps back reads as a reset.
-
-When a process dies its last values stay in the totals. When the sidecar dies the next one goes on from the page.
-Where another sidecar of this machine keeps the page, this one publishes gauges only.
+Used in the sidecar; `collect` is called from one thread at a time, `use` and `members` may be read from any. Totals are
+kept in the ledger's state, one page per run, from which the next sidecar goes on; they are published only once they are
+saved there, as a counter that steps back reads as a reset. Where another sidecar keeps the page, there are gauges only.
 """
 
 from __future__ import annotations

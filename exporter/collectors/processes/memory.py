@@ -1,12 +1,8 @@
 """Process memory: what the processes of the job would free, and their fair share of what they map together.
 
-Used in the sidecar, in the slow tier. The members that the collector of processes has found come in. The kernel
-walks all page tables for one number, which takes a third of a second for 8 GiB of small pages, and it holds the
-memory lock of the *trainer* meanwhile: so a pass has a budget, those that were read longest ago come first, and a
-process that is slow to read is read so seldom that it costs it a thousandth of its time. No threads.
-
-The proportional size is the one that adds up over processes: DataLoader workers share most of what is resident
-with their trainer.
+Used in the sidecar, in the slow tier. The kernel walks all page tables for one number, a third of a second for 8 GiB of
+small pages, and holds the memory lock of the *trainer* meanwhile: so a pass has a budget, those that were read longest
+ago come first, and a process that is slow to read is read so seldom that it costs it a thousandth of its time.
 """
 
 from __future__ import annotations
@@ -57,12 +53,7 @@ class _Reading(NamedTuple):
 
 
 class ProcessMemoryCollector:
-    """Reads the memory of the job's processes by mapping.
-
-    Args:
-        members: Gives the living processes.
-        monotonic: Seconds.
-    """
+    """Reads the memory of the job's processes by mapping."""
 
     name = "process_memory"
     specs = (UNIQUE, PROPORTIONAL)

@@ -1,16 +1,9 @@
 """ProcessTree: which processes of this machine belong to which rank, and what each is there for.
 
-Used in the sidecar by the collector of processes, on one thread. The processes that record come in, as the feed
-knows them; their descendants are found by the kernel's lists of children, never by a scan of all of /proc. A
-process belongs to the nearest recording process above it, so that the ranks below torchrun's agent are not the
-agent's. One that was found stays a member for as long as it lives, also when its parent is gone: a worker that
-outlives its trainer is what one wants to see.
-
-A pid alone means nothing: a process is a pid and a start time, and a recording process is the one that holds
-the lock of the feed file, if it also began before its recording and knows itself by the pid in the snapshot
-(locks on network file systems come with pids of other machines).
-
-Source: proc_pid_stat(5), proc_pid_status(5), Documentation/filesystems/proc.rst.
+Used in the sidecar by the collector of processes, on one thread. Descendants of the processes that record are found by
+the kernel's lists of children. A process belongs to the nearest recording process above it, so that the ranks below
+torchrun's agent are not the agent's, and stays a member for as long as it lives: a worker that outlives its trainer is
+what one wants to see. Source: proc_pid_stat(5), proc_pid_status(5).
 """
 
 from __future__ import annotations
