@@ -28,11 +28,7 @@ from exporter.replay.readings import (
     fields_of_driver,
 )
 
-_COUNTERS = (
-    *("energy", "throttle_", "pcie_transmit_bytes", "pcie_receive_bytes"),
-    *("nvlink_transmit_", "nvlink_receive_"),
-)
-_REGISTERS = frozenset({"pcie_transmit_bytes", "pcie_receive_bytes"})  # counters of 32 bits
+_COUNTERS = ("energy", "throttle_", "nvlink_transmit_", "nvlink_receive_")
 # One reading of a description is behind several of these, so they are written down by their number.
 _SHARED_FIELDS = frozenset({38, 45, 52, 59, 160, *range(173, 184)})
 _METRICS = ((gpm.GRAPHICS_ACTIVITY, *gpm.ACTIVITY, *gpm.ACTIVITY_DETAILS), tuple(gpm.RATES))
@@ -218,8 +214,7 @@ def _growing(before: Values, after: Values) -> dict[str, Any]:
     for name, value in after.items():
         if name.startswith(_COUNTERS):
             pace = max(0.0, value - before.get(name, value)) / _SECONDS
-            bits = {"bits": 32} if name in _REGISTERS else {}
-            found[name] = {"idle": round(pace, 3), "counter_from": int(value), **bits}
+            found[name] = {"idle": round(pace, 3), "counter_from": int(value)}
     return found
 
 

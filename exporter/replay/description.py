@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from exporter.collectors.gpu.nvml.device import ARCHITECTURES
-from exporter.collectors.gpu.nvml.events import EVENTS, MIG_CONFIG
 from exporter.collectors.gpu.nvml.library import CODES
 from exporter.collectors.gpu.nvml.visible import MOST_GPUS
 from exporter.config.loader import suggest
@@ -146,9 +145,6 @@ class GpuGroup:
             yield "uuid", "several GPUs cannot have one UUID"
 
 
-_EVENT_BITS = {name: bit for bit, name in EVENTS.items()} | {"mig_config": MIG_CONFIG}
-
-
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
     """Something that happens while the machine is replayed."""
@@ -169,7 +165,7 @@ class TimelineEntry:
     mig: tuple[Instance, ...] | None = None
     processes: tuple[Process, ...] | None = None
     xid: tuple[Annotated[int, Range(0, 100_000)], ...] = ()
-    event: tuple[Literal[tuple(sorted(_EVENT_BITS))], ...] = ()  # type: ignore[valid-type]  # made from a table
+    event: tuple[Literal["mig_config"], ...] = ()
     driver: str | None = None
 
     def problems(self) -> Problems:
@@ -243,8 +239,6 @@ class MachineDescription:
         for group in self.gpus:
             for _ in range(group.count):
                 plain["gpus"].append(_plain_gpu(self.models[group.model], group, len(plain["gpus"])))
-        for entry in plain["timeline"]:
-            entry["event_bits"] = sorted({_EVENT_BITS[name] for name in entry.pop("event")})
         del plain["models"], plain["description"]
         return plain
 

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from exporter.collectors.gpu.nvml.gpm import LEAST_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
@@ -53,7 +53,6 @@ _OF_GPU = {
     "nvmlDeviceGetMigDeviceHandleByIndex": "instance_handle",
     "nvmlDeviceGetGpuInstanceId": "of_instances",
     "nvmlDeviceGetComputeInstanceId": "of_instances",
-    "nvmlDeviceGetAttributes_v2": "of_instances",
     "nvmlDeviceRegisterEvents": "register",
     "nvmlGpmQueryDeviceSupport": "gpm_support",
     "nvmlGpmSampleGet": "gpm_sample",
@@ -70,20 +69,25 @@ COST_KEYS = frozenset(
 """What a description may say the cost of, beside field ids."""
 
 
-class Clock(Protocol):
-    """The time of a replay."""
+class Clock:
+    """The time of a replay: the machine's."""
 
     def now(self) -> float:
         """Monotonic seconds."""
+        return time.monotonic()
 
     def wall(self) -> float:
         """Unix seconds."""
+        return time.time()
 
     def delay(self, seconds: float) -> None:
         """Let time go by, as a call does that takes long."""
+        time.sleep(seconds)
 
     def work(self, seconds: float, since: float) -> None:
         """Keep the processor busy, until this thread has had so much of it since a moment of its own time."""
+        while time.thread_time() - since < seconds:
+            pass
 
 
 class ReplayLibrary:

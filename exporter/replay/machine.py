@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from math import cos, inf, nan, pi, sin
 from typing import Any
 
-from exporter.collectors.gpu.nvml.events import XID
+from exporter.collectors.gpu.nvml.events import MIG_CONFIG, XID
 
 EVERY_CALL = "*"
 
@@ -131,7 +131,7 @@ class Fault:
         self.errors = {call: name.lower() for call, name in entry["errors"].items()}
         if entry["lost"]:
             self.errors[EVERY_CALL] = "gpu_is_lost"
-        self.reports = [(XID, xid) for xid in entry["xid"]] + [(bit, 0) for bit in entry["event_bits"]]
+        self.reports = [(XID, xid) for xid in entry["xid"]] + [(MIG_CONFIG, 0) for _ in entry["event"]]
 
     def is_of(self, index: int | None) -> bool:
         """Whether it is about a GPU, or about calls on none."""

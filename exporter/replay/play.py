@@ -7,7 +7,6 @@ to go on; for tests and tools.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,27 +22,14 @@ VIRTUAL_EPOCH = 1_700_000_000.0
 """Unix time at which a virtual clock starts."""
 
 
-class RealClock:
-    """The machine's clock."""
-
-    now = staticmethod(time.monotonic)
-    wall = staticmethod(time.time)
-    delay = staticmethod(time.sleep)
-
-    def work(self, seconds: float, since: float) -> None:
-        """Keep the processor busy, as NVIDIA's library does while it waits for the card."""
-        while time.thread_time() - since < seconds:
-            pass
-
-
-class VirtualClock:
+class VirtualClock(Clock):
     """A clock that stands still unless it is told to go on; starts at 0."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Seconds that it was told to go on."""
         return self._now
 
     def wall(self) -> float:
@@ -70,7 +56,7 @@ def run() -> None:
 
 
 def _install(binding: Any, start: Mapping[str, Any]) -> None:
-    clock = RealClock()
+    clock = Clock()
     install(binding, start["replay"], clock=clock, origin=start.get("origin", clock.now()))
 
 

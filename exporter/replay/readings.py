@@ -29,7 +29,6 @@ BY_NUMBER = {
     "nvmlDeviceGetTemperatureThreshold": (
         *("threshold_shutdown", "threshold_slowdown", "threshold_mem_max", "threshold_gpu_max"),
     ),
-    "nvmlDeviceGetPcieThroughput": ("pcie_transmit_rate", "pcie_receive_rate"),
 }
 """Functions that give one number of several, chosen by a number before it."""
 
@@ -82,8 +81,6 @@ FIELDS = {
     194: "tlimit_slowdown",
     195: "tlimit_mem_max",
     196: "tlimit_gpu_max",
-    197: "pcie_transmit_bytes",
-    198: "pcie_receive_bytes",
     230: "recovery_action",
     **dict.fromkeys((38, 45, 52, 59, 160), "nvlink_errors"),
     **dict.fromkeys(range(173, 184), "pcie_errors"),

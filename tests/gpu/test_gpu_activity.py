@@ -88,7 +88,7 @@ def test_instances_have_activity_of_their_own() -> None:
     families = replay(machine(DIVIDED), 20).families()
 
     assert len(values(families, "gpu_mig_sm_activity_ratio")) == 4
-    assert set(values(families, "gpu_mig_tensor_activity_ratio").values()) == {0.3}
+    assert set(values(families, "gpu_mig_sm_activity_ratio").values()) == {0.6}
     assert values(families, "gpu_sm_activity_ratio") == {}  # of the whole: not while it is divided
 
 

@@ -59,18 +59,9 @@ FULL_LINK = 55_000_000_000
 """Bytes a second of copies to an H100: its register of 32 bits wraps every 78 ms."""
 
 
-def pcie(generation: int, width: int, more: str) -> str:
-    register = f"""pcie_receive_bytes: {{idle: {more}, counter_from: 5, bits: 32}}
-      pcie_generation: 1
-      pcie_generation_max: {generation}
-      pcie_width_max: {width}
-      event_types:"""
-    return SMALL.replace("event_types:", register)
-
-
 def test_bytes_of_a_full_pcie_link_are_right_although_the_register_wraps_14_times_a_second() -> None:
     gpm = f'    gpm: {{"1": 50, "21": {FULL_LINK / 2**20}}}\ngpus:'
-    described = machine(pcie(5, 16, str(FULL_LINK)).replace("gpus:", gpm))
+    described = machine(SMALL.replace("gpus:", gpm))
     before, after = (
         values(replay(described, seconds).families(), "gpu_pcie_receive_bytes_total") for seconds in (60, 160)
     )
@@ -78,21 +69,6 @@ def test_bytes_of_a_full_pcie_link_are_right_although_the_register_wraps_14_time
     assert len(before) == 2
     for labels, number in before.items():
         assert after[labels] - number == pytest.approx(FULL_LINK * 100, rel=0.06)
-
-
-def test_a_register_that_wraps_unseen_is_not_read() -> None:
-    families = replay(machine(pcie(4, 16, "20000000000")), 60).families()
-
-    assert values(families, "gpu_pcie_receive_bytes_total") == {}
-
-
-@pytest.mark.parametrize("period", [0.5, 1.0])
-def test_a_register_of_a_slow_link_is_unwrapped(period: float) -> None:
-    played = replay(machine(pcie(2, 4, "1900000000")), 60, period=period)
-
-    received = values(played.families(), "gpu_pcie_receive_bytes_total")
-    assert len(received) == 2
-    assert all(number == pytest.approx(1_900_000_000 * 60, rel=0.04) for number in received.values())
 
 
 LINKED = SMALL.replace(

@@ -20,8 +20,7 @@ ENERGY_READING, INTEGRAL_READING = "energy_millijoules", "power_joules"
 ENERGY_RULE = CounterRule(scale=0.001, most_per_second=10_000.0, from_zero=True)
 """No card draws 10 kW; a counter that grows faster gives garbage."""
 
-# Bytes a second that no link reaches: sixteen lanes of the sixth generation carry 128e9, NVLink 5 1.8e12 in all.
-_PCIE = CounterRule(most_per_second=1e12)
+# Bytes a second that no link reaches: NVLink 5 carries 1.8e12 in all.
 _NVLINK = CounterRule(most_per_second=2e13)
 _NVLINK_KIB = CounterRule(scale=1024, most_per_second=2e13)
 # A counter of seconds cannot run faster than the clock; one that does is another metric under the same id.
@@ -69,7 +68,6 @@ def _counter(
     return GpuFamily(of_gpu(name, help, source, *labels), tuple(rules), rules, by_link, rare)
 
 
-_PCIE_ABSENT = "Absent before Hopper, unless sampling is asked for or the link is so slow that its 32-bit register cannot wrap unseen."
 # Every ratio of the performance counters is the mean over the time between two samples; nothing is missed in between.
 _GPM = "Absent before Hopper, on a divided GPU (MIG) and where GPM is switched off."
 
@@ -219,19 +217,15 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
     ),
     _counter(
         "gpu_pcie_transmit_bytes_total",
-        f"Bytes that the GPU sent over PCIe, packet headers included. {_PCIE_ABSENT}",
-        "GPM 20 integrated, else field 197, else nvmlDeviceGetPcieThroughput integrated",
-        {
-            "pcie_transmit_gpm": OF_CHILD,
-            "pcie_transmit_register": _PCIE,
-            "pcie_transmit_sampled": OF_CHILD,
-        },
+        "Bytes that the GPU sent over PCIe, packet headers included. Absent before Hopper.",
+        "GPM 20 integrated",
+        {"pcie_transmit_gpm": OF_CHILD},
     ),
     _counter(
         "gpu_pcie_receive_bytes_total",
-        f"Bytes that the GPU received over PCIe, packet headers included. {_PCIE_ABSENT}",
-        "GPM 21 integrated, else field 198, else nvmlDeviceGetPcieThroughput integrated",
-        {"pcie_receive_gpm": OF_CHILD, "pcie_receive_register": _PCIE, "pcie_receive_sampled": OF_CHILD},
+        "Bytes that the GPU received over PCIe, packet headers included. Absent before Hopper.",
+        "GPM 21 integrated",
+        {"pcie_receive_gpm": OF_CHILD},
     ),
     _counter(
         "gpu_pcie_replays_total",
@@ -376,6 +370,6 @@ COUNTER_OF = {reading: each for each in GPU_FAMILIES for reading in each.rules}
 RULES = {
     **{reading: rule for each in GPU_FAMILIES for reading, rule in each.rules.items()},
     ENERGY_READING: ENERGY_RULE,
-    **dict.fromkeys((INTEGRAL_READING, "events", "xids"), OF_CHILD),
+    **dict.fromkeys((INTEGRAL_READING, "xids"), OF_CHILD),
 }
 """How each reading that is a counter is added up."""

@@ -53,12 +53,6 @@ class GpuOptions:
         ),
     )
     per_link: bool = field(default=False, metadata=_help("Tell NVLinks apart instead of adding them up."))
-    pcie_sampling: bool = field(
-        default=False,
-        metadata=_help(
-            "Estimate PCIe traffic by calls that block for 40 ms a GPU, where nothing else counts it."
-        ),
-    )
     period: Annotated[Duration, Range(0.1, 60)] = field(
         default=1.0,
         metadata=_help(

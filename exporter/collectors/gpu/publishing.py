@@ -1,4 +1,4 @@
-"""What is known about the GPUs as families; those about NVML itself and of events and instances are described here.
+"""What is known about the GPUs as families; those about NVML itself and of Xids and instances are described here.
 
 Used in the sidecar by the GPU collector, under its lock, once for each publication. Pure: a `GpuRegistry` and the
 state of NVML come in, families go out.
@@ -21,12 +21,6 @@ _CHILD = "the NVML child"
 _UP = family("gpu_nvml_up", "Whether NVIDIA's library is there and answers.", _CHILD)
 _WHY = family(
     "gpu_nvml_error_info", "Why NVIDIA's library does not answer. Absent while it does.", _CHILD, "reason"
-)
-_NVML = family(
-    "gpu_nvml_info",
-    "Versions of driver, library and CUDA. Absent while NVML does not answer.",
-    "nvmlSystemGetDriverVersion, nvmlSystemGetNVMLVersion, nvmlSystemGetCudaDriverVersion_v2",
-    *("driver_version", "nvml_version", "cuda_version"),
 )
 _DEVICES = family(
     "gpu_devices", "GPUs that answer, of those that are watched. Absent while NVML does not answer.", _CHILD
@@ -105,7 +99,7 @@ _RESETS = family(
 )
 
 STATUS_SPECS = (
-    *(_UP, _WHY, _NVML, _DEVICES, _EXPECTED, _GPU_UP, _GPU_WHY, _RESET_REQUIRED, _INFO),
+    *(_UP, _WHY, _DEVICES, _EXPECTED, _GPU_UP, _GPU_WHY, _RESET_REQUIRED, _INFO),
     *(_CALLS, _CALL_SECONDS, _ERRORS, _RESTARTS, _CHILD_MEMORY, _CHILD_CPU, _RESETS),
 )
 """Families about NVML and its process, which begin anew with the sidecar."""
@@ -115,12 +109,6 @@ ENERGY = of_gpu(
     "Energy of the card since the exporter began to count; source tells whether the card counts it (nvml_counter, read every 10 s, with power samples in between) or power was integrated (nvml_power).",
     "nvmlDeviceGetTotalEnergyConsumption / 1000, corrected for wraps and resets",
     "source",
-)
-_EVENTS = of_gpu(
-    "gpu_events_total",
-    "Events that the driver reported since the exporter began to listen; they stay while the GPU is lost. Absent for a kind that the GPU does not report.",
-    "nvmlEventSetWait_v2",
-    "event",
 )
 _XIDS = of_gpu(
     "gpu_xid_errors_total",
@@ -167,25 +155,13 @@ _MIG = {
             f"Share of SM cycles of an instance in which at least one warp was resident. {_NO_GPM}",
             "nvmlGpmMigSampleGet, GPM 2 / 100",
         ),
-        (
-            "tensor",
-            "gpu_mig_tensor_activity_ratio",
-            f"Share of SM cycles of an instance in which tensor cores worked. {_NO_GPM}",
-            "nvmlGpmMigSampleGet, GPM 5 / 100",
-        ),
-        (
-            "dram",
-            "gpu_mig_dram_activity_ratio",
-            f"Memory bandwidth of an instance in use as a share of what is possible. {_NO_GPM}",
-            "nvmlGpmMigSampleGet, GPM 10 / 100",
-        ),
     )
 }
 
 SPECS = (
     *STATUS_SPECS,
     *(each.spec for each in GPU_FAMILIES),
-    *(ENERGY, _EVENTS, _XIDS, _XID_TIME, _MIG_INFO),
+    *(ENERGY, _XIDS, _XID_TIME, _MIG_INFO),
     *_MIG.values(),
 )
 
@@ -252,7 +228,7 @@ def gpu_families(
             for source, joules in gpu.joules().items():
                 block.add(ENERGY, joules, *gpu.labels, source)
             _add_instances(block, gpu)
-        _add_events(block, gpu, kernel_xids)
+        _add_xids(block, gpu, kernel_xids)
     _add_cost(block, registry, status, per_call=per_call)
     return block.collected()
 
@@ -265,7 +241,6 @@ def _add_status(
     if status.reason:
         block.add(_WHY, 1, status.reason)
     else:
-        block.add(_NVML, 1, *(str(machine.get(name, "")) for name in _NVML.labels))
         block.add(_DEVICES, sum(gpu.down == "" for gpu in gpus))
     if expected or registry.most_seen:
         block.add(_EXPECTED, expected or registry.most_seen)
@@ -324,9 +299,7 @@ def _add_instances(block: _Block, gpu: GpuState) -> None:
                 block.add(spec, each[name], *own)
 
 
-def _add_events(block: _Block, gpu: GpuState, kernel_xids: KernelXids) -> None:
-    for name, counter in gpu.counters.get("events", {}).items():
-        block.add(_EVENTS, counter.total, *gpu.labels, name)
+def _add_xids(block: _Block, gpu: GpuState, kernel_xids: KernelXids) -> None:
     seen = gpu.counters.get("xids", {})
     logged = kernel_xids.get(gpu.identity.get("pci_bus_id", ""), {})
     for xid in sorted({*seen, *logged}, key=lambda text: (len(text), text)):

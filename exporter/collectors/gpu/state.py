@@ -349,10 +349,7 @@ class GpuRegistry:
             gpu.resume(self._kept.pop(uuid, {}), self._monotonic())
         gpu.number = int(entry["number"])
         before = gpu.down
-        counts = entry.get("counts") or {}
-        for name, number in (counts.get("events") or {}).items():
-            gpu.counter("events", name).advance(number, time, child)
-        for xid, (number, last) in (counts.get("xids") or {}).items():
+        for xid, (number, last) in entry.get("xids", {}).items():
             gpu.counter("xids", xid).advance(number, time, child)
             gpu.xid_times[xid] = last
         if "down" in entry:

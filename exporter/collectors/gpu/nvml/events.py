@@ -1,4 +1,4 @@
-"""Events that the driver pushes: Xids, memory errors, a GPU that goes.
+"""Events that the driver pushes: Xids, and that the instances of a GPU have changed.
 
 Used in the NVML child. One thread waits for them, the only one besides the sampler's that calls NVML; it asks for
 nothing else. On a virtual clock there is no thread: the sampler polls. A GPU that is lost makes every wait for the set
@@ -19,18 +19,6 @@ from exporter.collectors.gpu.nvml.library import DEVICE_DOWN, CallFailedError, L
 
 XID = 0x8
 MIG_CONFIG = 0x100
-EVENTS = {
-    0x1: "ecc_sbe",
-    0x2: "ecc_dbe",
-    0x400: "dram_retirement",
-    0x800: "dram_retirement_failure",
-    0x1000: "poison_non_fatal",
-    0x2000: "poison_fatal",
-    0x4000: "gpu_unavailable",
-    0x8000: "recovery_action",
-}
-
-_ALL = XID | MIG_CONFIG | sum(EVENTS)
 _WAIT_MILLISECONDS = 1000
 _PAUSE_SECONDS = 1.0
 _MOST_XIDS = 200
@@ -38,7 +26,7 @@ _MOST_XIDS = 200
 
 
 class Events:
-    """Counts the events of all GPUs.
+    """Counts the Xids of all GPUs.
 
     Args:
         library: For the waiting thread alone.
@@ -48,8 +36,7 @@ class Events:
     def __init__(self, library: Library, *, wall: Callable[[], float]) -> None:
         self.library = library
         self._wall = wall
-        self._lock = threading.Lock()  # guards the next four
-        self._counts: dict[int, dict[str, int]] = {}
+        self._lock = threading.Lock()  # guards the next three
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
         self._mig_changed: set[int] = set()
@@ -89,13 +76,10 @@ class Events:
         while self._set is not None and self._take(0) == "":
             pass
 
-    def counts(self, index: int) -> dict[str, Any]:
-        """Give the counts of a GPU, since this process began to count."""
+    def xids(self, index: int) -> dict[str, tuple[int, float]]:
+        """By number, how often there was an Xid of a GPU since this process began to count, and when last."""
         with self._lock:
-            return {
-                "events": dict(self._counts.get(index, {})) or None,
-                "xids": {xid: list(pair) for xid, pair in self._xids.get(index, {}).items()} or None,
-            }
+            return dict(self._xids.get(index, {}))
 
     def mig_changed(self, index: int) -> bool:
         """Whether the instances of a GPU have changed since this was asked."""
@@ -113,7 +97,7 @@ class Events:
 
     def _register(self, device: Device, event_set: Any) -> None:
         supported = device.ask("events", "nvmlDeviceGetSupportedEventTypes")
-        mask = (supported or 0) & _ALL  # any unsupported bit makes the whole registration fail
+        mask = (supported or 0) & (XID | MIG_CONFIG)  # any unsupported bit makes the whole registration fail
         if not mask:
             return
         try:
@@ -124,10 +108,6 @@ class Events:
         self._in_set.add(device.index)
         with self._lock:
             self._indices[_address(device.handle)] = device.index
-            counts = self._counts.setdefault(device.index, {})
-            for bit, name in EVENTS.items():
-                if mask & bit:
-                    counts.setdefault(name, 0)
 
     def _run(self) -> None:
         pause = threading.Event()
@@ -160,9 +140,6 @@ class Events:
                 xids[str(data)] = (xids.get(str(data), (0, 0.0))[0] + 1, self._wall())
         elif kind == MIG_CONFIG:
             self._mig_changed.add(index)
-        elif kind in EVENTS:
-            counts = self._counts.setdefault(index, {})
-            counts[EVENTS[kind]] = counts.get(EVENTS[kind], 0) + 1
 
 
 def _address(handle: Any) -> int:

@@ -1,20 +1,15 @@
 """What connects a GPU: PCIe, NVLink and its fabric.
 
 Used in the NVML child. Bytes leave as NVML counts them (KiB for NVLinks before the fifth generation). A port that is not
-in use answers "not supported" for fields that work on its neighbours, so every link is remembered by itself. The PCIe
-counters (fields 197, 198) are registers of 32 bits, which wrap every 72 ms on a busy link of the fifth generation: they
-are read where they cannot wrap unseen only; from Hopper on `gpm` has the bytes.
+in use answers "not supported" for fields that work on its neighbours, so every link is remembered by itself. The bytes of
+PCIe are in `gpm`: NVML's own counters (fields 197, 198) are registers of 32 bits, which wrap every 72 ms on a busy link.
 """
 
 from __future__ import annotations
 
 from exporter.collectors.gpu.nvml.device import ALL_LINKS, BLACKWELL, Device, Out
-from exporter.collectors.gpu.nvml.units import count, small
+from exporter.collectors.gpu.nvml.units import count
 from exporter.collectors.gpu.options import GpuOptions
-
-_PCIE_REGISTERS = {197: "pcie_transmit_register", 198: "pcie_receive_register"}
-_LANE_BYTES = 250e6
-"""What a lane of the first generation carries in a second; each later one carries twice as much."""
 
 _PCIE_ERRORS = {173: "correctable", 179: "non_fatal", 180: "fatal"}
 _PCIE_ERRORS_DETAILS = {
@@ -70,21 +65,10 @@ class Links:
     def __init__(self, device: Device, options: GpuOptions) -> None:
         self._device = device
         self._options = options
-        self._register_is_safe = False
         self._active: list[int] = []
-        self._sampled = {"pcie_transmit_sampled": 0.0, "pcie_receive_sampled": 0.0}
-        self._sampled_at: float | None = None
 
-    def read_fast(self, out: Out) -> None:
-        """Read the PCIe registers, if the link is so slow that none wraps between two passes."""
-        if self._register_is_safe:
-            found = self._device.counts(_PCIE_REGISTERS)
-            out.update((name, found.get(field)) for field, name in _PCIE_REGISTERS.items())
-
-    def read_medium(self, out: Out, *, counted: bool) -> None:
-        """Read traffic; that of PCIe is not sampled where it is `counted` by performance counters."""
-        if self._options.pcie_sampling and not counted and not self._register_is_safe:
-            self._sample_pcie(out)
+    def read_medium(self, out: Out) -> None:
+        """Read the traffic of NVLink."""
         newest_first = self._device.architecture() >= BLACKWELL
         for key, sources in _TRAFFIC.items():
             out.update((f"{key}_{unit}", None) for _, unit in sources)
@@ -97,7 +81,6 @@ class Links:
     def read_slow(self, out: Out) -> None:
         """Read which links there are, and their errors."""
         device, options = self._device, self._options
-        self._register_is_safe = _fastest(out) * options.period < 1 << 31
         types = {**_PCIE_ERRORS, **_PCIE_ERRORS_DETAILS} if options.details else _PCIE_ERRORS
         found = device.counts(types)
         out["pcie_errors"] = {types[field]: found[field] for field in types if field in found} or None
@@ -115,20 +98,6 @@ class Links:
         out["nvlink_errors"] = self._errors(there) if there else None
         fabric = device.filled("fabric", "nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
         out["fabric_state"] = None if fabric is None else fabric.state or None
-
-    def _sample_pcie(self, out: Out) -> None:
-        """Measure both directions for 20 ms each, and take them to have been so since the last time."""
-        now = self._device.now
-        for direction, key in enumerate(self._sampled):
-            call = "nvmlDeviceGetPcieThroughput"
-            kilobytes = self._device.ask(f"{call}.{direction}", call, direction, convert=small)
-            if kilobytes is None:
-                out[key] = None
-                continue
-            if self._sampled_at is not None:
-                self._sampled[key] += kilobytes * 1000 * (now - self._sampled_at)
-            out[key] = self._sampled[key]
-        self._sampled_at = now
 
     def _errors(self, links: list[int]) -> dict[str, int] | None:
         device = self._device
@@ -163,9 +132,3 @@ class Links:
                 return {}  # failed this time; the links one by one would be another series
         found = self._device.counts([(field, link) for link in links])
         return {str(each[1]): number for each, number in found.items() if isinstance(each, tuple)}
-
-
-def _fastest(out: Out) -> float:
-    """What the PCIe link can carry at most, bytes a second; infinity where nobody knows."""
-    generation, width = ((out.get(f"pcie_{what}") or {}).get("max") for what in ("generation", "width"))
-    return _LANE_BYTES * 2.0 ** (generation - 1) * width if generation and width else float("inf")

@@ -7,7 +7,7 @@ their memory and activity more often. What a whole GPU knows about utilisation i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, Out
@@ -17,7 +17,7 @@ from exporter.collectors.gpu.nvml.readings import MEMORY, ask
 from exporter.collectors.gpu.nvml.units import flag, small
 
 _MOST_INSTANCES = 16
-_ACTIVITY = {2: "sm", 5: "tensor", 10: "dram"}
+_SM_ACTIVITY = 2
 
 
 @dataclass(slots=True)
@@ -31,14 +31,6 @@ class Instance:
     known: bool = False
 
 
-@dataclass(slots=True)
-class _Activity:
-    """The performance counters of a GPU instance, and what they said last."""
-
-    metrics: Metrics
-    ratios: dict[str, float] = field(default_factory=dict)
-
-
 class Mig:
     """The instances of one GPU.
 
@@ -50,7 +42,8 @@ class Mig:
         self.changed = False
         self._device = device
         self._instances: list[Instance] = []
-        self._activities: dict[int, _Activity] = {}
+        self._metrics: dict[int, Metrics] = {}  # by GPU instance, and what they said last
+        self._sm_activity: dict[int, float | None] = {}
 
     def find(self, out: Out) -> None:
         """See which instances there are."""
@@ -59,8 +52,9 @@ class Mig:
         out["mig_mode"] = mode
         self._instances, self.changed = list(self._found()) if mode else [], False
         now = self._uuids_by_number()
-        for number in [each for each in self._activities if before.get(each) != now.get(each)]:
-            self._activities.pop(number).metrics.free()
+        for number in [each for each in self._metrics if before.get(each) != now.get(each)]:
+            self._metrics.pop(number).free()
+            self._sm_activity.pop(number, None)
 
     def read(self, out: Out) -> None:
         """Read the memory of the instances, and put all about them together."""
@@ -70,14 +64,14 @@ class Mig:
         """Take performance counters, once for each GPU instance."""
         # One without a compute instance is not among them; NVML would refuse it.
         for number in {instance.gpu_instance for instance in self._instances}:
-            if number not in self._activities:
-                metrics = Metrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
-                self._activities[number] = _Activity(metrics)
-            activity = self._activities[number]
-            found = activity.metrics.read(_ACTIVITY)
+            if number not in self._metrics:
+                self._metrics[number] = Metrics(
+                    self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number
+                )
+            found = self._metrics[number].read((_SM_ACTIVITY,))
             if found is not None:
-                ratios = activity.metrics.ratios(found)
-                activity.ratios = {_ACTIVITY[each]: value for each, value in ratios.items()}
+                activity = self._metrics[number].ratios(found)
+                self._sm_activity[number] = activity.get(_SM_ACTIVITY)
 
     def uuids(self) -> list[str]:
         """Name the instances."""
@@ -85,9 +79,10 @@ class Mig:
 
     def free(self) -> None:
         """Give NVML's memory back."""
-        for activity in self._activities.values():
-            activity.metrics.free()
-        self._activities.clear()
+        for metrics in self._metrics.values():
+            metrics.free()
+        self._metrics.clear()
+        self._sm_activity.clear()
 
     def _uuids_by_number(self) -> dict[int, list[str]]:
         found: dict[int, list[str]] = {}
@@ -123,7 +118,6 @@ class Mig:
             total = used = None
         self.changed |= instance.known and total is None
         instance.known = total is not None
-        activity = self._activities.get(instance.gpu_instance)
         return {
             "uuid": asker.uuid,
             "gi": instance.gpu_instance,
@@ -131,7 +125,7 @@ class Mig:
             "profile": instance.profile,
             "memory_total": total,
             "memory_used": used,
-            **(activity.ratios if activity else {}),
+            "sm": self._sm_activity.get(instance.gpu_instance),
         }
 
 
@@ -142,19 +136,5 @@ def _identify(asker: Device) -> Instance | None:
     if not isinstance(uuid, str) or gpu_instance is None or compute_instance is None:
         return None
     asker.uuid = uuid
-    profile = asker.ask("name", "nvmlDeviceGetName", convert=_profile_of_name)
-    if not profile:
-        profile = asker.ask("attributes", "nvmlDeviceGetAttributes", convert=_profile) or ""
-    return Instance(asker, gpu_instance, compute_instance, profile)
-
-
-def _profile_of_name(name: Any) -> str:
-    _, found, profile = str(name).partition(" MIG ")
-    return profile[:32] if found else ""
-
-
-def _profile(attributes: Any) -> str:
-    gibibytes = -(-small(attributes.memorySizeMB) // 1024)
-    slices, compute = small(attributes.gpuInstanceSliceCount), small(attributes.computeInstanceSliceCount)
-    own = f"{compute}c." if compute != slices else ""
-    return f"{own}{slices}g.{gibibytes}gb"
+    name = asker.ask("name", "nvmlDeviceGetName", convert=str) or ""
+    return Instance(asker, gpu_instance, compute_instance, name.partition(" MIG ")[2][:32])

@@ -57,7 +57,6 @@ class Attached:
         self.told = False
         self._options = options
         self._throttling = throttling
-        self._recent: Out = {}
         # Quicker in step with a period below a second, never below it.
         self._periods = {
             tier: max(options.period, seconds * min(1.0, options.period)) for tier, seconds in PERIODS.items()
@@ -83,7 +82,6 @@ class Attached:
         out: Out = {}
         readings.read(device, self._questions[FAST], out)
         readings.read_power(device, out)
-        self._links.read_fast(out)
         if device.answered == 0 and device.last_error != GARBAGE:
             # Not one of these calls has an answer: if it is not lost, the handle is stale.
             raise DeviceDownError(device.last_error or "invalid_argument")
@@ -108,12 +106,11 @@ class Attached:
                 self.mig.sample()
         if active or looked:
             self.mig.read(out)
-        self._recent.update(out)
         if medium:
             readings.read(device, self._questions[MEDIUM], out)
             readings.read_throttling(device, self._throttling, out)
             readings.read_fans(device, out)
-            self._links.read_medium(out, counted=self._recent.get("pcie_transmit_gpm") is not None)
+            self._links.read_medium(out)
         return out
 
     def free(self) -> None:
@@ -272,7 +269,7 @@ class Sampler:
             except DeviceDownError as error:
                 self._lose(slot, error.reason, now)
                 entry["lost"] = error.reason
-        entry["counts"] = self._events.counts(slot.index)
+        entry["xids"] = self._events.xids(slot.index)
         if slot.down:
             entry["down"] = slot.down
         return entry
