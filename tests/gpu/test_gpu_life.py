@@ -173,8 +173,10 @@ def test_a_child_that_is_stopped_hangs_and_gets_one_replacement(tmp_path: Path) 
 
 
 def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp_path: Path) -> None:
-    hang = '\ntimeline:\n  - {at: 1s, until: 6s, gpus: [1], hang: ["*"]}\n'
-    with watching(described(tmp_path, hang)) as collector:
+    hang = '\ntimeline:\n  - {at: 1s, until: 9s, gpus: [1], hang: ["*"]}\n'
+    # Time for a new process on a busy machine.
+    patient = dataclasses.replace(QUICK, deadline=4.0)
+    with watching(described(tmp_path, hang), timings=patient) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         others = [value(collector, "gpu_power_watts", "0")]
         while gpus_up(collector)["1"]:
