@@ -147,8 +147,10 @@ class Delivery:
         _OPEN.discard(self)
         if os.getpid() == self._process:
             deadline = monotonic() + timeout_seconds
-            for wait in [thread.finish() for thread in self.threads]:
-                wait(deadline - monotonic())
+            for thread in self.threads:
+                thread.finish()
+            for thread in self.threads:
+                thread.wait(deadline - monotonic())
 
     def _exported_parent(self, span: Span) -> Span | None:
         """Give the nearest span around it that is exported too."""
@@ -180,14 +182,6 @@ def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
         delivery.close(max(deadline - monotonic(), 0.0))
 
 
-class _Marker:
-    """What is put into a queue to learn when all before it was taken; `end` asks the thread to stop there."""
-
-    def __init__(self, *, end: bool) -> None:
-        self.end = end
-        self.passed = threading.Event()
-
-
 def _counter(what: str, **labels: str) -> Callable[[float], None]:
     try:
         return metric("counter", f"training.span.exporter.{what}", labels=labels)
@@ -212,8 +206,8 @@ class ExporterThread:
         self._first_pause_seconds = first_pause_seconds
         self._write_out = getattr(exporter, "write_out", None)
         self._unwritten = 0
-        self._queue: SimpleQueue[tuple[str, tuple[Any, ...]] | _Marker] = SimpleQueue()
-        self._hurry = threading.Event()
+        self._queue: SimpleQueue[tuple[str, tuple[Any, ...]] | threading.Event] = SimpleQueue()
+        self._hurry, self._closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0  # since something succeeded
         self._lost = 0  # records dropped by this thread
@@ -249,38 +243,29 @@ class ExporterThread:
         """Wait until all that waits now was taken; says whether it was, within the time."""
         if self._thread is None or self._ended or threading.current_thread() is self._thread:
             return self._queue.empty()
-        marker = _Marker(end=False)
-        self._queue.put(marker)
-        return marker.passed.wait(max(timeout_seconds, 0.0))
+        passed = threading.Event()
+        self._queue.put(passed)
+        return passed.wait(max(timeout_seconds, 0.0))
 
-    def finish(self) -> Callable[[float], None]:
-        """Ask the thread to end after what waits now, without pauses, and to close the exporter.
-
-        Returns:
-            Waits for that so many seconds; what was not taken by then is counted as dropped.
-        """
+    def finish(self) -> None:
+        """Ask the thread to end after what waits now, without pauses, and to close the exporter."""
         self._hurry.set()
-        if self._ended:
-            return lambda _seconds: None  # nothing is left to wait for
-        self._ended = True
-        marker = _Marker(end=True)
-        self._queue.put(marker)
+        if not self._ended:
+            self._ended = True
+            self._queue.put(self._closed)
 
-        def wait(timeout_seconds: float) -> None:
-            thread = self._thread
-            if thread is None:  # it never began
-                self._dropped["exit"](self._queue.qsize() - 1)
-            elif thread is threading.current_thread():
-                return
-            elif marker.passed.wait(max(timeout_seconds, 0.0)):
-                # One that runs while the interpreter is torn down may abort the process.
-                thread.join(JOIN_SECONDS)
-            else:
-                self._abandoned = True
-                # Without the marker, with the one that it hangs in.
-                self._dropped["exit"](max(self._queue.qsize() - 1, 0) + 1)
-
-        return wait
+    def wait(self, timeout_seconds: float) -> None:
+        """Wait for that so many seconds; what was not taken by then is counted as dropped."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread() or not thread.is_alive():
+            return
+        if self._closed.wait(max(timeout_seconds, 0.0)):
+            # One that runs while the interpreter is torn down may abort the process.
+            thread.join(JOIN_SECONDS)
+        else:
+            self._abandoned = True
+            # Without the mark of the end, with the one that it hangs in.
+            self._dropped["exit"](max(self._queue.qsize() - 1, 0) + 1)
 
     def _run(self) -> None:
         try:
@@ -294,13 +279,13 @@ class ExporterThread:
             item = self._queue.get()
             if self._abandoned:
                 return
-            if isinstance(item, _Marker):
+            if isinstance(item, threading.Event):
                 if ready:
                     self._have_written()
-                if item.end:
+                if item is self._closed:
                     self._attempt("close")
-                item.passed.set()
-                if item.end:
+                item.set()
+                if item is self._closed:
                     return
             elif not ready:
                 self._dropped["failed"](1)

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import threading
-from abc import ABC, abstractmethod
 from math import isfinite
 from pathlib import Path
 from time import monotonic
@@ -39,45 +38,11 @@ _KEY = re.compile(r"((?:\\.|[^\\.=|\[\]])*)([.=])", re.DOTALL)
 _DECODER = json.JSONDecoder()
 
 
-class Exporter(ABC):
-    """Takes what a job tells; what it is given are copies, which nobody changes any more.
-
-    One that holds records back may have a method `write_out()` too, called when its queue has run empty and at the latest
-    after every 256 records; what it cannot write then it has to keep, within bounds. A method that cannot do its work
-    raises `ExportError`, and is called again. Any object with these methods will do, such as one-logger's own.
-    """
-
-    @abstractmethod
-    def initialize(self) -> None:
-        """Get ready; asked again after a failure."""
-
-    @abstractmethod
-    def export_start(self, span: Span) -> None:
-        """Take a span that has begun, as it was then."""
-
-    @abstractmethod
-    def export_stop(self, span: Span) -> None:
-        """Take a span that has ended, with all its attributes."""
-
-    @abstractmethod
-    def export_event(self, event: Event, span: Span) -> None:
-        """Take an event of a span other than its start and its stop."""
-
-    @abstractmethod
-    def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Take an error of the application."""
-
-    @abstractmethod
-    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Take the news that the telemetry is incomplete."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write out what is held back, and let go of every resource."""
-
-
-METHODS = tuple(name for name in vars(Exporter) if not name.startswith("_"))
-"""What an exporter has."""
+METHODS = (
+    *("initialize", "export_start", "export_stop", "export_event", "export_error"),
+    *("export_telemetry_data_error", "close"),
+)
+"""What an exporter has; any object with these methods will do, such as one-logger's own."""
 
 
 def missing_methods(exporter: object) -> list[str]:
@@ -85,22 +50,24 @@ def missing_methods(exporter: object) -> list[str]:
     return [name for name in METHODS if not callable(getattr(exporter, name, None))]
 
 
-class BaseExporter(Exporter):
-    """An exporter that refuses records before `initialize` and after `close`.
+class BaseExporter:
+    """Takes what a job tells, as copies that nobody changes any more; this one only refuses it where it is not `ready`.
 
-    Attributes:
-        ready: Whether it takes records.
-        closed: Whether it takes no more.
+    `export_start(span)` and `export_stop(span)` take a span as it was then; `export_event(event, span)` and
+    `export_error(event, span)` what happened in between, and `export_telemetry_data_error(error)` the news that the
+    telemetry is incomplete. A method that cannot do its work raises `ExportError`, and is called again. One that holds
+    records back may have a method `write_out()` too, called when its queue has run empty and at the latest after every 256
+    records; what it cannot write then it has to keep, within bounds. `Exporter` is the same class.
     """
 
     ready = closed = False
 
     def initialize(self) -> None:
-        """Be ready."""
+        """Get ready; asked again after a failure."""
         self.ready, self.closed = True, False
 
     def close(self) -> None:
-        """Be closed."""
+        """Write out what is held back, and let go of every resource."""
         self.ready, self.closed = False, True
 
     def _check(self, *_: Any, **__: Any) -> None:
@@ -110,6 +77,9 @@ class BaseExporter(Exporter):
             raise ExportError("Exporter not initialized. Call initialize first.")
 
     export_start = export_stop = export_event = export_error = export_telemetry_data_error = _check
+
+
+Exporter = BaseExporter
 
 
 class BaseJsonExporter(BaseExporter):
@@ -172,9 +142,9 @@ class BaseJsonExporter(BaseExporter):
         finally:
             super().close()
 
-    @abstractmethod
     def _write(self, json_dict: dict[str, Any]) -> None:
         """Write one record, or raise `ExportError`; it is offered again then."""
+        raise NotImplementedError
 
     def _write_held_back(self) -> None:
         if self._held_back is not None:

@@ -19,7 +19,7 @@ from exporter.one_logger.delivery import Delivery, Filter
 from exporter.one_logger.exporter_config import ExporterConfig, ExporterConfigManager
 from exporter.one_logger.exporters import Exporter, missing_methods
 from exporter.one_logger.names import ExportCustomizationMode
-from exporter.one_logger.recorder import Recorder, TrainingRecorder, get_recorder, training_recorder
+from exporter.one_logger.recorder import DefaultRecorder, TrainingRecorder, get_recorder, training_recorder
 from exporter.one_logger.state import (
     Singleton,
     configure,
@@ -51,7 +51,7 @@ class _Provider(Singleton):
 class OneLoggerProvider(_Provider):
     """The provider of core one-logger's API: a configuration and a recorder, for spans that are not a training's."""
 
-    def configure(self, config: OneLoggerConfig, recorder: Recorder) -> None:
+    def configure(self, config: OneLoggerConfig, recorder: DefaultRecorder) -> None:
         """Set both, once per process; a second time is a misuse and changes nothing."""
         is_one = isinstance(config, OneLoggerConfig)
         assert_that(is_one, f"config must be a OneLoggerConfig, not {shown(config)}")
@@ -60,7 +60,7 @@ class OneLoggerProvider(_Provider):
             misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
 
     @property
-    def recorder(self) -> Recorder:
+    def recorder(self) -> DefaultRecorder:
         """The recorder; before configuration one that exports to nobody."""
         return get_recorder()
 

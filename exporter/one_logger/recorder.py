@@ -9,7 +9,6 @@ that of a training job shares the tree of the standard spans.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,48 +38,11 @@ _INCOMPLETE = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
 _ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 
 
-class Recorder(ABC):
-    """Makes spans, and takes what happens in them."""
+class DefaultRecorder:
+    """A recorder with exporters of its own, each started at once, on a thread of its own.
 
-    @abstractmethod
-    def start(
-        self,
-        span_name: SpanName,
-        span_attributes: Attributes | None = None,
-        start_event_attributes: Attributes | None = None,
-        start_time: TracingTimestamp | None = None,
-        parent_span: Span | None = None,
-    ) -> Span:
-        """Begin a span, in the parent that is given or else in the latest that is active here."""
-
-    @abstractmethod
-    def stop(
-        self,
-        span: Span,
-        stop_event_attributes: Attributes | None = None,
-        stop_time: TracingTimestamp | None = None,
-    ) -> None:
-        """End a span."""
-
-    @abstractmethod
-    def event(self, span: Span, event: Event) -> Event:
-        """Record an event of a span that is active."""
-
-    @abstractmethod
-    def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
-        """Record an error of the application."""
-
-    @abstractmethod
-    def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
-        """Tell the exporters that the telemetry is incomplete."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End every span that is active, and let the exporters finish."""
-
-
-class DefaultRecorder(Recorder):
-    """A recorder with exporters of its own, each started at once, on a thread of its own."""
+    `Recorder`, of which a job may derive its own, is the same class.
+    """
 
     def __init__(
         self,
@@ -187,6 +149,9 @@ class DefaultRecorder(Recorder):
             return False
         records = current()
         return records is None or current_recorder() is not self or records.enabled
+
+
+Recorder = DefaultRecorder
 
 
 class TrainingRecorder(DefaultRecorder):
@@ -302,7 +267,7 @@ def training_recorder() -> TrainingRecorder:
     return found if isinstance(found, TrainingRecorder) else _BEFORE
 
 
-def get_recorder() -> Recorder:
+def get_recorder() -> DefaultRecorder:
     """Give the recorder of this process; before configuration one that exports to nobody."""
     return current_recorder() or _BEFORE
 
@@ -342,7 +307,7 @@ class timed_span:  # noqa: N801  # one-logger's name, and a class is what it mus
     ) -> None:
         self._arguments = (name, span_attributes, start_event_attributes)
         self._block: Handle | None = None
-        self._recorder: Recorder | None = None
+        self._recorder: DefaultRecorder | None = None
         self._span: Span | None = None
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
@@ -377,7 +342,7 @@ class timed_span:  # noqa: N801  # one-logger's name, and a class is what it mus
             _guarded(lambda: recorder.stop(span))
 
 
-def _short_block(name: SpanName, recorder: Recorder) -> Handle | None:
+def _short_block(name: SpanName, recorder: DefaultRecorder) -> Handle | None:
     """Give the block of a short standard span that nobody exports; None for every other."""
     kind = kinds.BY_NAME.get(name_of(name))
     if kind is None or not (kind in kinds.STEPS or kind in kinds.SHORT):

@@ -24,7 +24,7 @@ from exporter.training.recording import TRAINING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from exporter.one_logger.recorder import Recorder
+    from exporter.one_logger.recorder import DefaultRecorder
 
 _SWITCHED = {
     "is_train_iterations_enabled": EventNames.TRAINING_METRICS_UPDATE.value,
@@ -38,7 +38,7 @@ class _State:
     """The one configuration of this process."""
 
     records: Records | None = None
-    recorder: Recorder | None = None
+    recorder: DefaultRecorder | None = None
     lock = threading.Lock()
     instances: dict[type, Any] = {}  # noqa: RUF012  # the process's
 
@@ -48,7 +48,7 @@ def current() -> Records | None:
     return _State.records
 
 
-def current_recorder() -> Recorder | None:
+def current_recorder() -> DefaultRecorder | None:
     """Give the recorder that was configured; None before."""
     return _State.recorder
 
@@ -68,7 +68,7 @@ def misuse(call: str, rule: str, expected: str) -> None:
         raise OneLoggerError(f"{call}: {expected}")
 
 
-def configure(settings: OneLoggerConfig, delivery: Delivery, recorder: Recorder) -> bool:
+def configure(settings: OneLoggerConfig, delivery: Delivery, recorder: DefaultRecorder) -> bool:
     """Set the configuration of this process, once; says whether this was the first time."""
     with _State.lock:
         if _State.records is not None:

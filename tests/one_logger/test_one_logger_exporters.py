@@ -298,7 +298,7 @@ def test_a_configuration_in_the_code_goes_before_a_files_and_a_files_before_pack
         ExporterConfig("a.b.Other", {}, enabled=False),
     ]
     (made,) = manager.create_exporters_from_config(found)
-    told(made)  # type: ignore[arg-type]  # it is a FileExporter
+    told(made)
     assert len(lines_of(tmp_path / "t.json")) == 6
 
 
