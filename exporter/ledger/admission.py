@@ -38,8 +38,6 @@ Shape = tuple[bool, str | None, tuple[float, ...], str]
 OWN: Mapping[str, FamilySpec] = {spec.name: spec for spec in training.SPECS}
 """Families of the exporter's own that Stats fill: their names are reserved, and theirs alone."""
 
-_MOST_LABELS = 64
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
@@ -189,8 +187,6 @@ class Admission:
         if claim.shape != plan.shape or any(self._names.get(name, claim) is not claim for name in plan.names):
             return False
         labels = {*claim.label_names, *[name for name, _ in plan.key[1]]}
-        if len(labels) > _MOST_LABELS:
-            return False
         if len(labels) > len(claim.label_names):
             claim.label_names = tuple(sorted(labels))
         self._claims[claim.main] = claim

@@ -164,7 +164,7 @@ class JobCollector:
         lingering = [
             part
             for rank in self._ranks
-            for slot in rank.totals.slots.values()
+            for slot in rank.slots.values()
             for part in slot.parts()
             if rules.lingers(part, now)
         ]
@@ -203,7 +203,7 @@ class JobCollector:
         """Living processes that were taken for dead so long ago that they cannot be told from a copy."""
         for process_id, entry in entries.items():
             rank = self._ranks[RankKey.of(entry.snapshot.process)]
-            if entry.alive and process_id in rank.totals.taken:
+            if entry.alive and process_id in rank.taken:
                 yield f"{process_id}.feed", "taken"
 
     def _note_refused(self, refused: Sequence[tuple[str, str]]) -> None:
@@ -218,7 +218,7 @@ class JobCollector:
 
     def _visible(self, rules: GapRules, now: Moment) -> Iterator[VisibleSlot]:
         for rank in sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role)):
-            for _, slot in sorted(rank.totals.slots.items()):
+            for _, slot in sorted(rank.slots.items()):
                 seen = visible(rank.key, slot, rules, now, counted=rank.safe)
                 if seen is not None:
                     yield seen
@@ -266,7 +266,7 @@ class JobCollector:
         for rank in self._ranks:
             together = [
                 process
-                for _, process in rank.totals.processes()
+                for _, process in rank.processes()
                 if process.living
                 and process.trains
                 and process.identity.run_given

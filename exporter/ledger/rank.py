@@ -58,12 +58,16 @@ class RankKey:
 
 
 @dataclass(slots=True, eq=False)
-class RankTotals:
-    """All slots of a rank, by number."""
+class Rank:
+    """A rank in memory."""
 
+    key: RankKey
     slots: dict[int, Slot] = field(default_factory=dict)
     taken: dict[str, None] = field(default_factory=dict)  # ids of what is part of a base, oldest first
     changed: bool = False  # since it was saved
+    kept: bool = False  # its state was loaded, so that totals are complete and may be saved
+    safe: bool = False  # the totals, as they are, may be shown
+    released: bool = False  # it is over, and another sidecar may keep it
 
     def processes(self) -> Iterator[tuple[Slot, Process]]:
         """Every process that has a record."""
@@ -223,28 +227,28 @@ class RankTotals:
         body = {"stats": definitions, "totals": {"taken": list(self.taken), "slots": slots}}
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
-    @classmethod
-    def decode(cls, content: bytes) -> RankTotals:
-        """Read it back.
 
-        Raises:
-            ValueError: It is not what `encode` writes.
-        """
-        try:
-            body = json.loads(content)
-            definitions = [_definition(*each) for each in body["stats"]]
-            ranks = cls(taken=dict.fromkeys(body["totals"]["taken"]))
-            for each in body["totals"]["slots"]:
-                slot = ranks.slots[each["slot"]] = Slot(each["slot"])
-                _fill(slot.base, each["base"], definitions)
-                for found in each["processes"]:
-                    identity: ProcessIdentity = codec.from_json(ProcessIdentity, found["identity"])
-                    process = Process(identity=identity, written=found["written"], sequence=found["sequence"])
-                    _fill(process, found["totals"], definitions)
-                    slot.processes.append(process)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
-        return ranks
+def decode(content: bytes) -> tuple[dict[int, Slot], dict[str, None]]:
+    """Read slots and ids that are taken back.
+
+    Raises:
+        ValueError: It is not what `Rank.encode` writes.
+    """
+    slots: dict[int, Slot] = {}
+    try:
+        body = json.loads(content)
+        definitions = [_definition(*each) for each in body["stats"]]
+        for each in body["totals"]["slots"]:
+            slot = slots[each["slot"]] = Slot(each["slot"])
+            _fill(slot.base, each["base"], definitions)
+            for found in each["processes"]:
+                identity: ProcessIdentity = codec.from_json(ProcessIdentity, found["identity"])
+                process = Process(identity=identity, written=found["written"], sequence=found["sequence"])
+                _fill(process, found["totals"], definitions)
+                slot.processes.append(process)
+        return slots, dict.fromkeys(body["totals"]["taken"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _made(entry: FeedEntry, now: Moment) -> Process:

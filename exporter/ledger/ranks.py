@@ -11,26 +11,14 @@ A sidecar that does not own the feed directory loads the owner's files and saves
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from exporter.errors import StateError
 from exporter.feed.reader import FeedEntry
-from exporter.ledger.rank import RankKey, RankTotals
+from exporter.ledger.rank import Rank, RankKey, decode
 from exporter.ledger.store import StateKey, StateStore
 from exporter.ledger.totals import Moment, Process, Slot
 
 KIND = "rank"
-
-
-@dataclass(slots=True, eq=False)
-class Rank:
-    """A rank in memory."""
-
-    key: RankKey
-    totals: RankTotals = field(default_factory=RankTotals)
-    kept: bool = False  # its state was loaded, so that totals are complete and may be saved
-    safe: bool = False  # the totals, as they are, may be shown
-    released: bool = False  # it is over, and another sidecar may keep it
 
 
 class Ranks:
@@ -66,7 +54,7 @@ class Ranks:
 
     def processes(self) -> Iterator[Process]:
         """Every process that has a record."""
-        return (process for rank in self for _, process in rank.totals.processes())
+        return (process for rank in self for _, process in rank.processes())
 
     def observe(
         self, owner: bool, entries: Mapping[str, FeedEntry], unreadable: Collection[str], now: Moment
@@ -94,12 +82,12 @@ class Ranks:
                 self._ranks[key] = Rank(key)
             elif rank.released:
                 # Another sidecar may have kept it meanwhile; where its file is damaged, memory is right.
-                self._ranks[key] = Rank(key, rank.totals)
+                self._ranks[key] = Rank(key, rank.slots, rank.taken)
         for key, rank in self._ranks.items():
             if not rank.released:
                 problems += [] if rank.kept else self._load(rank, present, now)
                 patience = self._stale_after_seconds
-                rank.totals.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
+                rank.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
         return problems
 
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
@@ -108,7 +96,7 @@ class Ranks:
         for process_id, key in found.items():
             before = self._rank_of.get(process_id, key)
             if before != key and before in self._ranks:
-                self._ranks[before].totals.drop(process_id)
+                self._ranks[before].drop(process_id)
         self._rank_of = found
 
     def _resume_recent(
@@ -127,7 +115,7 @@ class Ranks:
             if key in by_rank or key in self._ranks:
                 continue
             rank = Rank(key)
-            if not self._load(rank, present, now) and rank.totals.slots:
+            if not self._load(rank, present, now) and rank.slots:
                 self._ranks[key] = rank
             else:
                 self._state.release(state_key)
@@ -142,17 +130,17 @@ class Ranks:
                 where = f"run {key.run!r}, {shown}, in {self._state.directory}"
                 remedy = "end it, or give the runs different names with EXPORTER_RUN"
                 return [f"another sidecar keeps the totals of {where}: {remedy}"]
-            loaded = self._state.load(state_key, RankTotals.decode)
+            loaded = self._state.load(state_key, decode)
         except StateError as error:
             if self.owner:
                 return [str(error)]
             loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
         rank.kept = True
         if loaded is None:  # nothing was saved, or it is damaged: memory knows all there is
-            rank.totals.changed = True
+            rank.changed = True
         else:
-            rank.totals = loaded
-            rank.totals.resume(present, now)
+            rank.slots, rank.taken = loaded
+            rank.resume(present, now)
         return []
 
     def save(self) -> list[str]:
@@ -160,13 +148,13 @@ class Ranks:
         problems: list[str] = []
         for rank in self:
             if not self.owner:
-                rank.totals.changed, rank.safe = False, True
+                rank.changed, rank.safe = False, True
             elif not rank.kept:
                 rank.safe = False
-            elif rank.totals.changed or not (rank.safe or rank.released):
+            elif rank.changed or not (rank.safe or rank.released):
                 try:
-                    self._state.save(self._state_key(rank.key), rank.totals.encode())
-                    rank.totals.changed, rank.safe = False, True
+                    self._state.save(self._state_key(rank.key), rank.encode())
+                    rank.changed, rank.safe = False, True
                 except StateError as error:
                     problems.append(str(error))
                     rank.safe = False
@@ -175,10 +163,10 @@ class Ranks:
     def forget(self, shown: Collection[Slot], present: Collection[str]) -> None:
         """Let go of ranks that are over: of their lock at once, of the memory when none of their slots is shown."""
         for key, rank in list(self._ranks.items()):
-            processes = [process for _, process in rank.totals.processes()]
-            ids = {process.identity.id for process in processes}.union(rank.totals.taken)
+            processes = [process for _, process in rank.processes()]
+            ids = {process.identity.id for process in processes}.union(rank.taken)
             over = ids.isdisjoint(present) and not any(process.living for process in processes)
-            lingers = any(slot in shown for slot in rank.totals.slots.values())
+            lingers = any(slot in shown for slot in rank.slots.values())
             # One that could not be loaded yet is not given up before that.
             if over and not rank.released and (rank.safe or not (rank.kept or lingers)):
                 self._state.release(self._state_key(key))

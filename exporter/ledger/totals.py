@@ -16,10 +16,6 @@ from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.admission import Plan, SeriesKey, shape_of
 from exporter.recording.values import NO_EVENTS, EventsReading, StatDefinition, StatReading, TrainingReading
 
-MOST_KEYS = 1024
-"""Keys of one mapping of events over all processes of a slot; what comes later is `other`."""
-OTHER = "other"
-
 Key = TypeVar("Key", str, tuple[str, str])
 
 
@@ -210,28 +206,15 @@ def added(before: StatReading | None, after: StatReading) -> StatReading:
 
 
 def added_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping[Key, int]:
-    """Add up by reason; of very many, those that come last are `other`."""
+    """Add up by reason."""
     if not first or not second:
         return first or second
-    total = dict(first)
-    for key, number in second.items():
-        kept = key
-        if key not in total and len(total) >= MOST_KEYS:
-            kept = OTHER if isinstance(key, str) else (OTHER, key[1])
-        total[kept] = total.get(kept, 0) + number
-    return total
+    return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
 
 
 def added_events(before: EventsReading, after: EventsReading) -> EventsReading:
     """Add the reading of a process to the total of those before it."""
-    if not before or not after:
-        return before or after or NO_EVENTS
-    total = _merged(before, after, added_counts)
-    last = dict(total.last)
-    for pair, when in after.last.items():
-        if pair not in total.counts:
-            last[OTHER, pair[1]] = max(when, last.get((OTHER, pair[1]), when))
-    return total.replace(last={pair: when for pair, when in last.items() if pair in total.counts})
+    return _merged(before, after, added_counts) if before and after else before or after or NO_EVENTS
 
 
 def continued_events(old: EventsReading, new: EventsReading) -> EventsReading:

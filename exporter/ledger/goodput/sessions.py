@@ -32,7 +32,8 @@ from exporter.ledger.energy.attribution import Flows
 from exporter.ledger.goodput.ends import SETTLE_SECONDS, Ends
 from exporter.ledger.goodput.families import goodput_families
 from exporter.ledger.goodput.task import Attempt, Goodput
-from exporter.ledger.ranks import Rank, Ranks
+from exporter.ledger.rank import Rank
+from exporter.ledger.ranks import Ranks
 from exporter.ledger.store import StateKey, StateStore, file_name
 from exporter.ledger.totals import Moment, Process
 
@@ -422,11 +423,11 @@ def _leading(ranks: Ranks) -> Iterator[Process]:
     """The processes of rank 0; of a run that has none here, those of the lowest rank."""
     lowest: dict[str, Rank] = {}
     for rank in ranks:
-        if rank.key.rank is not None and rank.totals.slots:
+        if rank.key.rank is not None and rank.slots:
             other = lowest.setdefault(rank.key.run, rank)
             if rank.key.rank < (other.key.rank or 0):
                 lowest[rank.key.run] = rank
     for rank in lowest.values():
-        for process in rank.totals.slots[0].processes if 0 in rank.totals.slots else ():
+        for process in rank.slots[0].processes if 0 in rank.slots else ():
             if process.snapshot is not None:
                 yield process
