@@ -23,29 +23,17 @@ NUMERICAL = 3
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What the reader can choose.
+    """What the reader can choose."""
 
-    Attributes:
-        name: As in `$name`.
-        label: As the reader sees it.
-        query: `label_values(…)`, with selectors by name.
-        several: Whether several can be chosen at once.
-        all_of_them: Whether All can be, and is at first.
-        every: What All stands for in a matcher; None for the list of all of them.
-        regex: What of each result is the value; "" for all of it.
-        sort: Grafana's number for the order; 0 leaves it as the query has it.
-        what: Its description.
-    """
-
-    name: str
-    label: str
-    query: str
-    several: bool = True
-    all_of_them: bool = True
-    every: str | None = ".+"
-    regex: str = ""
-    sort: int = 1
-    what: str = ""
+    name: str  # as in `$name`
+    label: str  # as the reader sees it
+    query: str  # `label_values(…)`, with selectors by name
+    several: bool = True  # whether several can be chosen at once
+    all_of_them: bool = True  # whether All can be, and is at first
+    every: str | None = ".+"  # what All stands for in a matcher; None for the list of all of them
+    regex: str = ""  # what of each result is the value; "" for all of it
+    sort: int = 1  # Grafana's number for the order; 0 leaves it as the query has it
+    what: str = ""  # its description
 
     def model(self) -> Json:
         """What Grafana reads."""
@@ -100,23 +88,14 @@ RANK = Variable(
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A kind of event that is drawn over all panels.
+    """A kind of event that is drawn over all panels."""
 
-    Attributes:
-        name: As the reader can switch it.
-        expression: Of a series whose value is the time in milliseconds.
-        title: Of the event.
-        color: Of its line.
-        shown: Whether it is on at first.
-        at_value: Whether the value is the time; else the series is there while the event lasts.
-    """
-
-    name: str
-    expression: str
-    title: str
-    color: str
-    shown: bool = True
-    at_value: bool = True
+    name: str  # as the reader can switch it
+    expression: str  # of a series whose value is the time in milliseconds
+    title: str  # Of the event
+    color: str  # of its line
+    shown: bool = True  # whether it is on at first
+    at_value: bool = True  # whether the value is the time; else the series is there while the event lasts
 
     def model(self) -> Json:
         """What Grafana reads."""
@@ -156,40 +135,24 @@ ALERTS_OF_NODE = Mark(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under a heading, which says what question they answer.
+    """Panels under a heading, which says what question they answer."""
 
-    Attributes:
-        title: The heading; "" for none.
-        panels: From left to right, in as many lines as they need.
-        collapsed: Opened by the reader.
-    """
-
-    title: str
-    panels: Sequence[Panel]
-    collapsed: bool = False
+    title: str  # the heading; "" for none
+    panels: Sequence[Panel]  # from left to right, in as many lines as they need
+    collapsed: bool = False  # opened by the reader
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A dashboard.
+    """A dashboard."""
 
-    Attributes:
-        uid: Its name in links: for good.
-        title: Its name for people.
-        what: Its description.
-        variables: Beside the data source.
-        rows: Its panels.
-        marks: Its annotations.
-        span: How far back it shows at first.
-    """
-
-    uid: str
-    title: str
-    what: str
-    variables: Sequence[Variable]
-    rows: Sequence[Row]
-    marks: Sequence[Mark] = ()
-    span: str = "now-1h"
+    uid: str  # its name in links: for good
+    title: str  # its name for people
+    what: str  # its description
+    variables: Sequence[Variable]  # beside the data source
+    rows: Sequence[Row]  # its panels
+    marks: Sequence[Mark] = ()  # its annotations
+    span: str = "now-1h"  # how far back it shows at first
     refresh: str = "30s"
 
     def model(self) -> Json:

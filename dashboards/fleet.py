@@ -14,8 +14,6 @@ from dashboards.tables import Column, percent, table
 
 UID = "training-fleet"
 
-HEAD = "{{run}}"
-
 
 def _troubles() -> str:
     """How many things are wrong with a node."""

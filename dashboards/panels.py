@@ -34,17 +34,11 @@ NOTHING = "\N{EN DASH}"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel without its place.
+    """A panel without its place."""
 
-    Attributes:
-        width: Of 24 columns.
-        height: In rows of 38 pixels.
-        body: What Grafana reads, without `id` and `gridPos`.
-    """
-
-    width: int
-    height: int
-    body: Json
+    width: int  # of 24 columns
+    height: int  # in rows of 38 pixels
+    body: Json  # what Grafana reads, without `id` and `gridPos`
 
 
 def steps(*bounds: tuple[float | None, str]) -> Json:

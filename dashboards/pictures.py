@@ -29,17 +29,11 @@ AS_SCRAPED_EVERY = "5s"
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen on a dashboard for its picture.
+    """What is chosen on a dashboard for its picture."""
 
-    Attributes:
-        uid: Of the dashboard.
-        values: Of its variables.
-        until: Share of the scenario at which the picture ends.
-    """
-
-    uid: str
-    values: dict[str, str] = field(default_factory=dict)
-    until: float = 1.0
+    uid: str  # Of the dashboard
+    values: dict[str, str] = field(default_factory=dict)  # of its variables
+    until: float = 1.0  # share of the scenario at which the picture ends
 
 
 CHOICES = {
@@ -69,19 +63,11 @@ def main(arguments: Sequence[str]) -> int:
         "--out", type=Path, default=Path("build/dashboards"), help="where to (default %(default)s)"
     )
     parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="length of the scenario")
-    parser.add_argument("--rows", type=int, help="only so many rows of panels from the top")
-    parser.add_argument("--only", action="append", metavar="UID", help="this dashboard; may be repeated")
-    parser.add_argument(
-        "--prometheus", metavar="URL", help="of a scenario that has ended; none is started then"
-    )
-    parser.add_argument("--begin", type=float, help="Unix time at which that one began")
     given = parser.parse_args(arguments)
     if given.dashrender is None or not (given.dashrender / "dashrender.mjs").exists():
         sys.stderr.write("no pictures: dashrender is not there; say where with --dashrender or $DASHRENDER\n")
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
-    if given.prometheus:
-        return _draw_all(given, given.prometheus, given.begin)
     work = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
     try:
         with Cluster(work, Timeline(seconds=given.seconds)) as cluster:
@@ -95,15 +81,9 @@ def main(arguments: Sequence[str]) -> int:
 def _draw_all(given: argparse.Namespace, url: str, begin: float) -> int:
     status = 0
     for board in BOARDS:
-        if given.only and board.uid not in given.only:
-            continue
         choice = CHOICES.get(board.uid, Choice(board.uid))
-        model = board.model()
-        headings = [place for place, panel in enumerate(model["panels"]) if panel["type"] == "row"]
-        if given.rows and given.rows < len(headings):
-            model["panels"] = model["panels"][: headings[given.rows]]
         drawn = given.out / f"{board.uid}.json"
-        drawn.write_text(json.dumps(model), encoding="utf-8")
+        drawn.write_text(json.dumps(board.model()), encoding="utf-8")
         for theme, width in (("dark", WIDE), ("light", WIDE), ("dark", NARROW)):
             picture = given.out / f"{board.uid}-{theme}{'' if width == WIDE else '-narrow'}.png"
             command = [

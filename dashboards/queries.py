@@ -35,29 +35,17 @@ def expand(expression: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel.
-
-    Attributes:
-        expression: PromQL, with selectors by name.
-        legend: Of each series; `{{label}}` stands for a label's value.
-        color: Of its series: of the one, or shades of it where the legend has a label. None leaves it to the panel.
-        bound: The others are held against it: dashed, and in no stack; grey without a colour.
-        dashed: To tell its series from those of the query before, where both have the same colours.
-        right: It has an axis of its own, on the right, and is dashed: it may lie over another.
-        instant: Only its value at the end of the time range.
-        table: As a table of labels and values.
-        heatmap: The series are buckets by `le`.
-    """
+    """One query of a panel: PromQL with selectors by name, and the legend of each series."""
 
     expression: str
-    legend: str = "__auto"
-    color: str | None = None
-    bound: bool = False
-    dashed: bool = False
-    right: bool = False
-    instant: bool = False
-    table: bool = False
-    heatmap: bool = False
+    legend: str = "__auto"  # `{{label}}` stands for a label's value
+    color: str | None = None  # of the one series, or shades of it where the legend has a label
+    bound: bool = False  # the others are held against it: dashed, and in no stack; grey without a colour
+    dashed: bool = False  # to tell its series from those of the query before, in the same colours
+    right: bool = False  # it has an axis of its own, on the right, and is dashed: it may lie over another
+    instant: bool = False  # only its value at the end of the time range
+    table: bool = False  # as a table of labels and values
+    heatmap: bool = False  # the series are buckets by `le`
 
     def target(self, place: int) -> dict[str, Any]:
         """What Grafana reads, as the panel's first, second, … query."""

@@ -16,29 +16,17 @@ HEADING_EDGE, HEADING_LETTER = 44, 7.5
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        source: A label, or PromQL for a value of each row.
-        title: Its heading.
-        unit: Of a value; a bare number without it.
-        width: In pixels, more where the heading needs it; None for what is left.
-        thresholds: Colour of the text.
-        mappings: Words for values.
-        links: From its cells.
-        bar: Draw the value as a bar as well, of this least and most.
-        decimals: Digits.
-    """
-
-    source: str
-    title: str
-    unit: str | None = None
-    width: int | None = None
-    thresholds: Json | None = None
-    mappings: Sequence[Json] = ()
-    links: Sequence[Json] = ()
-    bar: tuple[float, float] | None = None
-    decimals: int | None = None
+    source: str  # a label, or PromQL for a value of each row
+    title: str  # its heading
+    unit: str | None = None  # of a value; a bare number without it
+    width: int | None = None  # in pixels, more where the heading needs it; None for what is left
+    thresholds: Json | None = None  # colour of the text
+    mappings: Sequence[Json] = ()  # words for values
+    links: Sequence[Json] = ()  # from its cells
+    bar: tuple[float, float] | None = None  # draw the value as a bar as well, of this least and most
+    decimals: int | None = None  # digits
 
     @property
     def is_value(self) -> bool:

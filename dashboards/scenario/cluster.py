@@ -59,17 +59,11 @@ ENERGY = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine.
+    """A machine."""
 
-    Attributes:
-        name: What Prometheus calls it.
-        replay: Its GPUs: a machine of the package, or a description.
-        ranks: (run, rank, local rank) of the processes on it.
-    """
-
-    name: str
-    replay: str | dict[str, Any]
-    ranks: Sequence[tuple[str, int, int]] = ()
+    name: str  # what Prometheus calls it
+    replay: str | dict[str, Any]  # its GPUs: a machine of the package, or a description
+    ranks: Sequence[tuple[str, int, int]] = ()  # (run, rank, local rank) of the processes on it
 
 
 def nodes(timeline: Timeline) -> tuple[Node, ...]:
@@ -89,13 +83,7 @@ def nodes(timeline: Timeline) -> tuple[Node, ...]:
 
 
 class Cluster:
-    """The scenario as processes; use it as a context manager.
-
-    Args:
-        work: An empty directory, which is filled.
-        timeline: When what happens.
-        environ: Of the caller.
-    """
+    """The scenario as processes, in an empty directory; use it as a context manager."""
 
     def __init__(self, work: Path, timeline: Timeline, environ: Mapping[str, str] = os.environ) -> None:
         self.timeline = timeline
@@ -144,7 +132,10 @@ class Cluster:
 
     def query(self, expression: str, **parameters: str) -> list[dict[str, Any]]:
         """An instant query to the scenario's Prometheus."""
-        return query(self.url, expression, **parameters)
+        asked = urllib.parse.urlencode({"query": expression, **parameters}).encode()
+        with urllib.request.urlopen(f"{self.url}/api/v1/query", data=asked, timeout=30) as answer:  # noqa: S310  # ours
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return result
 
     # ------------------------------------------------------------ processes
 
@@ -322,14 +313,6 @@ class Cluster:
             process.terminate()
         for process in everything:
             _wait(process)
-
-
-def query(url: str, expression: str, **parameters: str) -> list[dict[str, Any]]:
-    """An instant query."""
-    asked = urllib.parse.urlencode({"query": expression, **parameters}).encode()
-    with urllib.request.urlopen(f"{url}/api/v1/query", data=asked, timeout=30) as answer:  # noqa: S310  # ours
-        result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-    return result
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

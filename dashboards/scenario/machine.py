@@ -89,7 +89,6 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
                 "memory_temperature": {"idle": 70, "busy": 97},
                 "temperature_margin": {"idle": 12, "busy": 0},
                 "power": {"idle": 71_000, "busy": 468_000},
-                "event_reasons": 0x44,
                 # 0.6 s of each second, in nanoseconds.
                 "throttle_hw_thermal": {"idle": 600_000_000, "busy": 600_000_000, "counter_from": 0},
             },

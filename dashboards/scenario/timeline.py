@@ -9,33 +9,19 @@ DEFAULT_SECONDS = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When what happens.
+    """When what happens; of two shares, from the first to the second."""
 
-    Attributes:
-        seconds: Length of the scenario.
-        pause: No data arrives between these.
-        straggle: From here on one GPU is hot, and its rank slow, until the crash.
-        nan: Around here a gradient is no number.
-        lost: A GPU without a rank is off the bus between these.
-        down: An exporter is dead between these.
-        crash: A rank is killed here; the run starts again `restart` later.
-        restart: How long that takes.
-        saves: Checkpoints are saved here; the one of `failing` fails.
-        failing: A checkpoint that cannot be written.
-        validation: A validation begins here.
-    """
-
-    seconds: float = DEFAULT_SECONDS
-    pause: tuple[float, float] = (0.22, 0.29)
-    straggle: float = 0.45
-    nan: float = 0.38
-    lost: tuple[float, float] = (0.5, 0.66)
-    down: tuple[float, float] = (0.34, 0.46)
-    crash: float = 0.7
+    seconds: float = DEFAULT_SECONDS  # length of the scenario
+    pause: tuple[float, float] = (0.22, 0.29)  # no data arrives
+    straggle: float = 0.45  # from here on one GPU is hot, and its rank slow, until the crash
+    nan: float = 0.38  # around here a gradient is no number
+    lost: tuple[float, float] = (0.5, 0.66)  # a GPU without a rank is off the bus
+    down: tuple[float, float] = (0.34, 0.46)  # an exporter is dead
+    crash: float = 0.7  # a rank is killed here; the run starts again `restart` later
     restart: float = 0.05
     saves: tuple[float, ...] = (0.1, 0.2, 0.32, 0.44, 0.56, 0.66, 0.86, 0.95)
-    failing: float = 0.56
-    validation: float = 0.36
+    failing: float = 0.56  # a checkpoint that cannot be written
+    validation: float = 0.36  # one begins here
 
     def at(self, share: float) -> float:
         """Seconds from the beginning."""

@@ -68,19 +68,12 @@ class RefusedError(Exception):
 
 
 class Written(NamedTuple):
-    """A family as text.
+    """A family as text."""
 
-    Attributes:
-        text: Metadata and lines in each format.
-        series: Lines, those of plain text.
-        names: What no other family of a page may be called, and what the family is asked for by.
-        dropped: Series that were left out.
-    """
-
-    text: Mapping[Format, str]
-    series: int
-    names: frozenset[str]
-    dropped: Counter[Reason]
+    text: Mapping[Format, str]  # metadata and lines in each format
+    series: int  # lines, those of plain text
+    names: frozenset[str]  # what no other family of a page may be called, and what the family is asked for by
+    dropped: Counter[Reason]  # series that were left out
 
 
 def write(metric: Metric) -> Written:

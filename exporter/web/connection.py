@@ -226,15 +226,10 @@ class ServerState:
 
 
 class Connection:
-    """One accepted, non-blocking socket, which it closes in the end.
+    """One accepted, non-blocking socket, which it closes in the end."""
 
-    Attributes:
-        state: What it is doing, kept by the guard; None when it has ended.
-        body: What it sends, while it does.
-    """
-
-    state: State | None = None
-    body = b""
+    state: State | None = None  # what it is doing, kept by the guard; None when it has ended
+    body = b""  # what it sends, while it does
 
     def __init__(self, sock: socket.socket, peer: str, server: ServerState) -> None:
         self._sock = sock

@@ -44,9 +44,6 @@ class Server:
 
     Without `web_config` it serves plain HTTP to everybody. The log has the start, changes of web.config.yml and
     defects; never what peers do.
-
-    Attributes:
-        urls: Where the server is, in the order of `listen`, without a path; empty before it has started.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class Server:
         log: logging.Logger = _LOG,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self.urls: tuple[str, ...] = ()
+        self.urls: tuple[str, ...] = ()  # in the order of `listen`, without a path; empty before the start
         self._listen = tuple(listen)
         self._web_config = web_config
         self._make_routes = partial(
