@@ -88,8 +88,14 @@ def write(metric: Metric) -> Written:
     samples: Sequence[Sample] = metric.samples
     buckets_alone = False
     if metric.type == "histogram":
-        negative, buckets_alone = _check_histogram(name, samples)
+        counted = Counter(sample.name.removeprefix(name) for sample in samples)
+        buckets_alone = counted["_sum"] != counted["_count"]
+        try:
+            negative = any(float(sample.labels.get("le", 0)) < 0.0 for sample in samples)
+        except ValueError:
+            raise RefusedError("labels") from None
         if negative:  # the sum may fall, so that it is no counter
+            buckets_alone = True
             samples = [sample for sample in samples if sample.name != f"{name}_sum"]
     expected = {name + suffix for suffix in kind.suffixes}
     lines: dict[str, str] = {}
@@ -138,33 +144,6 @@ def _texts(
         Format.TEXT: f"# HELP {shown} {told}\n# TYPE {shown} {kind.text}\n{body}",
         Format.OPENMETRICS: f"# HELP {name} {quoted}\n# TYPE {name} {type_}\n{unit}{strict}",
     }
-
-
-def _check_histogram(name: str, samples: Sequence[Sample]) -> tuple[bool, bool]:
-    """Whether a bound is below zero, and whether some count has no sum.
-
-    Raises:
-        RefusedError: Bounds that do not rise, or counts that fall.
-    """
-    bound, count = _INFINITE, 0.0
-    sums, counts, lowest = 0, 0, _INFINITE
-    for sample in samples:
-        if sample.name == f"{name}_bucket":
-            try:
-                upper = float(sample.labels["le"])
-                if bound == _INFINITE:  # the first of the next series
-                    bound, count = -_INFINITE, 0.0
-                if not (upper > bound and sample.value >= count):
-                    raise RefusedError("value")
-                bound, count, lowest = upper, sample.value, min(lowest, upper)
-            except (KeyError, TypeError, ValueError):
-                raise RefusedError("labels") from None
-        else:
-            if bound != _INFINITE:  # no bucket +Inf
-                raise RefusedError("value")
-            sums += sample.name == f"{name}_sum"
-            counts += sample.name == f"{name}_count"
-    return lowest < 0.0, lowest < 0.0 or sums != counts
 
 
 def _sorted_labels(keys: tuple[str, ...]) -> list[str]:
