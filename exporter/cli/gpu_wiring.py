@@ -41,8 +41,7 @@ class KeptGpus:
     Args:
         make: Makes the collector of the GPUs, and does not start it.
         keeper: Where the counters are kept.
-        counts: Whether this exporter is the one that counts the energy of this machine's GPUs. Not asked about GPUs
-            that nobody else sees.
+        counts: Whether this exporter counts the energy of this machine's GPUs; not asked where nobody else sees them.
         released: Whether NVML was let go of, on request.
     """
 

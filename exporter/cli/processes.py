@@ -1,4 +1,4 @@
-"""Starting programs: the job with everything that `run` was given, our own with nothing of it.
+"""Starting programs: the job with everything that `run` was given, the sidecar and others of ours with nothing of it.
 
 Used by `run` and `demo`. The job keeps the terminal, the process group, the standard streams and every inherited
 descriptor, and goes on when `run` dies. Our own programs get a session of their own and no descriptor but standard
@@ -7,15 +7,21 @@ error: a pipe that one of them kept open would hide the job's end from whoever r
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import resource
 import shutil
 import signal
 import sys
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from exporter.cli.flags import JOINED, REFUSED, flags_of, say, value_of
+from exporter.config.options import format_duration
+from exporter.feed.runs import ATTACHED_FLAG
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -25,6 +31,12 @@ IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 LAUNCHER = Path(__file__).parents[2] / "training_exporter.py"
 """Starts a program of this package, whatever else is called `exporter` in the working directory or on the path."""
+
+WATCH_SECONDS = 2.0
+# A service that owns the directory may be restarting; taking over at once would take its port as well.
+VACANT_SECONDS = 10.0
+STEADY_SECONDS = 60.0
+ATTEMPTS = 5
 
 Action = tuple[int, ...] | tuple[int, int, str, int, int]
 """One file action of `os.posix_spawn`."""
@@ -73,15 +85,11 @@ def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
         OSError: It cannot be started.
         NotImplementedError: The C library has no POSIX_SPAWN_SETSID.
     """
-    if sys.stderr is None:  # closed by the caller: whatever has its number now is not a stream
-        actions = closing_all_but()
-    else:
-        actions = [*closing_all_but({2}), (os.POSIX_SPAWN_DUP2, 2, 1)]
     return os.posix_spawn(
         command[0],
         command,
         passable_environment(os.environ),
-        file_actions=actions,
+        file_actions=[*closing_all_but({2}), (os.POSIX_SPAWN_DUP2, 2, 1)],
         setsid=True,
         setsigmask=mask,
         setsigdef=IGNORED_BY_PYTHON,
@@ -93,24 +101,12 @@ def passable_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name}
 
 
-def closing_all_but(kept: Collection[int] = ()) -> list[Action]:
+def closing_all_but(kept: Collection[int]) -> list[Action]:
     """File actions that give a child /dev/null as its standard streams and nothing else but `kept`."""
     opened = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     closing: list[Action] = [(os.POSIX_SPAWN_CLOSE, each) for each in opened if each not in kept]
     streams = [each for each in range(3) if each not in kept]
     return closing + [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in streams]
-
-
-def signal_if_alive(pid: int, number: int) -> None:
-    """Send a signal to a child that may have ended."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def exit_status(wait_status: int) -> int:
-    """The exit status that a shell reports for a process that has ended."""
-    code = os.waitstatus_to_exitcode(wait_status)
-    return code if code >= 0 else 128 - code
 
 
 def end_as(wait_status: int) -> int:
@@ -130,7 +126,8 @@ def end_as(wait_status: int) -> int:
                 stream.flush()
         os.kill(os.getpid(), number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    return exit_status(wait_status)
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else 128 - code
 
 
 def _is_text(program: str) -> bool:
@@ -151,3 +148,105 @@ def _explained(program: str, error: OSError, *, found: bool) -> NotStartedError:
         return NotStartedError(NOT_EXECUTABLE, f"{program}: bad interpreter: {error.strerror}")
     reason = error.strerror if "/" in program else "command not found"
     return NotStartedError(NOT_FOUND, f"{program}: {reason}")
+
+
+def sidecar_command(given: argparse.Namespace, linger_seconds: float) -> tuple[str, ...]:
+    """The command line of a sidecar with some flags, that ends with the last run.
+
+    It writes where the job writes, so what this machine lacks is kept to itself unless somebody chose a level.
+    """
+    chosen = value_of(given, "--log.level") is not None or value_of(given, "--config.file") is not None
+    level = () if chosen else ("--log.level=warn",)
+    return own_command(
+        *flags_of(given), *level, ATTACHED_FLAG, f"--run.linger={format_duration(linger_seconds)}"
+    )
+
+
+class SidecarProcess:
+    """Sees to it that a feed directory has a sidecar.
+
+    Args:
+        command: Starts one.
+        mask: Signals that are blocked in it.
+        owned: Whether some sidecar owns the directory.
+    """
+
+    def __init__(self, command: tuple[str, ...], *, mask: Collection[int], owned: Callable[[], bool]) -> None:
+        self._command = command
+        self._mask = mask
+        self._owned = owned
+        self._due: float | None = time.monotonic()  # when to look again; None: never
+        self._joined = False
+        self._started = 0.0
+        self._failures = 0
+        self._wanted = True
+        self.pid: int | None = None
+
+    def keep(self) -> None:
+        """Start, join or start again if it is time to."""
+        now = time.monotonic()
+        if self.pid is not None or self._due is None or now < self._due:
+            return
+        if self._owned():
+            self._joined, self._due = True, now + WATCH_SECONDS
+        elif self._joined:
+            self._joined, self._due = False, now + VACANT_SECONDS
+        else:
+            try:
+                self.pid = start_own(self._command, mask=self._mask)
+            except (OSError, NotImplementedError) as error:
+                self._failed(f"cannot be started: {error}", now)
+            else:
+                self._started, self._due = now, None
+
+    def wait_seconds(self) -> float | None:
+        """How long `keep` has nothing to do; None for ever."""
+        idle = self.pid is not None or self._due is None
+        return None if idle else max(0.0, (self._due or 0.0) - time.monotonic())
+
+    def send(self, number: int) -> None:
+        """Send it a signal; as a child that is not yet reaped, its process id is nobody else's."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def let_end(self) -> None:
+        """From now on its end is expected: nothing is said about it, and none is started."""
+        self._wanted, self._due = False, None
+
+    def ended(self, wait_status: int) -> None:
+        """Take note that the child was reaped."""
+        self.pid = None
+        now, status = time.monotonic(), os.waitstatus_to_exitcode(wait_status)
+        if not self._wanted:
+            return
+        if status == JOINED:
+            self._joined, self._due = True, now + WATCH_SECONDS
+        elif status == REFUSED:  # it has said why
+            self._due = None
+        elif status == 0:
+            self._due = None
+            say("the sidecar was ended; the job goes on without it")
+        elif status > 0:
+            self._failed(f"ended with status {status}", now)
+        else:
+            self._failed(f"was killed by {_signal_name(-status)}", now)
+
+    def _failed(self, how: str, now: float) -> None:
+        if now - self._started >= STEADY_SECONDS:
+            self._failures = 0
+        self._failures += 1
+        if self._failures > ATTEMPTS:
+            self._due = None
+            say(f"the sidecar {how}, {self._failures} times in a row; the job goes on without it")
+            return
+        delay = 2.0 ** (self._failures - 1)
+        self._due = now + delay
+        say(f"the sidecar {how}; starting it again in {delay:.0f} s, the job is not affected")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from exporter.cli.flags import (
     say,
     value_of,
 )
-from exporter.cli.sidecar_process import SidecarProcess, sidecar_command
+from exporter.cli.processes import SidecarProcess, sidecar_command
 from exporter.cli.signal_probe import SETTLE_SECONDS, SignalProbe
 from exporter.errors import FeedError
 from exporter.feed import runs
@@ -67,27 +67,16 @@ USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `run` was asked to do, all questions answered.
-
-    Attributes:
-        command: The job.
-        environment: The job's whole environment.
-        sidecar: The sidecar's command line.
-        feed_directory: Absolute.
-        linger_seconds: How long the sidecar may wait for the last scrape.
-        run: The run's name, as the job is given it.
-        page: Where the status page will be; "" where that is not known.
-        watched: Whether there is to be a sidecar: not with `EXPORTER_DISABLED=1`.
-    """
+    """What `run` was asked to do, all questions answered."""
 
     command: tuple[str, ...]
-    environment: Mapping[str, str]
-    sidecar: tuple[str, ...]
-    feed_directory: Path
-    linger_seconds: float
-    run: str = ""
-    page: str = ""
-    watched: bool = True
+    environment: Mapping[str, str]  # the job's, whole
+    sidecar: tuple[str, ...]  # its command line
+    feed_directory: Path  # absolute
+    linger_seconds: float  # how long the sidecar may wait for the last scrape
+    run: str = ""  # its name, as the job is given it
+    page: str = ""  # where the status page will be; "" where that is not known
+    watched: bool = True  # whether there is to be a sidecar: not with EXPORTER_DISABLED=1
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -181,73 +170,55 @@ def as_given(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Mapping[
 
 def supervise(plan: Plan) -> int:
     """Run the job to its end; gives its exit status as `main` does."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
-    # Ignored by inheritance, it would let the kernel throw away the job's exit status.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    probe = None
-    with contextlib.suppress(OSError):  # no further process is allowed: signals are told apart less well
-        probe = SignalProbe()
-    registration = _register(plan) if plan.watched else None
-    started = time.time()
-    try:
-        pid = processes.start_job(plan.command, environment=plan.environment, mask=mask)
-    except processes.NotStartedError as error:
-        say(str(error))
-        if probe is not None:
-            probe.end()
-        if registration is not None:
-            registration.release()
-        return error.status
-    job = Job(pid, plan.run, started)
-    supervision = Supervision(plan, job, probe=probe, registration=registration, mask=mask)
-    wait_status = supervision.wait_for_job()
-    if registration is not None:
-        registration.tell_end(job, wait_status)
-        registration.release()
-        supervision.wait_for_sidecar()
-    return processes.end_as(wait_status)
+    return Supervision(plan).run()
 
 
 class Supervision:
-    """The job and the sidecar while they live.
+    """The job and the sidecar while they live."""
 
-    Args:
-        plan: What was asked for.
-        job: What was started.
-        probe: None where none could be made.
-        registration: None where there is to be no sidecar.
-        mask: Signals that our own programs are started with.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        job: Job,
-        *,
-        probe: SignalProbe | None,
-        registration: Registration | None,
-        mask: Collection[int],
-    ) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._job = job
-        self._probe = probe
-        self._registration = registration
-        self._mask = mask
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)  # what our own programs are started with
+        # Ignored by inheritance, it would let the kernel throw away the job's exit status.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._probe: SignalProbe | None = None
+        with contextlib.suppress(OSError):  # no further process is allowed: signals are told apart less well
+            self._probe = SignalProbe()
+        self._registration = _register(plan) if plan.watched else None
         self._sidecar: SidecarProcess | None = None
         self._ask_at: float | None = None
-        if registration is not None:
-            registration.tell_job(job)
-            owned = lambda: runs.owner(plan.feed_directory) is not None  # noqa: E731  (it is a value)
-            self._sidecar = SidecarProcess(plan.sidecar, mask=mask, owned=owned)
-            self._ask_at = time.monotonic() + runs.SILENT_SECONDS
-            say(f"run {plan.run}" + (f", see {plan.page}" if plan.page else ""))
         self._wait_status: int | None = None
         self._asked_to_end = False
         self._job_stopped = False
         self._stop_signal = 0
         self._stop_asked = -LONG_SECONDS
 
-    def wait_for_job(self) -> int:
+    def run(self) -> int:
+        """Start the job, and see it and the sidecar out."""
+        plan, registration, started = self._plan, self._registration, time.time()
+        try:
+            pid = processes.start_job(plan.command, environment=plan.environment, mask=self._mask)
+        except processes.NotStartedError as error:
+            say(str(error))
+            self._end_probe()
+            if registration is not None:
+                registration.release()
+            return error.status
+        self._job = Job(pid, plan.run, started)
+        if registration is not None:
+            registration.tell_job(self._job)
+            owned = lambda: runs.owner(plan.feed_directory) is not None  # noqa: E731  (it is a value)
+            self._sidecar = SidecarProcess(plan.sidecar, mask=self._mask, owned=owned)
+            self._ask_at = time.monotonic() + runs.SILENT_SECONDS
+            say(f"run {plan.run}" + (f", see {plan.page}" if plan.page else ""))
+        wait_status = self._wait_for_job()
+        if registration is not None and self._sidecar is not None:
+            registration.tell_end(self._job, wait_status)
+            registration.release()
+            self._wait_for_sidecar(self._sidecar)
+        return processes.end_as(wait_status)
+
+    def _wait_for_job(self) -> int:
         """Pass signals on until the job has ended; its wait status."""
         while self._wait_status is None:
             if self._sidecar is not None:
@@ -264,11 +235,9 @@ class Supervision:
         self._end_probe()
         return self._wait_status
 
-    def wait_for_sidecar(self) -> None:
+    def _wait_for_sidecar(self, sidecar: SidecarProcess) -> None:
         """See the sidecar out, unless a later run needs it; a second Ctrl-C or SIGTERM ends it at once."""
-        if self._sidecar is None:
-            return
-        self._sidecar.let_end()
+        sidecar.let_end()
         # A batch system signals its processes one after another: what ended the job may arrive here only now.
         time.sleep(SETTLE_SECONDS)
         while (info := signal.sigtimedwait(TAKEN - {signal.SIGCHLD}, 0)) is not None:
@@ -277,8 +246,8 @@ class Supervision:
         most = max(self._plan.linger_seconds, KILL_SECONDS)
         kill = began + (min(most, ASKED_TO_END_SECONDS) if self._asked_to_end else most + KILL_SECONDS)
         asked = told = False
-        joined = None if self._sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
-        while self._sidecar_lives(joined) and not runs.any_active(self._plan.feed_directory):
+        joined = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
+        while self._lives(sidecar, joined) and not runs.any_active(self._plan.feed_directory):
             now = time.monotonic()
             if now >= kill - KILL_SECONDS and joined is not None:
                 return  # another run's child, with a lingering of its own
@@ -286,10 +255,10 @@ class Supervision:
                 # It waits in the kernel, for a filesystem that does not answer; the job's status must not.
                 say("the sidecar cannot be ended: it is left behind")
                 return
-            if self._sidecar.pid is not None and now >= kill:
-                processes.signal_if_alive(self._sidecar.pid, signal.SIGKILL)
-            elif self._sidecar.pid is not None and now >= kill - KILL_SECONDS and not asked:
-                processes.signal_if_alive(self._sidecar.pid, signal.SIGTERM)
+            if now >= kill:
+                sidecar.send(signal.SIGKILL)
+            elif now >= kill - KILL_SECONDS and not asked:
+                sidecar.send(signal.SIGTERM)
                 asked = True
             elif now >= began + QUIET_SECONDS and not told and not asked:
                 say(f"the job has ended; waiting {most:.0f} s at most for the next scrape, Ctrl-C ends that")
@@ -317,11 +286,11 @@ class Supervision:
         with contextlib.suppress(OSError, NotImplementedError):
             processes.start_own(command, mask=self._mask)
 
-    def _sidecar_lives(self, joined: int | None) -> bool:
+    def _lives(self, sidecar: SidecarProcess, joined: int | None) -> bool:
         self._reap()
         if joined is not None:
             return runs.owner(self._plan.feed_directory) == joined
-        return self._sidecar is not None and self._sidecar.pid is not None
+        return sidecar.pid is not None
 
     def _reap(self) -> None:
         """Take every ended child: the job, the sidecar, the probe, and as process 1 any orphan."""
@@ -346,8 +315,9 @@ class Supervision:
         if number in STOPPING:
             self._stop_signal, self._stop_asked = number, time.monotonic()
         if not self._has_reached_job(info):
-            with contextlib.suppress(PermissionError):  # the job has become another user
-                processes.signal_if_alive(self._job.pid, number)
+            # PermissionError: the job has become another user.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._job.pid, number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
         seen = None if self._probe is None else self._probe.has_seen(info)

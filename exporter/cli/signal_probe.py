@@ -9,7 +9,6 @@ whose end of a pipe closes; when the probe dies, `run` falls back to the signal'
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
@@ -48,8 +47,8 @@ class SignalProbe:
     """The side of `run`; raises OSError where no further process can be started."""
 
     def __init__(self) -> None:
-        questions, self._questions = _pipe()
-        self._answers, answers = _pipe()
+        questions, self._questions = os.pipe()
+        self._answers, answers = os.pipe()
         self._seen: list[tuple[int, ...]] = []  # of signals that `run` has yet to take
         try:
             self.pid = os.posix_spawn(
@@ -120,12 +119,3 @@ class SignalProbe:
             self._seen += _ENTRY.iter_unpack(body)
             if head[0] < _MAX_ENTRIES:
                 return True
-
-
-def _pipe() -> tuple[int, int]:
-    """A pipe that takes no standard stream's number, where one of those is closed."""
-    ends = os.pipe()
-    above = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends]
-    for end in ends:
-        os.close(end)
-    return above[0], above[1]

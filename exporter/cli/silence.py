@@ -35,8 +35,7 @@ PACKAGE = Path(__file__).parents[1]
 
 _LOOK = """
 import importlib.util, json, os, sys, sysconfig
-if len(sys.argv) > 1:
-    sys.path[0] = sys.argv[1]
+sys.path[0] = sys.argv[1]
 found = {"python": sys.version.split()[0], "site": sysconfig.get_path("purelib")}
 try:
     spec = importlib.util.find_spec("exporter")
@@ -53,23 +52,14 @@ print(json.dumps(found))
 
 
 class Interpreter(NamedTuple):
-    """What `import exporter` finds in an interpreter.
+    """What `import exporter` finds in an interpreter."""
 
-    Attributes:
-        python: Its version; "" where it does not answer.
-        path: The file that is imported; None where there is none.
-        ours: Whether it is this package.
-        version: Of this package there.
-        site: Where its packages lie.
-        error: What goes wrong; "" for nothing.
-    """
-
-    python: str = ""
-    path: str | None = None
-    ours: bool = False
-    version: str = ""
-    site: str = ""
-    error: str = ""
+    python: str = ""  # its version; "" where it does not answer
+    path: str | None = None  # the file that is imported; None where there is none
+    ours: bool = False  # whether it is this package
+    version: str = ""  # of this package there
+    site: str = ""  # where its packages lie
+    error: str = ""  # what goes wrong; "" for nothing
 
 
 class Process(NamedTuple):
@@ -104,22 +94,9 @@ class Process(NamedTuple):
         return self.directory
 
 
-def look(
-    python: str,
-    *,
-    first: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    directory: str = "/",
-) -> Interpreter:
-    """Ask an interpreter what `import exporter` would find; imports nothing but our version.
-
-    Args:
-        python: Its path.
-        first: The directory in which it is to look first; None for where it runs.
-        environment: What it is started with; None for ours.
-        directory: Where it runs.
-    """
-    command = [python, "-c", _LOOK, *([] if first is None else [first])]
+def look(python: str, *, first: str, environment: Mapping[str, str], directory: str = "/") -> Interpreter:
+    """Ask an interpreter what `import exporter` would find, in `first` and then on its path; imports our version only."""
+    command = [python, "-c", _LOOK, first]
     try:
         answer = subprocess.run(  # the job's own interpreter
             command, env=environment, cwd=directory, capture_output=True, timeout=PYTHON_SECONDS, check=False

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, environment, free_port, started
+from run_support import REPOSITORY, environment, finished, free_port, started
 from waiting import wait_until
 
 from exporter.cli.check import ask
@@ -36,13 +36,7 @@ def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[d
     """Exit status and findings."""
     address = f"--web.listen-address=127.0.0.1:{free_port() if port is None else port}"
     own = [f"--feed.dir={feed}", address, "--check.format=json", *flags]
-    ended = subprocess.run(
-        [sys.executable, "-m", "exporter", "check", *own],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = finished([sys.executable, "-m", "exporter", "check", *own])
     assert ended.stdout, ended.stderr
     return ended.returncode, json.loads(ended.stdout)["findings"]
 
@@ -98,22 +92,11 @@ def test_a_killed_writer_and_one_that_ended_in_order_are_told_apart(
     recorder.kill()
     recorder.wait()
     ended = environment(EXPORTER_FEED_DIR=str(tmp_path))
-    subprocess.run(
-        [sys.executable, "-c", RECORD],
-        env=ended,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    finished([sys.executable, "-c", RECORD], env=ended, stdin=subprocess.DEVNULL)
 
-    _, findings = check(tmp_path)
-
-    found = sorted(
-        finding["found"].split("; ")[1].split(",")[0]
-        for finding in findings
-        if finding["subject"] == "writer"
-    )
-    assert found == ["ended in order", "ended without its last words (killed?)"]
+    found = [each["found"] for each in check(tmp_path)[1] if each["subject"] == "writer"]
+    assert sum("; ended in order, last written" in text for text in found) == 1
+    assert sum("; ended without its last words (killed?), last written" in text for text in found) == 1
 
 
 def test_a_stopped_writer_is_suspicious(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
@@ -159,14 +142,6 @@ def test_a_wrong_configuration_is_told_with_its_place_and_the_machine_is_looked_
     assert status == 1
     assert f"{file}:2:3" in about(findings, "configuration")["found"]
     assert about(findings, "python")["status"] == "ok"
-
-
-def test_an_unknown_flag_is_refused_before_anything_is_looked_at(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "exporter", "check", "--feed.dirr=x"]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "--feed.dir" in ended.stderr
 
 
 def test_a_running_exporter_is_recognised_at_its_port_and_as_owner(tmp_path: Path) -> None:
@@ -224,13 +199,6 @@ def test_an_interpreter_without_the_package_is_told_how_to_get_it(tmp_path: Path
     assert f"{bare} -m pip install" in about(findings, f"python {bare}")["remedy"]
 
 
-def test_an_interpreter_that_is_none_fails_too(tmp_path: Path) -> None:
-    status, findings = check(tmp_path, "--check.python=/no/such/python")
-
-    assert status == 1
-    assert "cannot be asked" in about(findings, "python /no/such/python")["found"]
-
-
 def test_the_interpreter_is_asked_as_the_job_would_import_not_from_the_current_directory(
     tmp_path: Path,
 ) -> None:
@@ -240,14 +208,7 @@ def test_the_interpreter_is_asked_as_the_job_would_import_not_from_the_current_d
     isolated.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     isolated.chmod(0o700)
 
-    ended = subprocess.run(
-        [*command, f"--check.python={isolated}"],
-        env=env,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = finished([*command, f"--check.python={isolated}"], env=env, cwd=REPOSITORY)
 
     found = about(json.loads(ended.stdout)["findings"], f"python {isolated}")
     assert "cannot import exporter" in found["found"]
@@ -264,17 +225,9 @@ def test_it_creates_and_changes_nothing(tmp_path: Path, recorder: subprocess.Pop
 
 
 def test_the_text_has_a_line_for_each_finding_and_the_remedy_below(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "exporter",
-        "check",
-        f"--feed.dir={tmp_path}",
-        "--web.listen-address=127.0.0.1:0",
-    ]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
+    shown = finished([sys.executable, "-m", "exporter", "check", *flags]).stdout.splitlines()
 
-    shown = ended.stdout.splitlines()
     assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in shown
     assert shown[shown.index("warn sidecar: no exporter serves the feed directory") + 1].startswith(
         "     -> "

@@ -52,22 +52,13 @@ def keys_of(node: object) -> Iterator[str]:
             "c:1:21: recording[0].match: expected a pattern of a Stat's name: letters,",
         ),
         ("{match: 'a['}", 'with * and ? for any, found "a["'),
-        ("{match: a, window_seconds: 50ms}", "recording[0].window_seconds: expected a duration"),
         ("{match: a, window_seconds: 50ms}", 'of at least 100ms, found "50ms"'),
-        ("{match: a, window_samples: 0}", "from 1 to 1000000000, found 0"),
         ("{match: a, window_seconds: null, window_samples: null}", "a window needs a length"),
-        (
-            "{match: a, aggregations: [men]}",
-            "recording[0].aggregations[0]: expected one of value, mean, count",
-        ),
         ("{match: a, aggregations: [men]}", 'found "men", did you mean "mean"?'),
-        ("{match: a, aggregations: [mean, mean]}", "recording[0].aggregations[1]: is listed twice"),
         (
             "{match: a, buckets: [2, 1]}",
             "c:1:33: recording[0].buckets: must be 1 to 200 finite numbers, ascending",
         ),
-        ("{match: a, buckets: [1, .inf]}", "c:1:37: recording[0].buckets[1]: expected a number, found .inf"),
-        ("{match: a, buckets: []}", "recording[0].buckets: must be 1 to 200 finite numbers"),
         ("{match: a, aggregations: [mean], buckets: [1]}", "buckets: are given, but histogram is not among"),
     ],
 )
@@ -81,27 +72,13 @@ def test_a_rule_that_cannot_be_is_told_with_its_place(rule: str, expected: str) 
         ("web: {listen_address: []}", "c:1:23: web.listen_address: needs at least one address"),
         ("web: {listen_address: [':1', ':1']}", 'web.listen_address: ":1" is listed twice'),
         ("web: {listen_address: ['foo bar:3']}", "c:1:24: web.listen_address[0]: expected an address"),
-        ("web: {listen_address: ['[foo]:3']}", "c:1:24: web.listen_address[0]: expected an address"),
         ("events: [{match: 3}]", "c:1:18: events[0].match: expected a pattern"),
-        ("recording: [{match: true}]", "c:1:21: recording[0].match: expected a pattern"),
-        ("web: {listen_address: ':1'}", 'c:1:23: web.listen_address: expected a list, found ":1"'),
         ("web: {telemetry_path: /-/x}", "web.telemetry_path: expected a path such as /metrics"),
-        (
-            "feed: {interval: 1h}",
-            "feed.interval: expected a duration such as 500ms, 15s, 1m30s or 1h from 100ms to 1m",
-        ),
-        (
-            "feed: {max_file_size: 1KiB}",
-            "feed.max_file_size: expected a size such as 512B, 64KiB or 10MB from 64KiB",
-        ),
         ("collectors: {cpu: {per_cor: true}}", 'unknown key "per_cor", did you mean "per_core"?'),
         (
             "collectors: {clock: {per_core: true}}",
             'unknown key "per_core", expected one of enabled, interval, deadline',
         ),
-        ("collectors: {cpuu: {}}", 'c:1:14: collectors.cpuu: unknown key "cpuu", did you mean "cpu"?'),
-        ("collectors: {cpu: {interval: 0s}}", "collectors.cpu.interval: expected a duration"),
-        ("exposition: {max_series: 1}", "expected a whole number from 100 to 1000000, found 1"),
         (
             f"recording: [{', '.join(['{match: a}'] * 1001)}]",
             "c:1:12: recording: has 1001 rules, at most 1000",
@@ -125,18 +102,6 @@ def test_every_collector_of_the_catalogue_can_be_set_with_its_own_defaults() -> 
     for entry in CATALOGUE:
         assert found[entry.name].interval == (1.0 if entry.name == "cpu" else entry.interval_seconds)
         entry.factory(**found[entry.name].own_options())
-
-
-def test_a_rule_hands_over_only_what_it_mentions() -> None:
-    assert Rule("a.*").as_override() == {"match": "a.*"}
-    rule = Rule("a", enabled=False, window_seconds=None, window_samples=5, buckets=(1.0, 2.0))
-    assert rule.as_override() == {
-        "match": "a",
-        "enabled": False,
-        "window_seconds": None,
-        "window_samples": 5,
-        "buckets": [1.0, 2.0],
-    }
 
 
 RULES = st.builds(

@@ -8,7 +8,7 @@ import pytest
 from serve_support import exporter
 
 from exporter.cli.configuration import Configuration
-from exporter.cli.flags import Parser, add_flags, parse_duration_flag
+from exporter.cli.flags import Parser, add_flags
 from exporter.cli.main import main
 from exporter.cli.resolve import resolve
 from exporter.errors import ConfigurationError
@@ -85,20 +85,16 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
             ["--web.listn-address=:1"],
             '--web.listn-address: unknown flag, did you mean "--web.listen-address"?',
         ),
-        (["-feed.dir=x"], '-feed.dir: unknown flag, did you mean "--feed.dir"?'),
-        (["--web"], "--web: unknown flag"),
         (["--log.lev=debug"], '--log.lev: unknown flag, did you mean "--log.level"?'),
         (["--no-collector.cpu"], "write collectors: {cpu: {enabled: false}} in the file of --config.file"),
         (["serve"], "command line: unexpected argument 'serve'"),
         (["--feed.dir"], "--feed.dir: expected one argument"),
         (["--feed.dir=a", "--feed.dir=b"], "--feed.dir: is given twice"),
         (["--feed.dir="], '--feed.dir: expected a path, found ""'),
-        (["--config.file="], '--config.file: expected a path, found ""'),
         (["--web.enable-lifecycle=true"], "ignored explicit argument 'true'"),
         (["--log.level=loud"], '--log.level: expected one of debug, info, warn, error, found "loud"'),
         (["--log.level=eror"], 'did you mean "error"?'),
         (["--web.telemetry-path=metrics"], "--web.telemetry-path: expected a path such as /metrics"),
-        (["--web.telemetry-path=/-/ready"], "--web.telemetry-path: expected a path such as /metrics"),
         (["--web.listen-address=:99999"], "--web.listen-address: expected an address such as :20909"),
         (
             ["--web.listen-address=:1", "--web.listen-address=:1"],
@@ -128,12 +124,6 @@ def test_problems_of_all_sources_come_at_once(tmp_path: Path) -> None:
         "--web.listen-address",
         "--log.format",
     ]
-
-
-def test_a_duration_on_the_command_line() -> None:
-    assert parse_duration_flag("--run.linger", "1m30s") == 90.0
-    with pytest.raises(ConfigurationError, match=r"^--run\.linger: expected a duration"):
-        parse_duration_flag("--run.linger", "30")
 
 
 def test_config_check_says_ok_or_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,14 +185,6 @@ def test_the_end_waits_only_a_moment_for_a_full_pipe() -> None:
     assert took < 5.0 * PATIENCE
 
 
-def test_what_is_queued_is_written_at_the_end() -> None:
-    def act() -> None:
-        for _ in range(50):
-            LOG.info("x")
-
-    assert len(logged(act)) == 50
-
-
 @pytest.mark.parametrize("kind", ["none", "closed", "nobody reads"])
 def test_a_stderr_that_takes_nothing_costs_only_the_lines(kind: str) -> None:
     read, write = os.pipe()

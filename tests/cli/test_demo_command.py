@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import environment, free_port, processes_naming, scrape, started
+from run_support import environment, finished, free_port, page, processes_naming, started
 from waiting import wait_until
 
 from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, CYCLE_STEPS, crashes
@@ -42,13 +42,6 @@ def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], i
             assert line, "the demo ended before it said where it is"
             address = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", line)
         yield process, int(address[1])
-
-
-def page(port: int) -> str:
-    """The page, "" while there is none."""
-    with contextlib.suppress(OSError):
-        return scrape(port)
-    return ""
 
 
 def steps(text: str) -> dict[str, int]:
@@ -146,13 +139,7 @@ def test_nothing_is_left_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
 def test_its_own_directory_is_private_and_removed(tmp_path: Path) -> None:
     before = {path.name for path in Path("/dev/shm").iterdir()}
     env = environment(EXPORTER_FEED_DIR=str(tmp_path))
-    subprocess.run(
-        demo_command("--demo.duration=1s"),
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=True,
-    )
+    finished(demo_command("--demo.duration=1s"), env=env)
 
     after = {path.name for path in Path("/dev/shm").iterdir()}
     assert not {name for name in after - before if name.startswith("exporter-demo-")}
@@ -162,9 +149,7 @@ def test_its_own_directory_is_private_and_removed(tmp_path: Path) -> None:
 def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = subprocess.run(
-            demo_command(port=port), env=environment(), capture_output=True, text=True, check=False
-        )
+        ended = finished(demo_command(port=port))
 
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
     assert f"127.0.0.1:{port}" in ended.stderr
@@ -175,13 +160,7 @@ def test_a_directory_that_another_exporter_serves_is_refused(tmp_path: Path) -> 
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     with started([sys.executable, "-m", "exporter", *flags], tmp_path):
         wait_until(lambda: page(port))
-        ended = subprocess.run(
-            demo_command(f"--feed.dir={tmp_path}"),
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ended = finished(demo_command(f"--feed.dir={tmp_path}"))
 
     assert ended.returncode == 2
     assert "another exporter serves this feed directory" in ended.stderr

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from run_support import answers, environment, free_port, scrape
+from run_support import environment, finished, free_port, page, started
 from waiting import wait_until
 
 from exporter.cli.push import Gateway, Push, TextFile, main, target_of
@@ -116,12 +116,10 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
 def test_once_leaves_it_there_and_takes_it_away_where_there_is_none(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "training.prom"
     flags = ["--once", "--name=train_*", "--name=gpu_*"]
-    done = subprocess.run(command(server, str(path), *flags), env=environment(), check=False)
+    done = finished(command(server, str(path), *flags))
     put = path.read_bytes()
     server.page = None
-    failed = subprocess.run(
-        command(server, str(path), "--once"), env=environment(), capture_output=True, check=False
-    )
+    failed = finished(command(server, str(path), "--once"))
 
     assert (done.returncode, failed.returncode) == (0, 1)
     assert put == PAGE
@@ -199,23 +197,11 @@ def test_a_wrong_command_line_is_told_at_the_start(wrong: list[str]) -> None:
 
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="node_exporter is not installed")
 def test_node_exporter_shows_the_file_on_its_page(server: Server, tmp_path: Path) -> None:
-    subprocess.run(command(server, str(tmp_path / "training.prom"), "--once"), env=environment(), check=True)
+    finished(command(server, str(tmp_path / "training.prom"), "--once"))
     port = free_port()
-    flags = [
-        "--collector.disable-defaults",
-        "--collector.textfile",
-        f"--collector.textfile.directory={tmp_path}",
-    ]
-    node_exporter = subprocess.Popen(
-        ["prometheus-node-exporter", *flags, f"--web.listen-address=127.0.0.1:{port}"],
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_until(lambda: answers(port, "/metrics"))
-        page = scrape(port)
-    finally:
-        node_exporter.kill()
-        node_exporter.wait()
+    flags = ["--collector.disable-defaults", "--collector.textfile"]
+    flags += [f"--collector.textfile.directory={tmp_path}", f"--web.listen-address=127.0.0.1:{port}"]
+    with started(["prometheus-node-exporter", *flags], tmp_path, stderr=subprocess.DEVNULL):
+        wait_until(lambda: "train_loss 0.5" in page(port))
 
-    assert "train_loss 0.5" in page
-    assert "process_cpu_seconds_total" in page
+        assert "process_cpu_seconds_total" in page(port)

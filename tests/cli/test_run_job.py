@@ -134,12 +134,10 @@ def test_descriptors_that_the_shell_left_open_reach_the_job_but_not_the_sidecar(
     assert (ended.stdout, note.read_text()) == ("1\n", "0\n")
 
 
-def test_standard_streams_that_are_closed_stay_closed_and_nothing_breaks(tmp_path: Path) -> None:
-    command = supervise_command(tmp_path, ["sh", "-c", f"ls /proc/$$/fd > {tmp_path}/open; exit 4"])
-    ended = finished(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
+def test_nothing_breaks_where_the_standard_streams_are_closed(tmp_path: Path) -> None:
+    command = run_command(tmp_path, ["sh", "-c", "exit 4"])
 
-    assert ended.returncode == 4
-    assert not {"0", "2"} & set((tmp_path / "open").read_text().split())
+    assert finished(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]).returncode == 4
 
 
 def test_the_job_goes_on_when_run_is_killed(tmp_path: Path) -> None:

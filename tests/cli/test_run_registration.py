@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from run_support import environment, started
-from waiting import wait_until
+from run_support import environment
 
 from exporter.feed import runs
 from exporter.feed.liveness import RecordLock
@@ -55,28 +54,15 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_no_run_is_active_where_none_ever_was(tmp_path: Path) -> None:
-    assert not runs.any_active(tmp_path)
-    assert not runs.any_active(tmp_path / "missing")
-
-
 def test_a_run_is_active_until_it_ends_in_order_and_leaves_no_file(tmp_path: Path) -> None:
-    run = start_run(tmp_path)
-
-    assert runs.any_active(tmp_path)
-    run.communicate()
     assert not runs.any_active(tmp_path)
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_any_of_several_runs_counts(tmp_path: Path) -> None:
     first, second = start_run(tmp_path), start_run(tmp_path)
-
     first.communicate()
 
     assert runs.any_active(tmp_path)
     second.communicate()
     assert not runs.any_active(tmp_path)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_killed_run_stays_active_while_its_job_records(tmp_path: Path) -> None:
@@ -148,10 +134,3 @@ def test_a_link_in_place_of_a_lock_file_counts_as_nobody(tmp_path: Path) -> None
     assert not runs.any_active(tmp_path, writers_alive=lambda: False)
     assert lock is not None
     lock.release()
-
-
-def test_a_registration_survives_the_command_that_started_it(tmp_path: Path) -> None:
-    with started([sys.executable, "-c", REGISTER, str(tmp_path)], tmp_path, stdin=subprocess.PIPE) as run:
-        wait_until(lambda: runs.any_active(tmp_path))
-
-        assert run.poll() is None

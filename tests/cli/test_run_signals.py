@@ -121,14 +121,6 @@ def test_timeout_which_signals_its_child_and_then_the_group_reaches_the_job_once
         assert names == ["SIGTERM"]
 
 
-def test_an_alarm_that_was_set_before_run_goes_to_the_job(tmp_path: Path) -> None:
-    arm = "import os, signal, sys; signal.alarm(4); os.execvp(sys.argv[1], sys.argv[1:])"
-    with noting(tmp_path, sys.executable, "-c", arm) as (run, notes):
-        names = signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2))
-
-        assert names == ["SIGALRM"]
-
-
 def test_a_signal_reaches_a_job_that_left_the_process_group(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     command = supervise_command(tmp_path, ["setsid", *noting_job(notes)])
@@ -146,20 +138,6 @@ def test_a_job_that_ignores_hangups_like_under_nohup_is_not_ended_by_one(tmp_pat
         run.send_signal(signal.SIGHUP)
 
         assert run.wait() == 7
-
-
-def test_a_signal_to_the_probe_alone_does_not_keep_a_later_one_from_the_job(tmp_path: Path) -> None:
-    with noting(tmp_path) as (run, notes):
-        os.kill(probe_of(run.pid), signal.SIGTERM)
-        run.send_signal(signal.SIGUSR1)  # whatever was pending in the probe is thrown away here
-        wait_until(lambda: "SIGUSR1" in lines(notes))
-        run.send_signal(signal.SIGTERM)
-        wait_until(lambda: "SIGTERM" in lines(notes))
-
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [
-            "SIGUSR1",
-            "SIGTERM",
-        ]
 
 
 def test_ctrl_c_hit_in_a_row_leaves_nothing_behind_that_would_hide_a_later_signal(tmp_path: Path) -> None:
@@ -192,15 +170,6 @@ def test_ctrl_c_in_the_middle_of_training_leaves_a_whole_checkpoint(tmp_path: Pa
         assert run.wait() == status
     assert lines(tmp_path / "checkpoint") == [f"part {part}" for part in range(10)]
     assert lines(tmp_path / "signals") == [str(int(signal.SIGINT))]
-
-
-def test_ctrl_backslash_reaches_the_job_once(tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    with terminal(supervise_command(tmp_path, noting_job(notes)), tmp_path) as (run, keyboard):
-        wait_until(lambda: "ready" in lines(notes))
-        os.write(keyboard, b"\x1c")
-
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGQUIT"]
 
 
 def test_a_terminal_that_hangs_up_tells_the_job_even_when_run_leads_the_session(tmp_path: Path) -> None:

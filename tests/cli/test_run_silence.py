@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, environment, free_port, scrape, started
+from run_support import REPOSITORY, environment, finished, free_port, page, scrape, started
 from waiting import wait_until
 
 from exporter.cli.silence import remedy, silence_of
@@ -110,13 +110,7 @@ def test_the_remedy_needs_no_index(tmp_path: Path, bare_python: str) -> None:
     if "PYTHONPATH=" not in remedy(bare_python, ""):
         pytest.skip("the package is not installed from here")
     look = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
-    done = subprocess.run(
-        [bare_python, "-c", look],
-        env=environment(PYTHONPATH=str(REPOSITORY)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = finished([bare_python, "-c", look])
 
     assert "exporter_auto:start" in done.stdout
 
@@ -133,13 +127,13 @@ def test_run_says_once_and_the_page_shows_why_nothing_is_recorded(tmp_path: Path
         started(command, feed, stderr=stderr, cwd=tmp_path, env=environment(PYTHONPATH="")),
     ):
         wait_until(lambda: "has recorded nothing" in heard.read_text(), 40)
-        wait_until(lambda: "training_run_silent{" in scrape(port))
-        page, metrics = scrape(port, "/"), scrape(port)
+        wait_until(lambda: "training_run_silent{" in page(port))
+        shown, metrics = scrape(port, "/"), page(port)
         check = [*LAUNCHER, "check", f"--feed.dir={feed}", "--web.listen-address=127.0.0.1:0"]
-        said = subprocess.run(check, env=environment(), capture_output=True, text=True, check=False).stdout
+        said = finished(check).stdout
 
     assert f"not installed for {bare_python}" in heard.read_text()
-    assert f"not installed for {bare_python}" in page
+    assert f"not installed for {bare_python}" in shown
     assert 'reason="not_installed"' in metrics
     assert "records nothing: training-exporter is not installed for" in said
 
@@ -157,13 +151,7 @@ def test_a_job_s_own_exporter_takes_nobody_s_place(tmp_path: Path, name: str, pa
     command = [*LAUNCHER, "run", *flags, sys.executable, "-c", program]
     settings = {"cwd": tmp_path, "env": environment(PYTHONPATH=path), "stdin": subprocess.PIPE}
     with started(command, feed, stdout=subprocess.PIPE, **settings) as run:
-        wait_until(lambda: "exporter_build_info" in scrape(port) if _up(port) else False)
+        wait_until(lambda: "exporter_build_info" in page(port))
         output, _ = run.communicate("\n", timeout=20)
 
     assert (run.returncode, output) == (0, "the job of the user\n")
-
-
-def _up(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(scrape(port))
-    return False

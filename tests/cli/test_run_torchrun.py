@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from run_support import environment, free_port, processes_naming, run_command, scrape, started
+from run_support import environment, free_port, page, processes_naming, run_command, started
 
 # Three steps, then rank 1 fails; after the restart five more in both ranks.
 TRAIN = """
@@ -35,9 +34,9 @@ dist.destroy_process_group()
 """
 
 
-def totals(page: str) -> dict[str, float]:
+def totals(text: str) -> dict[str, float]:
     """The recorded steps by rank."""
-    found = re.findall(r'^train_steps_count\{(?:.*,)?rank="(\d+)".*\} (\S+)$', page, re.MULTILINE)
+    found = re.findall(r'^train_steps_count\{(?:.*,)?rank="(\d+)".*\} (\S+)$', text, re.MULTILINE)
     return {rank: float(value) for rank, value in found}
 
 
@@ -50,28 +49,16 @@ def test_the_ranks_of_torchrun_are_on_the_last_page_with_their_totals_over_the_r
     script.write_text(TRAIN)
     feed, port = tmp_path / "feed", free_port()
     feed.mkdir()
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=1",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    torchrun += ["--nnodes=1", "--nproc-per-node=2", "--max-restarts=1"]
     static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    command = run_command(
-        feed,
-        [*torchrun, *static, str(script), str(tmp_path / "store")],
-        "--run.linger=100s",
-        "--run.name=llama",
-        port=port,
-    )
-    pages = []
+    job = [*torchrun, *static, str(script), str(tmp_path / "store")]
+    command = run_command(feed, job, "--run.linger=100s", "--run.name=llama", port=port)
+    pages: list[str] = []
     env = environment(OMP_NUM_THREADS="1")
     with started(command, tmp_path, env=env) as run:
         while run.poll() is None:
-            with contextlib.suppress(OSError):  # not up yet, not ready yet, or over
-                pages.append(scrape(port))
+            pages.append(page(port) or (pages[-1] if pages else ""))  # not up yet, not ready yet, or over
             time.sleep(0.5)
 
     assert run.returncode == 0

@@ -63,23 +63,6 @@ def test_a_client_that_came_once_is_not_waited_for(tmp_path: Path) -> None:
     assert status == 0
 
 
-def test_a_regular_scraper_is_waited_for_until_it_comes_once_more(tmp_path: Path) -> None:
-    run = active_run(tmp_path / "feed")
-    with sidecar(tmp_path, "--run.attached", "--run.linger=1h", "--log.level=debug") as running:
-        running.ask("/metrics")
-        time.sleep(4)
-        running.ask("/metrics")
-        end(run)
-        wait_until(lambda: "waiting for the next scrape" in running.log)
-        with pytest.raises(subprocess.TimeoutExpired):
-            running.process.wait(1)
-        time.sleep(1.5)  # the page has the final values by now
-        running.ask("/metrics")
-        status = running.process.wait(10)
-
-    assert status == 0
-
-
 def test_it_waits_no_longer_than_told(tmp_path: Path) -> None:
     run = active_run(tmp_path / "feed")
     with sidecar(tmp_path, "--run.attached", "--run.linger=200ms") as running:
@@ -117,12 +100,6 @@ def lingering(stages: Stages) -> Lingering:
     return Lingering(stages, active=lambda: stages.active, linger_seconds=30.0, monotonic=lambda: stages.time)
 
 
-def test_nothing_is_waited_for_without_a_regular_scraper(stages: Stages, lingering: Lingering) -> None:
-    stages.due = None
-
-    assert lingering.is_over()
-
-
 def test_only_a_scrape_of_the_final_values_counts(stages: Stages, lingering: Lingering) -> None:
     before = lingering.is_over()
     stages.due = 20.0  # it came, and the pass that has the final values was not over
@@ -153,16 +130,4 @@ def test_a_feed_that_hangs_does_not_hold_it_for_ever(stages: Stages, lingering: 
     lingering.is_over()
     stages.time, stages.due = 10.5, 20.0
 
-    assert lingering.is_over()
-
-
-def test_a_launch_that_joined_is_lingered_for_anew(stages: Stages, lingering: Lingering) -> None:
-    stages.due = 100.0
-    for stages.time, stages.active in ((0.0, False), (20.0, True), (40.0, False)):
-        assert not lingering.is_over()
-    stages.time = 69.0
-    early = lingering.is_over()
-    stages.time = 70.0
-
-    assert not early
     assert lingering.is_over()

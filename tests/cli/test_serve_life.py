@@ -146,11 +146,16 @@ def test_a_second_sidecar_on_one_directory_looks_on(tmp_path: Path) -> None:
     assert owners == [1, 0]
 
 
-def test_recording_rules_reach_the_feed_directory(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
+def test_recording_rules_reach_the_feed_directory_also_after_a_reload(tmp_path: Path) -> None:
+    file, overrides = tmp_path / "config.yaml", tmp_path / "feed" / "overrides.json"
     file.write_text("recording: [{match: 'a.*', window_seconds: null, aggregations: [mean]}]")
-    with sidecar(tmp_path, f"--config.file={file}"):
-        written = json.loads((tmp_path / "feed" / "overrides.json").read_text())
+    with sidecar(tmp_path, f"--config.file={file}") as running:
+        written = json.loads(overrides.read_text())
+        file.write_text("recording: [{match: loss, enabled: false}]")
+        running.process.send_signal(signal.SIGHUP)
+        wait_until(
+            lambda: json.loads(overrides.read_text())["rules"] == [{"match": "loss", "enabled": False}]
+        )
 
     assert written["rules"] == [{"match": "a.*", "window_seconds": None, "aggregations": ["mean"]}]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -135,26 +134,3 @@ def test_a_flag_still_wins_over_the_file(tmp_path: Path, file: Path) -> None:
 
     assert "level: info" in config
     assert "format: json" in config
-
-
-def test_recording_rules_are_handed_over_anew(tmp_path: Path, file: Path) -> None:
-    overrides = tmp_path / "feed" / "overrides.json"
-    with sidecar(tmp_path, f"--config.file={file}") as running:
-        before = json.loads(overrides.read_text())
-        file.write_text("recording: [{match: loss, enabled: false}]")
-        by_signal(running)
-        after = json.loads(overrides.read_text())
-
-    assert before["rules"] == []
-    assert after["rules"] == [{"match": "loss", "enabled": False}]
-
-
-def test_a_file_that_has_gone_keeps_the_old_configuration(tmp_path: Path, file: Path) -> None:
-    with sidecar(tmp_path, f"--config.file={file}") as running:
-        file.unlink()
-        by_signal(running)
-        successful = running.sample(SUCCESSFUL)
-        kept = running.sample('exporter_collector_interval_seconds{collector="memory"}')
-
-    assert (successful, kept) == (0, 1)
-    assert f"{file}: cannot be read: No such file or directory" in running.log

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 
 import pytest
+from run_support import finished
 
 WAITING = """
 import os, signal, threading, time
@@ -36,9 +36,7 @@ def test_a_signal_is_not_lost_whichever_thread_it_is_delivered_to(
 ) -> None:
     # On another thread it does not interrupt the main thread's wait: so is one that comes just before it.
     program = WAITING.format(name=name, before=before.format(name=name), timeout=timeout)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=10, check=False
-    )
+    done = finished([sys.executable, "-c", program], timeout=10)
 
     assert (done.stdout.strip(), done.stderr) == (str(int(getattr(signal, name))), "")
 
@@ -54,8 +52,6 @@ def test_the_second_ending_signal_ends_the_process_and_a_hangup_does_not() -> No
         "signal.raise_signal(signal.SIGTERM)\n"
         "print('still here')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=10, check=False
-    )
+    done = finished([sys.executable, "-c", program], timeout=10)
 
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, f"{int(signal.SIGHUP)}\n")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, environment, free_port, started
+from run_support import REPOSITORY, finished, free_port, started
 from waiting import wait_until
 
 from exporter.cli.main import main
@@ -18,9 +18,7 @@ LAUNCHER = f"{sys.executable} {REPOSITORY / 'training_exporter.py'}"
 
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", command], env=environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    return finished(["bash", "-c", command], timeout=60)
 
 
 @pytest.mark.parametrize("descriptors", [8, 12])
