@@ -39,13 +39,9 @@ class Scraped(Protocol):
 
 
 class Lingering:
-    """Ends a sidecar after the last launch: not before the page has the job's final values and a regular scraper has come.
+    """Ends a sidecar when no launch is active any more.
 
-    Args:
-        sidecar: Whose end it is.
-        active: Whether a launch is left.
-        linger_seconds: Longest wait for the last scrape.
-        monotonic: Seconds.
+    Not before the page has the job's final values and a regular scraper has come, or `linger_seconds` are over.
     """
 
     def __init__(
@@ -104,12 +100,7 @@ SILENT_INTERVAL_SECONDS = 5.0
 
 
 class SilentJobs:
-    """The collector of the jobs that record nothing; `jobs` are those of the last pass.
-
-    Args:
-        feed_directory: Where `run` leaves what it has found.
-        recording: The runs that have recorded something.
-    """
+    """The collector of the jobs that record nothing; `jobs` are those of the last pass, without those now recording."""
 
     name = "silent_jobs"
     specs = SPECS

@@ -113,13 +113,7 @@ def _logfmt_value(value: Any) -> str:
 
 
 class Logs(logging.Handler):
-    """The process's logging, from `install` to `finish`: hands lines to its thread.
-
-    Args:
-        level: The lowest that is shown.
-        form: How lines look.
-        descriptor: Where they go; None drops them all.
-    """
+    """The process's logging, from `install` to `finish`: hands lines to its thread; without a descriptor, drops them."""
 
     def __init__(
         self, *, level: Level = "info", form: Form = "logfmt", descriptor: int | None = None

@@ -58,16 +58,9 @@ REFUSED_REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer to one question.
+    """The answer to one question."""
 
-    Attributes:
-        status: `ok`, `warn` for what may be meant so, `FAIL` for what keeps numbers from showing up.
-        subject: What was asked about.
-        found: What is the case.
-        remedy: What the user can do; "" where nothing needs doing.
-    """
-
-    status: Literal["ok", "warn", "FAIL"]
+    status: Literal["ok", "warn", "FAIL"]  # warn: may be meant so; FAIL: keeps numbers from showing up
     subject: str
     found: str
     remedy: str = ""

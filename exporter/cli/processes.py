@@ -163,12 +163,10 @@ def sidecar_command(given: argparse.Namespace, linger_seconds: float) -> tuple[s
 
 
 class SidecarProcess:
-    """Sees to it that a feed directory has a sidecar.
+    """Sees to it that a feed directory has a sidecar; `owned` says whether some sidecar owns it.
 
-    Args:
-        command: Starts one.
-        mask: Signals that are blocked in it.
-        owned: Whether some sidecar owns the directory.
+    It lives in a session of its own, so that the terminal's signals never reach it. The owner calls `keep` now and then
+    and hands over the wait status when the child has ended. Whatever happens to it costs the job nothing.
     """
 
     def __init__(self, command: tuple[str, ...], *, mask: Collection[int], owned: Callable[[], bool]) -> None:

@@ -41,15 +41,12 @@ _log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Holds the configuration in force and replaces it.
+    """Holds the configuration in force, `current`, and replaces it; what needs a restart has the value from the start.
 
     Args:
         configuration: The one the process started with.
         read: Gives a new one; raises ConfigurationError.
         apply: Makes the running parts follow from one to the next.
-
-    Attributes:
-        current: In force; what needs a restart has the value from the start.
     """
 
     def __init__(

@@ -162,10 +162,7 @@ def _type_schema(hint: Any) -> dict[str, Any]:
 def _lines(options: Iterable[Option], indent: str, told: set[str] | None) -> Iterator[str]:
     """Lines of a mapping's entries, each option's default being its value.
 
-    Args:
-        options: The entries.
-        indent: Before each.
-        told: The comments so far, since all collectors share three; None for no comments.
+    `told` are the comments so far, since all collectors share three; None for no comments.
     """
     for option in options:
         if option.default is UNCHANGED:

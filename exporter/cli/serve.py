@@ -61,16 +61,12 @@ SCRAPE_AHEAD_SECONDS = 1.5
 def serve(
     configuration: Configuration, *, read: Callable[[], Configuration], linger_seconds: float | None = None
 ) -> int:
-    """Be the sidecar until a signal, or the last run, ends it.
+    """Be the sidecar until a signal, or the last run, ends it; 0, or `JOINED` where another one serves the runs.
 
     Args:
         configuration: What to begin with.
         read: Gives the configuration anew for a reload; raises ConfigurationError.
-        linger_seconds: For a sidecar that belongs to `run`: how long it may wait for the last scrape. None for
-            one that stands on its own.
-
-    Returns:
-        0 after an orderly end, `JOINED` where another sidecar serves the runs.
+        linger_seconds: How long a sidecar of `run` may wait for the last scrape; None for one that stands on its own.
 
     Raises:
         ConfigurationError: web.config.yml is wrong.
@@ -243,7 +239,7 @@ class Sidecar:
         self._server.start()
         self._reader.acquire_ownership()
         self._rules.hand_over()
-        self._wiring.begin(self._reloader.current)
+        self._wiring.follow(self._reloader.current)
         self._scheduler.add(
             self._silent, interval_seconds=SILENT_INTERVAL_SECONDS, deadline_seconds=SILENT_INTERVAL_SECONDS
         )
@@ -279,7 +275,7 @@ class Sidecar:
     def _apply(self, old: Configuration, new: Configuration) -> None:
         if new.log != old.log:
             self._logs.configure(level=new.log.level, form=new.log.format)
-        self._wiring.change(old, new)
+        self._wiring.follow(new)
         if new.overrides() != old.overrides():
             self._rules.replace(new.overrides())
 

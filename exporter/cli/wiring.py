@@ -9,14 +9,15 @@ callables, so that none waits for another, and one that is switched off is a sou
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from exporter.cli.configuration import CollectorSettings, Configuration
+from exporter.cli.configuration import Configuration
 from exporter.cli.gpu_wiring import KeptGpus
-from exporter.cli.sections import Goodput, GpuSection
+from exporter.cli.sections import GpuSection
 from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry, extra_collectors
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.gpu.collector import GpuCollector, visible_devices
@@ -45,21 +46,19 @@ LEDGER_DEADLINE_SECONDS = 10.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+class Scheduled(NamedTuple):
+    """What is to be scheduled: made anew when its options change, otherwise given other times."""
+
+    name: str
+    options: Any
+    interval: float
+    deadline: float
+    make: Callable[[], Sequence[AnyCollector]]
+    eases: bool = False
+
+
 class Wiring:
-    """Makes collectors, schedules them, and knows the latest of each kind that others ask.
-
-    What stays as it was in another configuration keeps its block, its verdict and a pass under way.
-
-    Args:
-        configuration: To begin with.
-        scheduler: Calls the collectors.
-        jobs: The ledger's collector of the feed.
-        state: Where totals are kept.
-        feed_directory: Where runs tell how their jobs ended.
-
-    Attributes:
-        gpu: Watches the GPUs; None where nobody does.
-    """
+    """Makes collectors, schedules them, and knows the latest of each kind that others ask; `gpu` is None without GPUs."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class Wiring:
         self._processes: ProcessCollector | None = None
         self._had_members = False
         self._rapl: RaplCollector | None = None
-        self._extra: list[str] = []
+        self._running: dict[str, tuple[Scheduled, list[str]]] = {}  # with the names in the scheduler
         settings = configuration.energy
         self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
         boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
@@ -104,44 +103,57 @@ class Wiring:
             whole_machine=settings.whole_machine,
             linger_seconds=configuration.feed.linger,
         )
-        self._configure_goodput(configuration.goodput)
 
-    def begin(self, configuration: Configuration) -> None:
-        """Schedule all that is enabled."""
-        interval = configuration.feed.interval
-        self._scheduler.add(
-            self._jobs, interval_seconds=interval, deadline_seconds=LEDGER_DEADLINE_SECONDS, eases=True
+    def follow(self, configuration: Configuration) -> None:
+        """Schedule what is enabled; what stays as it was keeps its block, its verdict and a pass under way."""
+        wanted = {each.name: each for each in self._wanted(configuration)}
+        self._energy.configure(
+            configuration.energy.tariffs(), whole_machine=configuration.energy.whole_machine
         )
-        for entry in CATALOGUE:
-            if configuration.collectors[entry.name].enabled:
-                self._add(entry, configuration.collectors[entry.name])
-        self._add_extra(configuration.collectors[EXTRA.name])
-        if configuration.gpu.enabled:
-            self._add_gpus(configuration.gpu)
-        if configuration.energy.enabled:
-            self._add_energy(configuration)
+        self._jobs.sessions.options = configuration.goodput.options()
+        self._jobs.peaks = configuration.goodput.peaks()
+        for name in list(self._running):
+            if name not in wanted or wanted[name].options != self._running[name][0].options:
+                for scheduled in self._running.pop(name)[1]:
+                    self._scheduler.remove(scheduled)
+        if ProcessCollector.name not in wanted:
+            self._processes = None
+        if RaplCollector.name not in wanted:
+            self._rapl = None
+        if KeptGpus.name not in wanted:
+            self._replace_gpus(None)
+        for name, each in wanted.items():
+            interval, deadline = each.interval, each.deadline
+            if name not in self._running:
+                made = each.make()
+                self._running[name] = each, [collector.name for collector in made]
+                for collector in made:
+                    self._scheduler.add(
+                        collector, interval_seconds=interval, deadline_seconds=deadline, eases=each.eases
+                    )
+            elif self._running[name][0][2:4] != each[2:4]:
+                for scheduled in self._running[name][1]:
+                    self._scheduler.reschedule(
+                        scheduled, interval_seconds=interval, deadline_seconds=deadline
+                    )
+                self._running[name] = each, self._running[name][1]
 
-    def change(self, old: Configuration, new: Configuration) -> None:
-        """Follow from one configuration to the next."""
-        if new.feed.interval != old.feed.interval:
-            self._scheduler.reschedule(
-                FEED, interval_seconds=new.feed.interval, deadline_seconds=LEDGER_DEADLINE_SECONDS
-            )
-        for entry in CATALOGUE:
-            self._change(entry, old.collectors[entry.name], new.collectors[entry.name])
-        if old.collectors[EXTRA.name] != new.collectors[EXTRA.name]:
-            for name in self._extra:
-                self._scheduler.remove(name)
-            self._add_extra(new.collectors[EXTRA.name])
-        if old.gpu != new.gpu:
-            self._change_gpus(old.gpu, new.gpu)
-        if new.energy != old.energy:
-            self._energy.configure(new.energy.tariffs(), whole_machine=new.energy.whole_machine)
-            self._scheduler.remove(ENERGY)
-            if new.energy.enabled:
-                self._add_energy(new)
-        if new.goodput != old.goodput:
-            self._configure_goodput(new.goodput)
+    def _wanted(self, configuration: Configuration) -> Iterator[Scheduled]:
+        feed, gpu, energy = configuration.feed, configuration.gpu, configuration.energy
+        yield Scheduled(FEED, None, feed.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._jobs], eases=True)
+        for entry in (*CATALOGUE, EXTRA):
+            settings = configuration.collectors[entry.name]
+            if settings.enabled:
+                options = settings.own_options()
+                make = partial(self._made, entry, options)
+                yield Scheduled(entry.name, options, settings.interval, settings.deadline, make)
+        if gpu.enabled:
+            same = replace(gpu, interval=1.0, deadline=1.0)
+            # Its process and its counters go on by themselves; what befalls a GPU is published at once.
+            make = partial(self._made_gpus, gpu)
+            yield Scheduled(KeptGpus.name, same, gpu.interval, gpu.deadline, make, eases=True)
+        if energy.enabled:
+            yield Scheduled(ENERGY, energy, energy.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._energy])
 
     def job_came(self) -> bool:
         """Whether there are processes of a job since the last question, and were none before."""
@@ -153,45 +165,9 @@ class Wiring:
         self._replace_gpus(None)
         self._lock.release()
 
-    def _configure_goodput(self, settings: Goodput) -> None:
-        self._jobs.sessions.options = settings.options()
-        self._jobs.peaks = settings.peaks()
-
-    # What is scheduled ----------------------------------------------------------------------------------
-
-    def _change(self, entry: CollectorEntry, old: CollectorSettings, new: CollectorSettings) -> None:
-        if old == new:
-            return
-        if old.enabled and new.enabled and old.own_options() == new.own_options():
-            self._scheduler.reschedule(
-                entry.name, interval_seconds=new.interval, deadline_seconds=new.deadline
-            )
-            return
-        self._scheduler.remove(entry.name)
-        if entry.name == ProcessCollector.name:
-            self._processes = None
-        elif entry.name == RaplCollector.name:
-            self._rapl = None
-        if new.enabled:
-            self._add(entry, new)
-
-    def _change_gpus(self, old: GpuSection, new: GpuSection) -> None:
-        if old.enabled and new.enabled and replace(old, interval=new.interval, deadline=new.deadline) == new:
-            self._scheduler.reschedule(
-                KeptGpus.name, interval_seconds=new.interval, deadline_seconds=new.deadline
-            )
-            return
-        self._scheduler.remove(KeptGpus.name)
-        if new.enabled:
-            self._add_gpus(new)
-        else:
-            self._replace_gpus(None)
-
-    def _add(self, entry: CollectorEntry, settings: CollectorSettings) -> None:
-        made = self._made(entry, settings.own_options())
-        self._scheduler.add(made, interval_seconds=settings.interval, deadline_seconds=settings.deadline)
-
-    def _made(self, entry: CollectorEntry, options: dict[str, Any]) -> AnyCollector:
+    def _made(self, entry: CollectorEntry, options: dict[str, Any]) -> Sequence[AnyCollector]:
+        if entry is EXTRA:
+            return extra_collectors(**options)
         if entry.name == ProcessCollector.name:
             self._processes = ProcessCollector(
                 job=lambda: self._jobs.processes,
@@ -200,9 +176,7 @@ class Wiring:
                 linger_seconds=self._linger_seconds,
                 **options,
             )
-            return self._processes
-        if entry.name == ProcessMemoryCollector.name:
-            return ProcessMemoryCollector(members=self._members, **options)
+            return [self._processes]
         if entry.name == RaplCollector.name:
             self._rapl = RaplCollector(
                 keeper=self._pages,
@@ -212,22 +186,16 @@ class Wiring:
                 tdp_watts=self._cpu_tdp_watts,
                 **options,
             )
-            return self._rapl
+            return [self._rapl]
+        if entry.name == ProcessMemoryCollector.name:
+            return [ProcessMemoryCollector(members=self._members, **options)]
         if entry.name == CheckpointDirsCollector.name:
             options = {"runs": self._alive, **options}
-        made: AnyCollector = entry.factory(**options)
-        return made
+        return [entry.factory(**options)]
 
-    def _add_extra(self, settings: CollectorSettings) -> None:
-        found = extra_collectors(**settings.own_options()) if settings.enabled else []
-        self._extra = [each.name for each in found]
-        for each in found:
-            self._scheduler.add(each, interval_seconds=settings.interval, deadline_seconds=settings.deadline)
-
-    def _add_gpus(self, settings: GpuSection) -> None:
+    def _made_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
         replayed = {} if settings.replay is None else collector_arguments(settings.replay)
         visible = visible_devices()
-        # Its process and its counters go on by themselves; what befalls a GPU is published at once.
         on_change = lambda: self._scheduler.run_soon(KeptGpus.name)  # noqa: E731  (it is a value, not a definition)
         made = KeptGpus(
             lambda: GpuCollector(settings, visible=visible, on_change=on_change, **replayed),
@@ -236,18 +204,12 @@ class Wiring:
             released=self.gpu is not None and self.gpu.released,
         )
         self._replace_gpus(made)
-        self._scheduler.add(
-            made, interval_seconds=settings.interval, deadline_seconds=settings.deadline, eases=True
-        )
+        return [made]
 
     def _replace_gpus(self, made: KeptGpus | None) -> None:
         before, self.gpu = self.gpu, made
         if before is not None:
             before.close()
-
-    def _add_energy(self, configuration: Configuration) -> None:
-        interval = configuration.energy.interval
-        self._scheduler.add(self._energy, interval_seconds=interval, deadline_seconds=LEDGER_DEADLINE_SECONDS)
 
     # What they ask each other ---------------------------------------------------------------------------
 

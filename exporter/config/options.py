@@ -56,12 +56,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that a mapping may have.
-
-    Attributes:
-        defaults: Each key's default: a dataclass instance, which also is its type.
-        help: Each key's documentation.
-    """
+    """The keys that a mapping may have: each one's default, a dataclass instance, which also is its type; and its help."""
 
     defaults: Mapping[str, Any]
     help: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -148,13 +143,9 @@ REQUIRED: Any = _Required.REQUIRED
 
 
 def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = False) -> Any:
-    """The field of a dataclass, with its documentation.
+    """The field of a dataclass, with its documentation; `REQUIRED` stands for no default and for no example.
 
-    Args:
-        default: `REQUIRED` for none.
-        help: Its documentation.
-        example: A value to show where the default shows nothing; `REQUIRED` for none.
-        restart: Whether a change takes effect only when the process starts.
+    An example is shown where the default shows nothing; `restart`: a change takes effect only when the process starts.
     """
     metadata = {"help": help, "example": example, "restart": restart}
     if default is REQUIRED:
@@ -164,17 +155,11 @@ def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key of a mapping, as its dataclass defines it; see `option`.
+    """One key of a mapping, as its dataclass defines it; see `option`."""
 
-    Attributes:
-        key: As written in YAML.
-        name: The dataclass's field.
-        hint: Its type, with annotations.
-    """
-
-    key: str
-    name: str
-    hint: Any
+    key: str  # as written in YAML
+    name: str  # the dataclass's field
+    hint: Any  # its type, with annotations
     default: Any
     help: str
     example: Any = REQUIRED
