@@ -26,21 +26,23 @@ NOW = 10_000.0
 VOID = {"meta", "link", "path"}
 Rows = dict[str, list[tuple[dict[str, str], float | Distribution]]]
 
+
+def of(value: float | Distribution, **labels: str) -> list[tuple[dict[str, str], float | Distribution]]:
+    return [({"run": "night", **labels}, value)]
+
+
 JOB: Rows = {
-    "training_feed_alive": [({"run": "night", "rank": "0"}, 1.0), ({"run": "night", "rank": "1"}, 1.0)],
-    "training_feed_last_update_timestamp_seconds": [
-        ({"run": "night", "rank": "0"}, NOW - 1),
-        ({"run": "night", "rank": "1"}, NOW - 2),
-    ],
-    "training_phase_active": [({"run": "night", "rank": "0", "phase": "forward"}, 1.0)],
-    "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - 3)],
-    "training_run_info": [({"run": "night", "model": "llama"}, 1.0)],
-    "training_step": [({"run": "night"}, 250.0)],
-    "training_step_target": [({"run": "night"}, 1000.0)],
-    "training_loss": [({"run": "night", "mode": "train"}, 2.5)],
-    "training_wall_seconds_total": [({"run": "night"}, 1000.0)],
-    "training_productive_seconds_total": [({"run": "night"}, 900.0)],
-    "training_badput_seconds_total": [({"run": "night", "cause": "data_stall"}, 60.0)],
+    "training_feed_alive": of(1.0, rank="0") + of(1.0, rank="1"),
+    "training_feed_last_update_timestamp_seconds": of(NOW - 1, rank="0") + of(NOW - 2, rank="1"),
+    "training_phase_active": of(1.0, rank="0", phase="forward"),
+    "training_last_progress_timestamp_seconds": of(NOW - 3, rank="0"),
+    "training_run_info": of(1.0, model="llama"),
+    "training_step": of(250.0),
+    "training_step_target": of(1000.0),
+    "training_loss": of(2.5, mode="train"),
+    "training_wall_seconds_total": of(1000.0),
+    "training_productive_seconds_total": of(900.0),
+    "training_badput_seconds_total": of(60.0, cause="data_stall"),
 }
 
 
@@ -140,12 +142,8 @@ def test_it_tells_who_it_is_and_where_it_looks_when_there_is_no_job() -> None:
 def test_a_run_is_told_with_position_pace_goodput_and_losses() -> None:
     past = History(seconds=5)
     for tick in range(4):
-        steps = {
-            "training_step_duration_seconds": [
-                ({"run": "night", "mode": "train"}, Distribution(10 * tick, 20.0 * tick, ()))
-            ]
-        }
-        past.note(tick * 5.0, Readings(families(steps)))  # type: ignore[arg-type]  # a histogram alone
+        steps = of(Distribution(10 * tick, 20.0 * tick), mode="train")
+        past.note(tick * 5.0, Readings(families({"training_step_duration_seconds": steps})))
     words = page(JOB, past=past).words
 
     for part in (
@@ -168,14 +166,6 @@ def test_what_is_not_known_is_a_dash_or_absent_but_never_a_zero() -> None:
     assert words.split("Runs night")[1].split("Machine")[0].startswith(" Ranks (2)")
 
 
-def test_ranks_show_phase_and_progress_and_columns_without_data_are_left_out() -> None:
-    words = page(JOB).words
-
-    assert "forward" in words
-    assert "3.0 s ago" in words
-    assert "worker" not in words
-
-
 def test_columns_that_say_the_same_of_every_row_are_left_out() -> None:
     info: list[tuple[dict[str, str], float | Distribution]] = [
         ({"run": "night", "rank": str(rank), "node": "node7"}, 1.0) for rank in range(2)
@@ -196,90 +186,80 @@ def test_columns_that_say_the_same_of_every_row_are_left_out() -> None:
     assert mixed.count("node7") == 4
 
 
-def test_a_silent_rank_a_dead_one_and_one_without_progress_are_called_out() -> None:
+def silent_since(still: float, phase: str = "forward") -> Rows:
+    return {
+        "training_last_progress_timestamp_seconds": of(NOW - still, rank="0"),
+        "training_phase_active": of(1.0, rank="0", phase=phase),
+    }
+
+
+def died(state: str) -> Rows:
+    why = {"state": state, "reason": "killed by SIGKILL", "since": str(NOW - 90)}
+    states = of(0.0, state="running") + of(1.0, state=state)
+    return {"training_run_state": states, "training_run_state_info": of(1.0, **why)}
+
+
+def saving(spent: float) -> Rows:
+    return {
+        "training_phase_active": of(1.0, rank="0", phase="checkpoint_save_sync"),
+        "training_phase_active_since_timestamp_seconds": of(NOW - 1 - spent, rank="0"),
+        "training_checkpoint_duration_seconds": of(Distribution(5, 15.0), kind="sync", part="blocking"),
+    }
+
+
+ENDED: Rows = {"training_feed_alive": of(1.0, rank="0") + of(0.0, rank="1")}
+STUCK: Rows = {"training_feed_last_update_timestamp_seconds": of(NOW - 60, rank="0")}
+SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank="1")}
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (ENDED, ["rank 1 of night has ended while other ranks live"]),
+        (STUCK, ["rank 0 of night lives but has told nothing for 60 s: stopped, or stuck"]),
+        (silent_since(900), ["rank 0 of night has finished no step for 15 min, now in forward"]),
+        (silent_since(5000, "validation"), []),
+        (silent_since(5000, "checkpoint_save_sync"), []),
+        (silent_since(5000, "init"), []),
+        (silent_since(900) | {"training_attempt_steps": of(0.0)}, []),  # the first one may compile
+        (died("failed"), ["night failed 90 s ago and has not begun again: killed by SIGKILL"]),
+        (died("lost"), ["night was lost 90 s ago and has not begun again: killed by SIGKILL"]),
+        (SLOW, ["rank 1 of night is slow: 0.4 s of its own in a step, the fastest 0.25 s"]),
+        (saving(45.0), ["rank 0 of night has been saving for 45 s, usually 3.0 s"]),
+        (saving(15.0), []),
+        (
+            {"training_rank_conflicts": of(1.0, rank="0")},
+            ["another living process trains as rank 0 of night: give one of the jobs another run name"],
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_called_out(rows: Rows, expected: list[str]) -> None:
+    assert warnings({**JOB, **rows}) == expected
+
+
+def test_a_rank_shows_its_progress_and_the_time_in_its_phase_without_the_age_of_the_snapshot() -> None:
     rows: Rows = {
         **JOB,
-        "training_feed_alive": [({"run": "night", "rank": str(n)}, float(n != 1)) for n in range(4)],
-        "training_feed_last_update_timestamp_seconds": [
-            ({"run": "night", "rank": "0"}, NOW - 1),
-            ({"run": "night", "rank": "2"}, NOW - 60),
-            ({"run": "night", "rank": "3"}, NOW - 1),
-        ],
-        "training_last_progress_timestamp_seconds": [
-            ({"run": "night", "rank": "0"}, NOW - 3),
-            ({"run": "night", "rank": "3"}, NOW - 900),
-        ],
+        "training_feed_last_update_timestamp_seconds": of(NOW - 4, rank="0"),
+        "training_phase_active_since_timestamp_seconds": of(NOW - 4.05, rank="0"),
     }
+    words = page(rows).words
 
-    assert warnings(rows) == [
-        "rank 1 of night has ended while other ranks live",
-        "rank 2 of night lives but has told nothing for 60 s: stopped, or stuck",
-        "rank 3 of night has finished no step for 15 min, now in ?",
-    ]
-
-
-@pytest.mark.parametrize("phase", ["validation", "checkpoint_save_sync", "init"])
-def test_a_long_validation_is_no_hang(phase: str) -> None:
-    rows: Rows = {
-        **JOB,
-        "training_phase_active": [({"run": "night", "rank": "0", "phase": phase}, 1.0)],
-        "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - 5000)],
-    }
-
-    assert warnings(rows) == []
-
-
-@pytest.mark.parametrize(("steps", "hangs"), [(0.0, 0), (1.0, 1)])
-def test_a_first_step_that_compiles_is_no_hang(steps: float, hangs: int) -> None:
-    rows: Rows = {
-        **JOB,
-        "training_attempt_steps": [({"run": "night"}, steps)],
-        "training_phase_active": [({"run": "night", "rank": "0", "phase": "forward"}, 1.0)],
-        "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - 900)],
-    }
-
-    assert len(warnings(rows)) == hangs
-
-
-@pytest.mark.parametrize(("state", "said"), [("failed", "failed"), ("lost", "was lost")])
-def test_a_run_that_died_and_did_not_begin_again_is_called_out_with_the_reason(state: str, said: str) -> None:
-    why = {"run": "night", "state": state, "reason": "killed by SIGKILL", "since": str(NOW - 90)}
-    rows: Rows = {
-        "training_run_state": [
-            ({"run": "night", "state": "running"}, 0.0),
-            ({"run": "night", "state": state}, 1.0),
-        ],
-        "training_run_state_info": [(why, 1.0)],
-        "training_wall_seconds_total": JOB["training_wall_seconds_total"],
-    }
-
-    assert warnings(rows) == [f"night {said} 90 s ago and has not begun again: killed by SIGKILL"]
+    assert "forward 50 ms" in words
+    assert "3.0 s ago" in words
+    assert "worker" not in words  # a column without data is left out
 
 
 def test_a_hang_is_called_out_from_a_minute_on_and_from_ten_usual_steps() -> None:
     def hangs(still: float, usual: float) -> bool:
         past = History(seconds=5)
         for tick in range(3):
-            steps = ({"run": "night", "mode": "train"}, Distribution(10 * tick, 10 * tick * usual))
-            past.note(5.0 * tick, Readings(families({"training_step_duration_seconds": [steps]})))
-        rows: Rows = {
-            **JOB,
-            "training_last_progress_timestamp_seconds": [({"run": "night", "rank": "0"}, NOW - still)],
-        }
-        return any("has finished no step" in text for text in warnings(rows, past=past))
+            steps = of(Distribution(10 * tick, 10 * tick * usual), mode="train")
+            past.note(5.0 * tick, Readings(families({"training_step_duration_seconds": steps})))
+        told = warnings({**JOB, **silent_since(still)}, past=past)
+        return any("has finished no step" in text for text in told)
 
     assert [hangs(55, 0.1), hangs(65, 0.1), hangs(65, 8.0), hangs(85, 8.0)] == [False, True, False, True]
-
-
-def test_a_straggler_is_called_out() -> None:
-    rows: Rows = {
-        **JOB,
-        "training_rank_compute_seconds": [
-            ({"run": "night", "rank": str(rank)}, 0.4 if rank == 1 else 0.25) for rank in range(2)
-        ],
-    }
-
-    assert warnings(rows) == ["rank 1 of night is slow: 0.4 s of its own in a step, the fastest 0.25 s"]
 
 
 @pytest.mark.parametrize(("later", "found"), [(1.3, True), (1.1, False)])
@@ -290,56 +270,16 @@ def test_a_run_that_is_slower_than_in_its_own_hour_before_is_called_out(
     seconds = 0.0
     for minute in range(40):
         seconds += 60 * (1.0 if minute < 34 else later)
-        steps = ({"run": "night", "mode": "train"}, Distribution(60 * minute, seconds))
-        past.note(60.0 * minute, Readings(families({"training_step_duration_seconds": [steps]})))
+        steps = of(Distribution(60 * minute, seconds), mode="train")
+        past.note(60.0 * minute, Readings(families({"training_step_duration_seconds": steps})))
 
     told = [text for text in warnings(JOB, past=past) if "is slower" in text]
     assert told == (["night is slower: 1.3 s a step, 1.0 s in the hour before"] if found else [])
 
 
-@pytest.mark.parametrize(("spent", "found"), [(45.0, True), (15.0, False)])
-def test_a_save_that_takes_ten_times_as_long_as_usual_is_called_out(
-    spent: float, found: bool
-) -> None:  # a parameter of the test
-    rank = {"run": "night", "rank": "0"}
-    saves: Rows = {
-        "training_checkpoint_duration_seconds": [
-            ({"run": "night", "kind": "sync", "part": "blocking"}, Distribution(5, 15.0))
-        ]
-    }
-    rows: Rows = {
-        **JOB,
-        "training_phase_active": [({**rank, "phase": "checkpoint_save_sync"}, 1.0)],
-        "training_phase_active_since_timestamp_seconds": [(rank, NOW - 1 - spent)],
-        **saves,
-    }
-
-    expected = ["rank 0 of night has been saving for 45 s, usually 3.0 s"] if found else []
-    assert warnings(rows) == expected
-
-
-def test_a_second_job_under_the_same_name_is_called_out() -> None:
-    rows: Rows = {**JOB, "training_rank_conflicts": [({"run": "night", "rank": "0"}, 1.0)]}
-
-    assert warnings(rows) == [
-        "another living process trains as rank 0 of night: give one of the jobs another run name"
-    ]
-
-
-def test_the_time_in_a_phase_is_not_the_age_of_the_snapshot() -> None:
-    rank = {"run": "night", "rank": "0"}
-    rows: Rows = {
-        **JOB,
-        "training_feed_last_update_timestamp_seconds": [(rank, NOW - 4)],
-        "training_phase_active_since_timestamp_seconds": [(rank, NOW - 4.05)],
-    }
-
-    assert "forward 50 ms" in page(rows).words
-
-
 def test_a_goodput_of_nothing_before_the_first_save_is_explained() -> None:
-    rows: Rows = {**JOB, "training_productive_seconds_total": [({"run": "night"}, 0.0)]}
-    saved: Rows = {"training_checkpoint_last_success_timestamp_seconds": [({"run": "night"}, NOW - 5)]}
+    rows: Rows = {**JOB, "training_productive_seconds_total": of(0.0)}
+    saved: Rows = {"training_checkpoint_last_success_timestamp_seconds": of(NOW - 5)}
 
     assert "nothing is saved yet" in page(rows).words
     assert "nothing is saved yet" not in page(rows | saved).words
