@@ -293,14 +293,6 @@ def test_tariffs_make_carbon_water_and_cost_of_energy_and_time(tmp_path: Path) -
     )
 
 
-def test_what_is_not_configured_is_absent(tmp_path: Path) -> None:
-    node = Node(tmp_path, runs={"r": Run()})
-    node.collect()
-    names = node.after(5.0).families.keys()
-
-    assert {name for name in names if name.startswith("training_")} == {ENERGY, "training_energy_share_ratio"}
-
-
 def test_carbon_is_added_up_at_the_intensity_of_each_moment(tmp_path: Path) -> None:
     file = tmp_path / "carbon.csv"
     file.write_text(f"time,grams_per_kwh\n{START - 10},360\n{START + 7},36\n")

@@ -99,25 +99,6 @@ def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_lates
     assert books.goodput.productive == 100
 
 
-def test_an_order_that_was_mistaken_for_an_end_mends_itself() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 10)
-    books.end(job, final=True)
-    claimed = books.goodput.productive
-    again = a_job(4)
-    books.goodput.attempt.tagged = True  # type: ignore[union-attr]  # it has begun
-    books.begin(again, tagged=True)
-    steps(again, 6)
-    again.save(0.0)
-    books.see(again)
-
-    assert claimed == 10
-    assert books.goodput.productive == 10
-    assert books.lost()["lost_progress"] == 6
-    assert books.goodput.lost_steps == 6
-
-
 def test_downtime_is_counted_while_it_lasts_and_settled_by_the_next_process() -> None:
     books = killed_at_100()
     books.wait(200)

@@ -70,18 +70,6 @@ def test_a_damaged_byte_is_found_and_the_file_is_kept_aside(tmp_path: Path, data
     store.close()
 
 
-@quick
-@given(length=st.integers(0, 80))
-def test_a_truncated_file_is_found(tmp_path: Path, length: int) -> None:
-    store = StateStore(tmp_path)
-    path = saved(store, b"x" * 40)
-    path.write_bytes(path.read_bytes()[:length])
-
-    assert store.load(KEY, the_same) is None
-    assert store.damaged == 1
-    store.close()
-
-
 def test_a_file_of_a_later_version_is_moved_aside_and_told(
     store: StateStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,14 +108,6 @@ def test_a_symbolic_link_is_neither_read_nor_written_through(store: StateStore, 
 
     assert target.read_bytes() != path.read_bytes()
     assert not path.is_symlink()
-
-
-def test_a_pipe_in_the_place_of_a_file_does_not_hold_the_sidecar_up(store: StateStore) -> None:
-    path = saved(store)
-    path.unlink()
-    os.mkfifo(path)
-
-    assert store.load(KEY, the_same) is None
 
 
 def test_a_linked_directory_is_refused(tmp_path: Path) -> None:

@@ -223,20 +223,6 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
     assert sidecar.feed.files == {}
 
 
-def test_a_damaged_state_goes_on_from_the_feed_and_says_so(sidecar: Sidecar) -> None:
-    process = a_process()
-    records(sidecar, process, 3)
-    sidecar.collect()
-    (path,) = (sidecar.directory / "ledger").glob("rank*.ledger")
-    path.write_bytes(b"damaged")
-    sidecar.restart()
-
-    page = sidecar.after(1)
-
-    assert page.count("loss", **RANK_0) == 3
-    assert page.get("exporter_ledger_state_errors_total", reason="damaged") == 1
-
-
 def test_who_does_not_own_the_directory_looks_on_without_a_trace(tmp_path: Path, sidecar: Sidecar) -> None:
     first, second = a_process(), a_process(started=START + 1)
     records(sidecar, first, 3, alive=False)
@@ -263,14 +249,3 @@ def test_what_does_not_change_is_not_written_again(sidecar: Sidecar) -> None:
     sidecar.after(1)
 
     assert {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()} == written
-
-
-def test_a_rank_that_is_over_is_let_go_so_that_another_node_may_keep_it(sidecar: Sidecar) -> None:
-    process = a_process()
-    records(sidecar, process, 3, alive=False)
-    sidecar.collect()
-    sidecar.after(1)
-
-    assert sidecar.state._claimed == {}
-    records(sidecar, a_process(started=START + 1), 1)
-    assert sidecar.after(1).count("loss", **RANK_0) == 4

@@ -221,23 +221,6 @@ def test_a_session_goes_on_in_another_run(tmp_path: Path) -> None:
     assert badput(page, "job-2") == {"init": 8, "downtime": 4.5}
 
 
-def test_two_sessions_of_one_run_know_nothing_of_each_other(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job(session_tag="monday"))
-    steps(first.job, 10)
-    first.see()
-    first.die()
-    second = Watched(sidecar, job=a_job(session_tag="tuesday"))
-    page = second.see()
-
-    assert [of(page, "attempt"), of(page, "productive_seconds_total"), of(page, "lost_steps_total")] == [
-        1,
-        0,
-        0,
-    ]
-    assert badput(page) == {"init": 4}
-
-
 HOLD = """
 import sys
 from pathlib import Path
@@ -350,21 +333,6 @@ def test_a_process_that_does_not_train_in_between_completes_no_task(tmp_path: Pa
 
     assert [of(page, "lost_steps_total"), of(page, "productive_seconds_total")] == [2, 5]
     assert of(page, "attempt") == (2 if lasts < 30 else 3)
-    check_identity(page)
-
-
-def test_where_nobody_saw_the_end_downtime_begins_with_the_last_word(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 5)
-    first.write()
-    sidecar.clock.advance(20.0)
-    second = Watched(sidecar, job=a_job(5)).write()
-    sidecar.feed.put(told(first.process, first.job), alive=False, age_seconds=20.0 + 0.5 + 4.0)
-    page = second.see()
-
-    assert badput(page) == {"init": 8, "downtime": 20.5}
-    assert of(page, "productive_seconds_total") == 5
     check_identity(page)
 
 

@@ -297,25 +297,6 @@ def test_a_jobs_joules_become_productive_with_its_work(tmp_path: Path) -> None:
     assert page["wasted_energy_joules_total", "r", "lost_progress"] == 0
 
 
-def test_the_joules_of_lost_steps_are_wasted(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    job = machine.job.job
-    job.spend("init", 10.0)
-    job.begin_loop(0)
-    machine.look()
-    for _ in range(10):
-        job.train(1.0)
-    machine.look()
-    machine.job.die()
-    machine.job = Watched(machine.sidecar, job=PaperJob())
-    machine.job.job.spend("init", 10.0)
-    machine.job.job.begin_loop(4)
-    page = machine.look(watts=0.0)
-
-    assert page["wasted_energy_joules_total", "r", "lost_progress"] == 600
-    assert page["productive_energy_joules_total", "r"] == 400
-
-
 def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.job = Watched(machine.sidecar, job=PaperJob(), rank=5)
