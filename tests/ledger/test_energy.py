@@ -528,7 +528,7 @@ def counters(page: Page) -> Mapping[tuple[object, ...], float]:
         (name, labels): value
         for name, family in page.families.items()
         for labels, value in page.all(name).items()
-        if family.type == "counter"
+        if family.type == "counter" and name.startswith("training_")
     }
 
 

@@ -19,6 +19,7 @@ job, a GPU that a stranger holds. What was used while no sidecar ran goes to the
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -285,10 +286,12 @@ class EnergyCollector:
                     samples[families.GPU_IDLE][reading.index, reading.device, method] = watts
             if (ratio := device.crosscheck()) is not None:
                 samples[families.CROSSCHECK][reading.device,] = ratio
-        if self._saved:
-            samples[families.GAP].update(self._devices.gaps)
-            corrected = {of: count for of, count in self._devices.resets.items() if count}
-            samples[families.RESETS].update(corrected)
+            for reason, seconds in reading.gap_seconds.items():
+                samples[families.GAP][reading.component, reading.device, reason] = seconds
+            corrected = Counter(reading.resets)
+            corrected.update(device.counter.resets)
+            for reason in +corrected:
+                samples[families.RESETS][reading.device, reason] = corrected[reason]
 
 
 def _tell_tariffs(tariffs: TariffsInForce, samples: Samples) -> None:

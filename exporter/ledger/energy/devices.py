@@ -8,8 +8,6 @@ lived before and after, not to one that has started since.
     ("total", component, device, source)    as EnergyCounter.row
     ("mark", boot, component, device, source)    as EnergyCounter.mark
     ("idle", component, device, source)     as IdlePower.row
-    ("gap", component, device, reason)      seconds
-    ("reset", device, reason)               corrections
     ("pass", boot)                          monotonic time of the last pass
 """
 
@@ -42,7 +40,6 @@ class Device:
     bridged: float = 0.0  # used while no sidecar ran
     pending: float = 0.0  # used since
     seen: bool = False  # its total was read in this life of the sidecar
-    told: dict[tuple[str, ...], float] = field(default_factory=dict)  # gaps and resets as last read
     history: deque[tuple[float, float, float]] = field(
         default_factory=deque
     )  # time, joules, integral of power
@@ -94,14 +91,10 @@ class Devices:
 
     Attributes:
         passed_at: Monotonic time of the last pass, in this boot; None before one.
-        gaps: Time without a reading by component, device and reason.
-        resets: Corrections by device and reason.
     """
 
     def __init__(self, boot: str) -> None:
         self.passed_at: float | None = None
-        self.gaps: dict[tuple[str, ...], float] = {}
-        self.resets: dict[tuple[str, ...], float] = {}
         self._boot = boot
         self._devices: dict[Key, Device] = {}
         self._rows: Rows = {}
@@ -124,7 +117,6 @@ class Devices:
                 if total := self._rows.get(("total", *key)):
                     device.counter.resume(total, self._rows.get(("mark", self._boot, *key), ()))
             device.take(reading, working(reading.device))
-            self._take_corrections(device)
             present.append(device)
         self._present = tuple(present)
         self.passed_at = now
@@ -132,14 +124,7 @@ class Devices:
     def resume(self, rows: Rows) -> None:
         """Go on from what was written; to be called before any device has appeared."""
         self._rows = rows
-        for (kind, *rest), values in rows.items():
-            name, value = tuple(rest), (values[0] if values else None) or 0.0
-            if kind == "gap":
-                self.gaps[name] = value
-            elif kind == "reset":
-                self.resets[name] = value
-            elif kind == "pass" and name == (self._boot,):
-                self.passed_at = value
+        (self.passed_at,) = rows.get(("pass", self._boot), (None,))
 
     def settle(self) -> None:
         """Forget what was pending: it is divided, or was nobody's."""
@@ -154,26 +139,6 @@ class Devices:
             rows["total", component, name, source] = device.counter.row()
             rows["mark", self._boot, component, name, source] = device.counter.mark()
             rows["idle", component, name, source] = device.idle.row()
-        rows.update({("gap", *gap): (seconds,) for gap, seconds in self.gaps.items()})
-        rows.update({("reset", *reset): (count,) for reset, count in self.resets.items()})
         if self.passed_at is not None:
             rows["pass", self._boot] = (self.passed_at,)
         return rows
-
-    def _take_corrections(self, device: Device) -> None:
-        """Add up what the collector says of gaps and resets; its numbers may begin anew."""
-        reading = device.reading
-        told = (("gap", reading.gap_seconds), ("reset", reading.resets), ("own", device.counter.resets))
-        for kind, corrections in told:
-            for reason, value in corrections.items():
-                before = device.told.get((kind, reason))
-                device.told[kind, reason] = value
-                grown = 0.0 if before is None else value - before if value >= before else value
-                if kind == "gap":
-                    _add(self.gaps, (reading.component, reading.device, reason), grown)
-                else:
-                    _add(self.resets, (reading.device, reason), grown)
-
-
-def _add(totals: dict[tuple[str, ...], float], name: tuple[str, ...], value: float) -> None:
-    totals[name] = totals.get(name, 0.0) + value
