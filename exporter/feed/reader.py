@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
@@ -45,8 +46,8 @@ SETTLE_SECONDS = 5.0
 """A process that is not seen to have ended counts as dead for `remove` when its file has been still for so long:
 a job that closed all its descriptors has lost its lock too, until it next writes."""
 LEFTOVER_SECONDS = 60.0
-"""A lock or temporary file without a feed is removed when it has been seen for so long: before, its process may
-be about to write its first snapshot."""
+"""An empty feed, and a lock or temporary file without one, is removed when it has been seen for so long: before, its
+process may be about to write its first snapshot."""
 
 _REASONS = {errno.ELOOP: "symlink", errno.EMLINK: "links", errno.EINVAL: "not_regular"}
 
@@ -238,10 +239,12 @@ class FeedReader:
         entries.sort(key=lambda entry: (entry.snapshot.process.started, entry.snapshot.process.id))
         return Scan(tuple(entries), tuple(refused))
 
-    def _precedence(self, name: str) -> tuple[bool, str]:
-        # Who is read already stays, whatever else is thrown into the directory.
+    def _precedence(self, name: str) -> tuple[int, str]:
+        # Who is read already stays, whatever else is thrown into the directory, and what was refused hides nobody new.
         known = self._known.get(name)
-        return known is None or isinstance(known.outcome, str), name
+        if known is None:
+            return 1, name
+        return (2 if isinstance(known.outcome, str) else 0), name
 
     def _look(self, directory: int, name: str, known: _Known, *, owner: int | None, room: int) -> int | None:
         """Bring what is known of a file up to date; gives the holder of its lock."""
@@ -287,16 +290,17 @@ class FeedReader:
         known.outcome, known.sequence = snapshot, snapshot.sequence
 
     def _clear_leftovers(self, names: list[str]) -> None:
-        """Remove locks and temporary files of processes that died before they had a snapshot."""
+        """Remove what processes left that died before they had a snapshot, and feed files without a byte."""
         if self._owner_lock is None or not self._owner_lock.keep():
             return
         now = self._monotonic()
         processes = {process for each in names if (process := process_of(each)) is not None}
-        orphans = processes - {name.removesuffix(FEED) for name in names}
+        empty = {name for name, each in self._known.items() if each.state and not each.size}
+        orphans = processes - {name.removesuffix(FEED) for name in names if name not in empty}
         self._leftovers = {process: self._leftovers.get(process, now) for process in orphans}
         for process, seen in self._leftovers.items():
             if now - seen >= LEFTOVER_SECONDS:
-                remove_process(self._directory, process)
+                remove_process(self._directory, process, if_true=partial(self._is_as_read, process + FEED))
 
 
 def _state(descriptor: int, found: os.stat_result) -> tuple[object, ...]:

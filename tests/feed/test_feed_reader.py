@@ -40,8 +40,10 @@ class Clock:
         return self.now
 
 
-def owner_of(directory: Path, clock: Callable[[], float] = time.monotonic) -> FeedReader:
-    reader = FeedReader(directory, monotonic=clock)
+def owner_of(
+    directory: Path, clock: Callable[[], float] = time.monotonic, max_files: int = 4096
+) -> FeedReader:
+    reader = FeedReader(directory, monotonic=clock, max_files=max_files)
     assert reader.acquire_ownership()
     return reader
 
@@ -336,6 +338,23 @@ def test_files_beyond_the_limit_are_refused_and_never_those_that_were_read_befor
 
     assert {entry.snapshot.process.id for entry in scan.entries} == before
     assert [reason for _, reason in scan.refused] == ["too_many"] * 5
+
+
+def test_a_crowd_of_empty_files_hides_no_later_job_and_is_cleared(tmp_path: Path) -> None:
+    clock = Clock()
+    reader = owner_of(tmp_path, clock, max_files=40)
+    for number in range(42):
+        (tmp_path / f"{number:032x}.feed").touch()
+    reader.scan()
+    later = {publish_once(tmp_path), publish_once(tmp_path)}
+    found = {entry.snapshot.process.id for entry in reader.scan().entries}
+    for _ in range(3):
+        clock.now += LEFTOVER_SECONDS
+        reader.scan()
+
+    assert found == later
+    assert {name for name in names(tmp_path) if name.endswith(".feed")} == {f"{one}.feed" for one in later}
+    reader.release_ownership()
 
 
 def test_all_files_together_are_bounded_too(tmp_path: Path) -> None:
