@@ -179,9 +179,7 @@ def _settings(entry: CollectorEntry) -> CollectorSettings:
     own: list[tuple[str, Any, Any]] = []
     for each in entry.settings:
         hint: Any = bool if each.default is False else _LISTS[each.kind]
-        own.append(
-            (each.name, Path | None if each.default is None else hint, option(each.default, each.help))
-        )
+        own.append((each.name, hint, option(each.default, each.help)))
     made: type[CollectorSettings] = make_dataclass(
         f"{entry.name}_settings", own, bases=(CollectorSettings,), frozen=True, slots=True
     )

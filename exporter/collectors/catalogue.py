@@ -1,10 +1,7 @@
 """Catalogue: every collector that needs nothing but its machine, with its defaults, and those of other people.
 
-Used in the sidecar by the configuration, which is made from it, and by the composition root, which schedules
-what is enabled. What needs more than options (the feed, devices) is wired where it is made.
-
-Three tiers: what changes within seconds is read every 5 s; what is slow to read or slow to change every 60 s;
-filesystems, whose servers have to be asked, every 15 s.
+Used in the sidecar: the configuration is made from it. What changes within seconds is read every 5 s, what is slow to
+read or to change every 60 s, filesystems, whose servers have to be asked, every 15 s.
 """
 
 from __future__ import annotations
@@ -52,34 +49,23 @@ SLOW = (60.0, 20.0)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option of a collector.
+    """An option of a collector: the key in the configuration and the argument of the factory.
 
     Attributes:
-        name: The key in the configuration and the argument of the factory.
-        default: False makes it a switch, a tuple a list, None a path that may be left out.
+        default: False makes it a switch, a tuple a list.
         help: One sentence for the configuration.
         kind: What a list is one of: shell-style patterns, paths, or names such as `module:Class`.
     """
 
     name: str
-    default: Literal[False] | tuple[str, ...] | None
+    default: Literal[False] | tuple[str, ...]
     help: str
     kind: Literal["pattern", "path", "class"] = "pattern"
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorEntry:
-    """One collector as it can be configured.
-
-    Attributes:
-        name: The value of the label `collector`, and the key in the configuration.
-        factory: Makes it from `settings`, all of which have defaults.
-        specs: What it can publish.
-        help: One sentence for the configuration.
-        interval_seconds: By default.
-        deadline_seconds: By default.
-        settings: Its options.
-    """
+    """One collector as it can be configured: its name there and in the label `collector`, its maker and defaults."""
 
     name: str
     factory: Callable[..., Any]
@@ -117,15 +103,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     _entry(OwnCollector, "The exporter's own CPU time, memory and descriptors."),
     _entry(HardwareCollector, "CPUs, temperatures, memory errors.", times=SLOW),
     _entry(ClockCollector, "Whether a time daemon keeps the kernel's clock.", times=SLOW),
-    _entry(
-        CgroupCollector,
-        "The job's own limits on CPU and memory, and how near it is to them.",
-        Setting(
-            "path",
-            None,
-            "Another cgroup than the exporter's own, as /proc/<pid>/cgroup shows it, or its directory.",
-        ),
-    ),
+    _entry(CgroupCollector, "The job's own limits on CPU and memory, and how near it is to them."),
     _entry(
         DiskCollector,
         "What disks read and write, and how long that takes.",
@@ -182,11 +160,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
 
 
 class ExtraCollector:
-    """Somebody else's collector, of prometheus_client's kind, imported and made on its own thread at its first pass.
-
-    Args:
-        name: `module:Class`, also the value of the label `collector`; the class needs no arguments.
-    """
+    """Somebody else's `module:Class`, of prometheus_client's kind, imported and made at its first pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -197,7 +171,6 @@ class ExtraCollector:
 
         Raises:
             CollectError: `import`: the class cannot be had or made.
-            Exception: Whatever the collector raises.
         """
         if self._collector is None:
             module, _, attribute = self.name.partition(":")

@@ -1,20 +1,9 @@
 """Scheduler: runs every collector on its own interval, with its own deadline, away from the scrape.
 
-Used in the sidecar. Collectors come in; metric families go out to `publish`, names to `withdraw`, and what is known
-about the collectors to `families` and `statuses`.
-
-Threads: one daemon a collector, which calls it and publishes what it gave, so that a collector, or a publication, that
-hangs costs itself only; and a watchdog, which gives the verdict 0 to what is past its deadline and withdraws blocks
-that are stale. What returns after its deadline is dropped. A block stays until the next one, and is withdrawn when
-nothing was published for `max(3 intervals, interval + deadline)`: a gap instead of a frozen value. A collector is
-never called while its previous call has not returned, not even after it was removed and added again.
-
-A collector that eases is called less often while the next scrape is known to be far: what it would publish is replaced
-before anybody sees it, and its source keeps by itself what happens meanwhile.
-
-Scheduling follows the monotonic clock; the wall clock only stamps. All collectors of one interval are due in the same
-moment, to wake the machine seldom. A stretch in which nothing ran (a stopped process, a suspended machine) is neither
-made up for nor a missed deadline.
+Used in the sidecar. Threads: one daemon a collector, which calls it and publishes what it gave, so that a collector, or a
+publication, that hangs costs itself only; and a watchdog, which gives the verdict 0 to what is past its deadline and
+withdraws a block when nothing was published for `max(3 intervals, interval + deadline)`: a gap instead of a frozen
+value. A collector is never called while its previous call has not returned, not even after it was removed and added.
 """
 
 from __future__ import annotations
@@ -38,7 +27,7 @@ WATCH_SECONDS = 0.25
 """How often the watchdog looks."""
 
 STANDSTILL_SECONDS = 1.0
-"""Waking up later than meant by more than this is no delay but a standstill: a stopped or suspended process."""
+"""Waking up later by more than this is a standstill, a stopped or suspended process: no missed deadline."""
 
 EASE_SECONDS = 5.0
 """How far the passes of a collector that eases may be apart: as far as most others' are."""
@@ -48,8 +37,8 @@ MAX_TOLD_PROBLEMS = 5
 
 Problems = Sequence[tuple[str, str]]
 """(reason, message) of what failed."""
-Line = tuple[int, str]
-"""Level and text of a line for the log; made under the lock, written after it."""
+Lines = list[tuple[int, str]]
+"""Level and text of lines for the log; made under the lock, written after it."""
 
 
 class _Task:
@@ -92,10 +81,7 @@ class _Task:
         self.interval_seconds, self.deadline_seconds = interval_seconds, deadline_seconds
 
     def next_due(self, origin: float, now: float, unwatched_seconds: float) -> float:
-        """Find the next moment of the interval's grid; not so early that a rate over it is noise.
-
-        One that eases leaves out what would be replaced before anybody looks.
-        """
+        """Find the next moment of a grid that all of one interval share; not so early that a rate over it is noise."""
         interval = self.interval_seconds
         due = origin + (math.floor((now - origin) / interval) + 1) * interval
         if due - now < interval / 2:
@@ -111,19 +97,14 @@ class _Task:
             interval = max(self.interval_seconds, EASE_SECONDS if self.eases else 0.0)
             self.stale_at = now + max(3 * interval, interval + self.deadline_seconds)
 
-    def note_unsupported(self, unsupported: Sequence[str]) -> list[Line]:
-        """Take note of what the machine does not offer; each is told once."""
+    def note_unsupported(self, unsupported: Sequence[str]) -> Lines:
         self.unsupported = tuple(unsupported)
         new = [what for what in self.unsupported if what not in self._told]
         self._told.update(new)
         return [(logging.INFO, f"collector {self.name}: {what}") for what in new]
 
-    def judge(self, problems: Problems, wall: float) -> list[Line]:
-        """Pass the verdict on a pass; none of its problems make it a success.
-
-        A change of state is told once, not per pass: failing in another way is a change, the same reasons with other
-        words are none.
-        """
+    def judge(self, problems: Problems, wall: float) -> Lines:
+        """Pass the verdict on a pass; a change of state is told once, the same reasons in other words are none."""
         before, self.problems = self.problems, tuple(problems)
         reasons = {reason for reason, _ in problems}
         for reason in reasons:
@@ -154,12 +135,12 @@ class _Task:
 
 
 class Scheduler:
-    """Calls collectors in the background and keeps the page's blocks as fresh as they can be.
+    """Calls collectors in the background.
 
     Args:
         publish: Takes a collector's name and its families.
         withdraw: Takes the name of a collector whose families must go.
-        unwatched: Says for how long nobody is expected to look; 0 where that is not known. Must not wait.
+        unwatched: Says for how many seconds nobody is expected to look; 0 where that is not known.
     """
 
     def __init__(
@@ -191,13 +172,8 @@ class Scheduler:
     ) -> None:
         """Schedule a collector; its first pass begins at once, or when the scheduler starts.
 
-        The counters of a name continue when it was there before.
-
-        Args:
-            collector: Called from one thread at a time.
-            interval_seconds: Time between the beginnings of two passes.
-            deadline_seconds: Time that a pass may take; may be longer than the interval.
-            eases: Whether to leave passes out while nobody looks, for up to `EASE_SECONDS`.
+        The counters of a name continue when it was there before. One that eases is called less often while the next
+        scrape is known to be far: what it would publish is replaced before anybody sees it.
 
         Raises:
             ValueError: The name is taken, or a time is not positive and finite.
@@ -225,18 +201,17 @@ class Scheduler:
             task.removed = True
             task.wake.notify()
             self._leaving[name] = task
-        self._take_back(task)  # else its thread is publishing, and withdraws after it
+        self._take_back(task)
 
     def reschedule(self, name: str, *, interval_seconds: float, deadline_seconds: float) -> None:
         """Give a collector other times and collect at once; block, verdict and a pass under way stay.
 
         Raises:
-            ValueError: There is no such collector, or a time is not positive and finite.
+            KeyError: There is no such collector.
+            ValueError: A time is not positive and finite.
         """
         with self._lock:
-            task = self._tasks.get(name)
-            if task is None:
-                raise ValueError(f"no collector {name} is scheduled")
+            task = self._tasks[name]
             task.set_times(interval_seconds, deadline_seconds)
             task.note_published(task.published_at and time.monotonic())
         self.run_soon(name)
@@ -279,10 +254,9 @@ class Scheduler:
     def run_soon(self, name: str) -> None:
         """Collect now, or as soon as the present pass has ended; nothing for a name that is not there."""
         with self._lock:
-            task = self._tasks.get(name)
-            if task is not None:
-                task.due = -math.inf
-                task.wake.notify()
+            if name in self._tasks:
+                self._tasks[name].due = -math.inf
+                self._tasks[name].wake.notify()
 
     def statuses(self) -> Sequence[CollectorStatus]:
         """Describe all collectors, in the order of their names."""
@@ -352,7 +326,7 @@ class Scheduler:
                 except Exception as error:  # noqa: BLE001 - border to the page: a block it cannot take is the collector's failure
                     families = None
                     problems.append(_unexpected(error))
-            lines: list[Line] = []
+            lines: Lines = []
             with self._lock:
                 now = time.monotonic()
                 task.running_since, task.deadline_at = None, math.inf
@@ -384,7 +358,7 @@ class Scheduler:
     def _watch(self) -> None:
         before = time.monotonic()
         while not self._stopping.wait(WATCH_SECONDS):
-            lines: list[Line] = []
+            lines: Lines = []
             with self._lock:
                 now, tasks = time.monotonic(), list(self._tasks.values())
                 stood_still = now - before - WATCH_SECONDS
@@ -403,7 +377,7 @@ class Scheduler:
             _write(lines)
 
 
-def _write(lines: Sequence[Line]) -> None:
+def _write(lines: Lines) -> None:
     for level, text in lines:
         LOG.log(level, "%s", text)
 

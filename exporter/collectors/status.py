@@ -8,74 +8,68 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from exporter.families import Collected, family
+from exporter.families import Collected, FamilySpec, family
 
-SUCCESS = family(
-    "exporter_collector_success",
+
+def _of_collector(name: str, help_text: str, where: str, *labels: str) -> FamilySpec:
+    return family(f"exporter_collector_{name}", help_text, where, "collector", *labels)
+
+
+SUCCESS = _of_collector(
+    "success",
     "Whether the last pass of the collector read all of its sources (1) or not (0). Absent before the first pass has ended.",
     "last pass",
-    "collector",
 )
-LAST_DURATION = family(
-    "exporter_collector_last_duration_seconds",
+LAST_DURATION = _of_collector(
+    "last_duration_seconds",
     "How long the last pass took; while one is past its deadline, how long it has been running. Absent before the first pass has ended.",
     "monotonic clock",
-    "collector",
 )
-DURATION = family(
-    "exporter_collector_duration_seconds_total",
+DURATION = _of_collector(
+    "duration_seconds_total",
     "Time that all passes of the collector took, late ones included once they return.",
     "monotonic clock",
-    "collector",
 )
-LAST_SUCCESS = family(
-    "exporter_collector_last_success_timestamp_seconds",
+LAST_SUCCESS = _of_collector(
+    "last_success_timestamp_seconds",
     "When the last pass that read all of its sources ended. Absent before the first one.",
     "wall clock",
-    "collector",
 )
-ERRORS = family(
-    "exporter_collector_errors_total",
+ERRORS = _of_collector(
+    "errors_total",
     "Passes that failed in part or as a whole, late ones included, by reason. Absent before the first of its reason.",
     "last pass",
-    "collector",
     "reason",
 )
-TIMEOUTS = family(
-    "exporter_collector_timeouts_total",
+TIMEOUTS = _of_collector(
+    "timeouts_total",
     "Passes that had not returned at their deadline; one that hangs for hours counts once.",
     "scheduler",
-    "collector",
 )
-INTERVAL = family(
-    "exporter_collector_interval_seconds",
+INTERVAL = _of_collector(
+    "interval_seconds",
     "Time between two passes of the collector; a scrape interval below it repeats values.",
     "configuration",
-    "collector",
 )
-UNSUPPORTED = family(
-    "exporter_collector_unsupported_sources",
+UNSUPPORTED = _of_collector(
+    "unsupported_sources",
     "Sources of the collector that this machine does not offer, so that their families are absent; the log names them. Absent where it offers all, and before the first pass that published.",
     "last pass",
-    "collector",
 )
 SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, ERRORS, TIMEOUTS, INTERVAL, UNSUPPORTED)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorStatus:
-    """One collector at one moment, for the status page and for readiness.
+    """One collector at one moment, for the status page.
 
     Attributes:
-        name: The value of the label `collector`.
         success: Verdict of the last pass; None before the first has ended.
         reason: Why the verdict is 0, several joined by a comma; "" otherwise.
         message: The same for people.
         age_seconds: Since the published block was collected; None while nothing is published.
         last_success: Unix time of the last pass without any problem, None before it.
         duration_seconds: Of the last pass, None before it.
-        interval_seconds: As scheduled.
-        deadline_seconds: As scheduled.
         running: Whether a pass is under way; with `success` False and the reason `timeout` it hangs.
         unsupported: What this machine does not offer.
     """
@@ -95,14 +89,7 @@ class CollectorStatus:
 
 @dataclass(slots=True)
 class Totals:
-    """The counters of a collector's name; they outlive its removal, as a counter must not step back.
-
-    Attributes:
-        duration_seconds: Of all passes that returned.
-        timeouts: Passes that missed their deadline.
-        errors: Failed passes by reason; a pass can have several.
-        last_success: Unix time, None before the first.
-    """
+    """The counters of a collector's name; they outlive its removal, as a counter must not step back."""
 
     duration_seconds: float = 0.0
     timeouts: int = 0

@@ -22,8 +22,8 @@ STEP = "/system.slice/slurmstepd.scope/job_4711/step_0"
 STEP_FILES = Path(f"sys/fs/cgroup{STEP}")
 
 
-def collector_of(root: Path, path: str | None = None) -> CgroupCollector:
-    return CgroupCollector(proc=root / "proc", sys=root / "sys", path=None if path is None else Path(path))
+def collector_of(root: Path) -> CgroupCollector:
+    return CgroupCollector(proc=root / "proc", sys=root / "sys")
 
 
 def places_of(collected: Collected) -> dict[str, tuple[str, str]]:
@@ -129,42 +129,12 @@ def test_where_a_controller_is_off_the_next_one_up_counts(tmp_path: Path) -> Non
     assert places_of(collected)["memory"] == ("2", f"{STEP}/user")
 
 
-def test_a_hybrid_machine_takes_controllers_from_v1_and_pressure_from_v2() -> None:
-    collected = collector_of(MACHINES / "virtual").collect()
-
-    assert {version for version, _ in places_of(collected).values()} == {"1"}
-    assert places_of(collected)["memory"] == ("1", "/process_api")
-    assert value_of(collected, "cgroup_pressure_cpu_waiting_seconds_total") is not None
-    assert collected.problems == []
-
-
 def test_kills_of_v1_add_up_on_the_way(tmp_path: Path) -> None:
     root = copy_of("virtual", tmp_path)
     (root / "sys/fs/cgroup/memory/memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
     (root / "sys/fs/cgroup/memory/process_api/memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
 
     assert value_of(collector_of(root).collect(), "cgroup_memory_events_total", "oom_kill") == 5
-
-
-def test_a_named_cgroup_takes_the_place_of_the_own() -> None:
-    by_path = collector_of(MACHINES / "node", "/system.slice/slurmstepd.scope/job_4711").collect()
-    by_directory = collector_of(
-        MACHINES / "node", "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/"
-    ).collect()
-
-    assert value_of(by_path, LIMIT) == 6.5
-    assert value_of(by_path, MEMORY_LIMIT) == 2**39
-    assert by_directory == by_path
-
-
-@pytest.mark.parametrize(
-    "path", ["/nowhere", "/../system.slice", "/sys/fs/cgroup/nowhere", "/system.slice/x"]
-)
-def test_a_named_cgroup_that_is_not_there_is_a_failure_with_its_name(path: str) -> None:
-    collected = collector_of(MACHINES / "node", path).collect()
-
-    assert list(collected) == []
-    assert collected.problems == [("missing", f"no cgroup '{path}' in any mounted hierarchy")]
 
 
 def test_a_process_that_is_moved_is_followed(tmp_path: Path) -> None:

@@ -156,24 +156,6 @@ def test_the_threads_that_hang_are_bounded_and_local_filesystems_still_answer(
         assert list(answers.values()).count(Silence.NOT_ASKED) == 46
 
 
-def test_with_a_single_thread_the_local_filesystems_come_first(
-    hanging: Callable[..., Hanging], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-    started: list[threading.Thread] = []
-
-    def refuse(thread: threading.Thread) -> None:
-        if started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    answers = ask(StatvfsPool(statvfs=hanging(), deadline_seconds=0.3), "/dead", "/alive")
-
-    assert answers == {"/dead": Silence.NOT_ASKED, "/alive": Silence.NOT_ASKED, "/": ANSWER}
-
-
 def test_many_slow_filesystems_are_all_asked_side_by_side() -> None:
     def slow(_: str) -> os.statvfs_result:
         time.sleep(0.2)
@@ -239,14 +221,6 @@ def test_what_another_mount_covers_is_not_shown() -> None:
     assert ("/data", "/dev/sdb1") in shown
 
 
-def test_a_container_shows_its_root_and_volumes_only() -> None:
-    collected = collector_of(MACHINES / "container").collect()
-
-    assert value_of(collected, SIZE, "/", "overlay", "overlay") == 4096000000
-    assert value_of(collected, SIZE, "/data", "ext4", "/dev/nvme0n1p2") == 4096000000
-    assert len(next(metric for metric in collected if metric.name == SIZE).samples) == 2
-
-
 def test_patterns_choose_mount_points_and_kinds() -> None:
     collected = collector_of(
         MACHINES / "node", mount_points_include=["/home/team?one", "/scratch"], fs_types_exclude=["xfs"]
@@ -254,14 +228,6 @@ def test_patterns_choose_mount_points_and_kinds() -> None:
 
     assert value_of(collected, ERROR, "/home/team one", "nfs4", "filer.example:/export/team one") == 0
     assert sum(len(metric.samples) for metric in collected if metric.name == ERROR) == 1
-
-
-def test_a_damaged_list_of_mounts_is_a_failure_as_a_whole(tmp_path: Path) -> None:
-    root = machine_of(tmp_path, "1 0 8:1 / / rw - ext4 /dev/sda rw", "2 0 8:2 / /x rw")
-    collected = collector_of(root, StatvfsPool(statvfs=lambda _: ANSWER)).collect()
-
-    assert list(collected) == []
-    assert [reason for reason, _ in collected.problems] == ["malformed"]
 
 
 def test_each_run_has_the_room_of_each_directory_of_checkpoints_that_answers(

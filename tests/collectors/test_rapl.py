@@ -9,7 +9,7 @@ import psutil
 import pytest
 from collectors_support import MACHINES as RECORDED
 from collectors_support import UPDATE, assert_sound, collect_soundly, metrics_of, text_of, value_of
-from energy_support import EPYC, MACHINES, RANGE, THREADRIPPER, Machine, nobody, total
+from energy_support import EPYC, MACHINES, RANGE, Machine, nobody, total
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -159,21 +159,6 @@ def test_totals_that_cannot_be_saved_are_withheld(tmp_path: Path) -> None:
     assert value_of(withheld, POWER, "0", "rapl") == pytest.approx(100.0)
     assert [reason for reason, _ in withheld.problems] == ["state"]
     assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(1000.0)
-
-
-def test_mirrored_dies_are_counted_once_and_different_ones_twice(tmp_path: Path) -> None:
-    mirrored = Machine(tmp_path / "mirrored", dict(THREADRIPPER))
-    mirrored.joules["intel-rapl:1"] = mirrored.joules["intel-rapl:0"]
-    mirrored.write()
-    different = Machine(tmp_path / "different", dict(THREADRIPPER))
-    totals = []
-    for machine in (mirrored, different):
-        collector = machine.collector()
-        collector.collect()
-        machine.draw(5.0, 68.0)
-        totals.append(total(collector.collect(), CPU))
-
-    assert totals == [pytest.approx(340.0), pytest.approx(680.0)]
 
 
 def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: Path) -> None:

@@ -150,10 +150,8 @@ class CgroupCollector:
     name = "cgroup"
     specs = SPECS
 
-    def __init__(
-        self, *, proc: Path | None = None, sys: Path = Path("/sys"), path: Path | None = None
-    ) -> None:
-        self._tree = CgroupTree(proc=proc, sys=sys, path=None if path is None else str(path))
+    def __init__(self, *, proc: Path | None = None, sys: Path = Path("/sys")) -> None:
+        self._tree = CgroupTree(proc=proc, sys=sys)
 
     def collect(self) -> Collected:
         """Read the sources once."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from exporter.collectors.host.mounts import Mount, parse_mounts, visible
 from exporter.collectors.kernel_files import printable, procfs, read_optional
-from exporter.errors import CollectError
 
 UNIFIED = ""
 """The name of cgroup v2 beside the controllers of v1, as in /proc/self/cgroup."""
@@ -61,30 +60,14 @@ class Hierarchy(NamedTuple):
 
 
 class CgroupTree:
-    """Finds the cgroup of this process, or another one, in every hierarchy that is mounted.
+    """Finds the cgroup of this process in every hierarchy that is mounted."""
 
-    Args:
-        proc: Where procfs is mounted; None asks psutil.
-        sys: Where sysfs is, for mounts below it.
-        path: That of another cgroup, as /proc/<pid>/cgroup shows it, or its directory.
-    """
-
-    def __init__(self, *, proc: Path | None = None, sys: Path, path: str | None = None) -> None:
+    def __init__(self, *, proc: Path | None = None, sys: Path) -> None:
         self._own = (proc or procfs()) / "self"
         self._sys = sys
-        self._path = path
 
     def hierarchies(self) -> Mapping[str, Hierarchy]:
-        """Look where the process is now.
-
-        Returns:
-            By controller of v1, and `UNIFIED` for v2; without those that cannot be seen.
-
-        Raises:
-            OSError: Something cannot be read.
-            ValueError: It is not what is documented.
-            CollectError: There is no such cgroup (`missing`).
-        """
+        """Look where the process is now, by controller of v1, and `UNIFIED` for v2; without what cannot be seen."""
         groups: dict[str, str] = {}
         membership = read_optional(self._own / "cgroup") or ""
         for line in filter(None, membership.split("\n")):  # `4:cpu,cpuacct:/path`, `0::/path`
@@ -96,14 +79,11 @@ class CgroupTree:
         for mount in visible(parse_mounts(mountinfo, ("cgroup", "cgroup2"))):
             version = "1" if mount.fstype == "cgroup" else "2"
             for controller in (UNIFIED,) if version == "2" else sorted(mount.options & CONTROLLERS):
-                group = groups.get(controller) if self._path is None else _named(self._path, mount)
-                names = None if group is None else _below(group, mount.root)
+                names = _below(groups[controller], mount.root) if controller in groups else None
                 if names is not None and controller not in found:
                     levels = self._levels(names, mount)
-                    if levels and (self._path is None or len(levels) == len(names) + 1):
+                    if levels:
                         found[controller] = Hierarchy(version, levels)
-        if self._path is not None and not found:
-            raise CollectError(f"no cgroup {self._path!r} in any mounted hierarchy", reason="missing")
         return found
 
     def _levels(self, names: Sequence[str], mount: Mount) -> tuple[Level, ...]:
@@ -144,16 +124,6 @@ def cpu_quota(tree: CgroupTree) -> float | None:
     hierarchy = found.get("cpu", found.get(UNIFIED))
     tightest = None if hierarchy is None else hierarchy.tightest(cpu_limit)
     return None if tightest is None else tightest[0]
-
-
-def _named(path: str, mount: Mount) -> str | None:
-    """A cgroup as the user wrote it: by its directory too; None for what cannot be one."""
-    if ".." in path.split("/"):
-        return None
-    inside = f"{path.rstrip('/')}/"
-    if inside.startswith(f"{mount.path}/"):
-        return mount.root.rstrip("/") + inside[len(mount.path) :].rstrip("/") or "/"
-    return path
 
 
 def _below(group: str, root: str) -> Sequence[str] | None:

@@ -1,17 +1,8 @@
 """Energy of one device: a register that wraps, is reset, steps back and jumps, and what it draws without work.
 
-Used in the sidecar by energy collectors and the ledger; pure arithmetic, one thread. Readings of a register come
-in, with the monotonic time of each; a total that never falls and the power go out, and what had to be corrected,
-by reason:
-
-- `wrap`: the register began anew at its range; nothing is lost.
-- `reset`: it began anew elsewhere (a driver was loaded, the machine slept): the time since is taken at the last
-  known power.
-- `backwards`, `jump`: it shows what no device can have used meanwhile; likewise.
-
-A fall is a wrap when the device can have used what it then amounts to. Between two readings a register may wrap
-more than once: the number of times that fits the last power best is taken. After more than ten minutes nothing
-is known.
+Used in the sidecar by energy collectors and the ledger; pure arithmetic, one thread. What had to be corrected is counted
+by reason: `wrap` (the register began anew at its range; nothing is lost), `reset` (it began anew elsewhere), `backwards`
+and `jump` (it shows what no device can have used). Then the time is taken at the last known power.
 """
 
 from __future__ import annotations
@@ -32,10 +23,10 @@ class EnergyCounter:
 
     Args:
         range_joules: Where it wraps; 0 for one that never does.
-        max_watts: More than the device can draw.
+        max_watts: More than the device can draw; a fall is a wrap when the device can have used what it amounts to.
 
     Attributes:
-        joules: Used since counting began.
+        joules: Used since counting began; never falls.
         watts: Mean power between the last two readings; None before there were two.
         resets: Corrections, by reason.
     """
@@ -50,11 +41,7 @@ class EnergyCounter:
         self._at = 0.0
 
     def update(self, register: float, at: float) -> float | None:
-        """Take a reading.
-
-        Args:
-            register: Joules, as it stands there.
-            at: Monotonic seconds; in a time that does not move on nothing is counted.
+        """Take a reading of joules at a monotonic time; more than one wrap since the last is found by its power.
 
         Returns:
             Seconds that this reading has told about; None for a first one, and after too long a time.

@@ -1,23 +1,16 @@
 """What energy of CPUs and memory is read of: RAPL registers, ACPI power meters, a model of the load.
 
-Used in the sidecar by the RAPL collector. /sys/class/powercap and /sys/class/hwmon come in. No threads.
-
     intel-rapl:0        name package-0     the CPU, its cores and caches          counted
     intel-rapl:0:0      name core          a part of it                           left out
     intel-rapl:0:1      name dram          the memory behind it, not part of it   counted
     intel-rapl:1        name psys          the whole platform                     left out
     intel-rapl-mmio:0   name package-0     the same package, by another way in    left out
+    CPU Power Socket 0                     the cores of NVIDIA's Grace            counted
+    SysIO Power Socket 0                   what is beside them on the chip        counted: soc
+    Module, Grace Power Socket 0           the whole module; the first two        left out
 
-AMD's CPUs have packages and cores under the same names, and no memory. A package with several dies is
-`package-0-die-1`. NVIDIA's Grace has no registers but meters, whose power is integrated over time (trapezoids):
-
-    CPU Power Socket 0       the cores                              counted: cpu, package 0
-    SysIO Power Socket 0     what is beside them on the chip        counted: soc, socket0
-    Module Power Socket 0    the whole module, memory included      left out: overlaps
-    Grace Power Socket 0     the first two together                 left out
-
-Source: Documentation/power/powercap/powercap.rst, drivers/powercap/intel_rapl_common.c; NVIDIA Grace Performance
-Tuning Guide, "Power and Thermals"; Documentation/hwmon/acpi_power_meter.rst.
+Source: Documentation/power/powercap/powercap.rst; NVIDIA Grace Performance Tuning Guide, "Power and Thermals";
+Documentation/hwmon/acpi_power_meter.rst.
 """
 
 from __future__ import annotations
@@ -54,17 +47,12 @@ class Device:
 
     Attributes:
         key: Its name in the rows of the page.
-        path: Where it is read.
-        component: What it measures.
         device: The label of families that span CPUs and GPUs.
         index: The label `package` of our own.
-        name: What the machine calls it.
         source: What is read.
         measured: False for a model.
-        idle: What it draws without work.
         readable: Whether the last reading succeeded.
         gaps: Time without a reading, by reason.
-        counter: Its total.
     """
 
     key: str
@@ -83,12 +71,7 @@ class Device:
     )
 
     def update(self, now: float) -> None:
-        """Take a reading.
-
-        Raises:
-            OSError: It cannot be read.
-            ValueError: It shows what cannot be.
-        """
+        """Take a reading; raises what cannot be read, and a ValueError for what cannot be."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -165,10 +148,9 @@ class PowerMeter(Device):
 
 
 def tdp_model(tdp_watts: float) -> PowerMeter:
-    """Guess at the energy of all CPUs where it cannot be measured: P = TDP (0.1 + 0.9 load³).
+    """Guess at the energy of all CPUs where it cannot be measured: P = TDP (0.1 + 0.9 load³), as codecarbon does.
 
-    The form is the one that codecarbon uses for whole machines; against wall meters such models are wrong by up to
-    40 %. Source: arXiv 2509.22092.
+    Against wall meters such models are wrong by up to 40 %. Source: arXiv 2509.22092.
     """
     return PowerMeter(
         key="model",
@@ -185,13 +167,7 @@ def tdp_model(tdp_watts: float) -> PowerMeter:
 
 
 def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> list[Device]:
-    """Find everything that counts, each once.
-
-    Args:
-        sys: Where sysfs is mounted.
-        idle_watts: Of one package, as configured; None when nobody knows.
-        collected: Takes what goes wrong.
-    """
+    """Find everything that counts, each once."""
     found: list[Device] = []
     with source(collected, sys / "class/hwmon"):
         found += _find_meters(sys / "class/hwmon")

@@ -58,13 +58,10 @@ class RaplCollector:
     """Counts the energy of CPUs and memory.
 
     Args:
-        sys: Where sysfs is mounted.
-        keeper: Where totals are kept; None keeps them for the life of this process.
         counts: Whether this exporter is the one that counts the machine's energy.
         working: Whether a job is running.
         idle_watts: Of one package, as configured.
         tdp_watts: Of all packages; makes a model stand in where no register can be read. None for no model.
-        monotonic: Seconds.
 
     Attributes:
         readings: The last ones, for the attribution to runs.

@@ -1,13 +1,9 @@
 """Filesystem: how large the mounted filesystems are, how much of them is left, also where checkpoints go.
 
-Used in the sidecar. /proc/self/mountinfo and one `statvfs` per filesystem come in: what the exporter sees in its own
-mount namespace. (psutil's list of partitions does not tell which mount covers which, nor which are one filesystem.)
-
-A dead NFS server or FUSE daemon blocks `statvfs` for ever, in a thread that nothing can interrupt. (A SIGKILL of the
-whole process can, unless a FUSE daemon has taken the question: then the process lets go of its ports and locks at
-SIGTERM and stays until the daemon answers or dies. Such mounts can be excluded.) So each call has a daemon thread of
-its own; one that has not returned at the deadline is left behind, and its filesystem gets no further call until it has.
-Once `max_hanging` calls are under way, network filesystems are not asked any more; local ones, which answer, are.
+Used in the sidecar, in the exporter's own mount namespace. A dead NFS server or FUSE daemon blocks `statvfs` for ever, in
+a thread that nothing can interrupt, and a process that no signal can end: such mounts can be excluded. So each call has
+a daemon thread of its own; one that has not returned at the deadline is left behind, and its filesystem gets no further
+call until it has.
 """
 
 from __future__ import annotations
@@ -77,14 +73,10 @@ DEVICE_ERROR = family(
 FILESYSTEM_SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
 
 MOUNT_POINTS_EXCLUDE = (
-    "/dev",
-    "/dev/*",
-    "/proc",
-    "/proc/*",
-    "/sys",
-    "/sys/*",
-    "/etc/hostname",
-    "/etc/hosts",
+    "/dev*",
+    "/proc*",
+    "/sys*",
+    "/etc/host*",
     "/etc/resolv.conf",
     "/run/containerd/*",
     "/run/credentials/*",
@@ -100,12 +92,10 @@ FS_TYPES_EXCLUDE = (
     "autofs",
     "binfmt_misc",
     "bpf",
-    "cgroup",
-    "cgroup2",
+    "cgroup*",
     "configfs",
     "debugfs",
-    "devpts",
-    "devtmpfs",
+    "dev*",
     "efivarfs",
     "fuse.lxcfs",
     "fusectl",
@@ -190,14 +180,9 @@ class StatvfsPool:
         )  # filesystems with a call that has not returned; guarded by the condition
 
     def ask(self, paths: Mapping[str, str], *, remote: Collection[str] = ()) -> Mapping[str, Answer]:
-        """Ask each filesystem once; to be called from one thread at a time.
+        """Ask each filesystem once at its path; `remote` ones only while few calls are under way.
 
-        Args:
-            paths: By filesystem, where it is mounted.
-            remote: Those that may be asked only while few calls are under way.
-
-        Returns:
-            The answer by filesystem.
+        To be called from one thread at a time.
         """
         end = time.monotonic() + self._deadline
         answers: dict[str, Answer] = {}
@@ -323,13 +308,7 @@ def measured(found: os.statvfs_result) -> dict[FamilySpec, int]:
 
 
 class CheckpointDirsCollector:
-    """Asks the filesystems of the configured directories of checkpoints.
-
-    Args:
-        paths: Directories; one that is not there yet is a problem until it is.
-        runs: The runs that live; None while that is not known.
-        pool: Makes the calls.
-    """
+    """Asks the filesystems of the configured directories of checkpoints, while runs live."""
 
     name = "checkpoint_dirs"
     specs = tuple(CHECKPOINT_SPECS)

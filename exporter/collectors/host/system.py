@@ -61,24 +61,18 @@ class OwnCollector:
 
     def __init__(self) -> None:
         self._process = ProcessCollector(proc=str(procfs()), registry=None)
-        self._build = build_labels()
+        try:
+            self._pynvml = metadata.version("nvidia-ml-py")
+        except metadata.PackageNotFoundError:
+            self._pynvml = ""
 
     def collect(self) -> Collected:
         """Read the sources once; what the exporter is made of is known without any."""
         collected = Collected()
-        collected.add(BUILD, 1, *self._build)
+        collected.add(BUILD, 1, __version__, platform.python_version(), self._pynvml)
         with source(collected, "/proc/self"):
             collected.extend(self._process.collect())
         return collected
-
-
-def build_labels() -> tuple[str, ...]:
-    """Give the label values of `exporter_build_info`."""
-    try:
-        pynvml = metadata.version("nvidia-ml-py")
-    except metadata.PackageNotFoundError:
-        pynvml = ""
-    return __version__, platform.python_version(), pynvml
 
 
 def ask_kernel() -> int | None:

@@ -22,13 +22,18 @@ from exporter.collectors.keeping import Fleeting, Keeper, Page
 from exporter.collectors.kernel_files import procfs, read_optional, source
 from exporter.collectors.processes.counters import COUNTERS, ENDS, RunCounts
 from exporter.collectors.processes.tree import Identity, Member, ProcessTree, Stat
-from exporter.families import Collected, family
+from exporter.families import Collected, FamilySpec, family
 
 LABELS = ("run", "rank", "role")
 
 _ABSENT = "Absent where the processes cannot be seen (another pid namespace)."
 _KEPT = "Absent also while its total cannot be kept."
 DENIED = "Absent without the right to read it (same user, or ptrace)."
+
+
+def _spec(name: str, help_text: str, where: str, *labels: str) -> FamilySpec:
+    return family(f"training_process_{name}", help_text, where, *LABELS, *labels)
+
 
 UP = family(
     "training_process_up",
@@ -37,63 +42,54 @@ UP = family(
     "run",
     "rank",
 )
-INSTANCES = family(
-    "training_process_instances",
+INSTANCES = _spec(
+    "instances",
     f"Living processes; roles are trainer, dataloader (worker processes made by multiprocessing) and other. {_ABSENT}",
     "feed, /proc/<pid>/task/*/children",
-    *LABELS,
 )
-STATE = family(
-    "training_process_state",
+STATE = _spec(
+    "state",
     "Processes in a state: running, sleeping, disk_sleep, stopped, tracing_stop, zombie, dead, idle. Absent for a state that none is in.",
     "/proc/<pid>/stat state",
-    *LABELS,
     "state",
 )
-CPU = family(
-    "training_process_cpu_seconds_total",
+CPU = _spec(
+    "cpu_seconds_total",
     f"CPU time of all processes that there ever were, those that ended included. {_ABSENT} {_KEPT}",
     "/proc/<pid>/stat utime, stime",
-    *LABELS,
     "mode",
 )
-RESIDENT = family(
-    "training_process_resident_bytes",
+RESIDENT = _spec(
+    "resident_bytes",
     f"Memory in RAM; what several processes share is counted for each. {_ABSENT}",
     "/proc/<pid>/statm resident",
-    *LABELS,
 )
-IO_READ = family(
-    "training_process_io_read_bytes_total",
+IO_READ = _spec(
+    "io_read_bytes_total",
     f"Bytes that were fetched from storage. {DENIED}",
     "/proc/<pid>/io read_bytes",
-    *LABELS,
 )
-IO_WRITTEN = family(
-    "training_process_io_written_bytes_total",
+IO_WRITTEN = _spec(
+    "io_written_bytes_total",
     f"Bytes that were sent to storage. {DENIED}",
     "/proc/<pid>/io write_bytes",
-    *LABELS,
 )
-THREADS = family("training_process_threads", f"Threads. {_ABSENT}", "/proc/<pid>/stat num_threads", *LABELS)
-OPEN_FDS = family(
-    "training_process_open_fds",
+THREADS = _spec("threads", f"Threads. {_ABSENT}", "/proc/<pid>/stat num_threads")
+OPEN_FDS = _spec(
+    "open_fds",
     f"File descriptors that are open in the process with the most. {DENIED}",
     "/proc/<pid>/fd",
-    *LABELS,
 )
-EXITS = family(
-    "training_process_exits_total",
+EXITS = _spec(
+    "exits_total",
     "Processes that ended: completed (with status 0), failed (another status, or a signal), orderly (the feed was closed in order; the status was not seen), unknown. Absent while its total cannot be kept.",
     "/proc/<pid>/stat exit_code of zombies, feed",
-    *LABELS,
     "reason",
 )
-GPU_MEMORY = family(
-    "training_process_gpu_memory_bytes",
+GPU_MEMORY = _spec(
+    "gpu_memory_bytes",
     "GPU memory of the processes. Absent where the driver does not tell it (some MIG modes, vGPU) or gives pids of another namespace.",
     "NVML compute running processes",
-    *LABELS,
     "gpu",
     "uuid",
 )
@@ -149,14 +145,7 @@ Uses = dict[tuple[str, str, Role], GroupUse]
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A run in memory.
-
-    Attributes:
-        page: Where its counters are kept.
-        seen: Monotonic time of its last living process.
-        counts: Its counters; None until the page could be read.
-        saved: Whether the counters may be shown as they are.
-    """
+    """A run in memory: its last life (monotonic), its counters once they were read, whether they may be shown."""
 
     page: Page
     seen: float
@@ -172,8 +161,6 @@ class ProcessCollector:
         gpu_use: Gives what each process uses of each GPU.
         keeper: Where totals are kept; None keeps them for the life of this process.
         linger_seconds: How long the counters of a run are shown after its last process has ended.
-        clock: Unix time.
-        monotonic: Seconds.
         own_pid: This process, which is not of the job even where the job has started it; None asks the system.
 
     Attributes:

@@ -39,11 +39,7 @@ class Mark:
 
 
 class RunCounts:
-    """The counters of one run.
-
-    Args:
-        boot: The boot of the machine, without which a pid means nothing.
-        rows: What an earlier sidecar has written.
+    """The counters of one run, on from what an earlier sidecar has written in this boot or another.
 
     Attributes:
         seen: Unix time of the last pass with a living process; 0 before.
@@ -81,10 +77,7 @@ class RunCounts:
         return sum(total["user"] + total["system"] for total in self.totals.values())
 
     def count(self, identity: Identity, group: Group, values: Sequence[float | None]) -> None:
-        """Take a look at a living process.
-
-        A value that fell is not believed: it changes nothing until it has grown again.
-        """
+        """Take a look at a living process; a value that fell changes nothing until it has grown again."""
         mark = self.living.setdefault(identity, Mark(group))
         mark.group = group
         total = self._total(group)

@@ -41,14 +41,8 @@ class Stat(NamedTuple):
     """/proc/<pid>/stat, as far as it is used; psutil tells neither the exit status nor the start in ticks.
 
     Attributes:
-        pid: Whose.
-        start_ticks: Since boot.
         comm: The program's name, at most 15 bytes.
         state: One letter: R, S, D, T, t, Z, X, I.
-        parent: Its parent.
-        user_seconds: CPU time in user mode, threads that have ended included.
-        system_seconds: CPU time in the kernel.
-        threads: Number of them.
         exit_code: Of a zombie, as wait(2) gives it; 0 also where it needs a privilege.
     """
 
@@ -78,10 +72,7 @@ class Member:
     """One process of a run.
 
     Attributes:
-        run: Whose.
         rank: "" for one of the run that is no rank, such as torchrun's agent.
-        role: What it is there for.
-        stat: As last read.
         root: Whether it is a recording process that no other one of its rank has started.
         known_as: The program's name when its role was found; it may become another program.
         process_id: Of a root: its id in the feed.
@@ -134,14 +125,7 @@ class ProcessTree:
     def update(
         self, job: Sequence[JobProcess], *, collected: Collected, now: float, boot_time: float, uptime: float
     ) -> tuple[list[Member], list[Member]]:
-        """Look once.
-
-        Args:
-            job: The processes that record.
-            collected: Takes what went wrong.
-            now: Monotonic time.
-            boot_time: Unix time.
-            uptime: Since boot, seconds.
+        """Look once, at a monotonic time that is `uptime` seconds since boot.
 
         Returns:
             All members, as they are now, and those that have ended since the last time, as they were then.
@@ -187,7 +171,11 @@ class ProcessTree:
         return list(self._members.values()), ended
 
     def _recording(self, each: JobProcess, boot_time: float) -> Member | None:
-        """Find a recording process; None for one that cannot be seen from here."""
+        """Find a recording process; None for one that cannot be seen from here.
+
+        A pid alone means nothing: it is the one that holds the lock of the feed file, if it also began before its
+        recording and knows itself by the pid in the snapshot (locks on network file systems have pids of elsewhere).
+        """
         stat = None if each.pid is None else self._stat(each.pid)
         status = None if stat is None else read_optional(self._proc / str(stat.pid) / "status")
         if stat is None or not status:
