@@ -42,16 +42,13 @@ class Variable:
             "datasource": DATASOURCE,
             "definition": query,
             "description": self.what,
-            "hide": 0,
             "includeAll": self.several and self.all_of_them,
             "label": self.label,
             "multi": self.several,
             "name": self.name,
-            "options": [],
             "query": {"query": query, "refId": f"variable-{self.name}"},
             "refresh": 2,
             "regex": self.regex,
-            "skipUrlSync": False,
             "sort": self.sort,
             "type": "query",
         }
@@ -103,11 +100,8 @@ class Mark:
             "datasource": DATASOURCE,
             "enable": self.shown,
             "expr": expand(self.expression),
-            "hide": False,
             "iconColor": self.color,
             "name": self.name,
-            "tagKeys": "",
-            "textFormat": "",
             "titleFormat": self.title,
             "useValueForTime": "on" if self.at_value else False,
         }
@@ -175,38 +169,31 @@ class Board:
             "annotations": {"list": [_OWN_ANNOTATIONS, *(mark.model() for mark in self.marks)]},
             "description": self.what,
             "editable": False,
-            "fiscalYearStartMonth": 0,
             "graphTooltip": 1,
             "id": None,
             "links": [_TO_OTHERS],
-            "liveNow": False,
             "panels": _placed(self.rows),
             "refresh": self.refresh,
             "schemaVersion": SCHEMA_VERSION,
             "tags": [TAG],
             "templating": {"list": [_DATASOURCE, *(variable.model() for variable in self.variables)]},
             "time": {"from": self.span, "to": "now"},
-            "timepicker": {},
             "timezone": "browser",
             "title": self.title,
             "uid": self.uid,
             "version": 1,
-            "weekStart": "",
         }
 
 
 _DATASOURCE: Json = {
     "current": {},
-    "hide": 0,
     "includeAll": False,
     "label": "Data source",
     "multi": False,
     "name": "datasource",
-    "options": [],
     "query": "prometheus",
     "refresh": 1,
     "regex": "",
-    "skipUrlSync": False,
     "type": "datasource",
 }
 _OWN_ANNOTATIONS: Json = {
@@ -219,16 +206,12 @@ _OWN_ANNOTATIONS: Json = {
     "type": "dashboard",
 }
 _TO_OTHERS: Json = {
-    "asDropdown": False,
     "icon": "external link",
     "includeVars": True,
     "keepTime": True,
     "tags": [TAG],
-    "targetBlank": False,
     "title": "",
-    "tooltip": "",
     "type": "dashboards",
-    "url": "",
 }
 
 

@@ -57,6 +57,7 @@ def _joules(run: str) -> str:
     )
 
 
+LOSS = 'max by (run) (training_loss{{{}, mode="train"}})'
 THESE, THAT = "@run", 'run="$baseline"'
 
 
@@ -73,10 +74,6 @@ def _compared(
 
 def comparison() -> tuple[Panel, ...]:
     """Give the panels that compare runs with a baseline."""
-    return (*_table(), *_difference(), *_time())
-
-
-def _table() -> tuple[Panel, ...]:
     better_down = steps((None, BLUE), (-0.02, PLAIN), (0.02, VERMILION))
     return (
         table(
@@ -113,11 +110,6 @@ def _table() -> tuple[Panel, ...]:
             sort="Tokens/s",
             h=9,
         ),
-    )
-
-
-def _difference() -> tuple[Panel, ...]:
-    return (
         matrix(
             "Seconds of a step, by phase",
             rows(
@@ -131,17 +123,12 @@ def _difference() -> tuple[Panel, ...]:
             w=14,
             h=11,
         ),
-    )
-
-
-def _time() -> tuple[Panel, ...]:
-    def over(title: str, expression: str, unit: str, least: float | None = 0) -> Panel:
-        return lines(
-            title,
-            Query(expression.replace("@these", '@run, run!="$baseline"'), "{{run}}", BLUE),
-            Query(expression.replace("@these", THAT), "{{run}} (baseline)"),
-            unit=unit,
-            least=least,
+        lines(
+            "Loss",
+            Query(LOSS.format('@run, run!="$baseline"'), "{{run}}", BLUE),
+            Query(LOSS.format(THAT), "{{run}} (baseline)"),
+            unit="none",
+            least=None,
             overrides=[
                 {
                     "matcher": {"id": "byFrameRefID", "options": "B"},
@@ -151,6 +138,5 @@ def _time() -> tuple[Panel, ...]:
                     ],
                 }
             ],
-        )
-
-    return (over("Loss", 'max by (run) (training_loss{@these, mode="train"})', "none", least=None),)
+        ),
+    )

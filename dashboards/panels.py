@@ -122,16 +122,8 @@ def lines(
     like a gap.
     """
     custom: Json = {
-        "axisBorderShow": False,
-        "axisCenteredZero": False,
-        "axisColorMode": "text",
-        "axisLabel": "",
-        "axisPlacement": "auto",
-        "barAlignment": 0,
         "drawStyle": "bars" if bars else "line",
         "fillOpacity": 70 if stacked or bars else fill,
-        "gradientMode": "none",
-        "hideFrom": {"legend": False, "tooltip": False, "viz": False},
         "insertNulls": False,
         "lineInterpolation": "stepAfter" if steps_drawn else "linear",
         "lineWidth": 0 if stacked else 1,
@@ -194,12 +186,9 @@ def stat(
     options: Json = {
         "colorMode": "value",
         "graphMode": "none",
-        "justifyMode": "auto",
         "orientation": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-        "showPercentChange": False,
         "textMode": text,
-        "wideLayout": True,
     }
     own = [_colored(query, place) for place, query in enumerate(queries) if query.color]
     return assembled("stat", title, queries, w, h, defaults, own, options)
@@ -243,7 +232,6 @@ def states(title: str, *queries: Query, mappings: Sequence[Json], w: int = 24, h
         "color": {"mode": "thresholds"},
         "custom": {
             "fillOpacity": 85,
-            "hideFrom": {"legend": False, "tooltip": False, "viz": False},
             "insertNulls": False,
             "lineWidth": 0,
             "spanNulls": False,
@@ -278,10 +266,6 @@ def heatmap(
     small ones stay apart. A query costs a value for each row and each of its `POINTS`.
     """
     defaults = defaults_of(unit, NEUTRAL, None, None, None)
-    defaults["custom"] = {
-        "hideFrom": {"legend": False, "tooltip": False, "viz": False},
-        "scaleDistribution": {"type": "linear"},
-    }
     options: Json = {
         "calculate": False,
         "cellGap": 0,
