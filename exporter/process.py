@@ -17,6 +17,7 @@ from exporter.recording.events import EVENTS
 from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import REGISTRY
+from exporter.training.buffers import Hooks
 from exporter.training.recording import TRAINING
 
 
@@ -66,7 +67,7 @@ def flush(timeout_seconds: float = 5.0) -> bool:
         for state in REGISTRY.states():
             if state.tensors is not None:
                 state.tensors.collect()
-        TRAINING.collect()
+        Hooks.collect()
         EVENTS.flush(timeout_seconds)
         arrived = RECORDER.flush(max(deadline - monotonic(), 0.1))
         TRAINING.flush(max(deadline - monotonic(), 0.1))

@@ -29,6 +29,7 @@ from exporter.recording.state import BUFFER_SAMPLES, StatState
 from exporter.recording.values import Ending, ProcessIdentity, Recording, StatReading
 from exporter.recording.windows import WindowClock
 from exporter.recording.worker import Worker
+from exporter.training.buffers import Hooks
 from exporter.training.recording import TRAINING
 from exporter.version import __version__
 
@@ -438,6 +439,6 @@ EVENTS.identify = _who
 EVENTS.on_first(RECORDER.start)
 TRAINING.record(on=REGISTRY.recording)
 TRAINING.since(RECORDER.began)
-TRAINING.on_first(RECORDER.start)
-TRAINING.on_saved(RECORDER.flush_soon)
+Hooks.adopt = RECORDER.start
+Hooks.flush_soon = RECORDER.flush_soon
 PROCESS.on_change(RECORDER.renew)

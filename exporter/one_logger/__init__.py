@@ -29,37 +29,7 @@ from exporter.one_logger.attributes import TrainingTelemetryAttributes as Traini
 from exporter.one_logger.attributes import (
     ValidationMetricsUpdateAttributes as ValidationMetricsUpdateAttributes,
 )
-from exporter.one_logger.callbacks import on_app_end as on_app_end
-from exporter.one_logger.callbacks import on_app_start as on_app_start
-from exporter.one_logger.callbacks import on_dataloader_init_end as on_dataloader_init_end
-from exporter.one_logger.callbacks import on_dataloader_init_start as on_dataloader_init_start
-from exporter.one_logger.callbacks import on_distributed_init_end as on_distributed_init_end
-from exporter.one_logger.callbacks import on_distributed_init_start as on_distributed_init_start
-from exporter.one_logger.callbacks import on_load_checkpoint_end as on_load_checkpoint_end
-from exporter.one_logger.callbacks import on_load_checkpoint_start as on_load_checkpoint_start
-from exporter.one_logger.callbacks import on_model_init_end as on_model_init_end
-from exporter.one_logger.callbacks import on_model_init_start as on_model_init_start
-from exporter.one_logger.callbacks import on_optimizer_init_end as on_optimizer_init_end
-from exporter.one_logger.callbacks import on_optimizer_init_start as on_optimizer_init_start
-from exporter.one_logger.callbacks import on_save_checkpoint_end as on_save_checkpoint_end
-from exporter.one_logger.callbacks import on_save_checkpoint_start as on_save_checkpoint_start
-from exporter.one_logger.callbacks import on_save_checkpoint_success as on_save_checkpoint_success
-from exporter.one_logger.callbacks import on_testing_end as on_testing_end
-from exporter.one_logger.callbacks import on_testing_start as on_testing_start
-from exporter.one_logger.callbacks import on_train_end as on_train_end
-from exporter.one_logger.callbacks import on_train_start as on_train_start
-from exporter.one_logger.callbacks import on_training_single_iteration_end as on_training_single_iteration_end
-from exporter.one_logger.callbacks import (
-    on_training_single_iteration_start as on_training_single_iteration_start,
-)
-from exporter.one_logger.callbacks import on_validation_end as on_validation_end
-from exporter.one_logger.callbacks import (
-    on_validation_single_iteration_end as on_validation_single_iteration_end,
-)
-from exporter.one_logger.callbacks import (
-    on_validation_single_iteration_start as on_validation_single_iteration_start,
-)
-from exporter.one_logger.callbacks import on_validation_start as on_validation_start
+from exporter.one_logger.callbacks import *  # noqa: F403  # made from the table of kinds
 from exporter.one_logger.config import LoggerConfig as LoggerConfig
 from exporter.one_logger.config import OneLoggerConfig as OneLoggerConfig
 from exporter.one_logger.config import TelemetryConfig as TelemetryConfig

@@ -8,7 +8,7 @@ raises, unless the job chose to have misuse raised. The pairs are made from the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.training import buffers, calls
 from exporter.training import span_kinds as kinds
@@ -85,3 +85,7 @@ def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
     """Say that the saving, as far as it held up the training, ends; a synchronous save without success has failed."""
     kind, values = kinds.CHECKPOINT_SAVE, Hooks.telemetry.ask("is_save_checkpoint_enabled")
     calls.end(kind, kind.end, at=calls.moment_of(finish_time_msec, kind.end), values=values)
+
+
+if not TYPE_CHECKING:
+    __all__ = [name for name in globals() if name.startswith("on_")]

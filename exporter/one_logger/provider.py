@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, Settings, TrainingTelemetryConfig
@@ -21,10 +21,10 @@ from exporter.one_logger.exporters import Exporter, missing_methods
 from exporter.one_logger.names import ExportCustomizationMode
 from exporter.one_logger.recorder import DefaultRecorder, TrainingRecorder, get_recorder, training_recorder
 from exporter.one_logger.state import (
-    Singleton,
     configure,
     current,
     force_off,
+    instance,
     misuse,
     set_training,
     the_records,
@@ -32,11 +32,23 @@ from exporter.one_logger.state import (
 from exporter.training.attributes import SpanName, assert_that, shown
 from exporter.training.metrics import report
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Path = str | os.PathLike[str]
 
 
-class _Provider(Singleton):
-    """What both providers have."""
+class _Provider:
+    """What both providers have: one object per process, given by `instance()`."""
+
+    def __init__(self) -> None:
+        name = type(self).__name__
+        raise TypeError(f"{name} cannot be instantiated directly. Use {name}.instance() instead.")
+
+    @classmethod
+    def instance(cls) -> Self:
+        """Give the object of this process."""
+        return instance(cls)
 
     @property
     def one_logger_ready(self) -> bool:
@@ -85,12 +97,10 @@ class TrainingTelemetryProvider(_Provider):
         .configure_provider())
     """
 
-    def begin(self) -> None:
-        """Set up a new object."""
-        self._base: OneLoggerConfig | None = None
-        self._overrides: dict[str, Any] = {}
-        self._exporters: list[Exporter] = []
-        self._filter: Filter | None = None
+    _base: OneLoggerConfig | None = None
+    _overrides: Mapping[str, Any] = {}
+    _exporters: tuple[Exporter, ...] = ()
+    _filter: Filter | None = None
 
     def with_base_config(self, one_logger_config: OneLoggerConfig) -> TrainingTelemetryProvider:
         """Set the configuration that the overrides change; once."""
@@ -137,7 +147,7 @@ class TrainingTelemetryProvider(_Provider):
         if self._open("with_exporter"):
             missing = missing_methods(exporter)
             assert_that(not missing, f"{shown(exporter)} is no exporter: it has no {', '.join(missing)}")
-            self._exporters.append(exporter)
+            self._exporters += (exporter,)
         return self
 
     def with_export_customization(
@@ -166,7 +176,7 @@ class TrainingTelemetryProvider(_Provider):
         if self._open("with_export_config"):
             manager = ExporterConfigManager()
             found = manager.generate_export_config(exporters_config, config_file_path)
-            self._exporters += manager.create_exporters_from_config(found, self._base)
+            self._exporters += tuple(manager.create_exporters_from_config(found, self._base))
         return self
 
     def configure_provider(self) -> None:
@@ -174,7 +184,7 @@ class TrainingTelemetryProvider(_Provider):
         if not self._open("configure_provider"):
             return
         settings = self._merged()
-        exporters = self._exporters if settings.enable_for_current_rank else []
+        exporters = self._exporters if settings.enable_for_current_rank else ()
         apply_logger_config(settings)
         chosen = self._filter or Filter.default()
         recorder = TrainingRecorder(settings, exporters, chosen.mode, chosen.names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
@@ -22,10 +22,9 @@ from exporter.training.metrics import report
 from exporter.training.recording import TRAINING
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from exporter.one_logger.recorder import DefaultRecorder
 
+T = TypeVar("T")
 _SWITCHED = {
     "is_train_iterations_enabled": EventNames.TRAINING_METRICS_UPDATE.value,
     "is_validation_iterations_enabled": EventNames.VALIDATION_METRICS_UPDATE.value,
@@ -124,25 +123,13 @@ def _apply_training(records: Records) -> None:
     Hooks.values = values if varying or world else None
 
 
-class Singleton:
-    """A class with one object per process, given by `instance()`; it cannot be called."""
-
-    def __init__(self) -> None:
-        name = type(self).__name__
-        raise TypeError(f"{name} cannot be instantiated directly. Use {name}.instance() instead.")
-
-    @classmethod
-    def instance(cls) -> Self:
-        """Give the object of this process."""
-        with _State.lock:
-            made: Self | None = _State.instances.get(cls)
-            if made is None:
-                made = _State.instances[cls] = object.__new__(cls)
-                made.begin()
-            return made
-
-    def begin(self) -> None:
-        """Set up a new object."""
+def instance(kind: type[T]) -> T:
+    """Give the object of a class in this process, made without calling it."""
+    with _State.lock:
+        made: T | None = _State.instances.get(kind)
+        if made is None:
+            made = _State.instances[kind] = object.__new__(kind)
+        return made
 
 
 TRAINING.deliver_by(flush_all, close_all)

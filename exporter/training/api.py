@@ -88,7 +88,7 @@ def batches(loader: Iterable[Item]) -> Iterator[Item]:
 # Rare blocks ----------------------------------------------------------------------------------------------
 
 
-class Block:
+class _Block:
     """A block that is entered rarely: entering it gives its span; `values` gives what is to be told then."""
 
     __slots__ = ("kind", "span", "_make", "_values")
@@ -119,12 +119,12 @@ class Block:
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, a coroutine function or a generator function: each call is one block."""
-        return within(lambda: Block(self.kind, self._values, **self._make), function)
+        return within(lambda: _Block(self.kind, self._values, **self._make), function)
 
 
-def _rare(kind: Kind, values: Callable[[], dict[str, Any]] | None = None) -> Callable[[], Block]:
+def _rare(kind: Kind, values: Callable[[], dict[str, Any]] | None = None) -> Callable[[], _Block]:
     """Make the function that gives the block of a kind."""
-    return _named(kind, lambda: Block(kind, values))
+    return _named(kind, lambda: _Block(kind, values))
 
 
 application = _rare(kinds.APPLICATION, lambda: Hooks.telemetry.ask_application())  # noqa: PLW0108  # at that time
@@ -142,7 +142,7 @@ def training_loop(
     train_samples_start: int | None = None,
     train_iterations_target_or_fn: int | Callable[[], int] | None = None,
     train_samples_target_or_fn: int | Callable[[], int] | None = None,
-) -> Block:
+) -> _Block:
     """Make a block of a training loop.
 
     Args:
@@ -153,18 +153,18 @@ def training_loop(
     """
     targets = (train_iterations_target_or_fn, train_samples_target_or_fn)
     given = (train_iterations_start, train_samples_start, *targets)
-    return Block(kinds.TRAINING_LOOP, lambda: calls.loop_values("training_loop", *given))
+    return _Block(kinds.TRAINING_LOOP, lambda: calls.loop_values("training_loop", *given))
 
 
-def guessed_loop(start: int, samples: int | None = None, target: int | None = None) -> Block:
+def guessed_loop(start: int, samples: int | None = None, target: int | None = None) -> _Block:
     """Make a block of a loop that a bridge has concluded; what the job tells itself takes its place."""
     given = (start, samples, target, None)
-    return Block(kinds.GUESSED_LOOP, lambda: calls.loop_values("training_loop", *given))
+    return _Block(kinds.GUESSED_LOOP, lambda: calls.loop_values("training_loop", *given))
 
 
-def checkpoint_save(global_step: int) -> Block:
+def checkpoint_save(global_step: int) -> _Block:
     """Make a block in which a step is saved; left in order it is a success, where saves are synchronous."""
-    return Block(kinds.CHECKPOINT_SAVE, lambda: calls.save_values(global_step))
+    return _Block(kinds.CHECKPOINT_SAVE, lambda: calls.save_values(global_step))
 
 
 def span(
@@ -172,12 +172,12 @@ def span(
     span_attributes: Attributes | Mapping[str, Any] | None = None,
     start_event_attributes: Attributes | None = None,
     **attributes: Any,
-) -> Block:
+) -> _Block:
     """Make a block of any name; one that is a phase counts as that phase, any other as the phase around it."""
     given = Attributes(attributes)
     given.add_attributes(Attributes.of(span_attributes))
     kind = kind_named(name, phase=False)
-    return Block(kind, name=name, span_attributes=given, start_event_attributes=start_event_attributes)
+    return _Block(kind, name=name, span_attributes=given, start_event_attributes=start_event_attributes)
 
 
 class background:  # noqa: N801  # it is called like a function
@@ -263,7 +263,7 @@ def _refused(code: int, reason: str) -> None:
     report("record", f"tensor_{reason}", expected)
 
 
-def collect() -> None:
+def _collect() -> None:
     """Take the values of this thread's tensors that have arrived meanwhile; never raises."""
     for code, reader in list(_readers.items()):
         try:
@@ -272,7 +272,7 @@ def collect() -> None:
             _refused(code, "error")
 
 
-Hooks.collect = collect
+Hooks.collect = _collect
 
 
 # Facts ----------------------------------------------------------------------------------------------------
@@ -349,33 +349,9 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = "
     calls.say("step", step=taken(step), seconds=taken(seconds), mode=kind, asked=asked)
 
 
-__all__ = [
-    "application",
-    "background",
-    "batches",
-    "checkpoint_load",
-    "checkpoint_save",
-    "checkpoint_saved",
-    "data_loading",
-    "dataloader_init",
-    "describe",
-    "distributed_init",
-    "interruption",
-    "model_backward",
-    "model_forward",
-    "model_init",
-    "optimizer_init",
-    "optimizer_update",
-    "phase",
-    "record",
-    "skipped_step",
-    "span",
-    "step",
-    "testing_iteration",
-    "testing_loop",
-    "training_iteration",
-    "training_loop",
-    "validation_iteration",
-    "validation_loop",
-    "zero_grad",
-]
+if not TYPE_CHECKING:
+    __all__ = [
+        name
+        for name, value in sorted(globals().items())
+        if callable(value) and value.__module__ == __name__ and not name.startswith(("_", "guessed_"))
+    ]

@@ -69,14 +69,6 @@ class TrainingRecording:
 
     # What the recorder asks ------------------------------------------------------------------------------
 
-    def on_first(self, start: Callable[[], None]) -> None:
-        """Say what is to be called when there is something to record; it must be cheap and never raise."""
-        Hooks.adopt = start
-
-    def on_saved(self, flush_soon: Callable[[], None]) -> None:
-        """Say what is to be called on the job's thread when a checkpoint was saved; it must be cheap."""
-        Hooks.flush_soon = flush_soon
-
     def record(self, *, on: bool) -> None:
         """Say whether anything is recorded in this process."""
         self._recording = on
@@ -129,10 +121,6 @@ class TrainingRecording:
             if alone and self._interpreter.open.started:
                 self._reading = self._job.reading()
         return self._reading
-
-    def collect(self) -> None:
-        """Take the values of the calling thread's tensors that have arrived; never raises."""
-        Hooks.collect()
 
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until the exporters of spans have taken what there is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import os
 from pathlib import Path
 from typing import Any
@@ -174,11 +173,6 @@ def test_what_a_training_cannot_be_is_refused(field: str, value: Any) -> None:
         TrainingTelemetryConfig(**TRAINING | {field: value})
 
 
-def test_a_refusal_is_a_value_error_as_one_loggers_is() -> None:
-    with pytest.raises(ValueError, match="OneLoggerConfig needs world_size_or_fn, session_tag_or_fn"):
-        OneLoggerConfig(application_name="app")
-
-
 def test_d38_an_unknown_field_is_reported_with_those_that_exist() -> None:
     with reported() as found:
         TrainingTelemetryConfig(**TRAINING, world_size_or_fn=5)
@@ -239,29 +233,6 @@ def test_mappings_stand_for_nested_settings() -> None:
 
     assert config.telemetry_config == TrainingTelemetryConfig(**TRAINING)
     assert config.logger_config == LoggerConfig(log_file_path_for_err="/tmp/e")
-
-
-def test_a_configuration_of_one_loggers_own_classes_is_taken() -> None:
-    class Strategy(enum.Enum):
-        ASYNC = "async"
-
-    @dataclasses.dataclass
-    class Foreign:
-        perf_tag_or_fn: str = "p"
-        global_batch_size_or_fn: int = 4
-        save_checkpoint_strategy: Strategy = Strategy.ASYNC
-        custom_metadata: None = None
-        app_type: str = "training"
-        is_train_iterations_enabled: bool = True
-        is_validation_iterations_enabled: bool = True
-        is_test_iterations_enabled: bool = True
-        is_save_checkpoint_enabled: bool = True
-
-    config = OneLoggerConfig(**APPLICATION, telemetry_config=Foreign())
-
-    assert isinstance(config.telemetry_config, TrainingTelemetryConfig)
-    assert config.telemetry_config.save_checkpoint_strategy is CheckPointStrategy.ASYNC
-    assert config.telemetry_config.global_batch_size == 4
 
 
 def test_the_configuration_of_an_application_that_does_not_train_is_taken_as_it_is() -> None:

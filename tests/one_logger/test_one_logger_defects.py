@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,34 +105,6 @@ def test_d41_a_ranks_samples_are_its_own_share_and_the_events_tell_the_jobs() ->
     (update,) = [event for event in loop.events if event.name_str == "training_metrics_update"]
     assert update.attributes.get_int_value("num_train_samples") == 320
     assert totals()["training.samples.train"] == 80
-
-
-def test_d42_d43_a_loop_of_many_updates_takes_no_more_memory_and_no_more_time() -> None:
-    configure(KeepingNothing(), log_every_n_train_iterations=1)
-
-    def some(iterations: int) -> float:
-        began = time.process_time()
-        for _ in range(iterations):
-            with training_iteration():
-                pass
-        settled()
-        return time.process_time() - began
-
-    with application(), training_loop(train_iterations_start=0):
-        some(100)
-        tracemalloc.start()
-        first, memory_first = some(400), tracemalloc.get_traced_memory()[0]
-        some(400)
-        last, memory_last = some(400), tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-
-    assert memory_last - memory_first < 500_000  # theirs: 2.9 kB for each of 800 updates
-    assert last < 5 * first + 1.0
-
-
-class KeepingNothing(KeepingExporter):
-    def _take(self, method: str, name: str = "", *arguments: Any) -> None:
-        pass
 
 
 def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_not() -> None:

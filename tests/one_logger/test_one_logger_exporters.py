@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_logger_support import fresh_provider, reported, run_python
+from one_logger_support import fresh_provider, reported
 
 from exporter.errors import ExportError
 from exporter.one_logger.config import OneLoggerConfig
@@ -135,20 +134,6 @@ def test_d30_the_previous_runs_file_is_appended_to_or_rotated(tmp_path: Path) ->
     assert len(lines_of(tmp_path / "t.json.1")) == 12
 
 
-def test_a_file_that_becomes_too_large_is_rotated_and_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    recorder = DefaultRecorder([FileExporter(path, max_bytes=2000, backups=100)])
-    for _ in range(50):
-        recorder.stop(recorder.start("work"))
-    assert recorder.delivery.flush(SOON)
-    recorder.close()
-
-    files = list(tmp_path.iterdir())
-    assert len(files) > 2
-    assert sum(len(lines_of(each)) for each in files) == 50
-    assert all(each.stat().st_size <= 2000 for each in files)
-
-
 def test_the_path_may_name_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPORTER_RUN", "run/7")
     monkeypatch.setenv("RANK", "2")
@@ -179,27 +164,6 @@ def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Pat
     assert [(each["type"], each["count"]) for each in lines_of(tmp_path / "there" / "t.json")] == [
         ("complete", 1)
     ]
-
-
-def test_processes_that_share_a_file_write_whole_lines(tmp_path: Path) -> None:
-    code = f"""
-        from exporter.training import DefaultRecorder, FileExporter
-        recorder = DefaultRecorder([FileExporter({str(tmp_path / "shared.json")!r})])
-        for number in range(300):
-            recorder.stop(recorder.start("work"))
-        assert recorder.delivery.flush(30)
-        recorder.close()
-    """
-    directories = [tmp_path / str(number) for number in range(3)]
-    for each in directories:
-        each.mkdir()
-    with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda directory: run_python(code, directory), directories))
-
-    assert [each.returncode for each in done] == [0, 0, 0], done[0].stderr
-    found = lines_of(tmp_path / "shared.json")
-    assert len(found) == 900
-    assert len({each["pid"] for each in found}) == 3
 
 
 def test_an_exporter_takes_nothing_before_it_is_initialised_and_after_it_is_closed(tmp_path: Path) -> None:

@@ -327,25 +327,6 @@ def test_an_exporter_that_hangs_does_not_keep_the_process(tmp_path: Path) -> Non
     assert spans(tmp_path, "stop") == ["application"]
 
 
-def test_d24_an_exporter_that_cannot_connect_does_not_delay_the_job(tmp_path: Path) -> None:
-    body = """
-    import time
-    class Down(FileExporter):
-        def initialize(self):
-            raise ConnectionError("no route to host")
-    provider.with_exporter(Down(file_path="down.json"))
-    began = time.monotonic()
-    configure()
-    with application():
-        pass
-    assert time.monotonic() - began < 10
-    """
-    done = run_python(job(body), tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    assert spans(tmp_path, "stop") == ["application"]
-
-
 @pytest.mark.timeout(60)
 def test_d45_a_bare_interpreter_imports_every_name(tmp_path: Path) -> None:
     code = """

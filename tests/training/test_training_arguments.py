@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from bridges_support import wanted
-from one_logger_support import run_python
 from training_support import Memory, begun_anew, configured, exported, misuses, of, told
 
 from exporter import training
-from exporter.feed.decoder import decode
 from exporter.recording.values import StatReading
 from exporter.training.attributes import Unusable, plain_value, shown, taken
 from exporter.training.recording import TRAINING
@@ -129,16 +126,6 @@ def test_steps_are_whole_numbers_of_any_library(number: Any) -> None:
         assert not misuses()
 
 
-@pytest.mark.parametrize("number", [np.float32(2), np.float64(2), np.int64(2), *tensors(2.0)], ids=repr)
-def test_numbers_of_an_iteration_are_of_any_library(number: Any) -> None:
-    with begun_anew():
-        training.record(loss=number, grad_norm=number, tokens=number, samples=number, learning_rate=number)
-
-        assert [of("training.loss", mode="train"), of("training.grad_norm")] == [2.0, 2.0]
-        assert [of("training.tokens", mode="train"), of("training.samples", mode="train")] == [2.0, 2.0]
-        assert not misuses()
-
-
 @pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
 def test_nothing_that_is_passed_raises_or_keeps_a_body_from_running(
@@ -159,30 +146,6 @@ def test_nothing_that_is_passed_raises_or_keeps_a_body_from_running(
 
         assert ran == len(BLOCKS) + 1
         assert "defect" not in capfd.readouterr().err
-
-
-def test_what_was_passed_does_not_harm_the_feed(tmp_path: Path) -> None:
-    done = run_python(
-        """
-        import exporter
-        from exporter import training
-
-        with training.background("\\ud800"), training.training_loop(train_iterations_start=10**30):
-            with training.training_iteration():
-                pass
-        training.checkpoint_saved(10**400)
-        training.step(10**400)
-        print(exporter.flush())
-        """,
-        tmp_path,
-    )
-
-    (feed,) = (tmp_path / "feed").glob("*.feed")
-    assert done.stdout == "True\n"
-    steps = [
-        each for each in decode(feed.read_bytes()).recording.stats if each.definition.name == "training.steps"
-    ]
-    assert [each.sum for each in steps] == [1.0]
 
 
 @wanted("torch")

@@ -182,26 +182,6 @@ def test_threads_and_tasks_that_have_ended_are_forgotten(tmp_path: Path) -> None
     assert int(printed) <= 3
 
 
-def test_a_decorated_coroutine_is_inside_its_block_while_it_waits(tmp_path: Path) -> None:
-    run(
-        """
-        import asyncio
-        from exporter import training
-
-        @training.checkpoint_load()
-        async def load():
-            await asyncio.sleep(0.05)
-            return 7
-
-        assert asyncio.run(load()) == 7
-        """,
-        tmp_path / "feed",
-    )
-
-    (snapshot,) = snapshots(tmp_path / "feed")
-    assert total(snapshot, "training.phase", phase="checkpoint_load") >= 0.05
-
-
 def test_a_forked_child_counts_its_own_and_never_its_parents(tmp_path: Path) -> None:
     run(
         """
@@ -231,25 +211,6 @@ def test_a_forked_child_counts_its_own_and_never_its_parents(tmp_path: Path) -> 
     compiled = [total(each, "training.phase_entries", phase="compile") for each in mine]
     assert sorted(steps, key=str) == [6, None]
     assert sorted(compiled, key=str) == [3, None]
-
-
-def test_a_forked_child_that_tells_nothing_makes_no_feed(tmp_path: Path) -> None:
-    run(
-        """
-        import os, time
-        from exporter import training
-        with training.training_iteration():
-            pass
-        child = os.fork()
-        if not child:
-            time.sleep(0.6)
-            os._exit(0)
-        os.waitpid(child, 0)
-        """,
-        tmp_path / "feed",
-    )
-
-    assert len(snapshots(tmp_path / "feed")) == 1
 
 
 def test_with_recording_disabled_nothing_is_recorded_and_bodies_run(tmp_path: Path) -> None:
@@ -406,31 +367,3 @@ def test_flush_never_raises_once_cuda_is_in_error(tmp_path: Path) -> None:
     )
 
     assert printed == "True\n"
-
-
-def test_a_child_that_is_forked_while_its_thread_interprets_goes_on(tmp_path: Path) -> None:
-    printed = run(
-        """
-        import os
-        from exporter import training
-        from exporter.training import recording
-
-        children = []
-        piece = recording.TrainingRecording._piece
-
-        def forking(self, seconds, until):  # as a signal handler that forks would come in between
-            if not children:
-                children.append(os.fork())
-            return piece(self, seconds, until)
-
-        recording.TrainingRecording._piece = forking
-        training.skipped_step("overflow")
-        with training.training_iteration():
-            pass
-        if children[0]:
-            print("parent", os.waitpid(children[0], 0)[1])
-        """,
-        tmp_path / "feed",
-    )
-
-    assert "parent 0" in printed
