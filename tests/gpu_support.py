@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.collectors.gpu.publishing import SPECS, NvmlStatus, gpu_families
+from exporter.collectors.gpu.publishing import SPECS, gpu_families
 from exporter.collectors.gpu.restarts import RESTART_REASONS, Timings
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.config.loader import load
@@ -96,12 +96,13 @@ class Replayed:
             if entry["index"] == gpu and name in entry.get("values", {})
         ]
 
-    def families(self, *, status: NvmlStatus | None = None, **options: Any) -> Collected:
+    def families(self, *, reason: str | None = None, **options: Any) -> Collected:
         """What the sidecar would show now."""
-        if status is None:
-            up = bool(self.samples)
-            status = NvmlStatus("" if up else self.farewell, dict.fromkeys(RESTART_REASONS, 0))
-        return gpu_families(self.registry, status, **{"kernel_xids": {}, **options})
+        if reason is None:
+            reason = "" if self.samples else self.farewell
+        return gpu_families(
+            self.registry, reason, dict.fromkeys(RESTART_REASONS, 0), **{"kernel_xids": {}, **options}
+        )
 
 
 def machine(text: str) -> MachineDescription:
@@ -123,7 +124,7 @@ def small(more: str = "", **changes: str) -> MachineDescription:
     return machine(text)
 
 
-START_KEYS = ("visible", "pci_order", "skip", "origin")
+START_KEYS = ("visible", "skip", "origin")
 
 
 def replay(described: MachineDescription | str, seconds: float, **more: Any) -> Replayed:

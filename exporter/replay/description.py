@@ -78,11 +78,6 @@ class Load:
     steps: tuple[Step, ...] = ()
     ripple: Annotated[float, Range(0, 0.5)] = 0.0
 
-    def problems(self) -> Problems:
-        """Whether it takes any time."""
-        if self.steps and sum(step.seconds for step in self.steps) <= 0:
-            yield "steps", "the steps take no time"
-
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -124,9 +119,6 @@ class Model:
     def problems(self) -> Problems:
         """Whether names and ids can be."""
         yield from _number_keys(self)
-        major, _, minor = self.compute_capability.partition(".")
-        if not (major.isdecimal() and minor.isdecimal()):
-            yield "compute_capability", 'is two numbers such as "9.0"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +130,6 @@ class GpuGroup:
     uuid: str | None = None
     values: Readings = _NONE
     processes: tuple[Process, ...] | None = None
-
-    def problems(self) -> Problems:
-        """Whether each can have its own name."""
-        if self.uuid is not None and self.count > 1:
-            yield "uuid", "several GPUs cannot have one UUID"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +211,6 @@ class MachineDescription:
         count = sum(group.count for group in self.gpus)
         if count > MOST_GPUS:
             yield "gpus", f"are {count}, of which no more than {MOST_GPUS} are watched"
-        uuids = [group.uuid for group in self.gpus if group.uuid is not None]
-        for uuid in {uuid for uuid in uuids if uuids.count(uuid) > 1}:
-            yield "gpus", f'two of them cannot have one UUID, "{uuid}"'
         for place, entry in enumerate(self.timeline):
             for index in entry.gpus:
                 if index >= count:

@@ -76,10 +76,6 @@ def test_a_mistake_in_the_timeline_is_found(happening: str, words: str) -> None:
         (f'{SMALL}\ncuda: "thirteen"\n', 'cuda: is a version such as "13.0"'),
         (f"{SMALL}  - {{model: small, count: 64}}\n", "gpus: are 66, of which no more than 64 are watched"),
         (
-            f"{SMALL}  - {{model: small, uuid: GPU-a}}\n  - {{model: small, uuid: GPU-a}}\n",
-            'gpus: two of them cannot have one UUID, "GPU-a"',
-        ),
-        (
             SMALL.replace("gpus:", "    processes: [{pid: 0}]\ngpus:"),
             "processes[0].pid: expected a whole number",
         ),

@@ -22,7 +22,7 @@ from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.nvml.protocol import encode, parse
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.collectors.gpu.publishing import SPECS, NvmlStatus
+from exporter.collectors.gpu.publishing import SPECS
 from exporter.collectors.scheduler import Scheduler
 from exporter.replay.machines import collector_arguments
 
@@ -210,7 +210,7 @@ timeline:
         assert gpus_up(collector) == {"0": 1, "1": 0}
 
         collector.release()
-        wait_until(lambda: collector.released)
+        wait_until(lambda: reason(collector) == "released")
         collector.release(released=False)
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
@@ -237,7 +237,7 @@ def test_a_release_while_a_card_is_slow_harms_nothing(tmp_path: Path) -> None:
     with watching(described(tmp_path, slow), timings=patient) as collector:
         wait_until(lambda: value(collector, RESTARTS, "hung") == 1)
         collector.release()
-        wait_until(lambda: collector.released)
+        wait_until(lambda: reason(collector) == "released")
         collector.release(released=False)
         wait_until(lambda: len(nvml_children()) == 1 and nvml_up(collector))
 
@@ -293,7 +293,9 @@ def test_nvml_is_released_on_request_and_taken_again(tmp_path: Path) -> None:
         pid = collector.child_pid
         assert pid is not None
         collector.release()
-        wait_until(lambda: collector.released and not is_alive(pid) and collector.child_pid is None)
+        wait_until(
+            lambda: reason(collector) == "released" and not is_alive(pid) and collector.child_pid is None
+        )
 
         assert reason(collector) == "released"
         assert collector.collect().problems == []
@@ -441,16 +443,6 @@ def test_a_child_that_says_what_cannot_be_is_replaced(tmp_path: Path, said: str)
         assert set(values(collector.collect(), "gpu_nvml_up").values()) == {0.0}
 
 
-def test_a_guess_is_said_to_be_one(tmp_path: Path) -> None:
-    said = "encode({'kind': 'machine', 'guessed': True}) + encode({'kind': 'sample', 'time': 1, 'gpus': []})"
-    command = saying(f"import os, time; os.write(1, {said}); time.sleep(30)")
-    with watching(described(tmp_path), command=command) as collector:
-        wait_until(lambda: nvml_up(collector))
-
-        (told,) = collector.collect().unsupported
-        assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in told
-
-
 def test_a_command_that_comes_with_the_options_is_obeyed() -> None:
     said = child_says({"memory_limit_bytes": 1 << 40}, encode({"kind": "release"}))
 
@@ -529,13 +521,6 @@ def test_the_collector_keeps_the_contract_of_collectors(tmp_path: Path) -> None:
     collector.stop()  # before it was ever started
 
 
-def test_time_goes_on_in_a_replay_when_its_child_is_replaced() -> None:
-    # The counters of a machine do not know that somebody else is asking now.
-    played = replay(small(), 10, origin=-100.0)
-
-    assert played.readings("energy_millijoules")[0] == 5000 + 100_000 * 100
-
-
 def test_only_the_card_that_a_call_hangs_on_is_down(tmp_path: Path) -> None:
     hang = (
         '\ntimeline:\n  - {at: 1s, until: 3s, gpus: [0], hang: ["*"]}\n  - {at: 5s, gpus: [1], hang: ["*"]}\n'
@@ -554,7 +539,7 @@ def test_without_a_child_a_card_is_neither_up_nor_down_unless_it_is_the_one_at_f
 
     played.registry.forget_readings(hanging=1)
 
-    families = played.families(status=NvmlStatus("hung", {}))
+    families = played.families(reason="hung")
     assert {key[0]: up for key, up in values(families, "gpu_up").items()} == {"1": 0.0}
     assert {key[0]: key[2] for key in values(families, "gpu_error_info")} == {"1": "hung"}
 

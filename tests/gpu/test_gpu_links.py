@@ -55,22 +55,6 @@ def test_no_new_samples_of_processes_are_no_error(answer: str) -> None:
     assert values(played.families(), "exporter_nvml_errors_total") == {}
 
 
-FULL_LINK = 55_000_000_000
-"""Bytes a second of copies to an H100: its register of 32 bits wraps every 78 ms."""
-
-
-def test_bytes_of_a_full_pcie_link_are_right_although_the_register_wraps_14_times_a_second() -> None:
-    gpm = f'    gpm: {{"1": 50, "21": {FULL_LINK / 2**20}}}\ngpus:'
-    described = machine(SMALL.replace("gpus:", gpm))
-    before, after = (
-        values(replay(described, seconds).families(), "gpu_pcie_receive_bytes_total") for seconds in (60, 160)
-    )
-
-    assert len(before) == 2
-    for labels, number in before.items():
-        assert after[labels] - number == pytest.approx(FULL_LINK * 100, rel=0.06)
-
-
 LINKED = SMALL.replace(
     "event_types:",
     "nvlinks: 4\n      nvlinks_active: 3\n      nvlink_errors: 2\n"

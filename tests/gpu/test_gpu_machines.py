@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.families import GPU_FAMILIES
-from exporter.collectors.gpu.publishing import NvmlStatus
 from exporter.replay.machines import machine_names
 
 PLAYS = {
@@ -38,9 +37,6 @@ class Shown(CollectorRegistry):
         return self._shown
 
 
-HUNG = NvmlStatus("hung", {"hung": 1})
-
-
 def test_every_machine_is_played() -> None:
     assert sorted(PLAYS) == sorted(machine_names())
 
@@ -51,7 +47,7 @@ def test_a_machine_gives_the_expected_exposition(name: str) -> None:
     played = replay(name, seconds, include=include)
     if name == "h100-hang":
         played.registry.forget_readings(hanging=4)
-    families = played.families(status=HUNG if name == "h100-hang" else None)
+    families = played.families(reason="hung" if name == "h100-hang" else None)
     assert_sound(families)
     text = generate_latest(Shown(families)).decode()
 

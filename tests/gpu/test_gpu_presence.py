@@ -66,28 +66,6 @@ def test_where_no_gpu_may_be_used_each_says_so() -> None:
     assert played.farewell == "released"
 
 
-OTHER = SMALL.replace("  small:", "  other:").replace("name: Small", "name: Other").partition("gpus:")[0]
-MIXED = SMALL.replace("models:\n", OTHER.lstrip("\n"), 1) + "  - {model: other}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "visible", "options", "guessed"),
-    [
-        (MIXED, "0,2", {}, True),
-        (MIXED, "0,2", {"pci_order": True}, False),
-        (MIXED, f"{U}0", {}, False),
-        (MIXED, None, {}, False),
-        (SMALL, "0,1", {}, False),
-    ],
-)
-def test_numbers_of_different_gpus_are_a_guess(
-    text: str, visible: str | None, options: dict[str, Any], *, guessed: bool
-) -> None:
-    played = replay(machine(text), 1, visible=visible, **options)
-
-    assert played.registry.machine["guessed"] is guessed
-
-
 def test_the_gpus_of_others_do_not_stand_in_for_one_that_is_gone() -> None:
     four = SMALL.replace("count: 2", "count: 4") + "\ntimeline:\n  - {gpus: [3], removed: true}\n"
     families = replay(machine(four), 10, visible=f"{U}3").families(expected=1)

@@ -17,10 +17,10 @@ from typing import Any
 
 from exporter.collectors.gpu.child_process import CHILD, Heard, NvmlChild, command_of
 from exporter.collectors.gpu.counters import CounterTotal
-from exporter.collectors.gpu.kernel_log import KernelLog, XidCount
+from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.nvml.visible import expected_devices
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions
-from exporter.collectors.gpu.publishing import SPECS, NvmlStatus, gpu_families
+from exporter.collectors.gpu.publishing import SPECS, gpu_families
 from exporter.collectors.gpu.restarts import DEFAULT_TIMINGS, Timings
 from exporter.collectors.gpu.state import GpuRegistry, GpuTotals, PowerSample
 from exporter.collectors.gpu.supervisor import RELEASED, STARTING, Supervisor
@@ -34,11 +34,6 @@ LOG = logging.getLogger("exporter.collectors.gpu")
 _CHILD_OPTIONS = tuple(each.name for each in dataclasses.fields(GpuOptions))
 _DOWN = "nvml_down"
 _KERNEL_LOG = "kernel log "
-
-_GUESSED = (
-    "these GPUs differ, and CUDA_VISIBLE_DEVICES names them by numbers, which are taken in the order of the PCI bus: "
-    "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the job and the exporter, or name them by UUID"
-)
 
 _REMEDIES = {
     "library_not_found": "install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
@@ -140,14 +135,13 @@ class GpuCollector:
             reason, message = self._reason, self._message
             collected = gpu_families(
                 self._registry,
-                NvmlStatus(reason, self._supervisor.restarts),
+                reason,
+                self._supervisor.restarts,
                 expected=expected,
                 per_link=self._options.per_link,
                 per_call=self._options.details,
                 kernel_xids=self._kernel_log.read(),
             )
-        if reason == "" and self._registry.machine.get("guessed"):
-            collected.unsupported.append(_GUESSED)
         if reason in {"", STARTING, RELEASED}:
             return collected
         parts = (message, _REMEDIES.get(reason, ""))
@@ -180,12 +174,6 @@ class GpuCollector:
             self._registry.rests = rests
 
     @property
-    def released(self) -> bool:
-        """Whether NVML was let go."""
-        with self._lock:
-            return self._reason == RELEASED
-
-    @property
     def child_pid(self) -> int | None:
         """The process id of the NVML child; None while there is none."""
         return self._supervisor.pid
@@ -213,7 +201,7 @@ class GpuCollector:
         with self._lock:
             logged = {
                 _KERNEL_LOG + address: {
-                    xid: CounterTotal(count.count, count.last, 0.0) for xid, count in xids.items()
+                    xid: CounterTotal(number, last, 0.0) for xid, (number, last) in xids.items()
                 }
                 for address, xids in self._kernel_log.counts.items()
             }
@@ -225,7 +213,7 @@ class GpuCollector:
             self._registry.restore(totals)
             self._kernel_log.counts = {
                 name.removeprefix(_KERNEL_LOG): {
-                    xid: XidCount(int(each.total), each.raw) for xid, each in kept.items()
+                    xid: (int(each.total), each.raw) for xid, each in kept.items()
                 }
                 for name, kept in totals.items()
                 if name.startswith(_KERNEL_LOG)
@@ -239,7 +227,6 @@ class GpuCollector:
             "parent": os.getpid(),
             "options": {name: getattr(self._options, name) for name in _CHILD_OPTIONS},
             "visible": self._visible,
-            "pci_order": os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
             "skip": skip,
             # In time to know the GPU when the deadline is over.
             "slow_call_seconds": 0.4 * self._timings.deadline,

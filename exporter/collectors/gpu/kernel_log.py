@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 _XID = re.compile(
@@ -22,16 +21,8 @@ _MOST_RECORDS = 4096  # in one pass; the rest waits for the next
 _MOST_COUNTED = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class XidCount:
-    """How often the log had an Xid of a GPU, and when last, Unix time."""
-
-    count: int
-    last: float
-
-
-KernelXids = Mapping[str, Mapping[str, XidCount]]
-"""By the GPU's PCI address as NVML writes it, then by the Xid's number."""
+KernelXids = Mapping[str, Mapping[str, tuple[int, float]]]
+"""How often there was an Xid and when last, Unix time; by PCI address as NVML writes it, then by number."""
 
 
 class KernelLog:
@@ -46,7 +37,7 @@ class KernelLog:
         self._clock = clock
         self._descriptor: int | None = None
         self._rest = ""
-        self.counts: dict[str, dict[str, XidCount]] = {}
+        self.counts: dict[str, dict[str, tuple[int, float]]] = {}
 
     def open(self) -> None:
         """Begin with what comes from now on."""
@@ -90,5 +81,4 @@ class KernelLog:
             # NVML writes 00000000:3B:00.0.
             xids = self.counts.setdefault(f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.0", {})
             if xid in xids or sum(map(len, self.counts.values())) < _MOST_COUNTED:
-                before = xids[xid].count if xid in xids else 0
-                xids[xid] = XidCount(before + 1, self._clock())
+                xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._clock())

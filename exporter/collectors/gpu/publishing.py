@@ -7,11 +7,10 @@ state of NVML come in, families go out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from exporter.collectors.gpu.counters import REASONS
 from exporter.collectors.gpu.families import GPU_FAMILIES, GpuFamily, of_gpu
-from exporter.collectors.gpu.kernel_log import KernelXids, XidCount
+from exporter.collectors.gpu.kernel_log import KernelXids
 from exporter.collectors.gpu.state import GpuRegistry, GpuState
 from exporter.families import Collected, FamilySpec, family
 
@@ -166,19 +165,6 @@ SPECS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlStatus:
-    """How NVML is.
-
-    Attributes:
-        reason: Why it does not answer; "" while it does.
-        restarts: By reason, how often its process was started again.
-    """
-
-    reason: str
-    restarts: Mapping[str, int]
-
-
 class _Block:
     """Families in the making."""
 
@@ -198,7 +184,8 @@ class _Block:
 
 def gpu_families(
     registry: GpuRegistry,
-    status: NvmlStatus,
+    reason: str,
+    restarts: Mapping[str, int],
     *,
     expected: int | None = None,
     per_link: bool = False,
@@ -209,7 +196,8 @@ def gpu_families(
 
     Args:
         registry: The GPUs.
-        status: How NVML is.
+        reason: Why NVML does not answer; "" while it does.
+        restarts: By reason, how often its process was started again.
         expected: How many GPUs there should be, if that is known from elsewhere.
         per_link: Whether NVLinks are told apart.
         per_call: Whether functions of NVML are told apart.
@@ -217,7 +205,7 @@ def gpu_families(
     """
     block = _Block()
     gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
-    _add_status(block, registry, status, gpus, expected)
+    _add_status(block, registry, reason, gpus, expected)
     for gpu in gpus:
         if gpu.down == "":
             for each in GPU_FAMILIES:
@@ -229,17 +217,21 @@ def gpu_families(
                 block.add(ENERGY, joules, *gpu.labels, source)
             _add_instances(block, gpu)
         _add_xids(block, gpu, kernel_xids)
-    _add_cost(block, registry, status, per_call=per_call)
+    _add_cost(block, registry, per_call=per_call)
+    if not reason and registry.resident_bytes:
+        block.add(_CHILD_MEMORY, registry.resident_bytes)
+    for why, number in sorted(restarts.items()):
+        block.add(_RESTARTS, number, why)
     return block.collected()
 
 
 def _add_status(
-    block: _Block, registry: GpuRegistry, status: NvmlStatus, gpus: Sequence[GpuState], expected: int | None
+    block: _Block, registry: GpuRegistry, reason: str, gpus: Sequence[GpuState], expected: int | None
 ) -> None:
     machine = registry.machine
-    block.add(_UP, float(not status.reason))
-    if status.reason:
-        block.add(_WHY, 1, status.reason)
+    block.add(_UP, float(not reason))
+    if reason:
+        block.add(_WHY, 1, reason)
     else:
         block.add(_DEVICES, sum(gpu.down == "" for gpu in gpus))
     if expected or registry.most_seen:
@@ -305,14 +297,14 @@ def _add_xids(block: _Block, gpu: GpuState, kernel_xids: KernelXids) -> None:
     for xid in sorted({*seen, *logged}, key=lambda text: (len(text), text)):
         # Both report the same errors; each misses those of the time in which it could not listen.
         mine = seen[xid].total if xid in seen else 0
-        theirs = logged.get(xid, XidCount(0, 0.0))
-        block.add(_XIDS, max(mine, theirs.count), *gpu.labels, xid)
-        last = max(gpu.xid_times.get(xid, 0.0), theirs.last)
+        theirs, last = logged.get(xid, (0, 0.0))
+        block.add(_XIDS, max(mine, theirs), *gpu.labels, xid)
+        last = max(gpu.xid_times.get(xid, 0.0), last)
         if last:
             block.add(_XID_TIME, last, *gpu.labels, xid)
 
 
-def _add_cost(block: _Block, registry: GpuRegistry, status: NvmlStatus, *, per_call: bool) -> None:
+def _add_cost(block: _Block, registry: GpuRegistry, *, per_call: bool) -> None:
     for spec, kind in ((_CALLS, "calls"), (_CALL_SECONDS, "seconds")):
         costs = registry.costs(kind)
         if costs and not per_call:
@@ -326,7 +318,3 @@ def _add_cost(block: _Block, registry: GpuRegistry, status: NvmlStatus, *, per_c
         resets = registry.resets()
         for reason in REASONS:
             block.add(_RESETS, resets.get(reason, 0), reason)
-    if not status.reason and registry.resident_bytes:
-        block.add(_CHILD_MEMORY, registry.resident_bytes)
-    for reason, number in sorted(status.restarts.items()):
-        block.add(_RESTARTS, number, reason)

@@ -21,7 +21,7 @@ from exporter.collectors.gpu.nvml.library import GARBAGE, LIBRARY_DOWN, CallFail
 from exporter.collectors.gpu.nvml.links import Links
 from exporter.collectors.gpu.nvml.mig import Mig
 from exporter.collectors.gpu.nvml.processes import Processes
-from exporter.collectors.gpu.nvml.visible import MOST_GPUS, is_chosen, is_guessed, job_numbers
+from exporter.collectors.gpu.nvml.visible import MOST_GPUS, is_chosen, job_numbers
 from exporter.collectors.gpu.options import GpuOptions
 
 FAST, CLOSE, ACTIVITY, MEDIUM, SLOW = "fast", "close", "activity", "medium", "slow"
@@ -180,7 +180,6 @@ class Sampler:
         self._events = events
         self._options = options
         self._visible: str | None = start.get("visible")
-        self._pci_order = bool(start.get("pci_order"))
         self._skip: set[int] = set(start.get("skip", ()))
         self._progress = progress
         self._slots: list[Slot] = []
@@ -205,14 +204,13 @@ class Sampler:
         self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
             self._attach(slot, now)
-        guessed = self._select(now)
+        self._select(now)
         return {
             "kind": "machine",
             "driver_version": driver,
             "nvml_version": nvml,
             "cuda_version": f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else "",
             "devices": count,
-            "guessed": guessed,
         }
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
@@ -318,8 +316,8 @@ class Sampler:
         if slot.tried >= RETRIES_BEFORE_NEW_PROCESS and reason != NOT_OURS:
             raise RestartError("gpu_lost")
 
-    def _select(self, now: float) -> bool:
-        """Choose the GPUs to sample, now that all are known; whether it is a guess which ones the job means."""
+    def _select(self, now: float) -> None:
+        """Choose the GPUs to sample, now that all are known."""
         # To a container or job with some of the GPUs NVML may list all; CUDA numbers those that it can use.
         ours = [slot for slot in self._slots if slot.down != NOT_OURS] or self._slots
         uuids: dict[int, list[str]] = {}
@@ -340,10 +338,6 @@ class Sampler:
                 self._selected.add(slot.index)
         for slot in self._slots:
             self._choose(slot, now)
-        if self._visible is None or self._pci_order:
-            return False
-        devices = [slot.attached.device for slot in ours if slot.attached is not None]
-        return is_guessed(self._visible, [str(each.ask("name", "nvmlDeviceGetName")) for each in devices])
 
     def _choose(self, slot: Slot, now: float) -> None:
         """Apply the patterns to a GPU of which only now is known what it is called."""

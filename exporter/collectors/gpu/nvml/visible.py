@@ -8,7 +8,7 @@ bus: CUDA's own is the same wherever all GPUs are alike.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 MOST_GPUS = 64
 """Of one machine that are watched."""
@@ -47,11 +47,6 @@ def expected_devices(visible: str | None) -> int | None:
             break
         entries.add(text)
     return len(entries) or None
-
-
-def is_guessed(visible: str | None, names: Iterable[str]) -> bool:
-    """Whether the numbers that it names may be other GPUs to CUDA, which has the fastest first unless told otherwise."""
-    return visible is not None and visible.strip()[:1].isdecimal() and len(set(names)) > 1
 
 
 def is_chosen(names: Sequence[str], include: Sequence[str], exclude: Sequence[str]) -> bool:
