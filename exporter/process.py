@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import monotonic
 
-from exporter.errors import DefinitionError
 from exporter.recorder import RECORDER
-from exporter.recording.definition import check_label
+from exporter.recording.definition import check_label, require
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.notices import tell_once
@@ -36,17 +35,10 @@ def configure(
     Raises:
         DefinitionError: A value is not fit for a label.
     """
-    if run is not None and (not isinstance(run, str) or not run or clean_text(run) != run):
-        raise DefinitionError(
-            f"run must be printable text of 1 to 256 characters, not {run!r}",
-            field="run",
-            found=run,
-            allowed="printable text",
-        )
-    if rank is not None and (type(rank) is not int or not 0 <= rank < 1_000_000_000):
-        raise DefinitionError(
-            f"rank must be a whole number from 0, not {rank!r}", field="rank", found=rank, allowed="0 and up"
-        )
+    good = run is None or (isinstance(run, str) and run and clean_text(run) == run)
+    require(bool(good), "run", run, "printable text of 1 to 256 characters")
+    good = rank is None or (type(rank) is int and 0 <= rank < 1_000_000_000)
+    require(good, "rank", rank, "a whole number from 0")
     for name, value in (labels or {}).items():
         check_label(name, value)
     PROCESS.configure(run, rank, None if labels is None else tuple(sorted(labels.items())))

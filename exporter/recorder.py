@@ -47,7 +47,7 @@ CHILD_FLUSH_SECONDS = 0.25
 """How often forked children and those of multiprocessing flush at least: they are often ended by SIGTERM, as the
 persistent workers of a DataLoader are, and then lose what they have not flushed."""
 STUCK_SECONDS = 5.0
-"""A callback of a passive Stat that runs for longer is shown as stuck."""
+"""A callback of a passive Stat that runs for longer is said to hang."""
 EXIT_SECONDS = 2.0
 """The longest that an exiting process waits for the recording thread to finish what it is at."""
 
@@ -84,7 +84,6 @@ class Recorder:
         self.began = time()
         self._clocks: dict[float, WindowClock] = {}
         self._claimed = 0  # 1: a rank, 2: as one that trains
-        self._delay_seconds = 0.0
         self._first = 0  # the Stat whose buffer is to be emptied first
         self._slice_began = 0.0
 
@@ -232,8 +231,13 @@ class Recorder:
     def _flush_cycle(self) -> bool:
         self._renew()
         passive = [state for state in REGISTRY.states() if state.measure is not None]
-        if passive and self._passive.busy_since is None:
+        busy_since = self._passive.busy_since
+        if passive and busy_since is None:
             self._passive.put(passive)
+        elif busy_since is not None and time() - busy_since > STUCK_SECONDS:
+            tell_once(
+                "passive stuck", "a callback of a passive Stat hangs: none of them is measured meanwhile"
+            )
         self._read_rules()
         EVENTS.tick()
         self._close_windows()
@@ -261,7 +265,6 @@ class Recorder:
             late = clock.late(wall=wall, monotonic=now)
             if late is None:
                 continue
-            self._delay_seconds = max(self._delay_seconds, late)
             for state in by_length[seconds]:
                 self._drain(state)
             started, ended = clock.advance(wall=wall, monotonic=now)
@@ -279,18 +282,14 @@ class Recorder:
             state.expire(wall=wall)
             if state.tensors is not None:
                 state.tensors.count_lost(everything=last)
-        stuck = self._passive.busy_since
         recording = Recording(
             (*[self._reading(state) for state in states if state.enabled], *TRAINING.series()),
             final,
-            self._delay_seconds,
-            stuck if stuck is not None and wall - stuck > STUCK_SECONDS else None,
             EVENTS.reading(),
             TRAINING.reading(),
             _ending(wall) if last else None,
             REGISTRY.refused,
         )
-        self._delay_seconds = 0.0
         claim = 2 if TRAINING.trains() else int(any(state.count and not state.own for state in states))
         if claim > self._claimed:
             self._claimed = claim

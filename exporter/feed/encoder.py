@@ -153,8 +153,6 @@ def _rest(snapshot: Snapshot) -> dict[str, object]:
         "written": snapshot.written,
         "flush_seconds": snapshot.flush_seconds,
         "final": recording.final,
-        "drain_delay_seconds": recording.drain_delay_seconds,
-        "passive_stuck_since": recording.passive_stuck_since,
         "dropped": snapshot.dropped,
     }
     if recording.ending is not None:

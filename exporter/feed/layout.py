@@ -25,22 +25,21 @@ second. So a reader that has opened it reads one whole snapshot, at worst one th
 is harmless, since each snapshot is complete and the next is never more than a look away.
 
 Example: process 000102…0f (run "r", rank 0) has recorded three values of the Stat "loss", two of them in the
-last closed window, and lost one snapshot to a full disk. Its second snapshot has 674 bytes:
+last closed window, and lost one snapshot to a full disk. Its second snapshot has 621 bytes:
 
      0  89 45 58 50 46 0d 0a 1a   magic
-     8  01 00 00 00 16 cb 38 9a   version 1, flags 0, checksum 0x9a38cb16
+     8  01 00 00 00 fa 25 2e 55   version 1, flags 0, checksum 0x552e25fa
     16  00 01 02 03 04 05 06 07   process id
     24  08 09 0a 0b 0c 0d 0e 0f
     32  02 00 00 00 00 00 00 00   sequence 2
     40  48 01 00 00 5e 00 00 00   328 bytes, 94 bytes,
-    48  c8 00 00 00               200 bytes
+    48  93 00 00 00               147 bytes
 
     {"process":{"pid":7,"started":1700000000.0,"run":"r","rank":0,"local_rank":null,"role":"trainer","node":"",
     "labels":[],"version":"","run_given":true,"trains":false},"stats":[{"name":"loss","aggregations":["mean"],"window_seconds":60.0,
     "window_samples":null,"unit":null,"help":"","labels":[],"buckets":[],"stale_seconds":300.0}]}
     {"windows":[{"started":1700000000.0,"ended":1700000060.0,"samples":2,"values":{"mean":1.25}}]}
-    {"written":1700000061.5,"flush_seconds":1.0,"final":false,"drain_delay_seconds":0.0,
-    "passive_stuck_since":null,"dropped":{"write_failed":1},"stats":[{"count":3,"sum":4.5,
+    {"written":1700000061.5,"flush_seconds":1.0,"final":false,"dropped":{"write_failed":1},"stats":[{"count":3,"sum":4.5,
     "last_sample":1700000061.25}]}
 
 (in the file the JSON has no line ends). A total may also have "bucket_counts", "rejected" and "overflows".

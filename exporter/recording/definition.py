@@ -74,24 +74,21 @@ def check_definition(
     wanted = DEFAULT_AGGREGATIONS if aggregations is None else check_aggregations(aggregations)
     seconds, samples = check_window_seconds(window_seconds), check_window_samples(window_samples)
     if seconds is None and samples is None:
+        told = "a Stat needs window_seconds, window_samples or both, not None for both"
         raise DefinitionError(
-            "a Stat needs window_seconds, window_samples or both, not None for both",
+            told,
             field="window_seconds",
             found=None,
             allowed=f"at least {SHORTEST_WINDOW_SECONDS} seconds, or at least 1 sample",
         )
     _check_unit(unit)
     if buckets is not None and Aggregation.HISTOGRAM not in wanted:
-        raise DefinitionError(
-            "buckets are given, but Aggregation.HISTOGRAM is not among the aggregations",
-            field="buckets",
-            found=buckets,
-            allowed="buckets only with HISTOGRAM",
-        )
+        told = "buckets are given, but Aggregation.HISTOGRAM is not among the aggregations"
+        raise DefinitionError(told, field="buckets", found=buckets, allowed="buckets only with HISTOGRAM")
     printable = isinstance(help, str) and len(help) <= LONGEST_HELP and help.isprintable()
-    _require(printable, "help", help, f"one printable line of at most {LONGEST_HELP} characters")
+    require(printable, "help", help, f"one printable line of at most {LONGEST_HELP} characters")
     most = samples or _MOST_SAMPLES
-    _require(
+    require(
         type(min_samples) is int and 1 <= min_samples <= most,
         "min_samples",
         min_samples,
@@ -115,17 +112,13 @@ def check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[A
     """Take a collection of members of Aggregation or their lower-case values, else raise DefinitionError."""
     allowed = [member.value for member in Aggregation]
     good = isinstance(aggregations, Iterable) and not isinstance(aggregations, str | Aggregation)
-    _require(good, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")
+    require(good, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")
     found = set()
     for each in aggregations:
         value = each.value if isinstance(each, Aggregation) else each
         if value not in allowed:
-            raise DefinitionError(
-                f"unknown aggregation {each!r}{_near(value, allowed)}; allowed: {', '.join(allowed)}",
-                field="aggregations",
-                found=each,
-                allowed=allowed,
-            )
+            told = f"unknown aggregation {each!r}{_near(value, allowed)}; allowed: {', '.join(allowed)}"
+            raise DefinitionError(told, field="aggregations", found=each, allowed=allowed)
         found.add(Aggregation(value))
     return frozenset(found)
 
@@ -140,7 +133,7 @@ def check_window_seconds(seconds: float | None) -> float | None:
 def check_window_samples(samples: int | None) -> int | None:
     """Take a whole number of at least 1, or None, else raise DefinitionError."""
     good = samples is None or (type(samples) is int and 1 <= samples <= _MOST_SAMPLES)
-    _require(good, "window_samples", samples, f"a whole number from 1 to {_MOST_SAMPLES}, or None")
+    require(good, "window_samples", samples, f"a whole number from 1 to {_MOST_SAMPLES}, or None")
     return samples
 
 
@@ -152,7 +145,7 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
         bounds = ()
     good = all(map(isfinite, bounds)) and all(low < high for low, high in pairwise(bounds))
     allowed = f"1 to {MOST_BUCKETS} finite numbers, ascending, without +Inf"
-    _require(good and 1 <= len(bounds) <= MOST_BUCKETS, "buckets", buckets, allowed)
+    require(good and 1 <= len(bounds) <= MOST_BUCKETS, "buckets", buckets, allowed)
     return bounds
 
 
@@ -162,12 +155,8 @@ def check_label(name: str, value: str) -> None:
         _refuse("labels", name, "a letter, then letters, digits or '_'", "a label's name")
     if name in _TAKEN_LABELS or len(name) > LONGEST_NAME:
         taken = ", ".join(sorted(_TAKEN_LABELS))
-        raise DefinitionError(
-            f"the label name {_shown(name)} is taken; not allowed are: {taken}",
-            field="labels",
-            found=name,
-            allowed=f"not one of {taken}",
-        )
+        told = f"the label name {_shown(name)} is taken; not allowed are: {taken}"
+        raise DefinitionError(told, field="labels", found=name, allowed=f"not one of {taken}")
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_LABEL_VALUE or not value.isprintable():
         allowed = f"printable text of 1 to {LONGEST_LABEL_VALUE} characters"
         _refuse("labels", value, allowed, f"the value of label {name}")
@@ -232,7 +221,7 @@ def _check_name(name: str) -> str:
     words = name.split(".") if isinstance(name, str) and len(name) <= LONGEST_NAME else []
     good = all(words) and name[:1] in _LETTERS and _WORD.issuperset("".join(words)) if words else False
     allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
-    _require(good, "name", name, f"{allowed} (at most {LONGEST_NAME} characters)")
+    require(good, "name", name, f"{allowed} (at most {LONGEST_NAME} characters)")
     return name
 
 
@@ -240,19 +229,15 @@ def _check_unit(unit: str | None) -> None:
     if unit is not None and unit not in UNITS:
         instead = _INSTEAD.get(unit.lower()) if isinstance(unit, str) else None
         hint = f"; record {instead} instead" if instead else _near(unit, UNITS)
-        raise DefinitionError(
-            f"unknown unit {_shown(unit)}{hint}; allowed: None, {', '.join(UNITS)}",
-            field="unit",
-            found=unit,
-            allowed=UNITS,
-        )
+        told = f"unknown unit {_shown(unit)}{hint}; allowed: None, {', '.join(UNITS)}"
+        raise DefinitionError(told, field="unit", found=unit, allowed=UNITS)
 
 
 def _check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     if labels is None:
         return ()
     good = isinstance(labels, Mapping) and len(labels) <= MOST_LABELS
-    _require(good, "labels", labels, f"a mapping of at most {MOST_LABELS} names to values")
+    require(good, "labels", labels, f"a mapping of at most {MOST_LABELS} names to values")
     for name, value in labels.items():
         check_label(name, value)
     return tuple(sorted(labels.items()))
@@ -263,13 +248,14 @@ def _check_number(field: str, value: float, *, at_least: float) -> float:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
     except OverflowError:
         number = -1.0
-    _require(
+    require(
         isfinite(number) and number >= at_least, field, value, f"a finite number of at least {at_least:g}"
     )
     return number
 
 
-def _require(good: bool, field: str, found: object, allowed: str) -> None:
+def require(good: bool, field: str, found: object, allowed: str) -> None:
+    """Raise DefinitionError unless a value is good."""
     if not good:
         _refuse(field, found, allowed, field)
 

@@ -16,7 +16,7 @@ from time import time
 from typing import TYPE_CHECKING
 
 from exporter.errors import DefinitionError
-from exporter.recording.definition import Rule, apply_rules, check_definition, check_rules
+from exporter.recording.definition import Rule, apply_rules, check_definition, check_rules, require
 from exporter.recording.notices import tell_once
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.state import StatState
@@ -157,11 +157,9 @@ class Registry:
             reserved = not own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
             if reserved or owner != definition.name:
                 whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
+                told = f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name"
                 raise DefinitionError(
-                    f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name",
-                    field="name",
-                    found=definition.name,
-                    allowed="a name whose families are free",
+                    told, field="name", found=definition.name, allowed="a name whose families are free"
                 )
         self._owners.update(dict.fromkeys(names, definition.name))
         self._firsts[definition.name] = definition
@@ -174,12 +172,12 @@ class Registry:
         }
         differences = ", ".join(f"{name} {one!r} and now {other!r}" for name, (one, other) in found.items())
         field, (_, value) = next(iter(found.items()))
-        raise DefinitionError(
+        told = (
             f"the Stat {first.name!r} was first made at {self._origins.get(identity, 'an unknown place')} "
-            f"with another definition: {differences}",
-            field=field,
-            found=value,
-            allowed="the same definition, or another name or labels",
+            f"with another definition: {differences}"
+        )
+        raise DefinitionError(
+            told, field=field, found=value, allowed="the same definition, or another name or labels"
         )
 
 
@@ -279,28 +277,20 @@ class Stat:
     ) -> Self:
         """Make a Stat that is measured by a callback, once per flush, on a thread that all callbacks share.
 
-        What `measure` raises is counted. One that hangs costs the passive Stats, which is shown, and nothing else. It must
+        What `measure` raises is counted. One that hangs costs the passive Stats, which is said, and nothing else. It must
         not call CUDA. Aggregations of None mean VALUE and MAX; the rest is as for any Stat.
 
         Raises:
             DefinitionError: The definition is wrong, or `measure` is not callable.
         """
-        if not callable(measure):
-            raise DefinitionError(
-                f"measure must be callable, not {measure!r}",
-                field="measure",
-                found=measure,
-                allowed="a callable",
-            )
+        require(callable(measure), "measure", measure, "callable")
         wanted = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
         stat = cls(name, wanted, window_seconds=window_seconds, unit=unit, help=help, labels=labels)
         known = stat._state.measure
         if known is not None and known != measure:
+            told = f"the passive Stat {name!r} is measured by {known!r} already, and now {measure!r} is to measure it"
             raise DefinitionError(
-                f"the passive Stat {name!r} is measured by {known!r} already, and now {measure!r} is to measure it",
-                field="measure",
-                found=measure,
-                allowed="one callable for each name and labels",
+                told, field="measure", found=measure, allowed="one callable for each name and labels"
             )
         stat._state.measure = measure
         return stat
@@ -324,12 +314,8 @@ class Stat:
         """
         unit = self._state.definition.unit
         if unit not in {None, "seconds"}:
-            raise DefinitionError(
-                f"the Stat {self.name!r} cannot time: its unit is {unit!r}",
-                field="unit",
-                found=unit,
-                allowed=("seconds", None),
-            )
+            told = f"the Stat {self.name!r} cannot time: its unit is {unit!r}"
+            raise DefinitionError(told, field="unit", found=unit, allowed=("seconds", None))
         return Timer(self.add)
 
     def get(self) -> dict[Aggregation, float]:

@@ -291,10 +291,6 @@ class Recording(Value):
 
     stats: tuple[StatReading, ...]  # every enabled Stat, in order of construction
     final: bool = False  # True for the last one of a process that ends in order
-    # the longest that a window was closed after its end since the last recording
-    drain_delay_seconds: float = 0.0
-    # Unix time since which a passive callback has not returned, None when none hangs
-    passive_stuck_since: float | None = None
     events: EventsReading = NO_EVENTS  # what has become of the events
     # what the process tells of the training it does; None while it tells nothing
     training: TrainingReading | None = None
