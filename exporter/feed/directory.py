@@ -36,10 +36,7 @@ def default_directory(uid: int) -> Path:
 
 def is_trusted(path: str | os.PathLike[str], uid: int) -> bool:
     """Say whether somebody chose this directory, as opposed to the default one of the user."""
-    try:
-        return os.path.abspath(path) != default_path(uid)
-    except OSError:
-        return True  # a relative one, of a process whose working directory is gone
+    return os.path.abspath(path) != default_path(uid)
 
 
 def feed_directory(environment: Mapping[str, str]) -> str:

@@ -70,7 +70,7 @@ class FeedWriter:
     ) -> None:
         if not is_process_id(identity.id):
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
-        self._directory = _absolute(os.fspath(directory))
+        self._directory = os.path.abspath(directory)  # the job may change its working directory later
         self._trusted = is_trusted(self._directory, own_uid()) if trusted is None else trusted
         self._mode = SHARED_MODE if self._trusted else OWN_MODE
         self.identity = identity
@@ -228,10 +228,3 @@ def _rival(directory: str, name: str, who: ProcessIdentity) -> int | None:
         return int(other["pid"]) if same and first else None
     except (OSError, ValueError, LookupError, TypeError, struct.error):
         return None
-
-
-def _absolute(path: str) -> str:
-    try:
-        return os.path.abspath(path)  # the job may change its working directory later
-    except OSError:
-        return path  # and may stand in one that is gone

@@ -10,7 +10,6 @@ from feed_support import needs_root
 
 from exporter.errors import FeedDirectoryError
 from exporter.feed.directory import (
-    check_directory,
     default_directory,
     default_path,
     feed_directory,
@@ -95,21 +94,6 @@ def test_a_chosen_directory_may_be_anybodys_but_must_exist(tmp_path: Path) -> No
 
     prepare_directory(shared, trusted=True, uid=UID + 1)
     prepare_directory(tmp_path / "link", trusted=True, uid=UID)
-
-
-def test_a_chosen_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(FeedDirectoryError):
-            prepare_directory(path, trusted=True, uid=UID)
-
-
-def test_checking_makes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(FeedDirectoryError):
-        check_directory(tmp_path / "feed", trusted=False, uid=UID)
-
-    assert not list(tmp_path.iterdir())
 
 
 def test_off_linux_every_directory_is_refused_with_the_reason(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from feed_support import mounted, only_entry, read_only_view, training_process
+from feed_support import only_entry, read_only_view, training_process
 from waiting import wait_until
 
 from exporter.feed.liveness import RecordLock, holder
@@ -221,12 +221,3 @@ def test_a_writer_in_a_container_is_seen_to_live_and_die(tmp_path: Path) -> None
         assert alive
         # The namespace ends a moment after the command that made it.
         wait_until(lambda: not only_entry(FeedReader(tmp_path)).alive)
-
-
-def test_locks_work_on_a_memory_filesystem(tmp_path: Path) -> None:
-    with mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"), training_process(tmp_path) as child:
-        child.tell("publish")
-        assert only_entry(FeedReader(tmp_path)).alive
-        child.kill()
-
-        assert not only_entry(FeedReader(tmp_path)).alive

@@ -265,12 +265,6 @@ def test_what_cannot_be_encoded_is_counted_and_not_raised(tmp_path: Path) -> Non
     writer.close()
 
 
-@pytest.mark.parametrize("identity", ["", "../" + "a" * 29, "A" * 32, "a" * 31])
-def test_a_process_id_that_is_no_file_name_is_refused_at_once(tmp_path: Path, identity: str) -> None:
-    with pytest.raises(ValueError, match="32 hexadecimal digits"):
-        FeedWriter(tmp_path, new_identity(id=identity))
-
-
 def test_a_forked_child_writes_nothing_under_its_parents_name(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")

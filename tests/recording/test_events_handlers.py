@@ -10,7 +10,6 @@ import os
 import queue
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from logging.handlers import QueueHandler, QueueListener
@@ -22,7 +21,7 @@ from feed_support import mounted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.recording.event_values import Event, find_severity
+from exporter.recording.event_values import Event
 from exporter.recording.events import EventLog
 from exporter.recording.handlers.console import ConsoleHandler
 from exporter.recording.handlers.console import line_of as text_of
@@ -128,28 +127,6 @@ def test_a_file_is_rotated_by_size_and_only_so_many_are_kept(events: EventLog, t
     assert numbers == list(range(numbers[0], 200))
 
 
-def test_no_backup_means_one_file(events: EventLog, tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    events.register(JsonLinesHandler(path, max_bytes=1024, backups=0), queue=10_000)
-    for number in range(50):
-        events.log("a", number=number)
-    assert events.flush(5.0)
-
-    assert list(tmp_path.iterdir()) == [path]
-    assert lines(path)[-1]["data"] == {"number": 49}
-
-
-def test_a_line_longer_than_the_limit_is_written_all_the_same(events: EventLog, tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    events.register(JsonLinesHandler(path, max_bytes=1024, backups=3))
-    for number in range(3):
-        events.log("a", "x" * 5000, number=number)
-    assert events.flush(5.0)
-
-    assert [line["data"]["number"] for line in lines(path)] == [2]
-    assert len(list(tmp_path.iterdir())) == 3
-
-
 def test_a_line_that_was_cut_short_does_not_spoil_the_next(events: EventLog, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"type": "cut off by SIGK')
@@ -191,15 +168,6 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(events: Even
         assert reading.delivered["file"] == written
         assert reading.dropped == {("file", "write"): 1000 - written}
         assert [line["type"] for line in lines(path)] == ["later"]
-
-
-def test_a_directory_that_cannot_be_made_costs_lines(events: EventLog, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    events.register(JsonLinesHandler(tmp_path / "file" / "events.jsonl"), name="file")
-    events.log("a")
-    assert events.flush(5.0)
-
-    assert events.reading().dropped == {("file", "write"): 1}
 
 
 def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
@@ -253,20 +221,6 @@ def test_a_forked_child_writes_its_own_events_to_its_own_file(tmp_path: Path) ->
 
     assert [line["type"] for line in lines(tmp_path / f"{child}.jsonl")] == ["child"]
     assert [line["type"] for line in lines(tmp_path / f"{os.getpid()}.jsonl")] == ["parent"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"max_bytes": 10}, ValueError),
-        ({"max_bytes": 1e6}, TypeError),
-        ({"backups": -1}, ValueError),
-        ({"backups": True}, TypeError),
-    ],
-)
-def test_bad_arguments_of_the_file_are_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        JsonLinesHandler("x", **arguments)
 
 
 # Logging -----------------------------------------------------------------------------------------------------
@@ -352,33 +306,6 @@ def test_a_queue_of_log_records_between_handlers_and_events_comes_to_rest(
     listener.stop()
 
     assert events.reading().counts == {("a", "error"): 1, ("log", "error"): 1}
-
-
-def test_threads_of_the_jobs_own_may_have_any_name(events: EventLog, logger: logging.Logger) -> None:
-    logger.addHandler(EventsFromLogs(log=events.log))
-    thread = threading.Thread(target=logger.error, args=("scraped",), name="exporter-of-mine")
-    thread.start()
-    thread.join()
-
-    assert [event.message for event in events.recent()] == ["scraped"]
-
-
-def test_a_message_that_cannot_be_formatted_is_loggings_own_affair(
-    events: EventLog, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "%d", ("no number",), None)
-    EventsFromLogs(log=events.log).handle(record)
-
-    assert not events.reading()
-    assert "--- Logging error ---" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("level", "severity"),
-    [(0, "debug"), (15, "debug"), (20, "info"), (25, "info"), (45, "error"), (99, "critical")],
-)
-def test_levels_between_the_named_ones_are_rounded_down(level: int, severity: str) -> None:
-    assert find_severity(level) == severity
 
 
 # TensorBoard -------------------------------------------------------------------------------------------------

@@ -200,19 +200,6 @@ def test_another_identity_begins_to_count_anew(feed: Path) -> None:
     assert (first.delivered, second.delivered) == ({"file": 1}, {"file": 2})
 
 
-def test_disabled_means_no_thread_and_no_file(feed: Path) -> None:
-    program = """
-        import threading, exporter
-        exporter.events.register(lambda event: None)
-        exporter.log("a")
-        assert not exporter.events.enabled("a")
-        assert threading.active_count() == 1
-    """
-    run(feed, program, EXPORTER_DISABLED="1")
-
-    assert list(feed.iterdir()) == []
-
-
 def test_a_flood_takes_no_memory_and_what_is_dropped_is_counted(feed: Path) -> None:
     program = """
         import os, resource, time, exporter

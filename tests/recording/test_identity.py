@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_recording_process import run, snapshots
 
-from exporter.recording.identity import launch_name, script_of
+from exporter.recording.identity import script_of
 
 TRAINS = """
     from exporter import training
@@ -177,15 +177,6 @@ def test_what_ends_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
 )
 def test_a_launch_is_named_after_what_it_runs(command: list[str], name: str) -> None:
     assert script_of(command) == name
-
-
-def test_launches_in_different_seconds_have_different_names() -> None:
-    names = {launch_name("a b/train.py", 1_700_000_000 + second, pid=7) for second in range(60)}
-
-    assert len(names) == 60
-    assert launch_name("pkg/__main__.py", 1_700_000_000, pid=7).startswith("pkg-20")
-    assert launch_name("-c", 1_700_000_000, pid=7).startswith("c-")
-    assert launch_name("", 1_700_000_000, pid=7).startswith("python-")
 
 
 def test_identity_needs_no_uname_of_unix(tmp_path: Path) -> None:

@@ -386,20 +386,6 @@ def test_a_feed_directory_that_cannot_be_used_is_told_once_and_harms_nothing(
     assert done.stderr.count("exporter: ") == 1
 
 
-def test_a_relative_feed_directory_in_a_working_directory_that_is_gone_is_told(feed: Path) -> None:
-    program = """
-        import os, tempfile, time
-        os.chdir(tempfile.mkdtemp())
-        os.rmdir(os.getcwd())
-        from exporter import Stat
-        Stat("train.loss", ["mean"]).add(1.0)
-        time.sleep(0.5)
-    """
-    done = run(feed, program, EXPORTER_FEED_DIR="feed")
-
-    assert done.stderr.startswith("exporter: nothing is exported: there is no feed directory: feed")
-
-
 def test_without_a_standard_error_a_notice_is_not_written_to_the_jobs_standard_output(feed: Path) -> None:
     program = """
         import sys
@@ -435,49 +421,6 @@ def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Pa
     assert only(feed).count == 1
     assert only(feed, "train.good").count >= 1
     assert done.stderr == "exporter: passive loses its measurements: can't start new thread\n"
-
-
-@pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="interpreters that refuse daemon threads came with 3.12"
-)
-def test_an_interpreter_without_daemon_threads_records_without_harm(feed: Path) -> None:
-    program = """
-        try:
-            import _interpreters as interpreters
-        except ImportError:
-            import _xxsubinterpreters as interpreters
-        inner = interpreters.create()
-        problem = interpreters.run_string(inner, "if True:" + '''
-            from exporter import Stat, log, training
-            Stat("train.loss", ["mean"]).add(1.0)
-            Stat.passive("train.good", lambda: 3.0)
-            log("a.b", "text")
-            with training.training_iteration():
-                pass
-        ''')
-        assert problem is None, problem
-        interpreters.destroy(inner)
-    """
-    done = run(feed, program)
-
-    assert only(feed).count == 1
-    assert done.stderr.count("exporter: ") <= 1
-
-
-def test_a_runaway_label_neither_raises_nor_fills_the_memory(feed: Path) -> None:
-    program = """
-        from exporter import Stat
-        from exporter.recording import stat as module
-        from exporter.recording.stat import REGISTRY as registry
-        module.MOST_STATS = 100
-        for number in range(1000):
-            Stat("train.layer", ["mean"], labels={"layer": str(number)}).add(1.0)
-        assert len(registry.states()) == 100
-        assert registry.refused == 900
-    """
-    run(feed, program)
-
-    assert len(snapshots(feed)[0].recording.stats) == 100
 
 
 def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on(feed: Path) -> None:
@@ -596,20 +539,6 @@ def test_a_normal_exit_leaves_no_thread_of_ours_to_die_in_the_interpreters_end(f
     done = run(feed, program)
 
     assert done.stdout == "[]\n"
-
-
-def test_a_callback_that_ends_its_thread_costs_only_itself(feed: Path) -> None:
-    program = """
-        import sys, time
-        from exporter import Stat
-        Stat.passive("train.bad", lambda: sys.exit(1))
-        Stat.passive("train.good", lambda: 3.0)
-        time.sleep(1.5)
-    """
-    run(feed, program)
-
-    assert only(feed, "train.good").count >= 3
-    assert only(feed, "train.bad").rejected["error"] >= 3
 
 
 def test_another_identity_is_taken_though_the_feed_hangs_and_nobody_waits_for_it(feed: Path) -> None:

@@ -4,12 +4,11 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.recording.definition import check_definition
-from exporter.recording.state import CHUNK_SAMPLES, StatState
+from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation, StatReading
 
 SIMPLE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.SUM)
@@ -50,15 +49,6 @@ def test_numbers_of_the_users_own_classes_never_run_their_code() -> None:
 
     assert (reading.count, reading.sum) == (1, 2.0)
     assert reading.rejected == {"nan": 1, "not_a_number": 1}
-
-
-def test_a_tensor_in_the_buffer_is_no_number() -> None:
-    torch = pytest.importorskip("torch", reason="install torch: pip install torch")
-    state = StatState(check_definition("a", SIMPLE), wall=0.0)
-
-    reading = drained(state, torch.tensor(1.0), torch.ones(3), 2.0)
-
-    assert (reading.count, reading.rejected) == (1, {"not_a_number": 2})
 
 
 def test_a_negative_sample_ends_the_sum_but_not_the_count() -> None:
@@ -168,15 +158,6 @@ def test_buckets_count_samples_at_or_below_their_bound_since_the_process_began(s
     )
 
 
-def test_a_chunk_is_bounded_so_that_no_drain_holds_the_interpreter_for_long() -> None:
-    state = StatState(check_definition("a", SIMPLE), wall=0.0)
-    state.buffer.extend([1.0] * (CHUNK_SAMPLES + 1))
-
-    assert state.drain(wall=1.0)
-    assert state.reading().count == CHUNK_SAMPLES
-    assert not state.drain(wall=1.0)
-
-
 def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the_first_sample() -> None:
     definition = check_definition("a", ["mean", "histogram"], buckets=[1, 2])
     wanted = definition.replace(
@@ -202,11 +183,3 @@ def test_a_disabled_stat_drops_what_is_added_and_keeps_what_was_counted() -> Non
     state.override(state.definition, enabled=True)
 
     assert drained(state, 4.0).sum == 5.0
-
-
-def test_a_reading_is_the_same_object_until_something_changes() -> None:
-    state = StatState(check_definition("a", SIMPLE), wall=0.0)
-    first = state.reading()
-
-    assert state.reading() is first
-    assert drained(state, 1.0) is not first
