@@ -247,8 +247,6 @@ def _log(
         now = time()
         stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _BEYOND_MS
         happened = timestamp_ms / 1000 if stamped else now
-        number = kind.count()
-        kind.occurrences.last = happened
         raw = (
             type_ or "unnamed",
             message,
@@ -260,7 +258,7 @@ def _log(
             None,
             (),
         )
-        EVENTS.hand_on(kind, number, raw, origin)
+        EVENTS.record(kind, raw, happened, origin)
 
 
 def shown(value: object) -> str:

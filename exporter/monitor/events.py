@@ -150,12 +150,7 @@ def log_event(event: Event) -> None:
     except AttributeError:
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}") from None
     if kind.enabled:
-        number = kind.count()
-        kind.occurrences.last = state.timestamp
-        if kind.quiet:
-            kind.note(state)
-        else:
-            EVENTS.hand_on(kind, number, state, event)
+        EVENTS.record(kind, state, state.timestamp, event)
 
 
 class _Logged:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from math import isfinite
+from time import monotonic_ns, time
 from typing import Any
 from weakref import WeakSet
 
@@ -123,8 +124,12 @@ def log(
         raise TypeError(f"the metadata of an event must be a mapping, not {event.metadata!r}")
     type_, severity = check_type(event.type), check_severity(event.severity)
     text, data = check_text("message", event.message), check_data(dict(event.metadata))
-    happened = None if event.timestamp is None else check_timestamp(event.timestamp)
-    EVENTS.record(EVENTS.kind(type_, severity), type_, text, data, happened, event)
+    now = time()
+    happened = now if event.timestamp is None else check_timestamp(event.timestamp)
+    kind = EVENTS.kind(type_, severity)
+    if kind.enabled:
+        raw = (type_, text, severity, data, happened, now, monotonic_ns(), None, ())
+        EVENTS.record(kind, raw, happened, event)
 
 
 log_event = log

@@ -74,22 +74,19 @@ class Kind:
     """What is decided about the events of one type and severity.
 
     Attributes:
-        count: Counts one more; gives the number of those before it.
+        count: Counts one more.
         limited: Whether a rule samples or limits them, so that direct handlers are asked for, too.
         routes: The handlers that want them.
-        quiet: Whether they are only counted: enabled, and nobody is told.
-        note: Keeps one for `recent`.
     """
 
     __slots__ = (
-        *("_ends", "_number", "_per_second", "_permit", "_sample", "count", "enabled", "limited", "note"),
-        *("occurrences", "quiet", "routes", "severity", "suppressed", "type"),
+        *("_ends", "_number", "_per_second", "_permit", "_sample", "count", "enabled", "limited"),
+        *("occurrences", "routes", "severity", "suppressed", "type"),
     )
 
-    def __init__(self, type: str, severity: str, note: Callable[[Any], object]) -> None:
+    def __init__(self, type: str, severity: str) -> None:
         self.type = type
         self.severity = severity
-        self.note = note
         self.routes: tuple[Handle, ...] = ()
 
     def restart(self, occurrences: Occurrences) -> None:
@@ -112,9 +109,8 @@ class Kind:
     def route(self, handlers: Iterable[Handle]) -> None:
         """Choose those that want them."""
         self.routes = tuple([each for each in handlers if each.wants(self.type, self.severity)])
-        self.quiet = self.enabled and not self.routes
 
-    def admits(self, _number: int = 0) -> bool:
+    def admits(self) -> bool:
         """Whether the handlers are given the next one.
 
         Sampling takes every n-th, beginning with the first, so that it needs no random numbers: the job's
@@ -179,7 +175,7 @@ class KindTable:
             kind = self._kinds.get(pair)
             if kind is not None:
                 return kind
-            kind = Kind(*pair, self.latest.append)
+            kind = Kind(*pair)
             kind.restart(self._occurrences_of(*pair))
             kind.obey(self._all_rules(), recording=self._recording)
             kind.route(self.active)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from time import monotonic, monotonic_ns, time
 from typing import Any
 
@@ -18,7 +19,6 @@ from exporter.recording.event_kinds import LONGEST_LABEL, OTHER, Kind, KindTable
 from exporter.recording.event_values import (
     LONGEST_TEXT,
     LONGEST_TYPE,
-    Datum,
     Event,
     check_parents,
     check_severity,
@@ -41,7 +41,6 @@ END_SECONDS = 2.0
 _UNNAMED = "unnamed"
 _class_of = type
 """Not isinstance, which asks an object of the job's for its `__class__`."""
-_IDS_AT_ONCE = 512
 
 
 class EventLog(KindTable):
@@ -57,7 +56,6 @@ class EventLog(KindTable):
 
     def _begin_counts(self) -> None:
         self._published = NO_EVENTS
-        self._ids: deque[str] = deque()
         self._who: tuple[str, int | None] | None = None
         self.latest.clear()
         self._names: set[str] = set()
@@ -134,8 +132,6 @@ class EventLog(KindTable):
                 parents = check_parents(parent_ids)
             except TypeError as error:
                 self._refuse(type, str(error))
-            number = kind.count()
-            kind.occurrences.last = happened
             raw: RawEvent = (
                 type,
                 None if message is None else str(message)[:LONGEST_TEXT],
@@ -147,7 +143,7 @@ class EventLog(KindTable):
                 self.current_span() if span_id is None else str(span_id)[:LONGEST_TYPE],
                 parents,
             )
-            self.hand_on(kind, number, raw, payload=payload)
+            self.record(kind, raw, happened, payload=payload)
         except Exception as error:  # noqa: BLE001  # an object of the job's that fails wherever it is touched
             self._refuse(type if _class_of(type) is str else _UNNAMED, shown(error))
 
@@ -309,23 +305,6 @@ class EventLog(KindTable):
 
     # What faces call, which have checked their events -----------------------------------------------------
 
-    def record(
-        self,
-        kind: Kind,
-        type: str,
-        message: str | None,
-        data: Mapping[str, Datum],
-        happened: float | None,
-        origin: object,
-    ) -> None:
-        """Count an event and hand it on."""
-        if kind.enabled:
-            now = time()
-            number = kind.count()
-            kind.occurrences.last = when = now if happened is None else happened
-            raw = (type, message, kind.severity, data, when, now, monotonic_ns(), None, ())
-            self.hand_on(kind, number, raw, origin)
-
     def tell(self, kind: Kind, raw: RawEvent, origin: object = None) -> None:
         """Hand on an event that was counted and that `kind.admits`."""
         event = self._event(raw)
@@ -333,24 +312,26 @@ class EventLog(KindTable):
         for each in kind.routes:
             each.put(event, origin)
 
-    def hand_on(
+    def record(
         self,
         kind: Kind,
-        number: int,
         late: RawEvent | LateEvent,
+        happened: float | datetime,
         origin: object = None,
         payload: Callable[[], Mapping[str, object]] | None = None,
     ) -> None:
-        """Hand on an event whose `number` is what `kind.count` gave.
+        """Count an event of an enabled kind and hand it on.
 
         It is made of `late` and `payload` if anybody wants it; handlers of a face get `origin`, the object that was logged.
         """
+        kind.count()
+        kind.occurrences.last = happened
         event: Event | None = None
         admitted: bool | None = None
         for each in kind.routes:
             if kind.limited or not each.direct:
                 if admitted is None:
-                    admitted = kind.admits(number)
+                    admitted = kind.admits()
                 if not admitted:
                     continue
             if each.direct and each.own is not None and isinstance(origin, each.own):
@@ -383,13 +364,7 @@ class EventLog(KindTable):
         who = self._who
         if who is None:
             who = self._who = self.identify()
-        try:
-            identity = self._ids.popleft()
-        except IndexError:
-            digits = os.urandom(8 * _IDS_AT_ONCE).hex()
-            self._ids.extend([digits[start : start + 16] for start in range(16, len(digits), 16)])
-            identity = digits[:16]
-        return Event(*raw[:7], identity, *raw[7:], who[1], who[0])
+        return Event(*raw[:7], os.urandom(8).hex(), *raw[7:], who[1], who[0])
 
     def _add_up(
         self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1
