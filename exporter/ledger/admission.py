@@ -84,10 +84,8 @@ class Admission:
         settled: How often it was settled who holds what; the claims of plans are the same in between.
     """
 
-    def __init__(self, *, reserved: Iterable[str] = ()) -> None:
-        """Refuse these names too, beside the generated list."""
+    def __init__(self) -> None:
         self.settled = 0
-        self._reserved = RESERVED | frozenset(reserved)
         self._claims: dict[str, Claim] = {}
         self._names: dict[str, Claim] = {}
         self._lists: tuple[list[object], list[object]] = ([], [])
@@ -158,7 +156,7 @@ class Admission:
         if own is not None:
             refused = not fits(definition, own)
         else:
-            refused = any(name in self._reserved or name.startswith(RESERVED_PREFIXES) for name in names)
+            refused = any(name in RESERVED or name.startswith(RESERVED_PREFIXES) for name in names)
         if refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
             return None
         return Plan(definition, families, names, (families.main, definition.labels), shape_of(definition))

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -79,12 +79,10 @@ class JobCollector:
         stale_after_seconds: After so long without a new snapshot a living process has no window gauges.
         linger_seconds: How long the totals of the dead are shown.
         directory: Where the reader looks, for the log.
-        reserved: Names that no Stat may take, beside the generated list and this collector's own.
 
     Attributes:
         loaded: True once the state has been loaded and one pass over the feed was made (or was not possible: then there
             is nothing of the job to publish, and the rest of the page need not wait).
-        living: Living processes at the last pass.
         processes: Who records, and who did a short while ago; None while the feed cannot be read.
         work: What the processes do, as of the last pass.
         gpus: What is known of GPUs; set by the composition root, as are the peaks that are configured of them.
@@ -107,11 +105,9 @@ class JobCollector:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         directory: Path | None = None,
-        reserved: Iterable[str] = (),
         sessions: Sessions | None = None,
     ) -> None:
         self.loaded = False
-        self.living = 0
         self.processes: tuple[JobProcess, ...] | None = None
         self.gpus = Gpus()
         self.peaks: Sequence[PeakSetting] = ()
@@ -124,7 +120,7 @@ class JobCollector:
         self._linger_seconds = linger_seconds
         self._clock = clock
         self._monotonic = monotonic
-        self._admission = Admission(reserved=feed.sample_names(self.specs) | frozenset(reserved))
+        self._admission = Admission()
         self._stats = StatFamilies(self._admission, stale_after_seconds=stale_after_seconds)
         self._ranks = Ranks(state, stale_after_seconds=stale_after_seconds, linger_seconds=linger_seconds)
         self._states = RunStates(state, self.sessions.ends, linger_seconds=linger_seconds)
@@ -177,7 +173,6 @@ class JobCollector:
         if owner:
             self._remove_dead(entries)
         self._ranks.forget({each.slot for each in slots}, {*entries, *unreadable})
-        self.living = sum(entry.alive for entry in entries.values())
         self.processes = tuple(self._job_processes(slots, entries))
         self.loaded = True
         if problems:

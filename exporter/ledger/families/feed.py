@@ -6,7 +6,7 @@ Runs in the sidecar, on the ledger's collecting thread; no I/O. Visible slots co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from prometheus_client.core import Metric
@@ -167,15 +167,6 @@ OF_PROCESSES = (
 SPECS = (*OF_PROCESSES, RANK_INFO, FEED_REFUSED, FEED_OWNER, STATE_ERRORS, STATE_WITHHELD)
 
 Samples = dict[FamilySpec, dict[tuple[str, ...], float]]
-
-
-def sample_names(specs: Iterable[FamilySpec]) -> frozenset[str]:
-    """Every name that families take, as they collide in an exposition; no Stat may have one of them."""
-    names: set[str] = set()
-    for spec in specs:
-        base = spec.name.removesuffix("_total").removesuffix("_info")
-        names |= {spec.name, base, f"{base}_created"}
-    return frozenset(names)
 
 
 def process_families(

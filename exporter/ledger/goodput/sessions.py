@@ -218,12 +218,11 @@ class Sessions:
         self,
         state: StateStore,
         *,
-        options: GoodputOptions | None = None,
         linger_seconds: float = 900.0,
         shared: bool = False,
     ) -> None:
         self.ends = Ends()
-        self.options = options or GoodputOptions()
+        self.options = GoodputOptions()
         self._state = state
         self._linger_seconds = linger_seconds
         self._shared = shared

@@ -60,7 +60,6 @@ class Attempt:
     machine: tuple[str, str] = ("", "")  # name and boot, to tell a restart of it
     validates: bool = False  # validation counts as productive
     tagged: bool = False  # a session tag, and not the run's name, ties it to others
-    told: bool = False  # of its training
     written: float = 0.0  # its last snapshot that was counted
     seconds: float = 0.0  # of all its phases
     spent: dict[str, float] = field(default_factory=dict)  # seconds lost, by cause; without `other`
@@ -199,7 +198,7 @@ class Goodput:
             self._lose("init", seconds - attempt.seconds)
             attempt.seconds = attempt.spent["init"] = max(attempt.seconds, seconds)
         else:
-            self.trains = attempt.told = True
+            self.trains = True
             self._count_phases(attempt, reading)
             if not attempt.resumed and reading.loop:
                 self._resume(attempt, reading)
