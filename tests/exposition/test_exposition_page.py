@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import shutil
 import subprocess
 import threading
@@ -19,11 +18,6 @@ from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.exposition.text import Written, write
 from exporter.families import Distribution, FamilySpec
-
-
-def names(page: Page) -> list[str]:
-    """The families of a page in their order."""
-    return re.findall(r"^# TYPE (\S+)", text_of(page), re.MULTILINE)
 
 
 def test_a_publish_replaces_the_whole_block() -> None:
@@ -43,15 +37,6 @@ def test_a_withdrawn_block_is_gone_and_may_come_back() -> None:
     page.publish("block", [gauge("a", {"0": 2.0})])
 
     assert value(page, "a", rank="0") == 2.0
-
-
-def test_blocks_stand_in_the_order_of_their_names_whenever_they_came() -> None:
-    page = Page()
-    for name in ("c", "a", "b"):
-        page.publish(name, [gauge(f"{name}1", {"0": 1.0}), gauge(f"{name}0", {"0": 1.0})])
-    page.watch("aa", lambda: [gauge("own", {"0": 1.0})])
-
-    assert names(page) == ["a1", "a0", "b1", "b0", "c1", "c0", "own"]
 
 
 @pytest.mark.parametrize(
@@ -380,13 +365,6 @@ def test_the_exporters_own_numbers_have_room_before_all_others() -> None:
     assert len(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) <= 60
     assert value(page, "exporter_series_limit") == 60.0
     assert (value(page, "exporter_series_dropped_total", family="host_wild", reason="cap") or 0) > 0
-
-
-def test_even_the_exporters_own_numbers_are_cut_at_the_cap() -> None:
-    page = page_of(gauge("usual", {"0": 1.0}), max_series=10)
-    page.watch("self", lambda: [many("own", 50)])
-
-    assert len(read(page.render(Format.TEXT), Format.TEXT)) == 10
 
 
 def test_a_family_made_later_is_made_by_the_first_scrape_and_judged_there() -> None:

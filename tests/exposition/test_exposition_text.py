@@ -130,10 +130,6 @@ def test_the_quantiles_of_a_foreign_summary_are_written() -> None:
     assert value(page_of(summary), "foreign", quantile="0.5") == 1.5
 
 
-def test_a_colon_in_a_name_stays_in_openmetrics_where_the_library_loses_it() -> None:
-    assert value(page_of(gauge("a:b", {"0": 1.0})), "a:b", rank="0") == 1.0
-
-
 def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
     page = page_of(FamilySpec("x", "gauge", "a\udc80b").family({(): 1}))
 

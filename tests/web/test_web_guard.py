@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,25 +59,21 @@ def test_the_guard_is_never_over_its_capacity_and_evicts_nobody_who_is_running(
         )
 
 
-def test_the_oldest_incomplete_goes_first() -> None:
-    guard, (idle, old, new) = guard_of(State.IDLE, State.INCOMPLETE, State.INCOMPLETE)
+@pytest.mark.parametrize(
+    ("states", "goes"),
+    [
+        ((State.IDLE, State.INCOMPLETE, State.INCOMPLETE), 1),
+        ((State.RUNNING, State.IDLE, State.IDLE), 1),
+        ((State.RUNNING, State.RUNNING), None),
+    ],
+)
+def test_the_oldest_incomplete_goes_else_the_oldest_idle_and_never_a_running_one(
+    states: tuple[State, ...], goes: int | None
+) -> None:
+    guard, visitors = guard_of(*states)
 
-    assert guard.make_room()
-    assert [idle.evicted, old.evicted, new.evicted] == [False, True, False]
-
-
-def test_the_oldest_idle_goes_when_none_is_incomplete() -> None:
-    guard, (running, idle) = guard_of(State.RUNNING, State.IDLE)
-
-    assert guard.make_room()
-    assert [running.evicted, idle.evicted] == [False, True]
-
-
-def test_nobody_is_let_in_while_all_are_running() -> None:
-    guard, visitors = guard_of(State.RUNNING, State.RUNNING)
-
-    assert not guard.make_room()
-    assert not any(visitor.evicted for visitor in visitors)
+    assert guard.make_room() is (goes is not None)
+    assert [place for place, visitor in enumerate(visitors) if visitor.evicted] == [*({goes} - {None})]
 
 
 def test_an_answer_is_given_up_only_when_it_has_been_stuck_for_a_while() -> None:
