@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+import run_support
 from typing_extensions import Self
 from waiting import PATIENCE
 
@@ -24,11 +24,7 @@ needs_prometheus = pytest.mark.skipif(
 )
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+free_port = run_support.free_port
 
 
 def wait_for(what: Callable[[], Any], *, seconds: float = 15.0, told: str = "") -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import re
 import signal
 import subprocess
@@ -15,27 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import run_support
 from waiting import wait_until
 
-PROJECT = Path(__file__).resolve().parent.parent
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Ours, without what would configure a sidecar."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EXPORTER_")}
-    return {**inherited, "PYTHONPATH": str(PROJECT), **more}
+environment = run_support.environment
 
 
 def exporter(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The exporter's command line, run to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "exporter", *arguments],
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=15,
-        check=False,
-    )
+    command = [sys.executable, "-m", "exporter", *arguments]
+    return run_support.finished(command, env=environment(**more), timeout=15)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from exporter.cli.flags import (
     parse_duration_flag,
     say,
 )
-from exporter.cli.processes import own_command
+from exporter.cli.processes import end_as, own_command
 from exporter.cli.resolve import resolve
 from exporter.errors import FeedError
 from exporter.feed import runs
@@ -109,4 +109,5 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
         environment |= {"EXPORTER_AUTO": "0", "EXPORTER_FLUSH_SECONDS": str(1.0 / speed)}
         sidecar = [*flags_of(flags), "--run.name=demo", "--run.linger=0s"]
-        return run.supervise(run.make_plan([*sidecar, "--", *job], environment))
+        wait_status = run.Supervision(run.make_plan([*sidecar, "--", *job], environment)).run()
+    return end_as(wait_status)

@@ -18,7 +18,7 @@ from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, value_of
 from exporter.config.loader import load_file, parse
 from exporter.config.options import options_of
 from exporter.errors import ConfigurationError, Problem
-from exporter.replay.machines import load_machine
+from exporter.replay.machines import is_machine_file, load_machine
 
 
 def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configuration:
@@ -79,15 +79,14 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
 
 def _relative_to(directory: Path, configuration: Configuration) -> Configuration:
     """Resolve the paths of a file against the file's own directory."""
-
-    def at(section: Any, name: str) -> Any:
-        path = getattr(section, name)
-        return section if path is None else dataclasses.replace(section, **{name: directory / path})
-
-    return dataclasses.replace(
-        configuration,
-        web=at(configuration.web, "config_file"),
-        feed=at(configuration.feed, "dir"),
-        state=at(configuration.state, "dir"),
-        gpu=configuration.gpu.relative_to(directory),
-    )
+    changes: dict[str, Any] = {}
+    for section in dataclasses.fields(configuration):
+        value = getattr(configuration, section.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            given = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+            paths = {name: directory / path for name, path in given.items() if isinstance(path, Path)}
+            changes[section.name] = dataclasses.replace(value, **paths)
+    gpu = configuration.gpu
+    if gpu.replay is not None and is_machine_file(gpu.replay):
+        changes["gpu"] = dataclasses.replace(gpu, replay=str(directory / gpu.replay))
+    return dataclasses.replace(configuration, **changes)

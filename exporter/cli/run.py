@@ -170,7 +170,7 @@ def as_given(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Mapping[
 
 def supervise(plan: Plan) -> int:
     """Run the job to its end; gives its exit status as `main` does."""
-    return Supervision(plan).run()
+    return processes.end_as(Supervision(plan).run())
 
 
 class Supervision:
@@ -194,7 +194,7 @@ class Supervision:
         self._stop_asked = -LONG_SECONDS
 
     def run(self) -> int:
-        """Start the job, and see it and the sidecar out."""
+        """Start the job, and see it and the sidecar out; the job's wait status."""
         plan, registration, started = self._plan, self._registration, time.time()
         try:
             pid = processes.start_job(plan.command, environment=plan.environment, mask=self._mask)
@@ -203,7 +203,7 @@ class Supervision:
             self._end_probe()
             if registration is not None:
                 registration.release()
-            return error.status
+            return error.status << 8
         self._job = Job(pid, plan.run, started)
         if registration is not None:
             registration.tell_job(self._job)
@@ -216,7 +216,7 @@ class Supervision:
             registration.tell_end(self._job, wait_status)
             registration.release()
             self._wait_for_sidecar(self._sidecar)
-        return processes.end_as(wait_status)
+        return wait_status
 
     def _wait_for_job(self) -> int:
         """Pass signals on until the job has ended; its wait status."""

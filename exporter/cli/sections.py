@@ -6,7 +6,6 @@ not said is absent from the metrics.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,9 +212,3 @@ class GpuSection(GpuOptions):
             problem = unknown_machine(self.replay)
             if problem:
                 yield "replay", problem
-
-    def relative_to(self, directory: Path) -> GpuSection:
-        """The same with a described machine's file found from a directory."""
-        if self.replay is None or not is_machine_file(self.replay):
-            return self
-        return dataclasses.replace(self, replay=str(directory / self.replay))

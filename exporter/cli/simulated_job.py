@@ -38,7 +38,7 @@ FLOPS_PER_TOKEN = 6 * 1.3e9
 """Of a model of 1.3 billion parameters, forward and backward."""
 DATA, FORWARD, BACKWARD, OPTIMIZER = 0.05, 0.28, 0.52, 0.15
 """What a rank's own time in a step goes into."""
-ENDS_SECONDS = 5.0
+STARTS_SECONDS, ENDS_SECONDS = 20.0, 5.0
 
 
 def crashes(rank: int, step: int, attempt: int) -> bool:
@@ -172,11 +172,12 @@ class Launcher:
     def run(self) -> None:
         """Keep the ranks alive."""
         given, parent = self._given, os.getppid()
-        until = time.monotonic() + (given.duration or math.inf)
+        duration = given.duration or math.inf
+        until = time.monotonic() + max(duration, STARTS_SECONDS)
         ranks, announced = self._start(), False
         while not self._ended and time.monotonic() < until and os.getppid() == parent:
             if not announced and self._answers():
-                announced = True
+                announced, until = True, time.monotonic() + duration
                 with contextlib.suppress(OSError):  # nobody reads it
                     print(self._story(), flush=True)
             dead = next((each for each in ranks if each.poll() is not None), None)

@@ -67,14 +67,17 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
 
 
 def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "c.yaml").write_text("feed: {dir: f}\nweb: {config_file: ../w.yml}\nstate: {dir: /s}")
+    text = (
+        "feed: {dir: f}\nweb: {config_file: ../w.yml}\nstate: {dir: /s}\nenergy: {carbon_intensity_file: c}"
+    )
+    (tmp_path / "c.yaml").write_text(text)
     monkeypatch.chdir(tmp_path.parent)
 
     found = resolved(f"--config.file={tmp_path.name}/c.yaml")
 
     assert found.feed.dir == tmp_path / "f"
     assert found.web.config_file == tmp_path / ".." / "w.yml"
-    assert found.state.dir == Path("/s")
+    assert (found.state.dir, found.energy.carbon_intensity_file) == (Path("/s"), tmp_path / "c")
     assert resolved("--feed.dir=f").feed.dir == Path("f")
 
 

@@ -241,29 +241,3 @@ def test_only_the_series_of_a_card_that_fails_end_and_they_return_with_it(
     assert [series["metric"]["gpu"] for series in told] == ["3"]
     assert gaps.pop(3) > 1
     assert max(gaps.values()) < 1, gaps
-
-
-def energy(running: Sidecar) -> list[float]:
-    return [joules for series, joules in counters(page(running)).items() if "gpu_energy_joules" in series]
-
-
-def test_of_two_sidecars_that_see_the_same_gpus_one_counts_their_energy(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    flag = configured(tmp_path, f"replay: {with_fault(tmp_path, 'at: 1h')}, {QUICK}")
-    with (tmp_path / "faulty.yaml").open("a") as file:
-        file.write("shared: true\n")
-    with sidecar(tmp_path, flag) as first:
-        wait_until(lambda: sum(energy(first)) > 1000.0)
-        with sidecar(other, flag) as second:
-            wait_until(lambda: gpus_up(second) == 8)
-            counted_twice, told = energy(second), second.sample("exporter_energy_counting")
-            by_first = sum(energy(first))
-            first.end(signal.SIGKILL)
-            wait_until(lambda: energy(second))
-            after = sum(energy(second))
-
-    assert counted_twice == []
-    assert told == 0
-    assert "another exporter on this machine counts its energy" in second.log
-    assert after < by_first  # what the first has counted is not counted again

@@ -22,24 +22,16 @@ def test_the_machine_is_on_the_page_and_promtool_finds_nothing(tmp_path: Path) -
         for name in ("cpu", "feed"):
             series = f'exporter_collector_success{{collector="{name}"}}'
             wait_until(lambda series=series: running.sample(series) == 1)  # type: ignore[misc]  # a lambda's default
-        page = running.ask("/metrics")[1]
+        page, log = running.ask("/metrics")[1], running.log
         promtool = ["promtool", "check", "metrics"]
         lint = subprocess.run(promtool, input=page, text=True, capture_output=True, check=False)
 
+    assert 'msg="started training-exporter" version=' in log
+    assert f"listening on http://{running.address}, TLS is disabled" in log
     assert "\nhost_load1 " in page
     assert 'exporter_collector_success{collector="feed"} 1' in page
     assert "exporter_config_last_reload_successful 1" in page
     assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
-
-
-def test_the_start_names_version_build_address_and_tls(tmp_path: Path) -> None:
-    with sidecar(tmp_path) as running:
-        wait_until(lambda: "build context" in running.log)
-        log = running.log
-
-    assert 'msg="started training-exporter" version=' in log
-    assert 'msg="build context" python="CPython ' in log
-    assert f"listening on http://{running.address}, TLS is disabled" in log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -88,19 +80,6 @@ def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         connection.close()
 
     assert status == 128 + signal.SIGTERM
-
-
-def test_a_signal_ends_it_while_a_reload_hangs(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.touch()
-    with sidecar(tmp_path, f"--config.file={file}") as running:
-        file.unlink()
-        os.mkfifo(file)
-        running.process.send_signal(signal.SIGHUP)
-        with file.open("w"):  # the reload has begun
-            status = running.end()
-
-    assert status == 0
 
 
 def test_a_taken_port_is_one_line_and_nothing_is_changed(tmp_path: Path) -> None:
