@@ -40,7 +40,7 @@ SILENT_SECONDS = 20.0
 class Silence:
     """Why a job has recorded nothing."""
 
-    reason: str  # A short slug from `exporter.cli.silence.REASONS`
+    reason: str  # a value of the label `reason`
     found: str  # what is the case, with the interpreter or file that it is about
     remedy: str  # what the user can do
 
