@@ -85,20 +85,15 @@ def copy_of(machine: str, to: Path) -> Path:
     return Path(shutil.copytree(MACHINES / machine, to / machine, symlinks=True))
 
 
-def metrics_of(collected: Collected) -> Sequence[Metric]:
-    """Give the families of a pass."""
-    return collected
-
-
 def names_of(collected: Collected) -> set[str]:
     """List the samples' names."""
-    return {sample.name for metric in metrics_of(collected) for sample in metric.samples}
+    return {sample.name for metric in collected for sample in metric.samples}
 
 
 def value_of(collected: Collected, name: str, *labels: str) -> float | None:
     """Look up one sample, None where it is absent."""
     wanted = [label for label in labels if label]
-    for metric in metrics_of(collected):
+    for metric in collected:
         for sample in metric.samples:
             if sample.name == name and list(sample.labels.values()) == wanted:
                 return float(sample.value)
@@ -121,7 +116,7 @@ def text_of(metrics: Iterable[Metric]) -> str:
 def assert_sound(collector: Any, collected: Collected) -> None:
     """Check what holds for every block, whatever was read."""
     assert {reason for reason, _ in collected.problems} <= {*REASONS, *getattr(collector, "reasons", ())}
-    metrics = metrics_of(collected)
+    metrics = collected
     names = [metric.name for metric in metrics]
     assert len(names) == len(set(names))
     specs = {spec.name: spec for spec in collector.specs}

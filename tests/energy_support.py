@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from collectors_support import metrics_of
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.keeping import Keeper
@@ -132,6 +131,4 @@ def nobody() -> Iterator[None]:
 
 def total(collected: Collected, name: str) -> float:
     """The sum over all series of a family."""
-    return sum(
-        sample.value for metric in metrics_of(collected) for sample in metric.samples if sample.name == name
-    )
+    return sum(sample.value for metric in collected for sample in metric.samples if sample.name == name)

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 
@@ -41,38 +42,33 @@ Lines = list[tuple[int, str]]
 """Level and text of lines for the log; made under the lock, written after it."""
 
 
+@dataclass(slots=True, eq=False)
 class _Task:
     """One scheduled collector; guarded by the scheduler's lock."""
 
-    def __init__(
-        self,
-        name: str,
-        collector: AnyCollector,
-        totals: Totals,
-        lock: threading.Lock,
-        predecessor: _Task | None,
-        *,
-        eases: bool,
-    ) -> None:
-        self.name = name
-        self.collector = collector
-        self.totals = totals
-        self.eases = eases
-        self.predecessor = predecessor
-        self.wake = threading.Condition(lock)
-        self.delivery = threading.Lock()  # held around publish and withdraw of this block alone
-        self.thread: threading.Thread | None = None
-        self.interval_seconds = self.deadline_seconds = math.inf
-        self.due = -math.inf
-        self.running_since: float | None = None
-        self.deadline_at = math.inf
-        self.expired = self.removed = False
-        self.published_at: float | None = None
-        self.stale_at = math.inf
-        self.problems: Problems | None = None  # of the last pass; None before the first has ended
-        self.duration_seconds: float | None = None  # of the last pass that returned
-        self.unsupported: tuple[str, ...] = ()
-        self._told: set[str] = set()
+    name: str
+    collector: AnyCollector
+    totals: Totals
+    wake: threading.Condition
+    predecessor: _Task | None
+    eases: bool
+    delivery: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # around publish and withdraw of this block
+    thread: threading.Thread | None = None
+    interval_seconds: float = math.inf
+    deadline_seconds: float = math.inf
+    due: float = -math.inf
+    running_since: float | None = None
+    deadline_at: float = math.inf
+    expired: bool = False
+    removed: bool = False
+    published_at: float | None = None
+    stale_at: float = math.inf
+    problems: Problems | None = None  # of the last pass; None before the first has ended
+    duration_seconds: float | None = None  # of the last pass that returned
+    unsupported: tuple[str, ...] = ()
+    told: set[str] = field(default_factory=set)
 
     def set_times(self, interval_seconds: float, deadline_seconds: float) -> None:
         for what, seconds in (("interval", interval_seconds), ("deadline", deadline_seconds)):
@@ -99,8 +95,8 @@ class _Task:
 
     def note_unsupported(self, unsupported: Sequence[str]) -> Lines:
         self.unsupported = tuple(unsupported)
-        new = [what for what in self.unsupported if what not in self._told]
-        self._told.update(new)
+        new = [what for what in self.unsupported if what not in self.told]
+        self.told.update(new)
         return [(logging.INFO, f"collector {self.name}: {what}") for what in new]
 
     def judge(self, problems: Problems, wall: float) -> Lines:
@@ -184,7 +180,7 @@ class Scheduler:
                 raise ValueError(f"a collector {name} is already scheduled")
             before = self._leaving.pop(name, None)
             totals = self._totals.setdefault(name, Totals())
-            task = _Task(name, collector, totals, self._lock, before, eases=eases)
+            task = _Task(name, collector, totals, threading.Condition(self._lock), before, eases)
             task.set_times(interval_seconds, deadline_seconds)
             if before is not None and before.expired and before.running_since is not None:
                 task.problems = [("timeout", "a previous pass has not returned")]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from collectors_support import copy_of, metrics_of, read_from, value_of
+from collectors_support import copy_of, read_from, value_of
 
 from exporter.collectors.host.disk import DiskCollector
 from exporter.collectors.host.network import NetworkCollector
@@ -28,10 +28,7 @@ def node(read_from: ReadFrom, tmp_path: Path) -> Path:
 
 def devices_of(collected: Collected, name: str = READS) -> list[str]:
     return [
-        sample.labels["device"]
-        for metric in metrics_of(collected)
-        for sample in metric.samples
-        if sample.name == name
+        sample.labels["device"] for metric in collected for sample in metric.samples if sample.name == name
     ]
 
 

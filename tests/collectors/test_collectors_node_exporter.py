@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from collectors_support import metrics_of
 from places import PROJECT
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
@@ -87,7 +86,7 @@ def ours() -> Values:
         except CollectError as error:
             assert error.reason == "permission"  # noqa: PT017 - a sandbox without the right
             continue
-        for metric in metrics_of(collected):
+        for metric in collected:
             for sample in metric.samples:
                 found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
     return found

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from collectors_support import assert_sound, names_of, value_of
+from energy_support import nobody
 from ledger_support import a_process
 from waiting import wait_until
 
@@ -112,8 +112,9 @@ def cpu_seconds(collected: Collected) -> float:
     return sum(value(collected, CPU, *LOADER, mode) for mode in ("user", "system"))
 
 
-def test_real_workers_are_found_counted_and_remembered(job: Job) -> None:
-    collector = collector_of(job)
+def test_real_workers_are_found_counted_and_remembered(job: Job, tmp_path: Path) -> None:
+    keeper = StateStore(tmp_path, keeper="here")
+    collector = collector_of(job, keeper=keeper)
     for name in ("one", "two"):
         job.tell("fork", name)
     job.tell("program")
@@ -133,6 +134,9 @@ def test_real_workers_are_found_counted_and_remembered(job: Job) -> None:
     job.tell("reap", "one")
     after = collector.collect()
 
+    successor = collector_of(job, keeper=keeper).collect()  # after SIGKILL of the first
+
+    assert successor == after
     assert value(zombie, STATE, *LOADER, "stopped") == 1
     assert value(zombie, "training_process_exits_total", *LOADER, "failed") == 1
     assert value(after, "training_process_exits_total", *LOADER, "failed") == 1
@@ -163,17 +167,6 @@ def test_the_numbers_are_those_of_the_kernel_s_own_tools(job: Job) -> None:
     )
 
 
-@contextmanager
-def nobody() -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_of_another_user_s_processes_what_is_private_is_absent(job: Job) -> None:
     collector = collector_of(job)
     with nobody():
@@ -187,21 +180,6 @@ def test_of_another_user_s_processes_what_is_private_is_absent(job: Job) -> None
     assert "training_process_open_fds" not in names
     assert value(collected, "training_process_instances", *TRAINER) == 1
     assert value_of(collected, CPU, *TRAINER, "user") is not None
-
-
-def test_a_killed_sidecar_s_successor_goes_on_where_it_was(job: Job, tmp_path: Path) -> None:
-    first = collector_of(job, keeper=StateStore(tmp_path, keeper="here"))
-    job.tell("fork", "one")
-    job.tell("burn", "one")
-    time.sleep(2.2)
-    before = cpu_seconds(first.collect())
-    job.tell("exit", "one")
-    job.tell("reap", "one")  # while no sidecar looks
-    second = collector_of(job, keeper=StateStore(tmp_path, keeper="here"))
-    after = second.collect()
-
-    assert cpu_seconds(after) == before >= 0.2
-    assert value(after, "training_process_exits_total", *LOADER, "unknown") == 1
 
 
 RECORD = """

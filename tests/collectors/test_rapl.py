@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from collectors_support import MACHINES as RECORDED
-from collectors_support import UPDATE, assert_sound, collect_soundly, metrics_of, text_of, value_of
+from collectors_support import UPDATE, assert_sound, collect_soundly, text_of, value_of
 from energy_support import EPYC, MACHINES, RANGE, Machine, nobody, total
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -290,7 +290,7 @@ def test_published_totals_never_fall(tmp_path: Path, happenings: list[tuple[str,
         outcome = collect_soundly(collector)
         if isinstance(outcome, CollectError):
             continue
-        for metric in metrics_of(outcome):
+        for metric in outcome:
             for sample in metric.samples:
                 key = (sample.name, *sample.labels.values())
                 if metric.type == "counter":

@@ -173,9 +173,11 @@ class RaplCollector:
                 device.readable = True
             except PermissionError as error:
                 reason = "permission"
-                if isinstance(device, Register):
-                    raise _with_remedy(error, device.path) from error
-                raise
+                message = (
+                    f"{error.filename}: {error.strerror}: since Linux 5.10 only root may read energy registers; let the"
+                    f" exporter, with `chmod a+r {error.filename}` at every boot (tmpfiles.d), CAP_DAC_READ_SEARCH or as root"
+                )
+                raise CollectError(message, reason="permission") from error
         if not device.readable:
             device.gaps[reason] += since
         elif device.counter.watts is not None and device.component == "cpu":
@@ -220,11 +222,3 @@ class RaplCollector:
             if isinstance(device, Register) and device.component == "cpu" and not self._is_mirror(device):
                 for method, watts in device.idle.by_method().items():
                     collected.add(IDLE_POWER, watts, device.index, method)
-
-
-def _with_remedy(error: PermissionError, path: Path) -> CollectError:
-    return CollectError(
-        f"{path}/energy_uj: {error.strerror}: since Linux 5.10 only root may read energy registers; let the exporter,"
-        f" with `chmod a+r {path}/energy_uj` at every boot (tmpfiles.d), CAP_DAC_READ_SEARCH or as root",
-        reason="permission",
-    )

@@ -248,13 +248,16 @@ class FilesystemCollector:
         self._pool = pool or StatvfsPool()
         self._mount_points = Selection(mount_points_include, mount_points_exclude)
         self._fs_types = Selection(fs_types_include, fs_types_exclude)
-        self._listed: tuple[str, Sequence[Mount]] = ("", ())
 
     def collect(self) -> Collected:
         """Ask once."""
         collected = Collected()
         with source(collected, self._path):
-            mounts = self._choose(read_optional(self._path) or "")
+            mounts = [
+                mount
+                for mount in visible(parse_mounts(read_optional(self._path) or ""))
+                if mount.label in self._mount_points and mount.fstype in self._fs_types
+            ]
             if not mounts:
                 collected.unsupported.append(f"{self._path}: no mount, or none that is to be shown")
             remote = {mount.device for mount in mounts if _REMOTE.fullmatch(mount.fstype)}
@@ -265,19 +268,6 @@ class FilesystemCollector:
                 with collected.part():
                     _add_mount(collected, mount, answers[mount.device])
         return collected
-
-    def _choose(self, text: str) -> Sequence[Mount]:
-        if text != self._listed[0]:  # a node with a thousand containers has thousands of mounts
-            mounts = visible(parse_mounts(text))
-            self._listed = (
-                text,
-                [
-                    mount
-                    for mount in mounts
-                    if mount.label in self._mount_points and mount.fstype in self._fs_types
-                ],
-            )
-        return self._listed[1]
 
 
 def _add_mount(collected: Collected, mount: Mount, answer: Answer) -> None:
