@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 
-from exporter.training.attributes import Name, SpanName
+from exporter.training.attributes import Name, SpanName, name_of
+from exporter.training.span_kinds import SHORT, STEPS
 
 
 class StandardSpanName(Name):
@@ -151,13 +152,6 @@ class RecordType(enum.Enum):
 
 
 DEFAULT_SPANS_EXPORT_BLACKLIST: list[SpanName] = [
-    StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION,
-    StandardTrainingJobSpanName.VALIDATION_SINGLE_ITERATION,
-    StandardTrainingJobSpanName.TESTING_SINGLE_ITERATION,
-    StandardTrainingJobSpanName.DATA_LOADING,
-    StandardTrainingJobSpanName.MODEL_FORWARD,
-    StandardTrainingJobSpanName.ZERO_GRAD,
-    StandardTrainingJobSpanName.MODEL_BACKWARD,
-    StandardTrainingJobSpanName.OPTIMIZER_UPDATE,
+    StandardTrainingJobSpanName(name) for name in sorted({name_of(kind.name) for kind in (*STEPS, *SHORT)})
 ]
 """Short and frequent spans, not exported unless the job asks."""

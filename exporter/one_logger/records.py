@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exporter.one_logger.attributes import (
     CheckpointSaveSpanAttributes,
@@ -22,6 +22,8 @@ from exporter.one_logger.attributes import (
     TrainingTelemetryAttributes,
     ValidationMetricsUpdateAttributes,
 )
+from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
+from exporter.one_logger.delivery import Delivery
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.timers import MetricSummarizer
 from exporter.recording.identity import identity
@@ -33,24 +35,9 @@ from exporter.training.progress import Loop
 from exporter.training.telemetry import Telemetry
 from exporter.version import __version__
 
-if TYPE_CHECKING:
-    from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
-    from exporter.one_logger.delivery import Delivery
-
 TERA = 10**12
-TRAINING_FIELDS = (
-    "perf_tag",
-    "global_batch_size",
-    "micro_batch_size",
-    "seq_length",
-    "flops_per_sample",
-    "train_iterations_target",
-    "train_samples_target",
-    "is_train_iterations_enabled",
-    "is_validation_iterations_enabled",
-    "is_test_iterations_enabled",
-    "is_save_checkpoint_enabled",
-    "is_log_throughput_enabled",
+TRAINING_FIELDS = tuple(
+    short for name, _ in TrainingTelemetryConfig.fields() if (short := name.removesuffix("_or_fn")) != name
 )
 """Fields of the training's configuration that its event tells, as `Settings.value` names them."""
 

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exporter.recording.timing import within
-from exporter.training.attributes import Attribute, Attributes, AttributeValue, name_of, shown
+from exporter.training.attributes import Attribute, Attributes, AttributeValue, shown
 from exporter.training.events import Event
 from exporter.training.metrics import report
 from exporter.training.span_kinds import ENTER, EXIT, FAIL, STEPS, UPDATE, VALUES, Kind
@@ -68,11 +68,9 @@ class Anchor:
 
 
 class SpanBuffer:
-    """The marks of one thread or asyncio task.
+    """The marks of one thread or asyncio task: `items` are codes and values in turn.
 
     Attributes:
-        items: Codes and values in turn.
-        thread: Identifier of the thread.
         parent: The buffer of the code that started the task; None for a thread.
         waiting: Items that are drained but not interpreted yet, since other buffers' come first.
         dropped: Marks that were dropped, all told; of those, `counted` were counted as misuse.
@@ -200,23 +198,13 @@ class Handle:
         return event
 
     @property
-    def name(self) -> Any:
-        """The span's."""
-        return self.kind.name
-
-    @property
-    def name_str(self) -> str:
-        """Its text."""
-        return name_of(self.kind.name)
-
-    @property
     def active(self) -> bool:
         """Whether it is open."""
         span = Hooks.span(self.buffer, self.kind)
         return span is not None and span.active
 
     def __getattr__(self, name: str) -> Any:
-        """Give what only the span itself has: its id, its parent, its events."""
+        """Give what the span itself has: its name, its id, its parent, its events."""
         if name.startswith("_") or not hasattr(Span, name):
             raise AttributeError(f"a span has no {name!r}")
         span = Hooks.span(self.buffer, self.kind)

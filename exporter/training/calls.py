@@ -44,15 +44,9 @@ class Began(Call):
 
 @dataclass(slots=True, kw_only=True)
 class Ended(Call):
-    """The end of a rare span, or of any by a callback that says when.
+    """The end of a rare span, or of any by a callback that says when: `at` may be before the call.
 
-    Attributes:
-        at: When it ended, which may be before the call.
-        span: Which; None for the one of its kind that is open.
-        entered: It was a block.
-        failed: An exception ended it.
-        reason: Why that ends the job, one of `END_REASONS`; "" where it does not.
-        attributes: Of the stop event.
+    The span is None for the one of its kind that is open; an exception's `reason` to end the job is one of `END_REASONS`.
     """
 
     at: TracingTimestamp

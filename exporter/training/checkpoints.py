@@ -39,14 +39,7 @@ class Segment:
 
 
 class Work:
-    """The work of this process.
-
-    Attributes:
-        seconds: Of completed iterations.
-        failed_seconds: Of iterations whose body raised.
-        committed_step: Steps completed when the latest save that succeeded began.
-        committed_seconds: What the saves cover.
-    """
+    """The work of this process: of completed iterations, of failed ones, and what saves cover, up to which step."""
 
     def __init__(self) -> None:
         self._saves = self._committed = 0

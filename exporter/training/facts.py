@@ -56,15 +56,13 @@ _STORAGE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.
 
 
 class Facts:
-    """What is known of the run; a number is None while nobody said.
+    """What is known of the run; a number is None while nobody said. They are those of `describe`."""
 
-    Attributes:
-        world_size: Ranks.
-        peak_flops: FLOP/s of this rank's device.
-        flops_per_token: Model FLOP of a token.
-        hardware_flops_per_token: The same with what is computed again.
-        flops_per_sample: Model FLOP of a sample.
-    """
+    world_size: int | None = None
+    peak_flops: float | None = None
+    flops_per_token: float | None = None
+    hardware_flops_per_token: float | None = None
+    flops_per_sample: float | None = None
 
     def __init__(self, families: Families, environment: Mapping[str, str] = os.environ) -> None:
         self._families = families
@@ -72,11 +70,6 @@ class Facts:
         for fact, variables in _ENVIRONMENT.items():
             for variable in reversed(variables):
                 self._say(fact, environment.get(variable))
-        self.world_size: int | None = None
-        self.peak_flops: float | None = None
-        self.flops_per_token: float | None = None
-        self.hardware_flops_per_token: float | None = None
-        self.flops_per_sample: float | None = None
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Give all texts, sorted by name."""

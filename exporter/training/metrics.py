@@ -31,13 +31,7 @@ REPORTED: deque[tuple[str, str, str]] = deque(maxlen=10_000)
 
 
 class Series:
-    """One series, a counter, gauge or histogram as its definition says.
-
-    Attributes:
-        total: Of a counter or histogram.
-        value: Of a gauge; None for no data.
-        count: How often it has changed.
-    """
+    """One series: the total of a counter or histogram, or the value of a gauge, and how often it has changed."""
 
     __slots__ = ("definition", "total", "value", "count", "_counts", "_reading")
 
@@ -130,22 +124,12 @@ class Families:
 
 
 def report(call: str, rule: str, expected: str) -> None:
-    """Have a misuse counted and logged.
-
-    Args:
-        call: The call or setting, as the user writes it; a label value, so of a bounded set.
-        rule: A short slug, a label value too.
-        expected: What would have been right, in words.
-    """
+    """Have a misuse counted, by the call as the user writes it and a slug of the rule, and what was expected logged."""
     REPORTED.append((call, rule, expected))
 
 
 class Misuse:
-    """Calls of one process that cannot be meant as they were made, counted always, told once each.
-
-    Attributes:
-        latest: What was wrong lately, for a job that wants it raised.
-    """
+    """Calls of one process that cannot be meant so, counted always, told once each; the latest may be raised."""
 
     def __init__(self, families: Families) -> None:
         self._families = families

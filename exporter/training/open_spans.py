@@ -25,8 +25,7 @@ class OpenSpan(PhaseEntry):
         known: It began while telemetry was configured; else no rule is about it.
         entered: It is a block, which will be left.
         over: It has ended by something else than its block's end, or never began.
-        refused: It never began.
-        recorded: The exporters know it.
+        refused: It never began. Else the exporters may know it: `recorded`.
         span: Made when somebody asks for it.
         parent: What was the innermost when it began.
         work: Of the phase clock when it began, of an iteration of the main thread; likewise `waits`.
@@ -51,9 +50,7 @@ class OpenSpan(PhaseEntry):
 class SpanStack:
     """What is open in one thread or task, in the order of begins, with blocks that are over until they are left.
 
-    Attributes:
-        parent: Of the code that started the task.
-        main: Its time is what phases divide.
+    The time of the `main` one is what phases divide; the parent is that of the code that started the task.
     """
 
     __slots__ = ("parent", "thread", "main", "spans")

@@ -37,11 +37,7 @@ class PhaseTotals:
 
 
 class PhaseEntry:
-    """What may be open as a phase; None where its time counts as the phase around it.
-
-    Attributes:
-        own_seconds: Time in it, without what was done within it.
-    """
+    """What may be open as a phase, None where its time counts as the phase around it, with the seconds of its own."""
 
     phase: PhaseTotals | None = None
     own_seconds = 0.0
@@ -50,11 +46,8 @@ class PhaseEntry:
 class PhaseClock:
     """The phases of the main thread, from the monotonic time at which the process's recording began.
 
-    Attributes:
-        last: Time up to which is counted.
-        since: Time since which the active phase is active.
-        work: Seconds of all phases that are work.
-        waits: Seconds of all phases in which a rank waits.
+    `last` is the time up to which is counted, `since` when the active phase began; `work` and `waits` are the seconds of
+    all phases that are work, or in which a rank waits.
     """
 
     def __init__(self, families: Families, began: float) -> None:

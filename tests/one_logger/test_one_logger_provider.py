@@ -155,28 +155,22 @@ def test_a_file_of_overrides_that_cannot_be_read_is_refused_with_its_path(
         provider().with_config_override_from_json_file(file)
 
 
-def test_there_is_no_configuration_server_and_the_refusal_says_what_to_do() -> None:
-    with pytest.raises(OneLoggerError, match="with_config_override"):
-        provider().with_config_override_from_config_server("https://config.example.com")
-
-
-def test_configuring_without_a_configuration_is_refused() -> None:
-    with pytest.raises(OneLoggerError, match="no configuration was provided"):
-        provider().configure_provider()
-
-
 @pytest.mark.parametrize(
-    ("call", "argument"),
+    ("call", "arguments", "words"),
     [
-        ("with_base_config", {"application_name": "a"}),
-        ("with_config_override", 5),
-        ("with_exporter", "not an exporter"),
-        ("set_training_telemetry_config", 5),
+        ("with_base_config", ({"application_name": "a"},), "takes a OneLoggerConfig"),
+        ("with_config_override", (5,), "takes a mapping of fields"),
+        ("with_config_override_from_config_server", ("https://config.example.com",), "with_config_override"),
+        ("with_exporter", ("not an exporter",), "is no exporter"),
+        ("set_training_telemetry_config", (5,), "must be a TrainingTelemetryConfig"),
+        ("configure_provider", (), "no configuration was provided"),
     ],
 )
-def test_what_is_no_configuration_is_refused(call: str, argument: Any) -> None:
-    with pytest.raises(OneLoggerError):
-        getattr(provider(), call)(argument)
+def test_what_is_no_configuration_is_refused_in_words(
+    call: str, arguments: tuple[Any, ...], words: str
+) -> None:
+    with pytest.raises(OneLoggerError, match=words):
+        getattr(provider(), call)(*arguments)
 
 
 @pytest.mark.parametrize(
