@@ -174,6 +174,14 @@ class Sidecar:
         self.state.close()
         self.start()
 
+    def break_state(self) -> None:
+        (self.directory / "ledger").rename(self.directory / "away")
+        (self.directory / "ledger").write_text("a file where a directory belongs")
+
+    def mend_state(self) -> None:
+        (self.directory / "ledger").unlink()
+        (self.directory / "away").rename(self.directory / "ledger")
+
     def collect(self) -> Page:
         return Page(self.collector.collect())
 

@@ -259,38 +259,25 @@ PRICED = Tariffs(
 def test_tariffs_make_carbon_water_and_cost_of_energy_and_time(tmp_path: Path) -> None:
     node = Node(tmp_path, PRICED, watts={"GPU-a": 500.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
     node.collect()
-    page = node.after(1000.0 / 2)
-    joules = 250_000.0
+    page = node.after(500.0)
+    joules, eur, gpu = 250_000.0, {"currency": "EUR"}, {"run": "r", "component": "gpu"}
+    grid = {"zone": "DE", "source": "config", "factor": "lifecycle", "kind": "average"}
+    expected: list[tuple[str, dict[str, str], float]] = [
+        ("carbon_grams_total", gpu, joules * 1.5 * 1e-4),
+        ("water_liters_total", {"run": "r", "scope": "site"}, joules / KWH * 1.8),
+        ("water_liters_total", {"run": "r", "scope": "source"}, joules * 1.5 / KWH * 3.6),
+        ("cost_total", {"run": "r", "kind": "electricity", **eur}, joules * 1.5 * 1e-7),
+        ("cost_total", {"run": "r", "kind": "device_time", **eur}, 500 * (0.001 + 0.002)),
+        ("embodied_carbon_grams_total", gpu, 75.0),
+        ("embodied_carbon_grams_total", {"run": "r", "component": "node"}, 500.0),
+        ("pue_ratio", {"source": "config"}, 1.5),
+        ("carbon_intensity_grams_per_joule", grid, 1e-4),
+        ("electricity_price_per_joule", {"source": "config", **eur}, 1e-7),
+        ("device_price_per_second", {"device_type": "node", **eur}, 0.002),
+    ]
 
-    assert page.get("training_carbon_grams_total", run="r", component="gpu") == pytest.approx(
-        joules * 1.5 * 1e-4
-    )
-    assert page.get("training_water_liters_total", run="r", scope="site") == pytest.approx(joules / KWH * 1.8)
-    assert page.get("training_water_liters_total", run="r", scope="source") == pytest.approx(
-        joules * 1.5 / KWH * 3.6
-    )
-    assert page.get("training_cost_total", run="r", kind="electricity", currency="EUR") == pytest.approx(
-        joules * 1.5 * 1e-7
-    )
-    assert page.get("training_cost_total", run="r", kind="device_time", currency="EUR") == pytest.approx(
-        500 * (0.001 + 0.002)
-    )
-    assert page.get("training_embodied_carbon_grams_total", run="r", component="gpu") == pytest.approx(75.0)
-    assert page.get("training_embodied_carbon_grams_total", run="r", component="node") == pytest.approx(500.0)
-    assert page.get("training_pue_ratio", source="config") == 1.5
-    assert page.get(
-        "training_carbon_intensity_grams_per_joule",
-        zone="DE",
-        source="config",
-        factor="lifecycle",
-        kind="average",
-    ) == pytest.approx(1e-4)
-    assert page.get("training_electricity_price_per_joule", currency="EUR", source="config") == pytest.approx(
-        1e-7
-    )
-    assert page.get("training_device_price_per_second", currency="EUR", device_type="node") == pytest.approx(
-        0.002
-    )
+    for name, labels, value in expected:
+        assert page.get(f"training_{name}", **labels) == pytest.approx(value), name
 
 
 def test_carbon_is_added_up_at_the_intensity_of_each_moment(tmp_path: Path) -> None:

@@ -189,21 +189,11 @@ def test_losses_continue_over_restarts_too(sidecar: Sidecar) -> None:
     assert found == reasons
 
 
-def break_state(sidecar: Sidecar) -> None:
-    (sidecar.directory / "ledger").rename(sidecar.directory / "away")
-    (sidecar.directory / "ledger").write_text("a file where a directory belongs")
-
-
-def mend_state(sidecar: Sidecar) -> None:
-    (sidecar.directory / "ledger").unlink()
-    (sidecar.directory / "away").rename(sidecar.directory / "ledger")
-
-
 def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Sidecar) -> None:
     process = a_process()
     records(sidecar, process, 3)
     sidecar.collect()
-    break_state(sidecar)
+    sidecar.break_state()
     records(sidecar, process, 4, sequence=2, alive=False)
 
     sidecar.clock.advance(1)
@@ -218,7 +208,7 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
     assert page.get("exporter_ledger_withheld_ranks") == 1
     assert page.all("exporter_ledger_state_errors_total")[("reason", "failed"),] > 0
     assert process.id in sidecar.feed.files, "its totals are nowhere else yet"
-    mend_state(sidecar)
+    sidecar.mend_state()
     assert sidecar.after(1).count("loss", **RANK_0) == 4
     assert sidecar.feed.files == {}
 

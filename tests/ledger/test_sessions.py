@@ -60,16 +60,6 @@ def reason(page: Page, family: str = "interruptions", run: str = "r") -> dict[st
     return {each: count for each, count in counts.items() if count}
 
 
-def break_state(directory: Path) -> None:
-    (directory / "ledger").rename(directory / "away")
-    (directory / "ledger").write_text("a file where a directory belongs")
-
-
-def mend_state(directory: Path) -> None:
-    (directory / "ledger").unlink()
-    (directory / "away").rename(directory / "ledger")
-
-
 def goodput_names(page: Page) -> set[str]:
     return {spec.name for spec in SPECS} & page.families.keys()
 
@@ -255,13 +245,13 @@ def test_nothing_is_shown_that_could_not_be_saved(tmp_path: Path) -> None:
     first = Watched(sidecar, job=a_job(session_tag="s"))
     steps(first.job, 10)
     first.see()
-    break_state(tmp_path)
+    sidecar.break_state()
     steps(first.job, 1)
     failed = first.see()
     first.kill()
     sidecar.after(10.0)
     held = first.process.id in sidecar.feed.files
-    mend_state(tmp_path)
+    sidecar.mend_state()
     again = sidecar.after(4.0)
 
     assert goodput_names(failed) == set()
