@@ -60,9 +60,9 @@ class Workers:
             if len(self._waiting) >= self._max_waiting:
                 raise BusyError
             job = self._jobs[key] = self._waiting[key] = _Job(key, work)
-            self._begin()
         job.waiters += 1
         try:
+            self._begin()
             # Being late or cancelled leaves the job to the others: `wait` never cancels what it waits for.
             timeout = max(0.0, deadline - asyncio.get_running_loop().time())
             await asyncio.wait([job.result], timeout=timeout)

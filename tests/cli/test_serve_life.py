@@ -120,6 +120,7 @@ def test_a_start_that_cannot_be_is_told_and_has_status_2(
 
 def test_a_second_sidecar_on_one_directory_looks_on(tmp_path: Path) -> None:
     with sidecar(tmp_path) as first, sidecar(tmp_path) as second:
+        wait_until(lambda: second.sample("exporter_feed_owner") is not None)
         owners = [first.sample("exporter_feed_owner"), second.sample("exporter_feed_owner")]
 
     assert owners == [1, 0]
