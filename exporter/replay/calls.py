@@ -20,7 +20,6 @@ from exporter.replay.readings import (
     ONE_NUMBER,
     SAMPLES,
     SEVERAL,
-    SIGNED_FIELDS,
     STRUCTURES,
     SUMMABLE_FIELDS,
     TEXTS,
@@ -219,11 +218,10 @@ def _field_values(asked: Asked, count: Any, array: Any) -> None:
             continue
         if not isfinite(found):
             value.valueType, value.value.dVal = 0, found
-        elif found < 0 and field not in SIGNED_FIELDS:
+        elif found < 0:
             value.valueType, value.value.sllVal = 4, int(found)
         else:
-            # Some drivers say unsigned of limits too; the bits are the same.
-            value.valueType, value.value.sllVal = 3, int(found)
+            value.valueType, value.value.ullVal = 3, int(found)
 
 
 def _field(asked: Asked, readings: dict[int, str], field: int, scope: int) -> float | None:

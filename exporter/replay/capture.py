@@ -30,7 +30,7 @@ from exporter.replay.readings import (
 
 _COUNTERS = ("energy", "throttle_", "nvlink_transmit_", "nvlink_receive_")
 # One reading of a description is behind several of these, so they are written down by their number.
-_SHARED_FIELDS = frozenset({38, 45, 52, 59, 160, *range(173, 184)})
+_SHARED_FIELDS = frozenset({38, 45, 52, 59, 160, 173, 179, 180})
 _METRICS = ((gpm.GRAPHICS_ACTIVITY, *gpm.ACTIVITY, *gpm.ACTIVITY_DETAILS), tuple(gpm.RATES))
 _SECONDS = 2.0
 _ALL_ONES = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})

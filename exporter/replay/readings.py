@@ -72,18 +72,12 @@ FIELDS = {
     77: "throttle_board_limit",
     78: "throttle_low_utilization",
     79: "throttle_reliability",
-    80: "throttle_total_app_clocks",
-    81: "throttle_total_base_clocks",
     82: "memory_temperature",
     91: "nvlinks",
     185: "power_average",
-    193: "tlimit_shutdown",
-    194: "tlimit_slowdown",
-    195: "tlimit_mem_max",
-    196: "tlimit_gpu_max",
     230: "recovery_action",
     **dict.fromkeys((38, 45, 52, 59, 160), "nvlink_errors"),
-    **dict.fromkeys(range(173, 184), "pcie_errors"),
+    **dict.fromkeys((173, 179, 180), "pcie_errors"),
 }
 """Fields of a whole GPU."""
 
@@ -101,8 +95,6 @@ LINK_FIELDS = {
 
 SUMMABLE_FIELDS = frozenset({138, 139})
 """Those that can be asked over all links."""
-
-SIGNED_FIELDS = frozenset({193, 194, 195, 196})
 
 _THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
 _SMOOTHING = "power_smoothing"

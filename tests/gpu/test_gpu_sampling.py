@@ -183,14 +183,6 @@ def test_lists_of_a_wrong_length_and_text_that_is_none_cost_only_themselves() ->
     assert len(values(families, "gpu_info")) == 2
 
 
-def test_limits_below_zero_are_what_they_are() -> None:
-    described = SMALL.replace("event_types:", "tlimit_shutdown: -8\n      event_types:")
-    families = replay(machine(described), 10, details=True).families()
-
-    margins = values(families, "gpu_temperature_margin_celsius")
-    assert {labels[2]: number for labels, number in margins.items()} == {"shutdown": -8}
-
-
 def test_process_ids_that_cannot_be_are_garbage() -> None:
     described = SMALL.replace("gpus:", "    processes: [{pid: 4294967290, memory: 1}]\ngpus:")
     played = replay(machine(described), 10)

@@ -139,9 +139,9 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
     ),
     _gauge(
         "gpu_temperature_margin_celsius",
-        "How far the temperature is from the nearest limit (threshold nearest); with details also where each limit lies relative to it, negative beyond it. Absent before Ada.",
-        "nvmlDeviceGetMarginTemperature, fields 193 to 196",
-        ("temperature_margin", "temperature_limit"),
+        "How far the temperature is from the nearest limit, negative beyond it. Absent before Ada.",
+        "nvmlDeviceGetMarginTemperature",
+        "temperature_margin",
         "threshold",
     ),
     _gauge(
@@ -235,8 +235,8 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
     ),
     _counter(
         "gpu_pcie_errors_total",
-        "Errors of the PCIe link: correctable, non_fatal, fatal; with details finer kinds. Absent on older drivers.",
-        "fields 173 to 183",
+        "Errors of the PCIe link: correctable, non_fatal, fatal. Absent on older drivers.",
+        "fields 173, 179, 180",
         {"pcie_errors": _PLAIN},
         "kind",
     ),

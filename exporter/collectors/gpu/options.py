@@ -49,7 +49,7 @@ class GpuOptions:
     details: bool = field(
         default=False,
         metadata=_help(
-            "Also further limits and clocks, aggregate errors and finer kinds, about 40 more series a GPU; and NVML's cost by function."
+            "Also further limits and clocks, aggregate errors and finer kinds, about 20 more series a GPU; and NVML's cost by function."
         ),
     )
     per_link: bool = field(default=False, metadata=_help("Tell NVLinks apart instead of adding them up."))

@@ -42,9 +42,6 @@ Field = int | tuple[int, int]
 
 _FIELDS_CALL = "nvmlDeviceGetFieldValues"
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-# Limits of temperature are negative, also where the driver says that they are unsigned.
-_SIGNED_FIELDS = frozenset({193, 194, 195, 196})
-_SIGNED = {1: 5, 2: 4, 3: 4}
 _LONGEST_TEXT = 128
 
 
@@ -230,7 +227,6 @@ def field_item(field: Field) -> str:
 def _number_of(value: Any) -> float | None:
     """The member of NVML's value union that its type code names; None where that is no number."""
     kind = value.valueType
-    kind = _SIGNED.get(kind, kind) if value.fieldId in _SIGNED_FIELDS else kind
     if not 0 <= kind < len(_UNION_MEMBERS):
         return None
     number: float = getattr(value.value, _UNION_MEMBERS[kind])

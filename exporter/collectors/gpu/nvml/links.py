@@ -12,17 +12,6 @@ from exporter.collectors.gpu.nvml.units import count
 from exporter.collectors.gpu.options import GpuOptions
 
 _PCIE_ERRORS = {173: "correctable", 179: "non_fatal", 180: "fatal"}
-_PCIE_ERRORS_DETAILS = {
-    174: "naks_received",
-    175: "receiver",
-    176: "bad_tlp",
-    177: "naks_sent",
-    178: "bad_dllp",
-    181: "unsupported_request",
-    182: "lcrc",
-    183: "lane",
-}
-
 _NVLINK_COUNT = 91
 _MOST_LINKS = 36
 _LINKS_OF_OLD_DRIVERS = 18
@@ -81,9 +70,9 @@ class Links:
     def read_slow(self, out: Out) -> None:
         """Read which links there are, and their errors."""
         device, options = self._device, self._options
-        types = {**_PCIE_ERRORS, **_PCIE_ERRORS_DETAILS} if options.details else _PCIE_ERRORS
-        found = device.counts(types)
-        out["pcie_errors"] = {types[field]: found[field] for field in types if field in found} or None
+        found = device.counts(_PCIE_ERRORS)
+        errors = {name: found[field] for field, name in _PCIE_ERRORS.items() if field in found}
+        out["pcie_errors"] = errors or None
         number = device.counts((_NVLINK_COUNT,)).get(_NVLINK_COUNT)
         # Drivers that do not tell the number say of each link that is not there that it is not supported.
         links = range(min(number, _MOST_LINKS) if number else _LINKS_OF_OLD_DRIVERS)

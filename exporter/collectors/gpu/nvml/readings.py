@@ -52,7 +52,6 @@ class Question:
 MEMORY_V2 = 0x02000028
 """The version of NVML's structure that tells apart what the driver reserves."""
 
-_LIMITS = ("shutdown", "slowdown", "mem_max", "gpu_max")
 _MOST_ACTIONS = 64
 
 
@@ -132,11 +131,7 @@ SLOW = (
             name,
             details=name != "slowdown",
         )
-        for number, name in enumerate(_LIMITS)
-    ),
-    *(
-        Question("temperature_limit", 193 + place, celsius, label=name, details=True)
-        for place, name in enumerate(_LIMITS)
+        for number, name in enumerate(("shutdown", "slowdown", "mem_max", "gpu_max"))
     ),
     *(
         Question(
@@ -177,14 +172,13 @@ _THROTTLE = dict(
         ("sw_power_cap", "thermal", "sync_boost", "board_limit", "low_utilization", "reliability"), start=74
     )
 )
-_THROTTLE_DETAILS = {80: "total_app_clocks", 81: "total_base_clocks"}
 _THROTTLE_FIRST = {251: "sw_thermal", 252: "hw_thermal", 253: "hw_power_brake"}
 _THROTTLE_MOVED = {269: "sw_thermal", 270: "hw_thermal", 271: "hw_power_brake"}
 
 
-def throttle_fields(driver_version: str, *, details: bool) -> dict[int, str]:
+def throttle_fields(driver_version: str) -> dict[int, str]:
     """Give the ids to ask for on a driver, with the reason for which each counts nanoseconds."""
-    found = {**_THROTTLE, **_THROTTLE_DETAILS} if details else dict(_THROTTLE)
+    found = dict(_THROTTLE)
     parts = driver_version.split(".")
     if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
         return found

@@ -199,7 +199,7 @@ class Sampler:
         driver = self._text("nvmlSystemGetDriverVersion")
         nvml = self._text("nvmlSystemGetNVMLVersion")
         cuda = self._text("nvmlSystemGetCudaDriverVersion_v2")
-        self._throttling = readings.throttle_fields(driver, details=self._options.details)
+        self._throttling = readings.throttle_fields(driver)
         count = min(self._library.call("nvmlDeviceGetCount"), MOST_GPUS)
         self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
