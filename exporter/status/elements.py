@@ -165,14 +165,9 @@ def energy(joules: float | None) -> str:
     return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else number(joules, "J")
 
 
+_WORDS = {"seconds": duration, "bytes": size, "ratio": share, "joules": energy}
+
+
 def quantity(value: float | None, unit: str) -> str:
     """A number in a base unit of Prometheus."""
-    if unit == "seconds":
-        return duration(value)
-    if unit == "bytes":
-        return size(value)
-    if unit == "ratio":
-        return share(value)
-    if unit == "joules":
-        return energy(value)
-    return number(value)
+    return _WORDS[unit](value) if unit in _WORDS else number(value)
