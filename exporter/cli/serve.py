@@ -34,7 +34,6 @@ from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.scheduler import Scheduler
 from exporter.errors import FeedError, StateError
-from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid, prepare_directory
@@ -186,6 +185,8 @@ class Sidecar:
         self._trusted = is_trusted(self.feed_directory, own_uid())
         self._page = Page(max_series=configuration.exposition.max_series)
         self._reloader = Reloader(configuration, read=read, apply=self._apply)
+        self.metrics, self.reload = self._page.render, self._reloader.reload
+        self.reload_soon = self._reloader.reload_soon
         self._history = History()
         self._scheduler = Scheduler(
             publish=self._publish, withdraw=self._page.withdraw, unwatched=self._seconds_unwatched
@@ -198,6 +199,7 @@ class Sidecar:
             enable_lifecycle=configuration.web.enable_lifecycle,
             telemetry_path=configuration.web.telemetry_path,
         )
+        self.next_expected_scrape = self._server.next_expected_scrape
         self._reader = FeedReader(self.feed_directory, max_bytes=configuration.feed.max_file_size)
         # Two sidecars of one host may share a state directory, each with a feed directory of its own.
         keeper = f"{socket.gethostname()}:{self.feed_directory}"
@@ -268,10 +270,6 @@ class Sidecar:
 
     # What changes while it runs -------------------------------------------------------------------------
 
-    def reload_soon(self) -> None:
-        """Reload for a signal, whose sender learns of problems from the log."""
-        self._reloader.reload_soon()
-
     def _apply(self, old: Configuration, new: Configuration) -> None:
         if new.log != old.log:
             self._logs.configure(level=new.log.level, form=new.log.format)
@@ -288,10 +286,6 @@ class Sidecar:
             _log.info("NVML is let go of; send the signal again to take it back", extra=about)
         else:
             _log.info("NVML is taken again", extra=about)
-
-    def next_expected_scrape(self) -> float | None:
-        """When a regular scraper is due, monotonic seconds; None without one."""
-        return self._server.next_expected_scrape()
 
     def _seconds_unwatched(self) -> float:
         due = self._server.next_expected_scrape()
@@ -312,10 +306,6 @@ class Sidecar:
             self._scheduler.run_soon(ProcessMemoryCollector.name)  # which has a slow interval
 
     # What the web server asks for -----------------------------------------------------------------------
-
-    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-        """The page."""
-        return self._page.render(form, names)
 
     def not_ready(self) -> str | None:
         """Why a scrape would be wrong now: totals without their past would step back."""
@@ -340,10 +330,6 @@ class Sidecar:
         )
         seen = view(about, Readings(self._page.snapshot()), self._history, self._scheduler.statuses())
         return Document(render_status(seen), policy())
-
-    def reload(self) -> None:
-        """Read the configuration again and use it; raises ConfigurationError, and the old one stays."""
-        self._reloader.reload()
 
     def configuration(self) -> str:
         """The configuration in force, as YAML."""

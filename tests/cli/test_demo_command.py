@@ -17,7 +17,7 @@ import pytest
 from run_support import environment, finished, free_port, page, processes_naming, started
 from waiting import wait_until
 
-from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, CYCLE_STEPS, crashes
+from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP
 
 STEPS = re.compile(r'^demo_step_duration_seconds_count\{(?:.*,)?rank="(\d)".*\} (\S+)$', re.MULTILINE)
 PHASES = re.compile(r'^training_phase_seconds_total\{phase="(\w+)"', re.MULTILINE)
@@ -164,10 +164,3 @@ def test_a_directory_that_another_exporter_serves_is_refused(tmp_path: Path) -> 
 
     assert ended.returncode == 2
     assert "another exporter serves this feed directory" in ended.stderr
-
-
-def test_a_restarted_rank_gets_past_the_step_at_which_it_was_killed() -> None:
-    first, second = (next(n for n in range(1000) if crashes(1, n, attempt)) for attempt in (0, 1))
-
-    assert second - first == CYCLE_STEPS
-    assert not any(crashes(0, step, attempt=0) for step in range(1000))

@@ -249,13 +249,6 @@ def test_a_sidecar_that_refuses_to_start_is_not_started_again(feed: Path, tmp_pa
     assert (ended.stderr, lines(starts)) == (FIRST_LINE, ["x"])
 
 
-def test_a_sidecar_that_cannot_even_be_started_does_not_harm_the_job(feed: Path) -> None:
-    ended = supervised(feed, ["sh", "-c", "sleep 0.2; exit 4"], ["/no/such/python"])
-
-    assert ended.returncode == 4
-    assert "cannot be started" in ended.stderr
-
-
 def test_the_sidecar_has_a_session_of_its_own_and_no_input(feed: Path, tmp_path: Path) -> None:
     note = tmp_path / "note"
     look = f"cut -d' ' -f1,6 /proc/self/stat > {note}.new; readlink /proc/self/fd/0 >> {note}.new; mv {note}.new {note}"

@@ -18,15 +18,7 @@ import pytest
 from run_support import lines, noting_job, processes_naming, started, supervise_command
 from waiting import wait_until
 
-PASSED_ON = [
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGALRM,
-    signal.SIGWINCH,
-]
+PASSED_ON = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGWINCH]
 
 # Makes standard input the controlling terminal, and itself the foreground process group.
 TAKE_TERMINAL = """

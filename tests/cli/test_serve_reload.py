@@ -100,13 +100,6 @@ def test_http_answers_with_the_problems(tmp_path: Path, file: Path) -> None:
     assert f'{file}:1:1: nonsense: unknown key "nonsense"' in bad[1]
 
 
-def test_http_does_not_reload_unless_it_was_allowed(tmp_path: Path, file: Path) -> None:
-    with sidecar(tmp_path, f"--config.file={file}") as running:
-        status, _ = running.ask("/-/reload", "POST")
-
-    assert status == 403
-
-
 def test_what_needs_a_restart_keeps_its_value_and_is_told_once(tmp_path: Path, file: Path) -> None:
     with sidecar(tmp_path, f"--config.file={file}") as running:
         file.write_text("exposition: {max_series: 500}\nstate: {dir: other}\nlog: {level: warn}")

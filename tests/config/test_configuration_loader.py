@@ -95,11 +95,6 @@ def problems(text: str | bytes) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "\ufeff", "{}"])
-def test_an_empty_file_gives_the_defaults(text: str) -> None:
-    assert load(text, "f.yaml", Root) == Root()
-
-
 def test_every_type_is_read() -> None:
     text = """
 leaf:
