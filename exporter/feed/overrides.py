@@ -33,9 +33,6 @@ _KEYS = frozenset(
     )
 )
 
-Stamp = tuple[int, int, int, int]
-"""Device, inode, time of the last change in nanoseconds, size: another one is another file."""
-
 
 def write_overrides(
     directory: str | os.PathLike[str], rules: Sequence[Mapping[str, object]], *, trusted: bool | None = None
@@ -60,15 +57,6 @@ def write_overrides(
         replace_file(path, data, temporary=path + ".tmp", mode=SHARED_MODE if trusted else OWN_MODE)
     except OSError as error:
         raise _unusable(f"cannot write {OVERRIDES} ({error.strerror})", directory) from error
-
-
-def overrides_stamp(directory: str | os.PathLike[str]) -> Stamp | None:
-    """Tell one state of the file from another by a single stat; None while there is no file."""
-    try:
-        found = os.stat(os.path.join(directory, OVERRIDES), follow_symlinks=False)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_overrides(
@@ -119,7 +107,7 @@ class OverridesReader:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = directory
-        self._stamp: Stamp | None = None
+        self._stamp: tuple[int, int, int] | None = None
 
     def changed_rules(self) -> tuple[Mapping[str, object], ...] | None:
         """Read the rules if they are others than at the last call (else None); none when the file has gone.
@@ -127,7 +115,11 @@ class OverridesReader:
         Raises as `read_overrides`, once for each state of the file.
         """
         # Taken before reading: what is written in between is another file at the next call.
-        stamp = overrides_stamp(self._directory)
+        try:
+            found = os.stat(os.path.join(self._directory, OVERRIDES), follow_symlinks=False)
+            stamp = found.st_ino, found.st_mtime_ns, found.st_size
+        except OSError:
+            stamp = None
         if stamp == self._stamp:
             return None
         self._stamp = stamp

@@ -40,8 +40,6 @@ MAX_DECODED_BYTES = 64 << 20
 """What the Stats of all files together may cost in memory; beyond it Stats are left out and counted."""
 LEAST_ROOM_BYTES = 1 << 20
 """So much each file has in any case, for the exporter's own families."""
-MAX_TOTAL_BYTES = 8 * MAX_BYTES
-"""Bound of all snapshots together, so that a crowded directory cannot fill the sidecar's memory."""
 SETTLE_SECONDS = 5.0
 """A process that is not seen to have ended counts as dead for `remove` when its file has been still for so long:
 a job that closed all its descriptors has lost its lock too, until it next writes."""
@@ -83,7 +81,6 @@ class _Known:
     """What the last look has found in one file, so that a file that did not change is not read again."""
 
     state: tuple[object, ...] = ()
-    size: int = 0
     outcome: Snapshot | str = ""  # what the file holds, or why it is refused
     sequence: int | None = None  # of the last good snapshot
     changed: float = 0.0  # when that was first seen, by the reader's monotonic clock
@@ -111,13 +108,12 @@ class FeedReader:
         clock: Callable[[], float] = time.time,
         max_bytes: int = MAX_BYTES,
         max_files: int = MAX_FILES,
-        max_total_bytes: int = MAX_TOTAL_BYTES,
         trusted: bool | None = None,
     ) -> None:
         self._directory = os.fspath(directory)
         self._trusted = is_trusted(directory, own_uid()) if trusted is None else trusted
         self._monotonic, self._clock = monotonic, clock
-        self._max_bytes, self._max_files, self._max_total_bytes = max_bytes, max_files, max_total_bytes
+        self._max_bytes, self._max_files = max_bytes, max_files
         self._known: dict[str, _Known] = {}
         self._decoded = 0
         self._leftovers: dict[str, float] = {}
@@ -212,7 +208,7 @@ class FeedReader:
         entries: list[FeedEntry] = []
         refused: list[tuple[str, str]] = []
         known: dict[str, _Known] = {}
-        files, room = 0, self._max_total_bytes
+        files = 0
         self._decoded = sum(each.decoder.cost for name, each in self._known.items() if name in names)
         for name in sorted([name for name in names if name.endswith(FEED)], key=self._precedence):
             each = self._known.get(name) or _Known()
@@ -221,7 +217,7 @@ class FeedReader:
                 if process_of(name) is None or files > self._max_files:
                     reason = "name" if process_of(name) is None else "too_many"
                     raise _RefusedError(reason)  # noqa: TRY301  # one way out for every refusal
-                pid = self._look(directory, name, each, owner=owner, room=room)
+                pid = self._look(directory, name, each, owner=owner)
                 known[name] = each
                 if isinstance(each.outcome, str):
                     raise _RefusedError(each.outcome)  # noqa: TRY301  # likewise
@@ -234,7 +230,6 @@ class FeedReader:
             else:
                 age = max(0.0, self._monotonic() - each.changed)
                 entries.append(FeedEntry(each.outcome, pid is not None, age, pid or None))
-                room -= each.size
         self._known = known
         entries.sort(key=lambda entry: (entry.snapshot.process.started, entry.snapshot.process.id))
         return Scan(tuple(entries), tuple(refused))
@@ -246,7 +241,7 @@ class FeedReader:
             return 1, name
         return (2 if isinstance(known.outcome, str) else 0), name
 
-    def _look(self, directory: int, name: str, known: _Known, *, owner: int | None, room: int) -> int | None:
+    def _look(self, directory: int, name: str, known: _Known, *, owner: int | None) -> int | None:
         """Bring what is known of a file up to date; gives the holder of its lock."""
         try:
             # Before reading: what is read of a process that is dead by then is the last that it wrote.
@@ -259,12 +254,10 @@ class FeedReader:
                 raise _RefusedError("owner")
             if found.st_size > self._max_bytes:
                 raise _RefusedError("too_large")
-            if found.st_size > room:
-                raise _RefusedError("too_many")
             state = _state(descriptor, found)
             if state != known.state:
                 self._decode(read_up_to(descriptor, found.st_size), name, known, modified=found.st_mtime)
-                known.state, known.size = state, found.st_size
+                known.state = state
         finally:
             os.close(descriptor)
         known.pid = pid or known.pid
@@ -295,7 +288,7 @@ class FeedReader:
             return
         now = self._monotonic()
         processes = {process for each in names if (process := process_of(each)) is not None}
-        empty = {name for name, each in self._known.items() if each.state and not each.size}
+        empty = {name for name, each in self._known.items() if each.state[2:3] == (0,)}
         orphans = processes - {name.removesuffix(FEED) for name in names if name not in empty}
         self._leftovers = {process: self._leftovers.get(process, now) for process in orphans}
         for process, seen in self._leftovers.items():

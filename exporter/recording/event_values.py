@@ -104,11 +104,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
     """Make plain values of anything; what needs no change is given back as it is.
 
     Numbers of numpy and torch scalars in the machine's own memory become plain numbers; None is left out; all else
-    becomes short text. No value on a GPU is waited for.
-
-    Args:
-        data: By name.
-        refuse: Called with the name of what cannot be converted, which is left out.
+    becomes short text. No value on a GPU is waited for. What cannot be converted is left out and its name refused.
     """
     if _is_plain(data, LONGEST_TEXT):
         return data  # type: ignore[return-value]  # as just seen
@@ -194,11 +190,7 @@ def check_severity(severity: object) -> str:
 
 
 def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str, Datum]:
-    """Take plain values; what needs no change is given back as it is.
-
-    Args:
-        data: Them.
-        whole: Whether a text beyond `LONGEST_TEXT` stays as it is; it is cut otherwise.
+    """Take plain values, texts beyond `LONGEST_TEXT` cut unless `whole`; what needs no change is given back as it is.
 
     Raises:
         TypeError: A value is no str, float, int or bool, or a name no str.

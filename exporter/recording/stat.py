@@ -388,15 +388,9 @@ def metric(
 ) -> Callable[[float], None]:
     """Make a series of a family without windows, for faces and bridges; a counter is 0 from then on.
 
-    The family is declared in the sidecar (`exporter.ledger.admission`), which admits nothing else to its name.
-
-    Args:
-        kind: `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`.
-        name: With dots: `training.elastic.restarts` is `training_elastic_restarts_total`.
-        unit: A base unit.
-        labels: Of this series; the names are the same for every series of a family.
-        buckets: Of a histogram; None for a choice that suits the unit.
-        own: Whether the name is one of the exporter's own; False for one that the job has chosen.
+    The kind is `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`; the
+    counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. A name of the exporter's own is declared
+    in the sidecar (`exporter.ledger.admission`), which admits nothing else to it.
 
     Returns:
         `add`, which takes any int or float, never raises and never waits. A DefinitionError is raised as by `Stat`.

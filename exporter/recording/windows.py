@@ -33,12 +33,7 @@ class WindowClock:
     """Cuts time into windows aligned to multiples of their length on the wall clock.
 
     All ranks' windows cover the same seconds, since all align to the same multiples; a window's end is then
-    waited for on the monotonic clock, so that a slewed or stepped wall clock never stretches it.
-
-    Attributes:
-        started: Unix time at which the present window began.
-        ended: Unix time at which it is to end: a multiple of the length.
-        due: Monotonic time of that end.
+    waited for on the monotonic clock (`due`), so that a slewed or stepped wall clock never stretches it.
     """
 
     __slots__ = ("_offset", "_seconds", "due", "ended", "started")
@@ -97,11 +92,7 @@ class Window:
     """What the samples of one open window add up to; only what the wanted aggregations need is computed.
 
     Attributes:
-        samples: How many there are.
         needs_order: Whether a quantile is wanted, so that `add` needs all samples sorted.
-        last: The latest.
-        low: The smallest.
-        high: The largest.
         deviation: Sum of their squared deviations from the mean, where STDDEV is wanted.
     """
 

@@ -10,7 +10,7 @@ import pytest
 from feed_support import mounted, needs_root
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
-from exporter.feed.overrides import OverridesReader, overrides_stamp, read_overrides, write_overrides
+from exporter.feed.overrides import OverridesReader, read_overrides, write_overrides
 from exporter.recording.definition import check_rules
 
 RULES = (
@@ -37,7 +37,6 @@ def test_what_is_written_is_what_is_read_and_what_recording_takes(tmp_path: Path
 def test_no_file_and_no_directory_are_no_rules(tmp_path: Path) -> None:
     assert read_overrides(tmp_path) is None
     assert read_overrides(tmp_path / "missing") is None
-    assert overrides_stamp(tmp_path / "missing") is None
     assert OverridesReader(tmp_path / "missing").changed_rules() is None
 
 

@@ -316,16 +316,6 @@ def test_a_crowd_of_empty_files_hides_no_later_job_and_is_cleared(tmp_path: Path
     reader.release_ownership()
 
 
-def test_all_files_together_are_bounded_too(tmp_path: Path) -> None:
-    processes = [publish_once(tmp_path) for _ in range(4)]
-    size = (tmp_path / f"{processes[0]}.feed").stat().st_size
-
-    scan = FeedReader(tmp_path, max_total_bytes=2 * size + 100).scan()
-
-    assert len(scan.entries) == 2
-    assert [reason for _, reason in scan.refused] == ["too_many"] * 2
-
-
 # The directory itself
 
 

@@ -23,13 +23,7 @@ SETTLE_SECONDS = 0.01
 
 
 class JsonLinesHandler:
-    """Appends events to a file.
-
-    Args:
-        path: `{run}`, `{rank}` and `{pid}` in it stand for those of the process. Missing directories are made.
-        max_bytes: As for `LinesFile`.
-        backups: As for `LinesFile`.
-    """
+    """Appends events to a file; `{run}`, `{rank}` and `{pid}` in its path stand for those of the process."""
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 64 << 20, backups: int = 5) -> None:
         self._pattern = os.path.abspath(os.fspath(path))  # noqa: PTH100  # before the job changes its directory
@@ -85,13 +79,8 @@ def filled(pattern: str, run: str, rank: int | None) -> Path:
 class LinesFile:
     """Appends lines to files.
 
-    Args:
-        max_bytes: A file that would become larger is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on.
-        backups: Rotated files that are kept; 0 keeps none.
-
-    Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: `max_bytes` is below 1024, or `backups` is not from 0 to 1000.
+    One that would become larger than `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, of which
+    so many `backups` are kept. Raises TypeError and ValueError: at least 1024 bytes, 0 to 1000 backups.
     """
 
     def __init__(self, *, max_bytes: int, backups: int) -> None:

@@ -27,10 +27,6 @@ class EventsFromLogs(logging.Handler):
     The event's type is the same for all, since a logger's name in a label would be one series for each; the
     name, the place and what was raised are data. What handlers of events log is passed over, and so are records that
     were made of events, also where another thread hands them on.
-
-    Args:
-        level: The least level of a record that becomes an event.
-        type: The type of the events.
     """
 
     def __init__(
@@ -63,11 +59,7 @@ class EventsFromLogs(logging.Handler):
 
 
 class LogRecords:
-    """Logs a record for each event.
-
-    Args:
-        logger: The logger, or its name.
-    """
+    """Logs a record for each event."""
 
     def __init__(self, logger: logging.Logger | str = "exporter.events") -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger

@@ -1,37 +1,23 @@
 """TensorBoard: the numbers of events as scalars, their messages as texts.
 
-Used in the training process, on its delivery's thread, when the user has a SummaryWriter; nothing of TensorBoard
+Used in the training process, on its worker's thread, when the user has a SummaryWriter; nothing of TensorBoard
 is imported here.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from exporter.recording.event_values import Event
-
-
-class Writer(Protocol):
-    """What is needed of a `SummaryWriter`."""
-
-    def add_scalar(self, tag: str, scalar_value: float, *, global_step: int | None, walltime: float) -> Any:
-        """Add one point."""
-        ...
-
-    def add_text(self, tag: str, text_string: str, *, global_step: int | None, walltime: float) -> Any:
-        """Add one text."""
-        ...
 
 
 class TensorBoardHandler:
     """Adds each number as `<type>/<name>` and the message as `<type>/message`, at the event's time.
 
-    Args:
-        writer: A `torch.utils.tensorboard.SummaryWriter`, or what has its `add_scalar` and `add_text`.
-        step: The datum that is the global step, where it is a whole number.
+    The writer is a `SummaryWriter`, or what has its `add_scalar` and `add_text`; `step` names the datum that is the step.
     """
 
-    def __init__(self, writer: Writer, *, step: str = "step") -> None:
+    def __init__(self, writer: Any, *, step: str = "step") -> None:
         self._writer = writer
         self._step = step
 
