@@ -26,7 +26,7 @@ from exporter.recording.event_values import (
     convert_data,
     find_severity,
 )
-from exporter.recording.handle import Adapt, EventHandler, Handle, LateEvent, RawEvent, name_of
+from exporter.recording.handle import Adapt, EventHandler, Handle, RawEvent, name_of
 from exporter.recording.identity import clean_text
 from exporter.recording.values import NO_EVENTS, EventsReading
 from exporter.recording.worker import end_all, shown
@@ -51,7 +51,7 @@ class EventLog(KindTable):
         self.identify: Callable[[], tuple[str, int | None]] = lambda: ("", None)
         self.current_span: Callable[[], str | None] = lambda: None
         self.active: tuple[Handle, ...] = ()
-        self.latest: deque[RawEvent | LateEvent | Event] = deque(maxlen=RECENT_EVENTS)
+        self.latest: deque[Any] = deque(maxlen=RECENT_EVENTS)
         super().__init__()
 
     def _begin_counts(self) -> None:
@@ -315,14 +315,15 @@ class EventLog(KindTable):
     def record(
         self,
         kind: Kind,
-        late: RawEvent | LateEvent,
+        late: Any,
         happened: float | datetime,
         origin: object = None,
         payload: Callable[[], Mapping[str, object]] | None = None,
     ) -> None:
         """Count an event of an enabled kind and hand it on.
 
-        It is made of `late` and `payload` if anybody wants it; handlers of a face get `origin`, the object that was logged.
+        It is made of `late` and `payload` if anybody wants it: a RawEvent, or what a face has in its place, whose `raw()`
+        gives one. Handlers of a face get `origin`, the object that was logged, by way of `late.logged(origin)`.
         """
         kind.count()
         kind.occurrences.last = happened

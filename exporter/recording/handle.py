@@ -39,18 +39,6 @@ class EventHandler(Protocol):
         ...
 
 
-class LateEvent(Protocol):
-    """An event of a face that was not made into an `Event` yet."""
-
-    def raw(self) -> RawEvent:
-        """What an `Event` is made of."""
-        ...
-
-    def logged(self, origin: object) -> object:
-        """The object that was logged together with what it was then, for `adapt`."""
-        ...
-
-
 class Handle:
     """A registered handler: the way to unregister it, and what has become of its events.
 

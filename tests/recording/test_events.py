@@ -69,23 +69,6 @@ def test_an_event_may_have_happened_before_it_is_logged(events: EventLog) -> Non
     assert events.reading().last == {("gpu.done", "info"): 9.0}
 
 
-def test_ids_are_all_different_over_threads(events: EventLog) -> None:
-    told: deque[Event] = deque()
-    events.register(told.append)
-
-    def work() -> None:
-        for _ in range(2000):
-            events.log("a")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len({event.id for event in told}) == 8000
-
-
 def test_counts_are_exact_over_threads(events: EventLog) -> None:
     def work() -> None:
         for number in range(20_000):

@@ -60,19 +60,6 @@ def test_an_orderly_end_loses_no_event_and_tells_every_handler(feed: Path, endin
     assert written(feed) == list(range(2000))
 
 
-def test_sigkill_loses_at_most_what_was_not_flushed(feed: Path) -> None:
-    program = f"""{WRITES}
-        for n in range(100):
-            log("a", n=n)
-        time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    run(feed, program, check=False)
-
-    assert only(feed).counts == {("a", "info"): 100}
-    assert written(feed) == list(range(100))
-
-
 def test_a_handler_that_hangs_holds_up_the_exit_for_two_seconds_at_most(feed: Path) -> None:
     program = """
         import time, exporter
@@ -146,34 +133,6 @@ def test_a_fork_while_others_log_never_hangs(feed: Path) -> None:
     run(feed, program)
 
     assert len(snapshots(feed)) == 21
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_children_of_multiprocessing_lose_no_event_though_they_skip_exit_handlers(
-    feed: Path,
-    method: str,
-) -> None:
-    program = f"""
-        import multiprocessing, exporter
-        def work(number):
-            for _ in range(500):
-                exporter.log(f"child.{{number}}")
-        if __name__ == "__main__":
-            exporter.log("parent")
-            context = multiprocessing.get_context("{method}")
-            children = [context.Process(target=work, args=(number,)) for number in (1, 2)]
-            for child in children:
-                child.start()
-            for child in children:
-                child.join()
-    """
-    run(feed, program)
-    counts: dict[tuple[str, str], int] = {}
-    for snapshot in snapshots(feed):
-        for pair, number in snapshot.recording.events.counts.items():
-            counts[pair] = counts.get(pair, 0) + number
-
-    assert counts == {("parent", "info"): 1, ("child.1", "info"): 500, ("child.2", "info"): 500}
 
 
 def test_a_process_of_events_alone_leaves_a_file_and_one_without_any_does_not(feed: Path) -> None:

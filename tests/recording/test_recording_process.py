@@ -88,10 +88,11 @@ def test_an_orderly_end_loses_nothing(feed: Path, ending: str) -> None:
 def test_an_abrupt_end_loses_at_most_one_flush_interval(feed: Path, ending: str) -> None:
     program = f"""
         import os, signal, time
-        from exporter import Stat
+        from exporter import Stat, log
         loss = Stat("train.loss", ["mean"])
         for step in range(100):
             loss.add(1.0)
+            log("step")
         time.sleep(1.0)
         loss.add(1.0)
         {ending}
@@ -99,6 +100,7 @@ def test_an_abrupt_end_loses_at_most_one_flush_interval(feed: Path, ending: str)
     run(feed, program, check=False)
 
     assert only(feed).count in {100, 101}
+    assert snapshots(feed)[0].recording.events.counts == {("step", "info"): 100}
     assert not snapshots(feed)[0].recording.final
 
 
@@ -181,11 +183,12 @@ def test_children_of_multiprocessing_lose_nothing_though_they_skip_exit_handlers
 ) -> None:
     program = f"""
         import multiprocessing
-        from exporter import Stat
+        from exporter import Stat, log
         loss = Stat("train.loss", ["mean"])
         def work(number):
             for _ in range(1000):
                 loss.add(float(number))
+                log(f"child.{{number}}")
         if __name__ == "__main__":
             context = multiprocessing.get_context("{method}")
             children = [context.Process(target=work, args=(number,)) for number in (1, 2)]
@@ -202,8 +205,10 @@ def test_children_of_multiprocessing_lose_nothing_though_they_skip_exit_handlers
         for reading in snapshot.recording.stats
         if reading.count
     )
+    counts = dict(pair for snapshot in snapshots(feed) for pair in snapshot.recording.events.counts.items())
 
     assert totals == [(1, 5.0), (1000, 1000.0), (1000, 2000.0)]
+    assert counts == {("child.1", "info"): 1000, ("child.2", "info"): 1000}
 
 
 def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -89,22 +88,6 @@ def test_a_generator_is_timed_from_its_first_step_to_its_end() -> None:
     assert asyncio.run(consume()) == [1]
     assert len(samples) == 2
     assert min(samples) > 0.008
-
-
-def test_a_decorated_function_is_safe_for_threads_and_recursion() -> None:
-    timer, samples = timed()
-
-    @timer
-    def depth(levels: int) -> int:
-        return 0 if levels == 0 else 1 + depth(levels - 1)
-
-    threads = [threading.Thread(target=depth, args=(9,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(samples) == 40
 
 
 def test_a_stat_times_in_seconds_and_refuses_other_units() -> None:
