@@ -321,7 +321,7 @@ def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> No
                 assert snapshot.recording.stats[-1].count - snapshot.sequence == 0
                 survived.append(snapshot.sequence)
 
-    assert max(survived) > 5
+    assert max(survived) > 1  # killed amid a flood, not only before it
     assert len(FeedReader(tmp_path).scan().entries) >= len(survived)
 
 
