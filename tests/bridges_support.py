@@ -119,6 +119,19 @@ class Job:
                 found[phase[1]] = found.get(phase[1], 0) + int(value)
         return found
 
+    def number(self, run: str, what: str) -> float | None:
+        """A number of a run: `FAMILY LABEL=VALUE…`, without `training_`; `phase NAME`, its entries; `gauge NAME`, printed."""
+        name, *rest = what.split()
+        if name == "phase":
+            return self.phases(run).get(rest[0], 0)
+        if name == "gauge":
+            return self.told()[run][f"training.{rest[0]}"]
+        return self.value(f"training_{name}", run, **dict(label.split("=") for label in rest))
+
+    def numbers(self, run: str, wanted: Mapping[str, float | None]) -> dict[str, float | None]:
+        """The numbers of a run that are wanted."""
+        return {what: self.number(run, what) for what in wanted}
+
     def told(self) -> dict[str, dict[str, float]]:
         """The lines `NAME {gauges}` that it printed."""
         lines = [line.partition(" ") for line in self.done.stdout.splitlines() if " {" in line]

@@ -32,11 +32,7 @@ def install() -> None:
 
 
 def tracker() -> Any:
-    """Make a tracker for `log_with`.
-
-    Raises:
-        ImportError: Accelerate is not installed.
-    """
+    """Make a tracker for `log_with`. Raises ImportError: Accelerate is not installed."""
     torch_loop.loop_source()
     _watch(import_module("accelerate.accelerator"))
     base: Any = import_module("accelerate.tracking").GeneralTracker

@@ -22,7 +22,7 @@ from typing import Any
 
 from exporter.bridges.patching import patch, when_imported
 from exporter.elastic.events.handlers import PrometheusEventHandler
-from exporter.elastic.metrics.api import PrometheusMetricHandler, stream_of
+from exporter.elastic.metrics.api import MetricStream, PrometheusMetricHandler
 from exporter.recording.identity import AGENT
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
@@ -59,7 +59,7 @@ def is_launcher(command: Sequence[str]) -> bool:
 
 def _record(stream: Any, metric_name: str, metric_value: Any) -> None:
     if not isinstance(getattr(stream, "handler", None), PrometheusMetricHandler):
-        stream_of(getattr(stream, "group_name", "")).add_value(metric_name, metric_value)
+        MetricStream(getattr(stream, "group_name", "")).add_value(metric_name, metric_value)
 
 
 def _agent_made(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:

@@ -34,11 +34,7 @@ from exporter.bridges.sources import ACTIVE, LEADING, Source
 
 
 def callback() -> Any:
-    """Make a callback.
-
-    Raises:
-        ImportError: Keras is not installed.
-    """
+    """Make a callback. Raises ImportError: Keras is not installed."""
     keras: Any = import_module("keras")
     _watch_models(keras.Model)
     return type("ExporterCallback", (_Hooks, keras.callbacks.Callback), {})()

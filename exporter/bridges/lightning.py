@@ -73,8 +73,6 @@ class _TrainerSource(Source):
         self._in_batch = False
         self._batches_in_turn = 0
         self._step_at_turn = 0
-        epoch_loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
-        self._fetches_are_seen = all(hasattr(epoch_loop, f"_on_{each}_fetch") for each in ("before", "after"))
         self._async_saves = AsyncSaves(self._training)
 
     @property
@@ -143,8 +141,6 @@ class _TrainerSource(Source):
 
     def on_train_epoch_start(self) -> None:
         self._training.record(epoch=int(self.trainer.current_epoch))
-        if not self._fetches_are_seen:
-            self.fetch_begins()
 
     def on_train_epoch_end(self) -> None:
         """Perhaps amid a batch: Lightning leaves its end out when the module gives the epoch up."""
@@ -180,8 +176,6 @@ class _TrainerSource(Source):
         self._tracker.record_batch(batch)
         optimizers = self.trainer.optimizers
         self._training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
-        if not self._fetches_are_seen:
-            self.fetch_begins()
 
     def _turn_begins(self) -> None:
         if not self._tracker.is_open(ITERATION):

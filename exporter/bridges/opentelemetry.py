@@ -106,11 +106,7 @@ class OTelExporter(BaseExporter):
         begun.end(when)
 
     def write_out(self) -> None:
-        """Send the spans that have ended.
-
-        Raises:
-            ExportError: The backend refused them; they are kept.
-        """
+        """Send the spans that have ended. Raises ExportError: The backend refused them; they are kept."""
         waiting: Sequence[ReadableSpan] = tuple(self._ended.spans)
         if not waiting:
             return
@@ -121,8 +117,7 @@ class OTelExporter(BaseExporter):
     def close(self) -> None:
         """Send what is left, spans that are open too, the innermost first, and shut the exporter down.
 
-        Raises:
-            ExportError: The backend refused them.
+        Raises ExportError: The backend refused them.
         """
         while self._open:
             self._open.popitem()[1].end()

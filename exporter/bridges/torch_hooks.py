@@ -45,12 +45,7 @@ class _Seen:
 
 
 def install() -> None:
-    """Watch torch; again is harmless.
-
-    Raises:
-        ImportError: There is no torch.
-        AttributeError: It has become different.
-    """
+    """Watch torch; again is harmless. Raises ImportError: There is no torch; AttributeError: It has become different."""
     if _Seen.installed:
         return
     torch: Any = import_module("torch")

@@ -415,8 +415,7 @@ class LoopSource(Source):
 def install() -> None:
     """Report the job's own loop whenever no other source does, except where the job itself does.
 
-    Raises:
-        ImportError: There is no torch.
+    Raises ImportError: There is no torch.
     """
     loop_source(courteous=os.environ.get("EXPORTER_AUTO") == "1")
 

@@ -76,11 +76,7 @@ class CudaMemory:
 
 
 def install_cuda_memory() -> None:
-    """Look at the allocator from time to time.
-
-    Raises:
-        ImportError: There is no torch.
-    """
+    """Look at the allocator from time to time. Raises ImportError: There is no torch."""
     torch: Any = import_module("torch")
     if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # else it is a torch without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))
@@ -152,11 +148,7 @@ class WaitCounters:
 
 
 def install_wait_counters() -> None:
-    """Look at the wait counters from time to time.
-
-    Raises:
-        ImportError: This torch has none.
-    """
+    """Look at the wait counters from time to time. Raises ImportError: This torch has none."""
     counters = WaitCounters(_wait_reader())
     Periodic("exporter-wait-counters", counters.step, seconds=WAIT_SECONDS, after_fork=counters.forget)
 

@@ -24,11 +24,7 @@ from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
 
 
 def callback() -> Any:
-    """Make a callback for a Trainer.
-
-    Raises:
-        ImportError: transformers is not installed.
-    """
+    """Make a callback for a Trainer. Raises ImportError: transformers is not installed."""
     return _made("ExporterCallback")
 
 

@@ -37,8 +37,6 @@ _BEYOND = 1e15
 """No metric of torchelastic is as great; an int may be too great for arithmetic with floats."""
 GROUP = "torchelastic"
 """torchelastic's own group, which is also the default one of `put_metric`."""
-MOST_ROLES = 32
-"""Roles of workers with series of their own: an agent has one."""
 OUTCOMES = ("success_no_retries", "success_with_retries", "failed_no_retries", "failed_with_retries")
 
 _FUNCTIONS = frozenset(
@@ -85,17 +83,14 @@ class Platform:
             AGENT.seen()
         return record
 
-    def known_role(self, role: str) -> str | None:
-        """Make a role a label value; None beyond `MOST_ROLES`."""
-        label = clean_text(role) or "default"
+    def known_role(self, role: str) -> str:
+        """Make a role a label value."""
+        self.role = label = clean_text(role) or "default"
         if label not in self._roles:
-            if len(self._roles) >= MOST_ROLES:
-                return None
             self._roles.add(label)
             for outcome in (*OUTCOMES, "interrupted"):  # so that the first of them is an increase
                 _runs(label, outcome)
             metric("counter", "training.elastic.failure_restarts", labels={"worker_role": label})
-        self.role = label
         return label
 
     def _of_function(self, function: str, what: str) -> Record | None:
@@ -131,8 +126,6 @@ class Platform:
         if what not in {"remaining_restarts", "flakiness", "run_total", *_STATES} and outcome not in OUTCOMES:
             return None
         label = self.known_role(role)
-        if label is None:
-            return None
         labels = {"worker_role": label}
         if what == "remaining_restarts":
             return _remaining(labels)
@@ -279,8 +272,6 @@ def _datum(key: object, value: object) -> str | float | int | bool:
 
 def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
     role = PLATFORM.known_role(str(metadata.get("role") or "default"))
-    if role is None:
-        return
     try:
         if state == "START":
             metric("counter", "training.elastic.worker_starts", labels={"worker_role": role})(1)

@@ -117,58 +117,44 @@ class MetricStats:
 
     def __init__(self) -> None:
         self._owners: dict[str, tuple[object, object]] = {}
-        self._accepted: dict[tuple[object, object], Record] = {}
-        self._refused: dict[tuple[object, object], Record] = {}
-
-    def accepted(self, group: object, name: object) -> Record | None:
-        """Give the function that takes the values of a pair, None where the pair is refused; never raises."""
-        try:
-            pair = (group, name)
-            record = self._accepted.get(pair)
-            if record is None and pair not in self._refused:
-                self._look_at(pair)
-                record = self._accepted.get(pair)
-        except Exception:  # noqa: BLE001  # their own __hash__, __eq__ and the like
-            return None
-        return record
+        self._records: dict[tuple[object, object], Record] = {}
 
     def record(self, group: object, name: object, value: object) -> None:
         """Take one value; never raises."""
-        record = self.accepted(group, name)
         try:
-            if record is None:
-                reason = "name" if metric_name(group, name) is None else "too_many"
-                record = self._refused.get((group, name)) or refuse(reason)
-            record(value)
-        except Exception:  # noqa: BLE001  # as above
+            pair = (group, name)
+            (self._records.get(pair) or self._look_at(pair))(value)
+        except Exception:  # noqa: BLE001  # a group or a name that is nothing that could be a key
             refuse("name")(value)
 
-    def _look_at(self, pair: tuple[object, object]) -> None:
+    def _look_at(self, pair: tuple[object, object]) -> Record:
         """Accept or refuse a new pair; two threads may do so at once, and come to the same end."""
-        platform = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
-        if platform is not None:
-            self._accepted[pair] = platform
-            return
         named = metric_name(*pair)
-        if named is None:
-            return
-        reason, why = "too_many", ""
-        if len(self._owners) < MOST_NAMES or named.family in self._owners:
-            if self._owners.setdefault(named.family, pair) == pair:
-                try:
-                    self._accepted[pair] = _recorder(named, pair)
-                except DefinitionError as error:
-                    reason, why = "definition", str(error)
-                else:
-                    return
-            else:
-                reason = "collision"
-                why = f"another pair is the family {named.family} already; choose other names"
-        if why:
-            group, name = map(text_of, pair)
-            tell_once(f"elastic {group} {name}", f"the metric {name} of group {group} is not recorded: {why}")
-        if len(self._refused) < MOST_REFUSED:
-            self._refused[pair] = refuse(reason)
+        record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
+        if record is None:
+            if named is None:
+                return refuse("name")  # not remembered: it may be of any length
+            record = self._accept(named, pair)
+        if len(self._records) < MOST_NAMES + MOST_REFUSED:
+            self._records[pair] = record
+        return record
+
+    def _accept(self, named: MetricName, pair: tuple[object, object]) -> Record:
+        if len(self._owners) >= MOST_NAMES and named.family not in self._owners:
+            return refuse("too_many")
+        if self._owners.setdefault(named.family, pair) == pair:
+            try:
+                return _recorder(named, pair)
+            except DefinitionError as error:
+                reason, why = "definition", str(error)
+        else:
+            reason, why = (
+                "collision",
+                f"another pair is the family {named.family} already; choose other names",
+            )
+        group, name = map(text_of, pair)
+        tell_once(f"elastic {group} {name}", f"the metric {name} of group {group} is not recorded: {why}")
+        return refuse(reason)
 
 
 def _recorder(named: MetricName, pair: tuple[object, object]) -> Record:

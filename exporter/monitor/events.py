@@ -28,11 +28,7 @@ QUEUED_EVENTS = 10_000
 
 
 def check_name(name: object, of: str) -> str:
-    """Take text, or bytes, as torch does.
-
-    Raises:
-        TypeError: It is neither.
-    """
+    """Take text, or bytes, as torch does. Raises TypeError: It is neither."""
     if isinstance(name, bytes):
         return name.decode()
     if not isinstance(name, str):

@@ -150,11 +150,7 @@ register_event_handler = register
 
 
 def unregister(handle: Handle) -> None:
-    """Tell a handler, or a collector, no more; again is harmless.
-
-    Raises:
-        TypeError: That is no handle.
-    """
+    """Tell a handler, or a collector, no more; again is harmless. Raises TypeError: That is no handle."""
     EVENTS.unregister(handle)
 
 
@@ -241,8 +237,7 @@ def _profiler_range(name: str) -> AbstractContextManager[object]:
 def register_stat_collector(collector: StatCollector) -> Handle:
     """Give a collector every sample that is added from now on; `unregister` ends it.
 
-    Raises:
-        TypeError: It has no `handle(stat, v)`.
+    Raises TypeError: It has no `handle(stat, v)`.
     """
     global _collectors  # noqa: PLW0603  # a tuple that `add` may read while another is put in its place
     if isinstance(collector, type) or not callable(getattr(collector, "handle", None)):

@@ -147,8 +147,7 @@ class Stat:
     def add(self, v: SupportsFloat | SupportsIndex) -> None:
         """Add a value: a float, int or bool, a scalar of numpy, or a tensor of one element (which is waited for).
 
-        Raises:
-            TypeError: It is none of these, or beyond the range of a float.
+        Raises TypeError: It is none of these, or beyond the range of a float.
         """
         if type(v) is not float:
             v = _number(v)

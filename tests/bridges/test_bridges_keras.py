@@ -85,39 +85,42 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job(tmp_path_factory.mktemp("keras"), PRELUDE + SCENARIOS)
 
 
-def test_batches_are_steps_and_validations_are_told_within_the_loop(told: Job) -> None:
-    assert told.value("training_steps_total", "ordinary", mode="train") == 6
-    assert told.value("training_steps_total", "ordinary", mode="validation") == 6
-    assert told.value("training_epochs_total", "ordinary") == 2
-    assert told.phases("ordinary")["validation"] == 2
-    assert told.phases("ordinary")["data_loading"] >= 6
+STEPS, VALIDATED = "steps_total mode=train", "steps_total mode=validation"
+SAVED, FAILED = "checkpoints_total result=ok", "checkpoints_total result=failed"
+EXPECTED: dict[str, dict[str, float | None]] = {
+    "ordinary": {
+        STEPS: 6,
+        VALIDATED: 6,
+        "epochs_total": 2,
+        "phase validation": 2,
+        SAVED: 2,
+        "gauge step": 6,
+        "gauge step_target": 6,
+    },
+    # A second loop goes on where the first one ended.
+    "several_loops": {"gauge step": 9, "gauge step_target": 9, "steps_total mode=test": 3},
+    # The next `fit` after an exception counts right.
+    "failing": {STEPS: 2 + 3},
+    "failed_save": {SAVED: 2, FAILED: 2, STEPS: 6},
+    "not_finite": {"nonfinite_total kind=loss value=nan": 3},
+    "left_as_it_was": {STEPS: 3},
+}
 
 
-def test_models_that_are_saved_are_checkpoints(told: Job) -> None:
-    assert told.value("training_checkpoints_total", "ordinary", result="ok") == 2
-    assert told.value("training_checkpoints_total", "failed_save", result="ok") == 2
-    assert told.value("training_checkpoints_total", "failed_save", result="failed") == 2
-    assert told.value("training_steps_total", "failed_save", mode="train") == 6
+@pytest.mark.parametrize("run", EXPECTED)
+def test_what_a_model_does_is_told(told: Job, run: str) -> None:
+    assert told.numbers(run, EXPECTED[run]) == EXPECTED[run]
 
 
-def test_the_last_values_are_those_of_keras(told: Job) -> None:
+def test_losses_are_those_of_keras_exceptions_come_out_and_no_notice_was_given(told: Job) -> None:
     gauges = told.told()["ordinary"]
 
-    assert (gauges["training.step"], gauges["training.step_target"]) == (6, 6)
     assert gauges["training.loss,mode=train"] > 0
     assert gauges["training.loss,mode=validation"] > 0
-
-
-def test_a_second_loop_goes_on_where_the_first_one_ended(told: Job) -> None:
-    gauges = told.told()["several_loops"]
-
-    assert (gauges["training.step"], gauges["training.step_target"]) == (9, 9)
-    assert told.value("training_steps_total", "several_loops", mode="test") == 3
-
-
-def test_an_exception_comes_out_and_the_next_fit_counts_right(told: Job) -> None:
+    assert told.phases("ordinary")["data_loading"] >= 6
     assert "raised amid an epoch" in told.done.stdout
-    assert told.value("training_steps_total", "failing", mode="train") == 2 + 3
+    assert "training_misuse_total" not in told.page
+    assert "exporter" not in told.done.stderr
 
 
 def test_a_job_that_goes_on_after_an_exception_and_ends_in_order_has_done_its_work(tmp_path: Path) -> None:
@@ -134,16 +137,6 @@ except ZeroDivisionError:
 
     assert told.value("training_uncommitted_seconds") == 0
     assert (told.value("training_productive_seconds_total") or 0) > 0
-
-
-def test_a_loss_that_is_not_finite_is_counted(told: Job) -> None:
-    assert told.value("training_nonfinite_total", "not_finite", kind="loss", value="nan") == 3
-
-
-def test_nothing_is_left_on_the_model_and_no_notice_was_given(told: Job) -> None:
-    assert told.value("training_steps_total", "left_as_it_was", mode="train") == 3
-    assert "training_misuse_total" not in told.page
-    assert "exporter" not in told.done.stderr
 
 
 def test_a_job_that_is_not_changed_is_told(tmp_path: Path) -> None:

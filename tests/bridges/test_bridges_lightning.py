@@ -193,104 +193,77 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job(tmp_path_factory.mktemp("lightning"), PRELUDE + SCENARIOS)
 
 
-def test_a_step_is_one_of_the_optimizer_however_many_batches_it_takes(told: Job) -> None:
-    assert told.value("training_steps_total", "accumulation", mode="train") == 6
-    assert told.value("training_microbatches_total", "accumulation") == 10
-    assert told.value("training_samples_total", "accumulation", mode="train") == 40
-    assert told.value("training_epochs_total", "accumulation") == 2
-    assert told.value("training_step_duration_seconds_count", "accumulation", mode="train") == 6
+STEPS, VALIDATED, TESTED = (f"steps_total mode={mode}" for mode in ("train", "validation", "test"))
+SAVED, FAILED = "checkpoints_total result=ok", "checkpoints_total result=failed"
+EXPECTED: dict[str, dict[str, float | None]] = {
+    # A step is one of the optimizer; the sanity check is time of validation and no validation.
+    "accumulation": {
+        STEPS: 6,
+        "microbatches_total": 10,
+        "samples_total mode=train": 40,
+        "epochs_total": 2,
+        "step_duration_seconds_count mode=train": 6,
+        "phase validation": 3,
+        VALIDATED: 4,
+        "phase forward": 10,
+        "phase backward": 10,
+        "phase optimizer": 6,
+        "phase data_loading": 10,
+        "phase zero_grad": 6,
+    },
+    # In manual optimization a step is a batch, also after a restart.
+    "two_optimizers": {STEPS: 3, "phase optimizer": 6, "phase backward": 6},
+    "two_optimizers_resumed": {STEPS: 3, "gauge step": 6},
+    # A save that fails does not hinder the next; weights alone are time only.
+    "failed_save": {FAILED: 2, SAVED: 2, "phase checkpoint_save_sync": 6, STEPS: 2},
+    # An asynchronous save has succeeded when it is written.
+    "asynchronous": {
+        "checkpoints_total kind=async result=ok": 2,
+        "checkpoints_total kind=async result=failed": 1,
+        "phase checkpoint_save_async": 3,
+    },
+    # The next `fit` after an exception counts right.
+    "failing": {STEPS: 2 + 1},
+    # A step that is made counts though a callback fails after it.
+    "failing_callback": {STEPS: 3},
+    "several_loops": {STEPS: 4, TESTED: 3, VALIDATED: 1, "gauge step": 4},
+    # A loop begins where its checkpoint ended.
+    "resumed": {
+        "gauge step": 6,
+        "gauge step_target": 6,
+        "gauge learning_rate": 0.125,
+        "phase checkpoint_load": 1,
+    },
+    # A loader without a length, and a step that fetches itself.
+    "without_length": {STEPS: 5 + 2},
+    "not_finite": {"nonfinite_total kind=loss value=nan": 2},
+    # A step that is made counts though its epoch is given up or its validation fails.
+    "given_up": {STEPS: 1 + 3, VALIDATED: 0},
+    "pickled": {STEPS: 2, "phase data_loading": 2},
+    # Workers of a loader tell nothing of their own.
+    "workers": {STEPS: 2, "samples_total mode=train": 8},
+}
 
 
-def test_each_part_of_a_batch_is_a_phase_of_its_own(told: Job) -> None:
-    phases = told.phases("accumulation")
-
-    assert (phases["forward"], phases["backward"], phases["optimizer"]) == (10, 10, 6)
-    assert (phases["data_loading"], phases["zero_grad"]) == (10, 6)
+@pytest.mark.parametrize("run", EXPECTED)
+def test_what_a_trainer_does_is_told(told: Job, run: str) -> None:
+    assert told.numbers(run, EXPECTED[run]) == EXPECTED[run]
 
 
-def test_the_sanity_check_is_time_of_validation_and_no_validation(told: Job) -> None:
-    assert told.phases("accumulation")["validation"] == 3
-    assert told.value("training_steps_total", "accumulation", mode="validation") == 4
-
-
-def test_in_manual_optimization_a_step_is_a_batch_also_after_a_restart(told: Job) -> None:
-    assert told.value("training_steps_total", "two_optimizers", mode="train") == 3
-    assert told.phases("two_optimizers")["optimizer"] == 6
-    assert told.phases("two_optimizers")["backward"] == 6
-    assert told.value("training_steps_total", "two_optimizers_resumed", mode="train") == 3
-    assert told.told()["two_optimizers_resumed"]["training.step"] == 6
-
-
-def test_a_save_that_fails_is_counted_and_does_not_hinder_the_next(told: Job) -> None:
-    assert told.value("training_checkpoints_total", "failed_save", result="failed") == 2
-    assert told.value("training_checkpoints_total", "failed_save", result="ok") == 2
-    assert told.phases("failed_save")["checkpoint_save_sync"] == 6
-    assert told.value("training_steps_total", "failed_save", mode="train") == 2
-
-
-def test_an_asynchronous_save_has_succeeded_when_it_is_written(told: Job) -> None:
-    assert told.value("training_checkpoints_total", "asynchronous", kind="async", result="ok") == 2
-    assert told.value("training_checkpoints_total", "asynchronous", kind="async", result="failed") == 1
-    assert told.phases("asynchronous")["checkpoint_save_async"] == 3
-    assert told.value("training_background_seconds_total", "asynchronous", task="checkpoint_finalize")
-
-
-def test_an_exception_amid_an_iteration_comes_out_and_the_next_fit_counts_right(told: Job) -> None:
+def test_what_has_no_fixed_number_is_told_too(told: Job) -> None:
     assert "raised amid an iteration" in told.done.stdout
-    assert told.value("training_steps_total", "failing", mode="train") == 2 + 1
-
-
-def test_a_step_that_is_made_counts_though_a_callback_fails_after_it(told: Job) -> None:
-    assert told.value("training_steps_total", "failing_callback", mode="train") == 3
-
-
-def test_several_loops_of_one_trainer_go_on_counting(told: Job) -> None:
-    assert told.value("training_steps_total", "several_loops", mode="train") == 4
-    assert told.value("training_steps_total", "several_loops", mode="test") == 3
-    assert told.value("training_steps_total", "several_loops", mode="validation") == 1
-    assert told.told()["several_loops"]["training.step"] == 4
-
-
-def test_a_loop_begins_where_its_checkpoint_ended(told: Job) -> None:
-    gauges = told.told()["resumed"]
-
-    assert (gauges["training.step"], gauges["training.step_target"]) == (6, 6)
-    assert gauges["training.learning_rate"] == 0.125
-    assert gauges["training.loss,mode=train"] > 0
-    assert told.phases("resumed")["checkpoint_load"] == 1
-
-
-def test_loaders_without_a_length_and_steps_that_fetch_themselves_are_told(told: Job) -> None:
-    assert told.value("training_steps_total", "without_length", mode="train") == 5 + 2
-
-
-def test_losses_and_gradients_that_are_not_finite_are_counted(told: Job) -> None:
-    assert told.value("training_nonfinite_total", "not_finite", kind="loss", value="nan") == 2
+    assert told.value("training_background_seconds_total", "asynchronous", task="checkpoint_finalize")
+    assert told.told()["resumed"]["training.loss,mode=train"] > 0
     assert (told.value("training_nonfinite_total", "not_finite", kind="grad") or 0) >= 1
-
-
-def test_a_step_that_is_made_counts_though_its_epoch_is_given_up_or_its_validation_fails(told: Job) -> None:
-    assert told.value("training_steps_total", "given_up", mode="train") == 1 + 3
-    assert told.value("training_steps_total", "given_up", mode="validation") == 0
 
 
 def test_a_trainer_can_be_pickled_and_copied_amid_its_training(told: Job) -> None:
     assert told.done.stdout.count("pickled ['Sending', 'ExporterCallback']") == 2
-    assert told.value("training_steps_total", "pickled", mode="train") == 2
-    assert told.phases("pickled")["data_loading"] == 2
-
-
-def test_workers_of_a_loader_tell_nothing_of_their_own(told: Job) -> None:
-    assert told.value("training_steps_total", "workers", mode="train") == 2
-    assert told.value("training_samples_total", "workers", mode="train") == 8
 
 
 def test_nothing_was_told_out_of_order_and_no_notice_was_given(told: Job) -> None:
     assert "training_misuse_total" not in told.page
     assert "exporter" not in told.done.stderr
-
-
-def test_the_run_is_described(told: Job) -> None:
     assert 'framework="lightning"' in told.page
     assert 'model="Module"' in told.page
 

@@ -306,94 +306,92 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job(tmp_path_factory.mktemp("plain"), PRELUDE + SCENARIOS)
 
 
-def steps(told: Job, run: str, mode: str = "train") -> float | None:
-    return told.value("training_steps_total", run, mode=mode)
+STEPS, VALIDATED = "steps_total mode=train", "steps_total mode=validation"
+SAMPLES, BATCHES, EPOCHS = "samples_total mode=train", "microbatches_total", "epochs_total"
+SAVES, SAVED = "phase checkpoint_save_sync", "checkpoints_total result=ok"
+EXPECTED: dict[str, dict[str, float | None]] = {
+    # A look at the data is no training.
+    "looking": {STEPS: None, SAMPLES: None, "phase iteration": 0},
+    # A file with an optimizer's state is a checkpoint, and one without is only time.
+    "ordinary": {
+        STEPS: 6,
+        VALIDATED: 4,
+        SAMPLES: 24,
+        BATCHES: 6,
+        EPOCHS: 2,
+        SAVED: 2,
+        SAVES: 4,
+        "phase forward": 5,
+        "phase backward": 6,
+        "phase optimizer": 6,
+        "gauge step": 6,
+        "gauge learning_rate": 0.125,
+        "gauge epoch": 2,
+    },
+    # An optimizer that counts its steps says where a loop begins.
+    "resumed": {STEPS: 2, "gauge step": 8},
+    "accumulation": {STEPS: 2, BATCHES: 6},
+    "accumulation_over_the_end": {STEPS: 5, EPOCHS: 2},
+    # Two optimizers on a batch are one step, and both are optimizer time.
+    "gan": {STEPS: 3, "phase optimizer": 6},
+    # An optimizer that steps again on a batch has made another step.
+    "inner_steps": {STEPS: 6},
+    "within_backward": {STEPS: 3 + 2},
+    "without_loader": {STEPS: 5},
+    # The first evaluation is before there is a training.
+    "estimated": {STEPS: 4, "phase validation": 1},
+    "closure": {STEPS: 2},
+    "validation_with_gradients": {STEPS: 4, VALIDATED: 6},
+    "evaluated_beside": {STEPS: 6, SAMPLES: 24, "phase validation": 0},
+    "validation_cut_short": {STEPS: 4, VALIDATED: 2},
+    "scaled": {
+        STEPS: 3,
+        "skipped_steps_total reason=overflow": 1,
+        "gauge loss_scale": 512,
+        "nonfinite_total kind=loss value=inf": 1,
+    },
+    "failing": {STEPS: 3},
+    "failing_torch": {STEPS: 2, "checkpoints_total result=failed": 1},
+    "compiled": {STEPS: 2},
+    # Other threads and workers are not the training.
+    "threads": {STEPS: 3, SAMPLES: 12},
+    "workers": {STEPS: 3},
+    # An asynchronous checkpoint has succeeded when it is written.
+    "distributed_checkpoint": {
+        **{f"checkpoints_total kind={kind} result=ok": 1 for kind in ("sync", "async")},
+        "checkpoints_total kind=async result=failed": 1,
+        "phase checkpoint_save_async": 3,
+    },
+    # What the job pickles is no save.
+    "pickled": {STEPS: 2, SAVES: 0},
+}
 
 
-def test_an_ordinary_loop_is_told_without_a_line_in_it(told: Job) -> None:
-    phases = told.phases("ordinary")
-
-    assert (steps(told, "ordinary"), steps(told, "ordinary", "validation")) == (6, 4)
-    assert (phases["forward"], phases["backward"], phases["optimizer"]) == (5, 6, 6)
-    assert told.value("training_samples_total", "ordinary", mode="train") == 24
-    assert told.value("training_microbatches_total", "ordinary") == 6
-    assert told.value("training_epochs_total", "ordinary") == 2
+@pytest.mark.parametrize("run", EXPECTED)
+def test_what_a_loop_does_is_told(told: Job, run: str) -> None:
+    assert told.numbers(run, EXPECTED[run]) == EXPECTED[run]
 
 
-def test_a_look_at_the_data_is_no_training(told: Job) -> None:
-    assert steps(told, "looking") is None
-    assert told.phases("looking")["data_loading"] >= 2
-    assert "iteration" not in told.phases("looking")
-    assert told.value("training_samples_total", "looking") is None
+def test_what_the_job_sees_is_as_before_and_nothing_was_told_out_of_order(told: Job) -> None:
+    for line in (
+        "raised amid an iteration",
+        "torch raised grad can be implici",
+        "save raised",
+        "later failed True",
+    ):
+        assert line in told.done.stdout
+    assert "training_misuse_total" not in told.page
+    assert "exporter" not in told.done.stderr
 
 
-def test_a_file_with_an_optimizers_state_is_a_checkpoint_and_one_without_is_only_time(told: Job) -> None:
-    assert told.value("training_checkpoints_total", "ordinary", result="ok") == 2
-    assert told.phases("ordinary")["checkpoint_save_sync"] == 4
-    assert told.value("training_checkpoints_total", "distributed_checkpoint", kind="sync", result="ok") == 1
-
-
-def test_what_the_job_pickles_is_pickled_and_no_save(told: Job) -> None:
-    assert steps(told, "pickled") == 2
-    assert not told.phases("pickled").get("checkpoint_save_sync")
-
-
-def test_an_asynchronous_checkpoint_has_succeeded_when_it_is_written(told: Job) -> None:
-    run = "distributed_checkpoint"
-
-    assert "later failed True" in told.done.stdout
-    assert told.value("training_checkpoints_total", run, kind="async", result="ok") == 1
-    assert told.value("training_checkpoints_total", run, kind="async", result="failed") == 1
-    assert told.phases(run)["checkpoint_save_async"] == 3
-
-
-def test_the_last_values_of_an_ordinary_loop_are_its_own(told: Job) -> None:
+def test_values_and_times_are_the_jobs_own(told: Job) -> None:
     gauges = told.told()["ordinary"]
 
-    assert gauges["training.step"] == 6
     assert gauges["training.loss,mode=train"] > 0
     assert gauges["training.grad_norm"] > 0
-    assert gauges["training.learning_rate"] == 0.125
-    assert gauges["training.epoch"] == 2
-
-
-def test_an_optimizer_that_counts_its_steps_says_where_a_loop_begins(told: Job) -> None:
-    assert steps(told, "resumed") == 2
-    assert told.told()["resumed"]["training.step"] == 8
-
-
-def test_accumulated_batches_are_one_step(told: Job) -> None:
-    assert steps(told, "accumulation") == 2
-    assert told.value("training_microbatches_total", "accumulation") == 6
-
-
-def test_an_epoch_may_end_amid_a_step(told: Job) -> None:
-    assert steps(told, "accumulation_over_the_end") == 5
-    assert told.value("training_epochs_total", "accumulation_over_the_end") == 2
-
-
-def test_two_optimizers_on_a_batch_are_one_step_and_both_are_optimizer_time(told: Job) -> None:
-    assert steps(told, "gan") == 3
-    assert told.phases("gan")["optimizer"] == 6
-
-
-def test_an_optimizer_that_steps_again_on_a_batch_has_made_another_step(told: Job) -> None:
-    assert steps(told, "inner_steps") == 6
-
-
-def test_optimizers_that_step_on_a_thread_within_the_backward_pass_have_made_a_step(told: Job) -> None:
-    assert steps(told, "within_backward") == 3 + 2
-
-
-def test_without_a_loader_steps_are_those_of_the_first_optimizer(told: Job) -> None:
-    assert steps(told, "without_loader") == 5
-
-
-def test_an_evaluation_without_a_loader_is_a_validation_and_no_step(told: Job) -> None:
+    assert 0 < told.told()["scaled"]["training.loss,mode=train"] < 100  # not the scaled one
+    assert told.phases("closure")["backward"] >= 4
     seconds = told.value("training_phase_seconds_total", "estimated", phase="validation")
-
-    assert steps(told, "estimated") == 4
-    assert told.phases("estimated")["validation"] == 1  # the first is before there is a training
     assert 0.15 <= (seconds or 0) < 0.15 + 5
 
 
@@ -405,51 +403,12 @@ def test_the_loss_of_accumulated_batches_is_their_mean_and_not_the_divided_one(t
     assert told.told()["shared"]["training.loss,mode=train"] == pytest.approx(means[3], rel=1e-5)
 
 
-def test_backward_passes_within_an_optimizer_are_told_within_it(told: Job) -> None:
-    assert steps(told, "closure") == 2
-    assert told.phases("closure")["backward"] >= 4
-
-
 def test_the_loss_of_an_optimizer_with_a_closure_is_the_one_that_its_step_returns(told: Job) -> None:
     line = next(line for line in told.done.stdout.splitlines() if line.startswith("closure begins from "))
 
     assert told.told()["closure"]["training.loss,mode=train"] == pytest.approx(
         float(line.split()[-1]), rel=1e-5
     )
-
-
-@pytest.mark.parametrize(("run", "batches"), [("validation_with_gradients", 6), ("validation_cut_short", 2)])
-def test_what_is_evaluated_is_no_training(told: Job, run: str, batches: int) -> None:
-    assert (steps(told, run), steps(told, run, "validation")) == (4, batches)
-
-
-def test_a_layer_or_another_model_that_is_set_to_evaluate_is_no_validation(told: Job) -> None:
-    assert steps(told, "evaluated_beside") == 6
-    assert told.value("training_samples_total", "evaluated_beside", mode="train") == 24
-    assert not told.phases("evaluated_beside").get("validation")
-
-
-def test_a_step_that_the_scaler_skips_is_counted_as_such_and_the_loss_is_not_the_scaled_one(
-    told: Job,
-) -> None:
-    assert steps(told, "scaled") == 3
-    assert told.value("training_skipped_steps_total", "scaled", reason="overflow") == 1
-    assert told.value("training_nonfinite_total", "scaled", kind="loss", value="inf") == 1
-    assert told.told()["scaled"]["training.loss_scale"] == 512
-    assert told.told()["scaled"]["training.loss,mode=train"] < 100
-
-
-def test_an_exception_amid_a_turn_comes_out_and_what_follows_is_counted_right(told: Job) -> None:
-    assert "raised amid an iteration" in told.done.stdout
-    assert steps(told, "failing") == 3
-    assert "torch raised grad can be implici" in told.done.stdout
-    assert "save raised" in told.done.stdout
-    assert steps(told, "failing_torch") == 2
-    assert told.value("training_checkpoints_total", "failing_torch", result="failed") == 1
-
-
-def test_a_compiled_loop_runs_and_is_counted(told: Job) -> None:
-    assert steps(told, "compiled") == 2
 
 
 def test_compiling_is_a_phase_of_its_own_and_torch_has_nothing_to_warn_of(tmp_path: Path) -> None:
@@ -470,21 +429,10 @@ for (batch,) in loader(12):
         AUTO | {"EXPORTER_RUN": "mine"},
     )
 
-    assert steps(told, "mine") == 3
+    assert told.value("training_steps_total", "mine", mode="train") == 3
     assert told.phases()["compile"] >= 2
     assert (told.value("training_badput_seconds_total", cause="compile") or 0) > 0
     assert re.sub(r"[\d.:]+", "", told.done.stderr) == re.sub(r"[\d.:]+", "", plain.done.stderr)
-
-
-def test_other_threads_and_workers_are_not_the_training(told: Job) -> None:
-    assert steps(told, "threads") == 3
-    assert told.value("training_samples_total", "threads", mode="train") == 12
-    assert steps(told, "workers") == 3
-
-
-def test_nothing_was_told_out_of_order_and_no_notice_was_given(told: Job) -> None:
-    assert "training_misuse_total" not in told.page
-    assert "exporter" not in told.done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from bridges_support import installed_distribution
 from elastic_support import labelled, page_of
 from run_support import environment, free_port, run_command, scrape, started
-from test_bridges import an_installed_distribution, torch_wanted
+from test_bridges import torch_wanted
 
 # Two ranks; rank 1 fails once, while rank 0 waits to be ended with it.
 TRAIN = """
@@ -67,7 +68,7 @@ def test_a_restarted_job_ends_and_writes_as_without_us_and_is_told_in_full(
     script, feed, port = tmp_path / "train.py", tmp_path / "feed", free_port()
     script.write_text(TRAIN)
     feed.mkdir()
-    site = an_installed_distribution(tmp_path / "site")
+    site = installed_distribution(tmp_path / "site")
     env = environment(
         OMP_NUM_THREADS="1",
         PYTHONWARNINGS="ignore",
@@ -233,7 +234,7 @@ def test_a_restart_that_another_node_has_caused_is_seen_by_both_agents(tmp_path:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     feeds = [tmp_path / "healthy", tmp_path / "failing"]
-    site = an_installed_distribution(tmp_path / "site")
+    site = installed_distribution(tmp_path / "site")
     env = environment(EXPORTER_AUTO="1", PYTHONWARNINGS="ignore")
     env["PYTHONPATH"] = f"{site}:{env['PYTHONPATH']}"
     own = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=two", "--rdzv-backend=c10d"]

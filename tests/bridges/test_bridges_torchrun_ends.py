@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from bridges_support import installed_distribution
 from elastic_support import labelled, page_of
 from run_support import answers, environment, free_port, run_command, scrape, started
-from test_bridges import an_installed_distribution, torch_wanted
+from test_bridges import torch_wanted
 from test_bridges_torchrun import told
 from waiting import wait_until
 
@@ -42,7 +43,7 @@ dist.destroy_process_group()
 def auto_environment(path: Path, feed: Path | None) -> dict[str, str]:
     """That of a job where the package is installed; recorded into a feed directory, if there is one."""
     env = environment(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2")
-    site = path / "site" if (path / "site").exists() else an_installed_distribution(path / "site")
+    site = path / "site" if (path / "site").exists() else installed_distribution(path / "site")
     env["PYTHONPATH"] = f"{site}:{env['PYTHONPATH']}"
     if feed is not None:
         feed.mkdir(exist_ok=True)

@@ -156,11 +156,6 @@ def test_d13_methods_are_the_same_when_their_object_is() -> None:
         monitor.unregister_event_handler(handle)
 
 
-def test_d14_none_is_no_handler() -> None:
-    with pytest.raises(TypeError):
-        monitor.register_event_handler(None)  # type: ignore[arg-type]  # what is tested
-
-
 def test_d15_d22_what_a_handler_raises_reaches_nobody() -> None:
     def broken(_event: Event) -> None:
         raise SystemExit(3)
@@ -338,19 +333,6 @@ def test_a_long_text_is_cut_for_handlers_of_the_rest_only(told: list[Event]) -> 
 
     assert [len(str(each.data["text"])) for each in told] == [100_000]
     assert [len(str(each.data["text"])) for each in events] == [32_768]
-
-
-def test_an_event_of_a_known_name_is_made_without_a_lock() -> None:
-    when = dt.datetime(2026, 1, 1)
-    Event("face.known", when, {})
-    made: list[Event] = []
-    thread = threading.Thread(target=lambda: made.append(Event("face.known", when, {})))
-
-    with EVENTS._lock:
-        thread.start()
-        thread.join(10)
-
-    assert len(made) == 1
 
 
 def test_samples_reach_prometheus_under_the_name_of_the_stat() -> None:

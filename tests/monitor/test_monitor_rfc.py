@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from elastic_support import child
 from waiting import wait_until
 
 import exporter
-from exporter.errors import DefinitionError
 from exporter.monitor import rfc
 from exporter.monitor.rfc import (
     AggregatingStatCollector,
@@ -175,13 +173,6 @@ done.set()
     assert child(tmp_path / "feed", program).stdout == "{'forked.sum': 5.0}\n"
 
 
-def test_a_key_is_unique() -> None:
-    Stat("rfc.unique", {StatType.SUM})
-    assert Stat("rfc.unique", {StatType.SUM}).recorded is Stat("rfc.unique", {StatType.SUM}).recorded
-    with pytest.raises(DefinitionError, match=r"was first made at .*test_monitor_rfc"):
-        Stat("rfc.unique", {StatType.MAX})
-
-
 def test_a_timestamp_is_filled_in_and_may_be_given(told: list[Event]) -> None:
     events: list[exporter.Event] = []
     handle = exporter.events.register(events.append, types="when.*")
@@ -235,19 +226,6 @@ def test_what_is_no_event_is_a_clear_exception(arguments: tuple[Any, ...], error
 def test_what_is_no_collector_is_refused(collector: Any) -> None:
     with pytest.raises(TypeError, match="collector"):
         register_stat_collector(collector)
-
-
-def test_an_abstract_handler_must_handle() -> None:
-    for base in (EventHandler, StatCollector):
-        with pytest.raises(TypeError):
-            base()  # type: ignore[abstract]  # what is tested
-
-
-def test_events_compare_print_and_pickle_by_their_fields() -> None:
-    event = Event("a", "m", 1.0, {"x": 1})
-
-    assert pickle.loads(pickle.dumps(event)) == event
-    assert repr(event) == "Event(type='a', message='m', timestamp=1.0, metadata={'x': 1}, severity='info')"
 
 
 def test_timing_a_block_shows_in_torchs_profiler_too() -> None:

@@ -66,8 +66,7 @@ _events_loggers: dict[str, logging.Logger] = {}
 def _get_or_create_logger(destination: str = "null") -> logging.Logger:
     """Give the logger of a destination; torch's name for it, which others know.
 
-    Raises:
-        KeyError: There is no such destination.
+    Raises KeyError: There is no such destination.
     """
     logger = _events_loggers.get(destination)
     if logger is None:

@@ -47,11 +47,7 @@ _log_handlers: dict[str, logging.Handler] = {
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
-    """Give the handler of a destination.
-
-    Raises:
-        KeyError: There is no such destination.
-    """
+    """Give the handler of a destination. Raises KeyError: There is no such destination."""
     try:
         return _log_handlers[destination]
     except KeyError:
@@ -131,11 +127,7 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
 
 
 def add_handler(handler: EventHandler) -> None:
-    """Have events given to one more handler.
-
-    Raises:
-        TypeError: That is no handler: an object with `record(event)`.
-    """
+    """Have events given to one more handler. Raises TypeError: That is no handler: an object with `record(event)`."""
     _check(handler)
 
     def take(event: Event | None) -> None:

@@ -13,8 +13,8 @@ import inspect
 import threading
 import warnings
 from collections import namedtuple
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter, time
 from typing import Any, overload
 
@@ -42,19 +42,12 @@ __all__ = [
     "unconfigure",
 ]
 
-MOST_GROUPS = 1000
-"""Groups whose stream is kept; the streams of others are made for each value."""
-
 MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024  # torch's own
 """One value: Unix time in seconds, the group's name, the metric's name, the value as it was given."""
 
 
 class MetricsConfig:
-    """What `initialize_metrics` is given.
-
-    Attributes:
-        params: Names to values; empty when none were given.
-    """
+    """What `initialize_metrics` is given: `params`, names to values."""
 
     __slots__ = ["params"]
 
@@ -100,36 +93,16 @@ class PrometheusMetricHandler(MetricHandler):
             _, group, name, value = metric_data
         except (TypeError, ValueError):
             refuse("name")(None)
-            return
-        STATS.record(group, name, value)
+        else:
+            STATS.record(group, name, value)
 
 
 Handlers = MetricHandler | Sequence[MetricHandler] | None
 
-
-class _Routing:
-    """Which handlers each group has.
-
-    Attributes:
-        default: Those of groups without their own.
-        groups: Those of the others.
-        recorded: Which groups go to Prometheus; None stands for those without an entry.
-    """
-
-    def __init__(self) -> None:
-        self.default: tuple[MetricHandler, ...] = ()
-        self.groups: dict[str, tuple[MetricHandler, ...]] = {}
-        self.recorded: dict[str | None, bool] = {None: True}
-
-    def handlers(self, group: str) -> tuple[MetricHandler, ...]:
-        return self.groups.get(group, self.default)
-
-    def records(self, group: str) -> bool:
-        return self.recorded.get(group, self.recorded[None])
-
-
-_routing = _Routing()
-_streams: dict[str, MetricStream] = {}
+_handlers: dict[str | None, tuple[MetricHandler, ...]] = {None: ()}
+"""The handlers of each group; those of None are for groups without an entry."""
+_recorded: dict[str | None, bool] = {None: True}
+"""Which groups go to Prometheus, likewise."""
 _calling = threading.local()
 
 
@@ -146,7 +119,6 @@ class MetricStream:
     def __init__(self, group_name: str, handler: MetricHandler | None = None) -> None:
         self.group_name = group_name
         self.handler = handler
-        self._direct: dict[str, Callable[[object], None]] = {}
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
         """Take one value; never raises.
@@ -155,40 +127,23 @@ class MetricStream:
             metric_name: With its unit as the last word: `latency_ms`, `duration.ms`, `size_bytes`.
             metric_value: A number; handlers are given whatever it is.
         """
-        try:
-            take = self._direct[metric_name]
-        except Exception:  # noqa: BLE001  # there is none yet, or it is nothing that could be a key
-            take = self._find(metric_name)
-        take(metric_value)
-
-    def _find(self, name: str) -> Callable[[object], None]:
-        """What takes the values of a metric; remembered while nothing but Prometheus does."""
-        # First: what `configure` throws away meanwhile is this dictionary.
-        direct = self._direct
         group = self.group_name
         try:
-            if self._handlers() or _streams.get(group) is not self or not _routing.records(group):
-                return partial(self._emit, name)
-            record = STATS.accepted(group, name)
-            if record is not None:
-                direct[name] = record
-                return record
-        except Exception:  # noqa: BLE001  # a group or a name that is nothing that could be a key
-            return refuse("name")
-        return partial(STATS.record, group, name)
-
-    def _handlers(self) -> tuple[MetricHandler, ...]:
-        return (self.handler,) if self.handler is not None else _routing.handlers(self.group_name)
-
-    def _emit(self, name: str, value: object) -> None:
-        group = self.group_name
-        if _routing.records(group):
-            STATS.record(group, name, value)
-        handlers = self._handlers()
+            handlers = _handlers_of(group) if self.handler is None else (self.handler,)
+            is_recorded = _recorded.get(group, _recorded[None])
+        except Exception:  # noqa: BLE001  # a group that is nothing that could be a key
+            refuse("name")(None)
+            return
+        if is_recorded:
+            STATS.record(group, metric_name, metric_value)
         if handlers:
-            data = MetricData(time(), group, name, value)
+            data = MetricData(time(), group, metric_name, metric_value)
             for handler in handlers:
                 _call(handler, data)
+
+
+def _handlers_of(group: str | None) -> tuple[MetricHandler, ...]:
+    return _handlers.get(group, _handlers[None])
 
 
 def _call(handler: MetricHandler, data: MetricData) -> None:
@@ -219,27 +174,18 @@ def configure(handler: Handlers, group: str | None = None) -> None:
     Raises:
         TypeError: That is no handler: an object with `emit(metric_data)`.
     """
-    handlers = _checked(handler)
     if handler is None:
         unconfigure(group)
-        return
-    if group is None:
-        _routing.default = handlers
     else:
-        _routing.groups[group] = handlers
-    _forget_routes()
+        _handlers[group] = _checked(handler)
 
 
 def add_handler(handler: MetricHandler, group: str | None = None) -> None:
-    """Add a handler to those of a group, or of all that have none of their own.
+    """Add a handler to those of a group, or of all that have none of their own; TypeError where it is none.
 
     A group that had none gets those it was served by before, and the new one.
-
-    Raises:
-        TypeError: That is no handler.
     """
-    present = _routing.default if group is None else _routing.handlers(group)
-    configure([*present, *_checked(handler)], group)
+    configure([*_handlers_of(group), *_checked(handler)], group)
 
 
 def unconfigure(group: str | None = None, handler: MetricHandler | None = None) -> None:
@@ -249,68 +195,33 @@ def unconfigure(group: str | None = None, handler: MetricHandler | None = None) 
         group: Whose; it is then served like all that have none of their own. None for those of the latter.
         handler: This one only; None for all.
     """
-    present = _routing.default if group is None else _routing.groups.get(group, ())
-    kept = () if handler is None else tuple(each for each in present if each is not handler)
-    if group is None:
-        _routing.default = kept
-    elif kept or (handler is not None and group in _routing.groups):
-        _routing.groups[group] = kept
+    kept = () if handler is None else tuple(each for each in _handlers.get(group, ()) if each is not handler)
+    if kept or group is None or (handler is not None and group in _handlers):
+        _handlers[group] = kept
     else:
-        _routing.groups.pop(group, None)
-    _forget_routes()
+        _handlers.pop(group, None)
 
 
 def record_to_prometheus(enabled: bool, group: str | None = None) -> None:
-    """Switch the Prometheus handler off and on again.
-
-    Args:
-        enabled: Whether values are recorded.
-        group: Of this group; None for all of which nothing else was said.
-    """
-    _routing.recorded[group] = bool(enabled)
-    _forget_routes()
+    """Switch the Prometheus handler off and on again, for a group or for all of which nothing else was said."""
+    _recorded[group] = bool(enabled)
 
 
 def _checked(handler: Handlers) -> tuple[MetricHandler, ...]:
-    if handler is None:
-        return ()
-    handlers = tuple(handler) if isinstance(handler, list | tuple) else (handler,)
+    handlers: tuple[Any, ...] = tuple(handler) if isinstance(handler, list | tuple) else (handler,)
     for each in handlers:
         if isinstance(each, type) or not callable(getattr(each, "emit", None)):
             raise TypeError(f"a metric handler must be an object with emit(metric_data), not {each!r}")
     return handlers
 
 
-def _forget_routes() -> None:
-    # New dictionaries: a thread that is just looking something up puts it into the old one.
-    for stream in list(_streams.values()):
-        stream._direct = {}  # noqa: SLF001  # the two are one thing
-
-
-def stream_of(group: str) -> MetricStream:
-    """Give the stream of a group, mostly the same one again."""
-    try:
-        return _streams[group]
-    except Exception:  # noqa: BLE001  # there is none yet, or it is nothing that could be a key
-        stream = MetricStream(group)
-        if len(_streams) < MOST_GROUPS and isinstance(group, str):
-            return _streams.setdefault(group, stream)
-        return stream
-
-
 def getStream(group: str) -> MetricStream:  # noqa: N802  # torch's name
     """Give the stream of a group."""
-    return stream_of(group)
+    return MetricStream(group)
 
 
 def put_metric(metric_name: str, metric_value: float, metric_group: str = "torchelastic") -> None:
-    """Publish one value; never raises.
-
-    Args:
-        metric_name: With its unit as the last word: `latency_ms`, `duration.ms`, `size_bytes`.
-        metric_value: A number; handlers are given whatever it is.
-        metric_group: `my_app` and `latency_ms` become the family `my_app_latency_seconds`.
-    """
+    """Publish one value; never raises. `my_app` and `latency_ms` become the family `my_app_latency_seconds`."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
@@ -353,35 +264,29 @@ def prof(fn: Any = None, group: str = "torchelastic") -> Any:
 def profile(group: str | None = None) -> Callable[[AnyFunction], AnyFunction]:
     """Do as `prof`, under the function's bare name; deprecated by torch in favour of `prof`."""
     warnings.warn("deprecated, use @prof instead", category=FutureWarning, stacklevel=2)
-
-    def wrap(function: AnyFunction) -> AnyFunction:
-        return _measured(function, function.__name__, group)  # type: ignore[arg-type]  # torch takes None too
-
-    return wrap
-
-
-class _MeasuredCall:
-    """One call, whose outcome and duration are published when it ends."""
-
-    __slots__ = ("_began", "_endings", "_group", "_name")
-
-    def __init__(self, name: str, group: str, endings: tuple[object, ...]) -> None:
-        self._name, self._group, self._endings = name, group, endings
-
-    def __enter__(self) -> None:
-        self._began = perf_counter()
-
-    def __exit__(self, ending: type[BaseException] | None, *_: object) -> None:
-        elapsed = perf_counter() - self._began
-        outcome = "success" if ending in self._endings else "failure"
-        put_metric(f"{self._name}.{outcome}", 1, self._group)
-        put_metric(f"{self._name}.duration.ms", round(elapsed * 1000, 3), self._group)
+    return lambda function: _measured(function, function.__name__, group)  # type: ignore[arg-type]  # torch takes None too
 
 
 def _measured(function: AnyFunction, name: str, group: str) -> AnyFunction:
+    """Publish the outcome and the duration of each call when it ends."""
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-    endings = (None, GeneratorExit) if is_generator else (None,)
-    return within(lambda: _MeasuredCall(name, group, endings), function)
+    in_order = GeneratorExit if is_generator else ()
+
+    @contextmanager
+    def call() -> Iterator[None]:
+        began, outcome = perf_counter(), "failure"
+        try:
+            yield
+            outcome = "success"
+        except in_order:
+            outcome = "success"
+            raise
+        finally:
+            elapsed = perf_counter() - began
+            put_metric(f"{name}.{outcome}", 1, group)
+            put_metric(f"{name}.duration.ms", round(elapsed * 1000, 3), group)
+
+    return within(call, function)
 
 
 def _get_metric_name(function: Callable[..., object]) -> str:
