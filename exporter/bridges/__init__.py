@@ -40,16 +40,9 @@ _installed: set[str] = set()
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """Install bridges; again is harmless.
+    """Install these bridges, or all; again is harmless.
 
-    Args:
-        names: Which; all when none is named.
-
-    Returns:
-        The names of those that are installed now.
-
-    Raises:
-        ValueError: There is no such bridge.
+    Returns the names of those that are installed now. Raises ValueError: There is no such bridge.
     """
     unknown = [name for name in names if name not in BRIDGES]
     if unknown:

@@ -41,19 +41,12 @@ def steps_made(state: Any) -> int:
 
 @dataclass
 class AsyncSave:
-    """A checkpoint that another thread writes while the training goes on.
-
-    Attributes:
-        training: `exporter.training`.
-        step: Steps that it holds.
-        began: When it was begun.
-        blocking_seconds: How long the training waited for it; None while it still does.
-    """
+    """A checkpoint that another thread writes while the training goes on."""
 
     training: Any
     step: int
     began: float = field(default_factory=monotonic)
-    blocking_seconds: float | None = None
+    blocking_seconds: float | None = None  # None while the training waits
 
     def returned(self) -> None:
         """The training goes on."""

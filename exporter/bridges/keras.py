@@ -262,10 +262,9 @@ def _call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
         ACTIVE.release(source)
 
 
-def _save(model: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _save(model: Any, *_args: Any, **_kwargs: Any) -> Around | None:
     source = _source_of(model)
-    if source is not None and not source.tracker.is_open(SAVE):
-        source.tracker.discard_iteration()
-        source.tracker.begin_save(source.step)
-        _, error = yield
-        source.tracker.end(SAVE, error)
+    if source is None or source.tracker.is_open(SAVE):
+        return None
+    source.tracker.discard_iteration()
+    return source.tracker.save(source.step)

@@ -20,7 +20,7 @@ from typing import Any
 
 from exporter.bridges import torch_hooks
 from exporter.bridges.checkpoints import AsyncSaves
-from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOAD, SAVE, LoopTracker
+from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, SAVE, LoopTracker
 from exporter.bridges.patching import Around, never_raises, patch, patch_existing, version_of, when_imported
 from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
 
@@ -60,6 +60,10 @@ def _first_installed() -> Any:
         return import_module(PACKAGES[1])
 
 
+def _part(phase: str) -> Callable[..., None]:
+    return lambda source, *_: source.part_of_batch(phase)
+
+
 class _TrainerSource(Source):
     """Reports a Trainer, from `setup` of one of its functions to its end; methods `on_…` are Lightning's own hooks."""
 
@@ -67,8 +71,8 @@ class _TrainerSource(Source):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self._tracker = LoopTracker()
-        self._training: Any = self._tracker.training
+        self.tracker = LoopTracker()
+        self._training: Any = self.tracker.training
         self._manual = not trainer.lightning_module.automatic_optimization
         self._in_batch = False
         self._batches_in_turn = 0
@@ -100,44 +104,39 @@ class _TrainerSource(Source):
     # A batch ----------------------------------------------------------------------------------------------------
 
     def gradient_norm_is(self, norm: Any) -> None:
-        self._tracker.record("grad_norm", norm)
-
-    def on_before_zero_grad(self, *_: Any) -> None:
-        self._part_of_batch("zero_grad")
-
-    def on_before_backward(self, *_: Any) -> None:
-        self._part_of_batch("backward")
-
-    def on_before_optimizer_step(self, *_: Any) -> None:
-        self._part_of_batch("optimizer")
+        self.tracker.record("grad_norm", norm)
 
     def on_after_backward(self) -> None:
-        self._part_of_batch(
+        self.part_of_batch(
             "forward" if self._manual else None
         )  # in manual optimization anything may come next
 
     def optimizer_ends(self, optimizer: Any) -> None:  # noqa: ARG002  # the interface's
         self.on_after_backward()
 
-    def _part_of_batch(self, phase: str | None) -> None:
+    def part_of_batch(self, phase: str | None) -> None:
         if self._in_batch:
-            self._tracker.phase(phase)
+            self.tracker.phase(phase)
+
+    on_before_zero_grad = _part("zero_grad")
+    on_before_backward = _part("backward")
+    on_before_optimizer_step = _part("optimizer")
 
     # The training loop ------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        self._tracker.begin_loop(self.step, self._target())
+        self.tracker.begin_loop(self.step, self._target())
 
     def on_train_end(self) -> None:
         self._turn_ends()
-        self._tracker.discard_iteration()
-        self._tracker.end_all()
+        self.tracker.discard_iteration()
+        self.tracker.end_all()
 
     def fails(self, error: BaseException) -> None:
         """An exception ends whatever is open; a step that is made stays made, if only a callback failed after it."""
         self._in_batch = self._in_batch and self._manual
         self._turn_ends()
-        self._tracker.end_all(error)
+        self.tracker.end_all(error)
 
     def on_train_epoch_start(self) -> None:
         self._training.record(epoch=int(self.trainer.current_epoch))
@@ -146,7 +145,7 @@ class _TrainerSource(Source):
         """Perhaps amid a batch: Lightning leaves its end out when the module gives the epoch up."""
         self._in_batch = False
         self._turn_ends()
-        self._tracker.discard_iteration()
+        self.tracker.discard_iteration()
         self._training.record(epoch=int(self.trainer.current_epoch) + 1)
 
     def fetch_begins(self) -> None:
@@ -154,42 +153,42 @@ class _TrainerSource(Source):
         if not self._in_batch:
             self._turn_ends()
             self._turn_begins()
-        self._tracker.phase("data_loading")
+        self.tracker.phase("data_loading")
 
     def fetch_ends(self) -> None:
         """The batch is there; where the module itself has asked for it, the module goes on."""
-        self._part_of_batch("forward")
+        self.part_of_batch("forward")
 
     def on_train_batch_start(self, *_: Any) -> None:
         """A batch has been brought to its device, or the module will fetch it itself."""
         if self._batches_in_turn:
             self._turn_ends()
         self._turn_begins()
-        self._tracker.phase("forward")
+        self.tracker.phase("forward")
         self._batches_in_turn += 1
         self._in_batch = True
 
     def on_train_batch_end(self, outputs: Any, batch: Any, *_: Any) -> None:
         self._in_batch = False
-        self._tracker.phase(None)
-        self._tracker.record("loss", outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
-        self._tracker.record_batch(batch)
+        self.tracker.phase(None)
+        self.tracker.record("loss", outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+        self.tracker.record_batch(batch)
         optimizers = self.trainer.optimizers
         self._training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
 
     def _turn_begins(self) -> None:
-        if not self._tracker.is_open(ITERATION):
+        if not self.tracker.is_open(ITERATION):
             self._batches_in_turn, self._step_at_turn = 0, self.step
-            self._tracker.begin_iteration()
+            self.tracker.begin_iteration()
 
     def _turn_ends(self) -> None:
         """Close the iteration if its optimizer step is made; else more batches belong to it."""
-        if self._in_batch or not self._tracker.is_open(ITERATION):
+        if self._in_batch or not self.tracker.is_open(ITERATION):
             return
         if not self._batches_in_turn:
-            self._tracker.discard_iteration()
+            self.tracker.discard_iteration()
         elif self._manual or self.step != self._step_at_turn:
-            self._tracker.end(ITERATION)
+            self.tracker.end(ITERATION)
 
     def _target(self) -> int | None:
         trainer = self.trainer
@@ -202,41 +201,35 @@ class _TrainerSource(Source):
 
     # Evaluation: the few batches of the sanity check are no validation -------------------------------------------
 
-    def on_validation_start(self) -> None:
-        self._evaluation_begins("validation")
+    def on_validation_start(self, mode: str = "validation") -> None:
+        self._turn_ends()
+        if self.trainer.sanity_checking:
+            self.tracker.begin(EVALUATION, self._training.phase("validation"))
+        else:
+            self.tracker.begin_evaluation(mode)
 
     def on_test_start(self) -> None:
-        self._evaluation_begins("test")
+        self.on_validation_start("test")
+
+    def on_validation_batch_start(self, *_: Any, mode: str = "validation") -> None:
+        self.tracker.end(BATCH)  # Lightning does not report the end of every one
+        if not self.trainer.sanity_checking:
+            self.tracker.begin_batch(mode)
+
+    def on_test_batch_start(self, *_: Any) -> None:
+        self.on_validation_batch_start(mode="test")
 
     def on_validation_end(self) -> None:
         loss = self.trainer.callback_metrics.get("val_loss")
         if loss is not None and not self.trainer.sanity_checking:
             self._training.record(loss=loss, mode="validation")
-        self._tracker.end(EVALUATION)
-
-    def on_validation_batch_start(self, *_: Any) -> None:
-        self._evaluation_batch_begins("validation")
-
-    def on_test_batch_start(self, *_: Any) -> None:
-        self._evaluation_batch_begins("test")
+        self.tracker.end(EVALUATION)
 
     def on_validation_batch_end(self, *_: Any) -> None:
-        self._tracker.end(BATCH)
+        self.tracker.end(BATCH)
 
     on_test_end = on_validation_end
     on_test_batch_end = on_validation_batch_end
-
-    def _evaluation_begins(self, mode: str) -> None:
-        self._turn_ends()
-        if self.trainer.sanity_checking:
-            self._tracker.begin(EVALUATION, self._training.phase("validation"))
-        else:
-            self._tracker.begin_evaluation(mode)
-
-    def _evaluation_batch_begins(self, mode: str) -> None:
-        self._tracker.end(BATCH)  # Lightning does not report the end of every one
-        if not self.trainer.sanity_checking:
-            self._tracker.begin_batch(mode)
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
@@ -245,19 +238,13 @@ class _TrainerSource(Source):
         self._turn_ends()
         save = self._async_saves.begin(self.trainer.strategy.checkpoint_io, self.step) if whole else None
         if save is None:
-            self._tracker.begin_save(self.step, whole=whole)
+            self.tracker.begin_save(self.step, whole=whole)
         else:
-            self._tracker.begin(SAVE, self._training.phase("checkpoint_save_async"))
+            self.tracker.begin(SAVE, self._training.phase("checkpoint_save_async"))
         _, error = yield
-        self._tracker.end(SAVE, error)
+        self.tracker.end(SAVE, error)
         if save is not None:
             self._async_saves.returned(save, error)
-
-    def load(self) -> Around:
-        """A checkpoint is read."""
-        self._tracker.begin_load()
-        _, error = yield
-        self._tracker.end(LOAD, error)
 
 
 def _told(name: str) -> Callable[..., None]:
@@ -363,7 +350,7 @@ def _load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: An
     source = _source_of(connector.trainer)
     if source is None or kwargs.get("checkpoint_path", checkpoint_path) is None:
         return None
-    return source.load()
+    return source.tracker.load()
 
 
 def _fetch_begins(loop: Any) -> None:

@@ -14,6 +14,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
+from exporter.bridges.patching import Around
 from exporter.bridges.sources import EXIT
 
 LOOP, ITERATION, PHASE, EVALUATION, BATCH = "loop", "iteration", "phase", "evaluation", "batch"
@@ -40,11 +41,7 @@ class Discarded(GeneratorExit):
 class LoopTracker:
     """Opens and closes spans; none of its methods minds being called out of order.
 
-    Args:
-        guesses: The loop and its iterations are concluded; where the job reports its own, those take their place.
-
-    Attributes:
-        training: `exporter.training`.
+    Where it guesses, the loop and its iterations are concluded; where the job reports its own, those take their place.
     """
 
     def __init__(self, *, guesses: bool = False) -> None:
@@ -131,9 +128,17 @@ class LoopTracker:
         span = training.checkpoint_save(global_step=step) if whole else training.phase("checkpoint_save_sync")
         self.begin(SAVE, span)
 
-    def begin_load(self) -> None:
-        """Begin to read a checkpoint."""
+    def save(self, step: int, *, whole: bool = True) -> Around:
+        """Save a checkpoint, around the call that does it."""
+        self.begin_save(step, whole=whole)
+        _, error = yield
+        self.end(SAVE, error)
+
+    def load(self) -> Around:
+        """Read a checkpoint, likewise."""
         self.begin(LOAD, self.training.checkpoint_load())
+        _, error = yield
+        self.end(LOAD, error)
 
     def record(self, field: str, value: Any) -> None:
         """Record a loss or a gradient norm; of those on a GPU, some."""
@@ -156,11 +161,7 @@ class LoopTracker:
         return True
 
     def job_reports(self, *, until_now: bool = False) -> bool:
-        """Tell whether the job itself has begun a training loop or an iteration, or has reported steps.
-
-        Args:
-            until_now: Whether what it has noted up to now is looked at; else what is known already will do.
-        """
+        """Tell whether the job itself has begun a loop or an iteration, or has reported steps; until now, or as is known."""
         if until_now:
             self._recording.drain()
         return self._recording.job_tells

@@ -5,8 +5,8 @@ listened to. Otherwise an exporter is given to its provider, or named in its con
 
     provider.with_exporter(exporter.bridges.one_logger.OneLoggerExporter())
 
-An exporter is not shown the iterations, nor what is inside of them, unless the job asks for that; so the exporter listens
-to the recorder as well. Spans become spans of `exporter.training`, which computes its figures itself; the configuration
+An exporter is not shown the iterations, nor what is inside of them, unless the job asks for that; so ours only has the
+recorder listened to. Spans become spans of `exporter.training`, which computes its figures itself; the configuration
 is taken over with them. The application and its initialisation are told in any case, the training only while no
 framework's bridge tells it.
 """
@@ -64,30 +64,20 @@ _BLOCKS = {
 
 @dataclass(slots=True)
 class _Told:
-    """A span that has been told.
-
-    Attributes:
-        name: Of the span.
-        block: What was entered; None where callbacks are called.
-        handled: What was being handled when it began: no failure of its own.
-    """
+    """A span that has been told."""
 
     name: str
-    block: Any
-    handled: BaseException | None
+    block: Any  # what was entered; None where callbacks are called
+    handled: BaseException | None  # when it began: no failure of its own
 
 
-class SpanSource(Source):
-    """Tells of what one-logger is told; the same thing twice is told once."""
+class _SpanSource(Source):
+    """Tells of what one-logger is told."""
 
     strength = INSTRUMENTED
 
     def __init__(self) -> None:
         self._told: dict[Any, _Told] = {}
-        self._last_event: Any = None
-        self._iterations_seen = False
-        self._iterations = 0
-        self._seconds = 0.0
 
     @cached_property
     def training(self) -> Any:
@@ -102,8 +92,7 @@ class SpanSource(Source):
                 self._end(told, None, None)
 
     def starts(self, span: Any) -> None:
-        """A span has begun."""
-        if span is None or span.id in self._told:
+        if span is None:
             return
         name = _text(span.name)
         if name == "application":
@@ -113,27 +102,18 @@ class SpanSource(Source):
         self._told[span.id] = _Told(name, self._begin(name, span), sys.exc_info()[1])
 
     def stops(self, span: Any, error: BaseException | None) -> None:
-        """A span is over."""
         told = None if span is None else self._told.pop(span.id, None)
         if told is not None:
             self._end(told, span, error if error is not told.handled else None)
             if told.name == "training_loop":
                 ACTIVE.release(self)
 
-    def happens(self, event: Any, span: Any) -> None:
-        """A span was given an event."""
-        if event is None or event is self._last_event:
-            return
-        self._last_event = event
-        name = _text(event.name)
+    def happens(self, event: Any) -> None:
+        name = "" if event is None else _text(event.name)
         if name == "update_training_telemetry_config":
             _take_over_training(self.training)
-        elif ACTIVE.source is not self:
-            return
-        elif name == "save_checkpoint_success":
+        elif name == "save_checkpoint_success" and ACTIVE.source is self:
             self.training.on_save_checkpoint_success(_value(event, "current_iteration") or 0)
-        elif name == "training_metrics_update" and not self._iterations_seen and span.id in self._told:
-            self._count(event)
 
     def _begin(self, name: str, span: Any) -> Any:
         training = self.training
@@ -144,7 +124,6 @@ class SpanSource(Source):
             getattr(training, f"on_{_CALLBACKS[name]}_start")(**given)
             return None
         if name == "training_loop":
-            self._iterations, self._seconds = 0, 0.0
             block = training.training_loop(
                 train_iterations_start=_value(span, "train_iterations_start") or 0,
                 train_samples_start=_value(span, "train_samples_start"),
@@ -152,7 +131,6 @@ class SpanSource(Source):
                 train_samples_target_or_fn=_value(span, "train_samples_target"),
             )
         elif name in _BLOCKS:
-            self._iterations_seen = self._iterations_seen or name == "training_single_iteration"
             block = getattr(training, _BLOCKS[name])()
         else:
             block = training.span(name)
@@ -167,18 +145,6 @@ class SpanSource(Source):
             told.block.__exit__(None, None, None)
         else:
             told.block.__exit__(type(error), error, error.__traceback__)
-
-    def _count(self, event: Any) -> None:
-        """Count iterations that are only told in sum."""
-        iterations, seconds = _value(event, "num_iterations"), _value(event, "total_iteration_time_sec")
-        last = _value(event, "current_iteration")
-        if iterations is None or seconds is None or last is None:
-            return
-        new = iterations - self._iterations
-        each = (seconds - self._seconds) / new if new > 0 else 0.0
-        self._iterations, self._seconds = iterations, seconds
-        for number in range(new):
-            self.training.step(last + 2 - new + number, seconds=max(each, 0.0))
 
 
 def _text(name: Any) -> str:
@@ -198,7 +164,7 @@ def _late(event: Any) -> float | None:
     return then * 1000 if time() - then > LATE_SECONDS else None
 
 
-SOURCE = SpanSource()
+SOURCE = _SpanSource()
 """That of this process."""
 
 
@@ -226,9 +192,9 @@ def _stop(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> Aroun
         SOURCE.stops(kwargs.get("span", span), handled)
 
 
-def _event(_recorder: Any, span: Any = None, *_args: Any, **kwargs: Any) -> Around:
+def _event(*_args: Any, **_kwargs: Any) -> Around:
     event, _ = yield
-    SOURCE.happens(event, kwargs.get("span", span))
+    SOURCE.happens(event)
 
 
 class _Exporting:
@@ -236,25 +202,17 @@ class _Exporting:
 
     @never_raises
     def initialize(self) -> None:
-        """Listen to the recorder too, where it is one-logger's own."""
-        module = sys.modules.get(_RECORDER)
-        if module is not None:
-            _watch(module)
+        _watch(import_module(_RECORDER))
 
-    @never_raises
     def export_start(self, span: Any) -> None:
-        SOURCE.starts(span)
+        """The recorder has told of it."""
 
-    @never_raises
-    def export_stop(self, span: Any) -> None:
-        SOURCE.stops(span, sys.exc_info()[1])
+    export_stop = export_start
 
-    @never_raises
     def export_event(self, event: Any, span: Any) -> None:
-        SOURCE.happens(event, span)
+        """Likewise."""
 
-    def export_error(self, event: Any, span: Any) -> None:
-        """A span was given an error: its end says so too."""
+    export_error = export_event
 
     @never_raises
     def export_telemetry_data_error(self, error: Any) -> None:

@@ -23,13 +23,8 @@ def _nothing() -> None:
 class Periodic:
     """Calls a step, from one thread at a time; what it raises is told once and changes nothing.
 
-    Args:
-        name: Of the thread.
-        step: What is done.
-        seconds: Between two steps.
-        after_fork: Called in a forked child before its first step.
-        at_exit: Called at exit, before the last step; also when no thread can be started, since then nothing is done.
-        exit_seconds: The longest that an exiting process waits for a step under way.
+    `after_fork` is called in a forked child before its first step; `at_exit` at exit, before the last step, and when no
+    thread can be started. An exiting process waits at most `exit_seconds` for a step under way.
     """
 
     def __init__(

@@ -25,15 +25,10 @@ framework's own loop."""
 
 
 class Source:
-    """A bridge that can report the training, and is called with what torch is asked to do meanwhile.
-
-    Attributes:
-        strength: How much it knows.
-        is_evaluating: Whether it waits for a module to be set to train again.
-    """
+    """A bridge that can report the training, and is called with what torch is asked to do meanwhile."""
 
     strength = WATCHING
-    is_evaluating = False
+    is_evaluating = False  # whether it waits for a module to be set to train again
 
     def yields(self) -> None:
         """A stronger source takes over: close what is open."""
@@ -80,12 +75,7 @@ class Source:
 
 
 class ActiveSource:
-    """Which source reports.
-
-    Attributes:
-        source: The one that does; `NOBODY` while none does.
-        fallback: The one that does while no other does.
-    """
+    """Which source reports: `NOBODY` while none does, the fallback while no other does."""
 
     def __init__(self) -> None:
         self.source: Source = NOBODY

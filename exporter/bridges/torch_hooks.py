@@ -25,23 +25,14 @@ SCALE_SECONDS = 1.0
 
 
 class _Seen:
-    """What has been seen so far.
-
-    Attributes:
-        installed: Whether torch is watched.
-        optimizer_hooks: Torch's handles of the hooks for optimizers.
-        optimizer_made: Whether an optimizer has been made.
-        optimizer_steps: Optimizer steps begun.
-        next_scale: When the loss scale is recorded again.
-        compiling: Spans of the compilations under way.
-    """
+    """What has been seen so far, in this process."""
 
     installed = False
     optimizer_hooks: tuple[Any, ...] = ()
     optimizer_made = False
-    optimizer_steps = 0
+    optimizer_steps = 0  # begun
     next_scale = 0.0
-    compiling: list[Any] = []  # noqa: RUF012  # of one process, as the others are
+    compiling: tuple[Any, ...] = ()
 
 
 def install() -> None:
@@ -196,12 +187,14 @@ def _compiling_begins(*_args: Any) -> None:
     if ACTIVE.source.has_phases() and threading.current_thread() is threading.main_thread():
         span = _training().phase("compile")
         span.__enter__()
-        _Seen.compiling.append(span)
+        _Seen.compiling += (span,)
 
 
 def _compiling_ends(*_args: Any) -> None:
     if _Seen.compiling and threading.current_thread() is threading.main_thread():
-        _Seen.compiling.pop().__exit__(None, None, None)
+        *rest, span = _Seen.compiling
+        _Seen.compiling = tuple(rest)
+        span.__exit__(None, None, None)
 
 
 def _training() -> Any:

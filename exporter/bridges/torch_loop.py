@@ -48,25 +48,16 @@ WITHIN_BACKWARD = 0
 """Stands for all optimizers that step within a backward pass, on its thread."""
 
 
-class LoopSource(Source):
-    """Reports the loop of a job's own.
+class _LoopSource(Source):
+    """Reports the loop of a job's own; a job that uses `exporter.training` itself is left to it, where courteous."""
 
-    Args:
-        courteous: Whether a job that uses `exporter.training` itself is left to it.
-
-    Attributes:
-        courteous: The same.
-        batches_ahead: Batches that the job's loaders fetch before they are trained on.
-    """
-
-    batches_ahead = 0
+    batches_ahead = 0  # that the job's loaders fetch before they are trained on
 
     def __init__(self, *, courteous: bool = False) -> None:
         self.courteous = courteous
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as a forked child does."""
         self._tracker: LoopTracker | None = None
         self._thread: int | None = None
         self._silent = False
@@ -115,20 +106,17 @@ class LoopSource(Source):
         return self._start + self._turns
 
     def yields(self) -> None:
-        """Somebody knows better than what was concluded so far."""
         if self._tracker is not None:
             self._tracker.end(EVALUATION)
             self._tracker.end_all(Discarded())
         self.forget()
 
     def has_phases(self) -> bool:
-        """There is a tracker, unless the job reports its own loop."""
         return self._mine(training=False) is not None
 
     # Data -------------------------------------------------------------------------------------------------------
 
     def fetch(self, *, begins: bool = False) -> Around:
-        """A batch is fetched."""
         tracker = self._mine(training=False)
         if tracker is None:
             return
@@ -187,7 +175,6 @@ class LoopSource(Source):
                 self._evaluation_begins(tracker)
 
     def trains(self, module: Any) -> None:
-        """It is trained again, and so the next turn begins."""
         tracker = self._mine(training=False)
         if tracker is not None and self._is_trained(module):
             self._evaluation_ends(tracker, None)
@@ -222,7 +209,6 @@ class LoopSource(Source):
     # Turns ------------------------------------------------------------------------------------------------------
 
     def loss_is(self, loss: Any) -> None:
-        """Take the loss from before it is scaled or divided by a library."""
         tracker = self._mine(training=True)
         if tracker is not None:
             self._training_goes_on(tracker)
@@ -249,13 +235,11 @@ class LoopSource(Source):
                 self._optimizer_done(tracker, WITHIN_BACKWARD)
 
     def gradient_norm_is(self, norm: Any) -> None:
-        """Take what gradients were clipped by."""
         tracker = self._mine(training=True)
         if tracker is not None:
             tracker.record("grad_norm", norm)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
         tracker = self._mine(training=True)
         if tracker is None:
             return
@@ -319,7 +303,6 @@ class LoopSource(Source):
             self._optimizer_done(tracker, id(optimizer))
 
     def optimizer_loaded(self, state: Any) -> None:
-        """Most optimizers count their steps in their state."""
         if self._turns == 0:
             self._start = max(self._start, steps_made(state))
 
@@ -356,7 +339,6 @@ class LoopSource(Source):
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def save(self, saved: Any, *, at_once: bool) -> Around:
-        """Something is written."""
         return self.checkpoint(whole=holds_optimizer(saved), at_once=at_once)
 
     def checkpoint(self, *, whole: bool, at_once: bool = True) -> Around:
@@ -380,19 +362,14 @@ class LoopSource(Source):
             if whole and not at_once:
                 save.report_when_done(future, error)
 
-    def load(self) -> Around:
-        """A checkpoint is read."""
+    def load(self) -> Around | None:
         tracker = self._mine(training=False)
-        if tracker is not None and not tracker.is_open(LOAD):
-            tracker.begin_load()
-            _, error = yield
-            tracker.end(LOAD, error)
+        return None if tracker is None or tracker.is_open(LOAD) else tracker.load()
 
     # The end ----------------------------------------------------------------------------------------------------
 
     @never_raises
     def exits(self, error: BaseException | None) -> None:
-        """The process ends, with an exception that nobody has caught or in order."""
         tracker = self._tracker
         if tracker is None:
             return
@@ -420,21 +397,17 @@ def install() -> None:
     loop_source(courteous=os.environ.get("EXPORTER_AUTO") == "1")
 
 
-def loop_source(*, courteous: bool = False) -> LoopSource:
-    """Return the source of this process that reports whenever no other does; made at the first call.
+def loop_source(*, courteous: bool = False) -> _LoopSource:
+    """Return the source of this process that reports whenever no other does, made at the first call.
 
-    Args:
-        courteous: Whether a job that uses `exporter.training` itself is left to it.
-
-    Raises:
-        ImportError: There is no torch.
+    Raises ImportError: There is no torch.
     """
     torch_hooks.install()
     source = ACTIVE.fallback
-    if isinstance(source, LoopSource):
+    if isinstance(source, _LoopSource):
         source.courteous = source.courteous and courteous
         return source
-    source = LoopSource(courteous=courteous)
+    source = _LoopSource(courteous=courteous)
     ACTIVE.fall_back_to(source)
     EXIT.add(source.exits)
     if hasattr(os, "register_at_fork"):
@@ -442,9 +415,9 @@ def loop_source(*, courteous: bool = False) -> LoopSource:
     return source
 
 
-def active_loop() -> LoopSource | None:
+def active_loop() -> _LoopSource | None:
     """Return it while it reports."""
-    return ACTIVE.source if isinstance(ACTIVE.source, LoopSource) else None
+    return ACTIVE.source if isinstance(ACTIVE.source, _LoopSource) else None
 
 
 def describe_loop(**facts: Any) -> LoopTracker | None:
@@ -457,12 +430,9 @@ def describe_loop(**facts: Any) -> LoopTracker | None:
 
 
 def watch_saves(owner: Any, name: str, is_whole: Callable[..., bool]) -> None:
-    """Report a method by which a library writes a checkpoint of such a loop, if this version has it.
+    """Report a class's method that writes a checkpoint of such a loop, if this version has it.
 
-    Args:
-        owner: The class that has it.
-        name: The method's name.
-        is_whole: Gets its arguments, and tells whether the job could go on from what it writes.
+    `is_whole` gets its arguments, and tells whether the job could go on from what it writes.
     """
 
     def hook(*args: Any, **kwargs: Any) -> Around | None:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from exporter.bridges import torch_hooks
-from exporter.bridges.loop import EVALUATION, ITERATION, LOAD, LOOP, SAVE, LoopTracker
+from exporter.bridges.loop import EVALUATION, ITERATION, LOOP, LoopTracker
 from exporter.bridges.patching import Around, Hook, never_raises, patch_existing, version_of, when_imported
 from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
 
@@ -58,13 +58,7 @@ def _class(trainer_module: Any, name: str) -> type[Any]:
 
 
 class _TrainerSource(Source):
-    """Reports one call of a Trainer's `train`, `evaluate` or `predict`.
-
-    Attributes:
-        tracker: Where it is.
-        training: `exporter.training`.
-        is_patched: Whether the call is patched, and its end will be seen.
-    """
+    """Reports one call of a Trainer's `train`, `evaluate` or `predict`; where patched, its end will be seen."""
 
     strength = LEADING
 
@@ -260,21 +254,14 @@ def _batch(
     return None if source is None else source.batch(kwargs.get("inputs", inputs))
 
 
-def _save(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
-    source = _active()
-    if source is not None:
-        whole = not getattr(trainer.args, "save_only_model", False)
-        source.tracker.begin_save(int(trainer.state.global_step), whole=whole)
-        _, error = yield
-        source.tracker.end(SAVE, error)
+def _save(trainer: Any, *_args: Any, **_kwargs: Any) -> Around | None:
+    source, whole = _active(), not getattr(trainer.args, "save_only_model", False)
+    return None if source is None else source.tracker.save(int(trainer.state.global_step), whole=whole)
 
 
-def _load(_trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any) -> Around:
+def _load(_trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any) -> Around | None:
     source = _active()
-    if source is not None and checkpoint is not None:
-        source.tracker.begin_load()
-        _, error = yield
-        source.tracker.end(LOAD, error)
+    return None if source is None or checkpoint is None else source.tracker.load()
 
 
 def _evaluation_of(mode: str) -> Hook:

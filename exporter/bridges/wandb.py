@@ -24,23 +24,13 @@ from exporter.training.spans import Span
 
 @dataclass
 class Config:
-    """Where to, as `wandb.init` has it.
-
-    Attributes:
-        entity: User or team.
-        host: The server.
-        api_key: Its key; empty for the one that W&B finds by itself.
-        project: The project.
-        run_name: The run's name; None for one that is unique.
-        save_dir: Where W&B keeps its files.
-        tags: Of the run.
-    """
+    """Where to, as `wandb.init` has it."""
 
     entity: str
     host: str = "https://api.wandb.ai"
-    api_key: str = ""
+    api_key: str = ""  # empty for the one that W&B finds by itself
     project: str = "one-logger-tracking"
-    run_name: str | None = None
+    run_name: str | None = None  # None for one that is unique
     save_dir: str = "./wandb"
     tags: Sequence[str] = ("e2e_metrics_enabled",)
 
@@ -89,13 +79,7 @@ class FlatMetricNamingStrategy(MetricNamingStrategy):
 
 
 class WandBExporter(BaseExporter):
-    """Logs metrics to a run of its own.
-
-    Args:
-        config: Where to.
-        metric_naming_strategy: None for `HierarchicalMetricNamingStrategy()`.
-        begin: Makes the run; None for `wandb.init`.
-    """
+    """Logs metrics to a run of its own; `begin` makes it, `wandb.init` where None."""
 
     def __init__(
         self,

@@ -2,8 +2,7 @@
 
 Used in the training process; standard library only, no torch. What is recorded here works as it does there, and
 becomes families of Prometheus too: a Stat those of an `exporter.Stat` of its name, an event one more in
-`training_events_total`. Where torch 2.13 hangs, crashes or lies, this does not; where that changes what code
-could observe, the docstring of the name says so, and docs/torch-monitor.md lists it.
+`training_events_total`. Where torch 2.13 hangs, crashes or lies, this does not: docs/torch-monitor.md lists it.
 
 The spelling of the RFC from which torch.monitor came is in `exporter.monitor.rfc`.
 """

@@ -65,11 +65,8 @@ class _State:
 class Event:
     """Event represents a specific typed event to be logged.
 
-    Differs from torch 2.13: a bool stays a bool and is not made 1.0; an aware timestamp keeps its time zone; a
-    change of the event after it was logged is not seen by a handler that is told later; it has a repr, can be
-    pickled and copied, and `asdict` gives its fields. As there, two events are equal only when they are the same.
-
-    Handlers of `exporter.events` get texts cut to 32,768 characters; those of this face get the event itself.
+    A change of it after it was logged is not seen by a handler that is told later. Handlers of `exporter.events` get
+    texts cut to 32,768 characters; those of this face get the event itself.
 
     Args:
         name: What happened; the label `type` of `training_events_total`, so there should be few of them.
@@ -131,15 +128,7 @@ class Event:
 
 
 def log_event(event: Event) -> None:
-    """Log an event to all registered handlers, and count it.
-
-    Differs from torch 2.13: handlers run on threads of their own, so that what one raises, or how long it takes,
-    does not matter here, and any number of threads may log. The bound `append` or `put` of a list, deque or
-    SimpleQueue is called before this returns, as there.
-
-    Raises:
-        TypeError: That is no event.
-    """
+    """Log an event to all registered handlers, and count it. Raises TypeError: That is no event."""
     try:
         state = event._state  # noqa: SLF001  # of the class above
         kind = state.kind
@@ -215,14 +204,9 @@ _registered: list[EventHandlerHandle] = []
 def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHandle:
     """Register a callback to be called with every event that is logged from now on, in order.
 
-    Events that are logged elsewhere in the package come as events of this face. An object with `handle(event)`
-    will do as well.
-
-    Differs from torch 2.13: the callback runs on a thread of its own, behind a queue of 10,000 events, so that it
-    may log, register and use Stats, and what it raises is counted instead of leaving `log_event` or `Stat.add`;
-    the bound `append` or `put` of a list, deque or SimpleQueue is called at once, as in torch. None, which torch
-    accepts and then fails at every event, is refused, and so is a callback that is registered already. At the
-    end of the process nothing crashes, and what waits is delivered for up to two seconds.
+    Events that are logged elsewhere in the package come as events of this face. It runs on a thread of its own, behind
+    a queue of 10,000 events; the bound `append` or `put` of a list, deque or SimpleQueue is called at once. An object with
+    `handle(event)` will do as well.
 
     Raises:
         TypeError: It cannot be called.
@@ -243,7 +227,7 @@ def unregister_event_handler(handler: EventHandlerHandle) -> None:
 
     Raises:
         TypeError: That is no handle.
-        ValueError: It was unregistered before. (torch 2.13 crashes the process.)
+        ValueError: It was unregistered before.
     """
     if not isinstance(handler, EventHandlerHandle):
         raise TypeError(

@@ -163,18 +163,10 @@ class StatCollector(ABC):
 
 
 class Stat:
-    """A named statistic.
+    """A named statistic; its options are those of `exporter.Stat`: `unit`, `help`, `window_seconds`, `labels` and so on.
 
-    The same key and aggregations again are the same statistic; other aggregations for a key that is taken are an
-    error that says where it was first made.
-
-    Args:
-        key: Globally unique name: `training.batch.latency`.
-        aggregations: What collectors report, and what becomes families.
-        options: Any of those of `exporter.Stat`: `unit`, `help`, `window_seconds`, `window_samples`, `labels` …
-
-    Raises:
-        DefinitionError: The name, an aggregation or an option is wrong, or the key has another definition.
+    The same key and aggregations again are the same statistic. Raises DefinitionError: The name, an aggregation or an
+    option is wrong, or the key has another definition; the message says where that was made.
     """
 
     __slots__ = ("_add", "aggregations", "key", "recorded")
@@ -192,11 +184,7 @@ class Stat:
             handle.put((self, v))
 
     def add_time(self, *, profile: bool = False) -> Timer:
-        """Time a `with` block or each call of a decorated function, in seconds.
-
-        Args:
-            profile: Whether it is a range of torch.profiler, too.
-        """
+        """Time a `with` block or each call of a decorated function, in seconds; if wanted as a range of torch.profiler, too."""
         return _ProfiledTimer(self.key, self.add) if profile else Timer(self.add)
 
     def __repr__(self) -> str:

@@ -36,11 +36,7 @@ _ROOM = LONGEST_NAME - 40
 
 
 class Aggregation(enum.Enum):
-    """These are types of aggregations that can be used to accumulate stats.
-
-    Differs from torch 2.13: VALUE is the last sample, while torch binds it to its NONE, so that such a Stat has no
-    values at all; it is 1, not 0. `Aggregation(99)` is a ValueError and no nameless member.
-    """
+    """These are types of aggregations that can be used to accumulate stats."""
 
     VALUE = 1
     MEAN = 2
@@ -79,13 +75,6 @@ class Stat:
 
     Besides, samples that count in a window are recorded as those of the `exporter.Stat` of this name (characters
     that a name cannot have become `_`); Stats of one name share it.
-
-    Differs from torch 2.13: a window also closes when its time is over and nothing is added (`count` and `get`
-    show it, and its event is logged within a second), so that `count` never shows samples of a window that is
-    over; a window that is not positive or shorter than a millisecond is a ValueError and no crash of the process;
-    VALUE is the last sample; what is discarded is counted in `discarded`; at the end of the process the open
-    window is logged like that of a Stat that is deleted; after a fork it stays with the parent; `add` never
-    raises what a handler raises. It cannot be copied or pickled, as there.
 
     Args:
         name: Free text.

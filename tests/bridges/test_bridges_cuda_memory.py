@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elastic_support import child, labelled, page_of, series
+from elastic_support import child, labelled, series
 from places import TESTS
 
 ANSWERS = """
@@ -29,8 +29,14 @@ exporter.flush()
 
 
 def test_what_the_allocator_says_becomes_the_families_of_the_reference(tmp_path: Path) -> None:
-    child(tmp_path / "feed", ANSWERS + "import time; time.sleep(0)")
-    page = page_of(tmp_path / "feed")
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(TESTS)!r})
+from pathlib import Path
+from elastic_support import page_of
+print(page_of(Path(os.environ["EXPORTER_FEED_DIR"])))
+"""
+    page = child(tmp_path / "feed", ANSWERS + program).stdout  # of the living process: memory is a gauge
 
     assert labelled(page, "training_gpu_alloc_retries_total", gpu="0") == 5 + 1
     assert labelled(page, "training_gpu_oom_total", gpu="0") == 1
@@ -39,21 +45,6 @@ def test_what_the_allocator_says_becomes_the_families_of_the_reference(tmp_path:
         '{gpu="0",role="helper",run="mine",uuid="GPU-a"}',
         '{gpu="1",role="helper",run="mine",uuid="GPU-b"}',
     }
-
-
-def test_the_memory_of_a_living_process_is_a_gauge(tmp_path: Path) -> None:
-    program = (
-        ANSWERS
-        + f"""
-import os, sys
-sys.path.insert(0, {str(TESTS)!r})
-from pathlib import Path
-from elastic_support import page_of
-print(page_of(Path(os.environ["EXPORTER_FEED_DIR"])))
-"""
-    )
-    page = child(tmp_path / "feed", program).stdout
-
     assert {
         state: labelled(page, "training_gpu_memory_bytes", gpu="0", state=state)
         for state in ("allocated", "reserved", "peak_allocated", "peak_reserved")

@@ -159,17 +159,6 @@ def late():
     callbacks.on_app_end()
     print("late", gauges())
 
-def only_shown_sums():
-    from exporter.bridges import one_logger
-    one_logger._watch = lambda module: None
-    configure().with_exporter(OneLoggerExporter()).configure_provider()
-    with application():
-        with training_loop(train_iterations_start=0):
-            for _ in range(6):
-                with training_iteration():
-                    time.sleep(0.01)
-            print("only_shown_sums", gauges())
-
 def misused():
     configure().with_exporter(OneLoggerExporter()).configure_provider()
     with application():
@@ -199,13 +188,6 @@ def test_asynchronous_saves_succeed_when_they_say_so_and_late_begins_keep_their_
     assert told.value("training_checkpoints_total", kind="async", result="ok") == 2
     assert told.phases()["checkpoint_save_async"] == 3
     assert "training_misuse_total" not in told.page
-
-
-def test_a_recorder_that_is_not_one_loggers_own_is_counted_by_its_sums(tmp_path: Path) -> None:
-    told = other(tmp_path, "only_shown_sums")
-
-    assert told.value("training_steps_total", mode="train") in {4, 5, 6}
-    assert told.value("training_step_duration_seconds_sum", mode="train") >= 0.04  # type: ignore[operator]
 
 
 def test_what_one_logger_raises_into_the_job_it_raises_as_before(tmp_path: Path) -> None:

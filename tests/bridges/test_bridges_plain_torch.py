@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -574,42 +573,6 @@ def test_a_rank_tells_its_own_share(tmp_path: Path) -> None:
     assert 'world_size="2"' in first.page
 
 
-SPAWNED = """
-import exporter
-import torch.distributed
-import torch.multiprocessing
-
-def train(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    model, optimizer = made()
-    model = nn.parallel.DistributedDataParallel(model)
-    for (batch,) in loader(12 + rank, drop_last=True):
-        turn(model, optimizer, batch)
-    exporter.flush()
-    print("ranks", dict(exporter.training.recording.TRAINING.reading().facts)["world_size"])
-    torch.distributed.destroy_process_group()
-
-if __name__ == "__main__":
-    torch.multiprocessing.spawn(train, args=({port},), nprocs=2)
-"""
-
-
-def test_ranks_that_the_job_starts_itself_are_told_apart(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "train.py").write_text(PRELUDE + SPAWNED.replace("{port}", str(port)))
-    told = job(
-        tmp_path, "import subprocess, sys; subprocess.run([sys.executable, 'train.py'], check=True)", AUTO
-    )
-
-    assert told.done.stdout == "ranks 2\nranks 2\n"
-    for rank in ("0", "1"):
-        assert told.value("training_steps_total", mode="train", rank=rank) == 3
-        assert told.value("training_samples_total", mode="train", rank=rank) == 12
-
-
 def test_a_mistake_at_the_prompt_ends_no_training(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRELUDE + UNCHANGED)
     typed = "exec(open('train.py').read())\n1 / 0\n"
@@ -692,10 +655,6 @@ def test_a_loop_that_changes_its_model_by_hand_is_told_by_where_it_clears_the_gr
     assert told.phases()["validation"] == 3
     assert (told.value("training_phase_seconds_total", phase="validation") or 0) >= 0.2
     assert (told.value("training_productive_seconds_total") or 0) > 0
-
-
-def test_the_last_turn_by_hand_ends_with_the_job(tmp_path: Path) -> None:
-    assert job(tmp_path, PRELUDE + BY_HAND, AUTO).value("training_steps_total", mode="train") == 13
 
 
 def test_gradients_that_an_optimizer_is_to_use_or_that_belong_to_no_training_end_no_turn(

@@ -18,27 +18,6 @@ from test_bridges import torch_wanted
 from test_bridges_torchrun import told
 from waiting import wait_until
 
-# Two ranks over torchrun's own store, rank 1 of which fails once; `torchrun --standalone` keeps the store over the restart.
-TRAIN = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-torch.monitor.log_event(torch.monitor.Event("worker.reduced", __import__("datetime").datetime.now(), {"rank": rank}))
-sys.stdout.write(f"rank {rank} attempt {attempt} reduced {total.item()}\\n")
-sys.stdout.flush()
-time.sleep(1.5)  # a rank that torchrun ends by SIGTERM has lost what it did not write yet
-if not attempt and rank == 1:
-    sys.exit(7)
-if not attempt:
-    time.sleep(60)
-dist.destroy_process_group()
-"""
-
 
 def auto_environment(path: Path, feed: Path | None) -> dict[str, str]:
     """That of a job where the package is installed; recorded into a feed directory, if there is one."""
@@ -49,43 +28,6 @@ def auto_environment(path: Path, feed: Path | None) -> dict[str, str]:
         feed.mkdir(exist_ok=True)
         env |= {"EXPORTER_AUTO": "1", "EXPORTER_FEED_DIR": str(feed)}
     return env
-
-
-@torch_wanted
-@pytest.mark.timeout(150)
-def test_a_standalone_job_with_a_restart_ends_and_writes_as_without_us(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ends = []
-    for feed in (None, tmp_path / "feed"):
-        # What torch 2.13 needs for a restart of a standalone job to come through at all.
-        env = auto_environment(tmp_path, feed) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        ends.append(
-            subprocess.run(
-                [*command, "--max-restarts=1", str(script)],
-                env=env,
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                timeout=70,
-                check=False,
-            )
-        )
-    plain, watched = ends
-    page = page_of(tmp_path / "feed")
-
-    assert plain.returncode == watched.returncode == 0
-    assert told(watched.stdout) == told(plain.stdout)
-    assert told(watched.stderr) == told(plain.stderr)
-    assert labelled(page, "training_events_total", type="worker.reduced") == 4
-    assert labelled(page, "training_elastic_restarts_total", role="agent") == 1
-    assert labelled(page, "training_elastic_rendezvous_seconds_count", role="agent") == 2
-    assert labelled(page, "training_elastic_runs_total", outcome="success_with_retries") == 1
-    assert labelled(page, "training_elastic_worker_starts_total") == 4
-    assert labelled(page, "training_events_total", type="torchelastic.rendezvous.SUCCEEDED") >= 2
-    assert labelled(page, "training_torch_wait_calls_total", key="TCPStore__set", rank="0") > 0
-    assert labelled(page, "training_elastic_refused_total") == 0
 
 
 # Says that it lives, then waits to be ended; needs no torch.

@@ -186,16 +186,6 @@ def test_deprecated_names_warn_and_work(module: ModuleType) -> None:
     assert handler.names() == ["x", "free_function.success", "free_function.duration.ms"]
 
 
-def test_hooks_and_small_things_are_as_in_torch(module: ModuleType) -> None:
-    assert module.initialize_metrics() is None
-    assert module.initialize_metrics(module.MetricsConfig()) is None
-    assert module.MetricsConfig().params == {}
-    assert module.MetricsConfig({"a": "b"}).params == {"a": "b"}
-    assert isinstance(module.get_elapsed_time_ms(0.0), int)
-    with pytest.raises(TypeError):
-        module.MetricHandler()
-
-
 # The seed's pages, with another import line -------------------------------------------------------------------
 
 
@@ -361,16 +351,6 @@ def test_a_handler_that_raises_reaches_neither_the_caller_nor_the_next_handler(e
     assert function() == "kept"
     assert [name.rpartition(".")[2] for name in last.names()] == ["success", "ms"]
     assert total("training.elastic.refused", reason="handler") == before + 2
-
-
-def test_ctrl_c_while_a_handler_runs_reaches_the_job() -> None:
-    class Interrupted(metrics.MetricHandler):
-        def emit(self, metric_data: Any) -> None:
-            raise KeyboardInterrupt
-
-    metrics.configure(Interrupted(), "g")
-    with pytest.raises(KeyboardInterrupt):
-        metrics.put_metric("x", 1, "g")
 
 
 def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:

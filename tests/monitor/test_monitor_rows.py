@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import exporter
-from exporter import log
 
 DOCUMENT = (Path(exporter.__file__).parent.parent / "docs" / "torch-monitor.md").read_text(encoding="utf-8")
 ROWS = [f"r{number}" for number in range(1, 16)] + [f"v{number}" for number in range(1, 29)]
@@ -33,14 +31,6 @@ def test_the_examples_of_the_document_run_as_they_stand(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert (len(blocks), len(examples)) == (2, 43)
-
-
-def test_logging_is_a_matter_of_microseconds() -> None:
-    began = time.perf_counter()
-    for _ in range(10_000):
-        log("r3.tick")
-
-    assert time.perf_counter() - began < 2  # 0.5 us each is measured; this is only to find a wait or a lock
 
 
 def test_adding_is_a_call_into_c() -> None:

@@ -94,13 +94,12 @@ def record(event: Event, destination: str = "null") -> None:
         KeyError: There is no such destination.
     """
     logger = _get_or_create_logger(destination)
-    now = time()
     told = event
     if not event.timestamp:
         told = copy(event)
-        told.timestamp = int(now * 1000)
+        told.timestamp = int(time() * 1000)
     source = getattr(event.source, "value", event.source)
-    agent.tell(event.name, source, event.metadata, event.timestamp or now * 1000, told)
+    agent.tell(event.name, source, event.metadata, told.timestamp, told)
     _write(logger, told)
 
 
@@ -129,18 +128,8 @@ def construct_and_record_rdzv_event(
 ) -> None:
     """Make an event of a rendezvous and record it, unless nobody wants it: then nothing is done.
 
-    Somebody wants it when the handler of the destination `dynamic_rendezvous` is no NullHandler.
-
-    Args:
-        run_id: The run.
-        message: For people.
-        node_state: The node's state; with FAILED, the exception that is being handled is told too.
-        name: What is done; the calling function's name by default. The calling file's name is put in front.
-        hostname: This host by default.
-        pid: This process by default.
-        master_endpoint: Of the rendezvous' store.
-        local_id: Of the node.
-        rank: Of the node.
+    Somebody wants it when the handler of the destination `dynamic_rendezvous` is no NullHandler. Name, host and process
+    are by default those of the caller; with FAILED, the exception that is being handled is told too.
     """
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return

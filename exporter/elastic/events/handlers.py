@@ -108,17 +108,13 @@ _registered: list[tuple[EventHandler, Handle]] = []
 
 
 def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
-    """Have events given to a handler, or to several; those of before are given no more.
+    """Have events given to a handler, to a list of them, or to nobody; those of before are given no more.
 
-    Args:
-        handler: One, or a list; None for nobody. Prometheus counts events whoever is configured.
-
-    Raises:
-        TypeError: That is no handler: an object with `record(event)`.
+    Prometheus counts events whoever is configured. Raises TypeError: That is no handler: an object with `record(event)`.
     """
-    handlers: list[Any] = list(handler) if isinstance(handler, list | tuple) else [handler]
-    if handler is None:
-        handlers = []
+    handlers: list[Any] = (
+        list(handler) if isinstance(handler, list | tuple) else [] if handler is None else [handler]
+    )
     for each in handlers:
         _check(each)
     unconfigure()
