@@ -203,7 +203,7 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
 
 
 # As long as a test may take; `FLOOD_SECONDS=30` for as long as anybody may want to watch.
-FLOOD_SECONDS = float(os.environ.get("FLOOD_SECONDS", "5"))
+FLOOD_SECONDS = float(os.environ.get("FLOOD_SECONDS", "2"))
 
 FLOOD = """
 import datetime, sys, threading, time
@@ -238,7 +238,7 @@ def test_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(
     tmp_path: Path, loggers: str
 ) -> None:
     program = f"import sys; sys.argv[1:] = '{FLOOD_SECONDS} {loggers}'.split()\n{FLOOD}"
-    prebuilt, built = map(int, child(tmp_path / "feed", program).stdout.split())
+    prebuilt, built = map(int, child(tmp_path / "feed", program, timeout=85).stdout.split())
     page = page_of(tmp_path / "feed")
 
     assert prebuilt > 1000
