@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from exporter.families import Distribution
-from exporter.feed.reader import FeedEntry, Scan
+from exporter.feed.reader import FeedEntry, FeedReader, Scan
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.store import StateStore
@@ -110,7 +110,7 @@ def a_snapshot(
 
 
 @dataclass
-class MemoryFeed:
+class MemoryFeed(FeedReader):
     """A feed directory without files; stands for `FeedReader`, which has tests of its own with real ones."""
 
     files: dict[str, FeedEntry] = field(default_factory=dict)

@@ -27,12 +27,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from exporter.collectors.job import JobProcess
 from exporter.errors import CollectError, FeedError
-from exporter.families import Collected, FamilySpec
-from exporter.feed.reader import FeedEntry, Scan
+from exporter.families import Collected
+from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.ledger.admission import Admission
 from exporter.ledger.energy.attribution import ProcessWork, WorkUse
 from exporter.ledger.families import feed, run_info
@@ -56,22 +55,6 @@ CONFLICT_SECONDS = 15.0
 """Two processes of one rank that live together for so long are no restart."""
 
 
-class Feed(Protocol):
-    """What the ledger needs of `exporter.feed.reader.FeedReader`."""
-
-    def scan(self) -> Scan:
-        """Read every feed file."""
-        ...
-
-    def acquire_ownership(self) -> bool:
-        """Become the owner of the directory; True while it is."""
-        ...
-
-    def remove(self, process_id: str) -> bool:
-        """Remove the files of a dead process; False when they, or some, are still there."""
-        ...
-
-
 class JobCollector:
     """Publishes what the processes of the job have recorded.
 
@@ -90,14 +73,12 @@ class JobCollector:
 
     name = "feed"
     reasons = ("directory", "state")
-    specs: tuple[FamilySpec, ...] = (
-        *(*feed.SPECS, *goodput_families.SPECS, *run_state.SPECS, *run_info.SPECS),
-    )
+    specs = feed.SPECS + goodput_families.SPECS + run_state.SPECS + run_info.SPECS
     """Every family with a fixed name; those of Stats are named by the job."""
 
     def __init__(
         self,
-        reader: Feed,
+        reader: FeedReader,
         state: StateStore,
         *,
         stale_after_seconds: float = 10.0,
