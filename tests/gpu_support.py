@@ -17,8 +17,8 @@ from prometheus_client.core import Metric
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
-from exporter.collectors.gpu.restarts import RESTART_REASONS, Timings
 from exporter.collectors.gpu.state import GpuRegistry
+from exporter.collectors.gpu.supervisor import RESTART_REASONS, Timings
 from exporter.config.loader import load
 from exporter.families import Collected
 from exporter.replay.description import MachineDescription

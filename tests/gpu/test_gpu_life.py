@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import QUICK, SMALL, described, gpus_up, replay, small, value, values, watching
+from gpu_support import QUICK, SMALL, described, gpus_up, small, value, values, watching
 from waiting import wait_until
 
 from exporter.collectors.gpu.child_process import command_of
@@ -532,16 +532,6 @@ def test_only_the_card_that_a_call_hangs_on_is_down(tmp_path: Path) -> None:
 
     assert {key[0]: up for key, up in values(shown, "gpu_up").items()} == {"0": 0.0, "1": 0.0}
     assert values(shown, "gpu_power_watts") == {}
-
-
-def test_without_a_child_a_card_is_neither_up_nor_down_unless_it_is_the_one_at_fault() -> None:
-    played = replay(small(), 5)
-
-    played.registry.forget_readings(hanging=1)
-
-    families = played.families(reason="hung")
-    assert {key[0]: up for key, up in values(families, "gpu_up").items()} == {"1": 0.0}
-    assert {key[0]: key[2] for key in values(families, "gpu_error_info")} == {"1": "hung"}
 
 
 @pytest.mark.parametrize("shadow", ["exporter.py", "exporter/__init__.py", "json.py"])

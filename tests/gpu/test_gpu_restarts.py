@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.collectors.gpu.restarts import CRASHED, HANGS_AT_ONCE, RESTART_REASONS, Restarts, Timings
+from exporter.collectors.gpu.supervisor import CRASHED, HANGS_AT_ONCE, RESTART_REASONS, Restarts, Timings
 
 TIMINGS = Timings()
 

@@ -21,9 +21,8 @@ from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.nvml.visible import expected_devices
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
-from exporter.collectors.gpu.restarts import DEFAULT_TIMINGS, Timings
 from exporter.collectors.gpu.state import GpuRegistry, GpuTotals, PowerSample
-from exporter.collectors.gpu.supervisor import RELEASED, STARTING, Supervisor
+from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, RELEASED, STARTING, Supervisor, Timings
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.errors import CollectError
 from exporter.families import Collected
