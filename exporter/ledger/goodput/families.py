@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.core import Metric
 
 from exporter.families import FamilySpec, family
-from exporter.ledger.goodput.task import Goodput
+from exporter.ledger.goodput.task import CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
 _ABSENT = "absent where the job does not use exporter.training, on nodes without rank 0, a while after the run's end"
@@ -66,9 +66,8 @@ UNCOMMITTED = family(
 )
 BADPUT = family(
     "training_badput_seconds_total",
-    "Time in which the training did not advance for good, by what it went to: init, compile, data_stall,"
-    " checkpoint_save, checkpoint_load, validation (unless the configuration counts it as productive), lost_progress,"
-    " downtime, hang, other" + _COUNTER,
+    f"Time in which the training did not advance for good, by what it went to: {', '.join(CAUSES)}; validation may be"
+    " configured to count as productive" + _COUNTER,
     "see docs/goodput.md",
     *("run", "cause"),
 )

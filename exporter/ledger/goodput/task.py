@@ -29,16 +29,13 @@ DOWNTIME_LAG_SECONDS = 60.0
 KEPT_IDS = 64
 """Processes that are remembered so that none counts twice."""
 
-CAUSES = (
-    *("init", "compile", "data_stall", "checkpoint_save", "checkpoint_load", "validation"),
-    *("lost_progress", "downtime", "hang", "other"),
-)
-"""What wall time can be lost to."""
-
 CAUSE_OF_PHASE: Mapping[str, str] = {
     name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
 }
 """What time in a phase is lost to; in one that is neither here nor work it is `other`."""
+
+CAUSES = (*dict.fromkeys(CAUSE_OF_PHASE.values()), "lost_progress", "downtime", "hang", "other")
+"""What wall time can be lost to."""
 
 HANG_SECONDS, HANG_STEPS = 300.0, 5.0
 """A step that takes longer than this, and than so many of the longest before it, hangs."""
