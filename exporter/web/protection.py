@@ -23,7 +23,7 @@ import logging
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,10 +45,17 @@ Signatures = Mapping[Path, tuple[int, int, int] | None]
 
 
 class Passwords:
-    """Checks passwords, and remembers those that were right for as long as the user's hash is the same."""
+    """Checks passwords, and remembers those that were right for as long as the user's hash is the same.
+
+    Addresses that have logged in before are checked on a thread of their own: however many strangers guess, a login of
+    theirs waits for none of them.
+    """
 
     def __init__(self, limits: Limits) -> None:
-        self._workers = Workers("exporter-passwords", max_waiting=limits.passwords_waiting)
+        self._strangers = Workers("exporter-passwords", max_waiting=limits.passwords_waiting)
+        self._regulars = Workers("exporter-logins", max_waiting=limits.passwords_waiting)
+        self._logged_in: OrderedDict[str, None] = OrderedDict()  # addresses, the latest last
+        self._most_logged_in = limits.passwords_waiting
         self._most_of_peer = limits.passwords_waiting_per_peer
         self._asking: Counter[str] = Counter()
         self._salt = os.urandom(32)
@@ -73,23 +80,33 @@ class Passwords:
         words = f"{user}\0{expected}\0".encode() + password
         key = hashlib.blake2b(words, key=self._salt, digest_size=32).digest()
         if key in self._right:
+            self._welcome(peer)
             return True
         if self._asking[peer] >= self._most_of_peer:
             raise BusyError
         self._asking[peer] += 1
         try:
-            right = await self._workers.run(key, lambda: _check(password, expected), deadline)
+            workers = self._regulars if peer in self._logged_in else self._strangers
+            right = await workers.run(key, lambda: _check(password, expected), deadline)
         finally:
             self._asking[peer] -= 1
             self._asking += Counter()  # without those at zero
         if known is None or not right:
             return False
         self._right.add(key)
+        self._welcome(peer)
         return True
 
+    def _welcome(self, peer: str) -> None:
+        self._logged_in[peer] = None
+        self._logged_in.move_to_end(peer)
+        if len(self._logged_in) > self._most_logged_in:
+            self._logged_in.popitem(last=False)
+
     def stop(self) -> None:
-        """Let the worker thread end."""
-        self._workers.stop()
+        """Let the worker threads end."""
+        self._strangers.stop()
+        self._regulars.stop()
 
 
 class RateLimiter:

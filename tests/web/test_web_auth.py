@@ -185,6 +185,19 @@ def test_few_checks_may_wait_and_fewer_of_one_address(monkeypatch: pytest.Monkey
     assert found == [False, False, "busy", False, "busy", "busy"]
 
 
+def test_an_address_that_logged_in_before_waits_for_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    passwords = Passwords(Limits(passwords_waiting=4))
+    asyncio.run(Slowly(monkeypatch).verdicts(passwords, ("alice", "good", "10.0.0.1")))
+    strangers = [("bob", str(number), f"10.0.1.{number}") for number in range(8)]
+    found = asyncio.run(
+        Slowly(monkeypatch).verdicts(
+            passwords, *strangers, ("bob", "good", "10.0.0.1"), ("bob", "x", "10.0.0.2")
+        )
+    )
+
+    assert found == [False] * 5 + ["busy"] * 3 + [True, "busy"]
+
+
 def test_equal_questions_share_one_check_and_right_ones_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
