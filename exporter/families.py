@@ -54,17 +54,18 @@ class FamilySpec:
     def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
         """Make the family of samples by label values, in the order of `labels`; "" means that the label is absent."""
         metric = Metric(self._base(), self.help, self.type, self.unit)
-        metric.samples = self._samples(samples)
+        metric.samples = self.samples(samples)
         return metric
 
     def later(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
         """The same, but made when somebody first asks for its samples, which may not be changed any more."""
-        return _Later(self._base(), self.help, self.type, self.unit, lambda: self._samples(samples))
+        return _Later(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
 
     def _base(self) -> str:
         return self.name.removesuffix({"counter": "_total", "info": "_info"}.get(self.type, ""))
 
-    def _samples(self, found: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:
+    def samples(self, found: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:
+        """Make samples by label values, as for `family`."""
         samples: list[Sample] = []
         for values, value in found.items():
             labels = {name: text for name, text in zip(self.labels, values, strict=True) if text != ""}
@@ -147,11 +148,10 @@ class Collected(list[Metric]):
     def add(self, spec: FamilySpec, value: float | Distribution | None, *labels: str) -> None:
         """Add one sample to its family, which the first one makes; None adds none."""
         if value is not None:
-            made = spec.family({labels: value})
-            if (family := self._families.setdefault(spec.name, made)) is made:
-                self.append(made)
-            else:
-                family.samples += made.samples
+            if spec.name not in self._families:
+                self._families[spec.name] = spec.family({})
+                self.append(self._families[spec.name])
+            self._families[spec.name].samples += spec.samples({labels: value})
 
     def add_family(self, spec: FamilySpec, samples: Mapping[tuple[str, ...], float | Distribution]) -> None:
         """Add a family by its samples; one without samples is left out."""
