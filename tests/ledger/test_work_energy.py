@@ -19,7 +19,7 @@ from exporter.ledger.energy.attribution import Flows, ProcessWork
 from exporter.ledger.energy.collector import EnergyCollector, Sources
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.runs import RunEnergy
-from exporter.ledger.energy.tariffs import Tariffs, TariffsInForce
+from exporter.ledger.energy.tariffs import Tariffs
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.task import CAUSES
 
@@ -35,7 +35,7 @@ def a_device(name: str) -> EnergyReading:
     return EnergyReading(component, name, "nvml_counter", measured=True, joules=1.0, watts=None, at=0.0)
 
 
-NO_TARIFFS = TariffsInForce(Tariffs(), clock=lambda: 0.0)
+NO_TARIFFS = Tariffs()
 
 
 def flows(productive: float = 0.0, lost: float = 0.0, hung: float = 0.0, uncommitted: float = 0.0) -> Flows:

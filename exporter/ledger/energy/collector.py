@@ -32,7 +32,7 @@ from exporter.ledger.energy.attribution import WorkUse, shares_of
 from exporter.ledger.energy.devices import Devices
 from exporter.ledger.energy.node_lock import LockStatus, NodeLock
 from exporter.ledger.energy.runs import RunEnergy
-from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, Tariffs, TariffsInForce
+from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, CarbonFile, Intensity, Tariffs
 
 SAME_PASS_SECONDS = 60.0
 """A run that lived so shortly before the last pass of a sidecar lived until its end."""
@@ -103,7 +103,9 @@ class EnergyCollector:
 
     def configure(self, tariffs: Tariffs, *, whole_machine: bool) -> None:
         """Use other tariffs from the next pass on; may be called from any thread."""
-        self._settings = TariffsInForce(tariffs, clock=self._clock), whole_machine
+        path = tariffs.carbon_intensity_file
+        file = None if path is None else CarbonFile(path, clock=self._clock)
+        self._settings = tariffs, file, whole_machine
 
     def collect(self) -> Collected:
         """Make one pass."""
@@ -119,12 +121,14 @@ class EnergyCollector:
             collected.unsupported.append(
                 f"no lock at {where}: a second exporter here would count energy again"
             )
-        tariffs, whole_machine = self._settings
+        self._tariffs, file, whole_machine = self._settings
         with collected.part():
-            tariffs.look()
+            if file is not None:
+                file.look()
+        self._intensity = self._tariffs.intensity(file)
         if self._open_devices(collected):
-            self._count(tariffs, collected, whole_machine=whole_machine)
-        self._publish(tariffs, collected)
+            self._count(collected, whole_machine=whole_machine)
+        self._publish(collected)
         return collected
 
     # In memory ------------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ class EnergyCollector:
 
     # Counting -------------------------------------------------------------------------------------------
 
-    def _count(self, tariffs: TariffsInForce, collected: Collected, *, whole_machine: bool) -> None:
+    def _count(self, collected: Collected, *, whole_machine: bool) -> None:
         now, alive, gpu_use = self._monotonic(), self._sources.alive(), self._sources.gpu_use()
         held = {use.uuid for use in gpu_use}
         # That nobody works is certain only where processes are listed at all.
@@ -199,7 +203,7 @@ class EnergyCollector:
         divided = False
         if use is not None and (self._divided is None or use.at > self._divided.at):
             with collected.part():
-                self._divide(tariffs, gpu_use, use, work, whole, collected, now=now)
+                self._divide(gpu_use, use, work, whole, collected, now=now)
                 divided = True
         if now - self._divided_at > LONGEST_SECONDS:
             self._devices.settle()
@@ -217,7 +221,6 @@ class EnergyCollector:
 
     def _divide(
         self,
-        tariffs: TariffsInForce,
         gpu_use: Sequence[GpuProcessUse],
         use: MachineUse,
         work: WorkUse,
@@ -229,6 +232,7 @@ class EnergyCollector:
         """Give every run its part of what was used since the last time; it waits where a run's page cannot be read."""
         names = {run.run for run in use.runs} if whole is None else {whole}
         runs = {name: self._open_run(name, now, collected) for name in sorted(names)}
+        tariffs = self._tariffs
         before, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
         # The first time it is what was used since the sidecar's first reading.
         seconds = now - self._began_at if before is None else use.at - before.at
@@ -243,7 +247,8 @@ class EnergyCollector:
                 # What CPUs have done is known from the second time on; until then their energy waits.
                 waits = before is None and share.method == "cpu_share"
                 joules = 0.0 if waits else device.pending + (device.bridged if run.survived else 0.0)
-                run.counters.use(device.reading, share.method, share.ratio * joules, seconds, tariffs)
+                used, intensity = share.ratio * joules, self._intensity
+                run.counters.use(device.reading, share.method, used, seconds, tariffs, intensity)
                 run.counters.hold(device.reading, share.ratio, seconds, tariffs)
             if before is not None or whole is not None or device.reading.component in {"gpu", "dram"}:
                 device.settle()
@@ -262,10 +267,10 @@ class EnergyCollector:
 
     # What goes out --------------------------------------------------------------------------------------
 
-    def _publish(self, tariffs: TariffsInForce, collected: Collected) -> None:
+    def _publish(self, collected: Collected) -> None:
         samples: Samples = {spec: {} for spec in families.SPECS}
         self._tell_devices(samples)
-        _tell_tariffs(tariffs, samples)
+        _tell_tariffs(self._tariffs, self._intensity, samples)
         for name, run in self._runs.items():
             for spec, labels, value in run.counters.samples() if run.saved else ():
                 samples[spec].update({(name, *labels): value})
@@ -294,18 +299,17 @@ class EnergyCollector:
                 samples[families.RESETS][reading.device, reason] = corrected[reason]
 
 
-def _tell_tariffs(tariffs: TariffsInForce, samples: Samples) -> None:
-    settings, intensity = tariffs.tariffs, tariffs.intensity
-    if settings.pue is not None:
-        samples[families.PUE]["config",] = settings.pue
+def _tell_tariffs(tariffs: Tariffs, intensity: Intensity | None, samples: Samples) -> None:
+    if tariffs.pue is not None:
+        samples[families.PUE]["config",] = tariffs.pue
     if intensity is not None:
-        zone, source = settings.carbon_zone, intensity.source
-        labels = (zone, source, settings.carbon_factor, settings.carbon_kind)
+        zone, source = tariffs.carbon_zone, intensity.source
+        labels = (zone, source, tariffs.carbon_factor, tariffs.carbon_kind)
         samples[families.INTENSITY][labels] = intensity.grams_per_joule
         if intensity.since is not None:
             samples[families.INTENSITY_TIME][zone, source] = intensity.since
     if tariffs.price_per_joule is not None:
-        samples[families.PRICE][settings.currency, "config"] = tariffs.price_per_joule
-    for price in settings.device_prices:
-        key = settings.currency, price.device
+        samples[families.PRICE][tariffs.currency, "config"] = tariffs.price_per_joule
+    for price in tariffs.device_prices:
+        key = tariffs.currency, price.device
         samples[families.DEVICE_PRICE].setdefault(key, price.per_hour / SECONDS_PER_HOUR)

@@ -28,7 +28,7 @@ from exporter.collectors.keeping import Rows
 from exporter.families import FamilySpec
 from exporter.ledger.energy import families
 from exporter.ledger.energy.attribution import Flows, ProcessWork
-from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, TariffsInForce
+from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, Intensity, Tariffs
 from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES
 from exporter.training.phases import WORK
 
@@ -84,30 +84,33 @@ class RunEnergy:
     # What is used ---------------------------------------------------------------------------------------
 
     def use(
-        self, reading: EnergyReading, method: str, joules: float, seconds: float, tariffs: TariffsInForce
+        self,
+        reading: EnergyReading,
+        method: str,
+        joules: float,
+        seconds: float,
+        tariffs: Tariffs,
+        intensity: Intensity | None = None,
     ) -> None:
         """Add the run's share of a device's energy over some seconds, and what it emits, drinks and costs now."""
-        component, settings = reading.component, tariffs.tariffs
+        component = reading.component
         self._add(joules, "energy", component, method)
-        at_site = joules * (1.0 if settings.pue is None else settings.pue)
-        intensity = tariffs.intensity
+        at_site = joules * (1.0 if tariffs.pue is None else tariffs.pue)
         if intensity is not None:
             self._add(at_site * intensity.grams_per_joule, "carbon", component)
-        if settings.site_water is not None:
-            self._add(joules / JOULES_PER_KWH * settings.site_water, "water", "site")
-        if settings.source_water is not None:
-            self._add(at_site / JOULES_PER_KWH * settings.source_water, "water", "source")
+        if tariffs.site_water is not None:
+            self._add(joules / JOULES_PER_KWH * tariffs.site_water, "water", "site")
+        if tariffs.source_water is not None:
+            self._add(at_site / JOULES_PER_KWH * tariffs.source_water, "water", "source")
         if tariffs.price_per_joule is not None:
-            self._add(at_site * tariffs.price_per_joule, "cost", "electricity", settings.currency)
+            self._add(at_site * tariffs.price_per_joule, "cost", "electricity", tariffs.currency)
         self._split(component, reading.device, joules, seconds)
 
-    def hold(
-        self, reading: EnergyReading | None, ratio: float, seconds: float, tariffs: TariffsInForce
-    ) -> None:
+    def hold(self, reading: EnergyReading | None, ratio: float, seconds: float, tariffs: Tariffs) -> None:
         """Add the rent and the making of the run's share of a device for some seconds; None is the machine as a whole."""
         price, rate = tariffs.device_price(reading), tariffs.embodied_rate(reading)
         if price is not None:
-            self._add(seconds * ratio * price, "cost", "device_time", tariffs.tariffs.currency)
+            self._add(seconds * ratio * price, "cost", "device_time", tariffs.currency)
         if rate is not None:
             component = NODE if reading is None else reading.component
             self._add(seconds * ratio * rate, "embodied", component)

@@ -53,6 +53,15 @@ class EmbodiedCarbon:
 
 
 @dataclass(frozen=True, slots=True)
+class Intensity:
+    """Carbon intensity in force."""
+
+    grams_per_joule: float
+    source: Literal["config", "file"]
+    since: float | None = None  # Unix time of the file's entry
+
+
+@dataclass(frozen=True, slots=True)
 class Tariffs:
     """All of it; of prices and embodied carbon the first that fits a device is its."""
 
@@ -69,56 +78,27 @@ class Tariffs:
     source_water: float | None = None  # litres per kWh of electricity, where it is made (EWIF)
     embodied: tuple[EmbodiedCarbon, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class Intensity:
-    """Carbon intensity in force."""
-
-    grams_per_joule: float
-    source: Literal["config", "file"]
-    since: float | None = None  # Unix time of the file's entry
-
-
-class TariffsInForce:
-    """The tariffs at the present moment."""
-
-    def __init__(self, tariffs: Tariffs, *, clock: Callable[[], float]) -> None:
-        self.tariffs = tariffs
-        path = tariffs.carbon_intensity_file
-        self._file = None if path is None else CarbonFile(path, clock=clock)
-
-    def look(self) -> None:
-        """Bring it up to date.
-
-        Raises:
-            CollectError: As `CarbonFile.look`.
-        """
-        if self._file is not None:
-            self._file.look()
-
-    @property
-    def intensity(self) -> Intensity | None:
-        """Carbon intensity; None where it is not known."""
-        if self._file is not None:
-            found = self._file.now()
+    def intensity(self, file: CarbonFile | None) -> Intensity | None:
+        """Carbon intensity in force; None where it is not known."""
+        if file is not None:
+            found = file.now()
             return None if found is None else Intensity(found[0] / JOULES_PER_KWH, "file", found[1])
-        configured = self.tariffs.carbon_intensity
+        configured = self.carbon_intensity
         return None if configured is None else Intensity(configured / JOULES_PER_KWH, "config")
 
     @property
     def price_per_joule(self) -> float | None:
         """Price of electricity; None where it is not known."""
-        price = self.tariffs.electricity_price
-        return None if price is None else price / JOULES_PER_KWH
+        return None if self.electricity_price is None else self.electricity_price / JOULES_PER_KWH
 
     def device_price(self, reading: EnergyReading | None) -> float | None:
         """Price per second of a device, or of the machine for None; None where it has none."""
-        fitting = (price for price in self.tariffs.device_prices if _fits(price.device, reading))
+        fitting = (price for price in self.device_prices if _fits(price.device, reading))
         return next((price.per_hour / SECONDS_PER_HOUR for price in fitting), None)
 
     def embodied_rate(self, reading: EnergyReading | None) -> float | None:
         """Grams per second of a device's lifetime, or of the machine's for None; None where nobody knows."""
-        fitting = (each for each in self.tariffs.embodied if _fits(each.device, reading))
+        fitting = (each for each in self.embodied if _fits(each.device, reading))
         return next((1000.0 * each.kilograms / each.lifetime_seconds for each in fitting), None)
 
 

@@ -15,9 +15,9 @@ from exporter.families import FamilySpec, family
 from exporter.ledger.goodput.task import CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
-_ABSENT = "absent where the job does not use exporter.training, on nodes without rank 0, a while after the run's end"
-_GAUGE = f"; {_ABSENT}."
-_COUNTER = f"; {_ABSENT}, and while the ledger's state cannot be written."
+_WHERE = "where the job does not use exporter.training, on nodes without rank 0, a while after the run's end"
+_GAUGE = f"; absent {_WHERE}."
+_COUNTER = f"; absent {_WHERE}, and while the ledger's state cannot be written."
 _REASONS = ", ".join(END_REASONS)
 
 ATTEMPT = family(
@@ -40,7 +40,7 @@ ATTEMPT_STEPS = family(
 )
 TIME_TO_FIRST_STEP = family(
     "training_time_to_first_step_seconds",
-    f"Time from the start of the attempt to the end of its first step; absent before that, {_ABSENT[7:]}.",
+    f"Time from the start of the attempt to the end of its first step; absent before that, {_WHERE}.",
     "end of the first iteration - training_attempt_start_timestamp_seconds",
     "run",
 )
