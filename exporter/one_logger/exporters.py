@@ -93,11 +93,6 @@ class BaseJsonExporter(BaseExporter):
         self._who: dict[str, Any] = {}
         self._known_until = 0.0
 
-    def initialize(self) -> None:
-        """Be ready."""
-        super().initialize()
-        self._held_back = None
-
     def export_start(self, span: Span) -> None:
         """Hold the start back until the next record."""
         super().export_start(span)

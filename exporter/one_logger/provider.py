@@ -19,7 +19,7 @@ from exporter.one_logger.delivery import Delivery, Filter
 from exporter.one_logger.exporter_config import ExporterConfig, ExporterConfigManager
 from exporter.one_logger.exporters import Exporter, missing_methods
 from exporter.one_logger.names import ExportCustomizationMode
-from exporter.one_logger.recorder import DefaultRecorder, TrainingRecorder, get_recorder, training_recorder
+from exporter.one_logger.recorder import BEFORE, DefaultRecorder, TrainingRecorder, get_recorder
 from exporter.one_logger.state import (
     configure,
     current,
@@ -209,7 +209,8 @@ class TrainingTelemetryProvider(_Provider):
     @property
     def recorder(self) -> TrainingRecorder:
         """The recorder; before configuration one that exports to nobody."""
-        return training_recorder()
+        found = get_recorder()
+        return found if isinstance(found, TrainingRecorder) else BEFORE
 
     @property
     def config(self) -> OneLoggerConfig:

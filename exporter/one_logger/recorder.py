@@ -257,19 +257,13 @@ for _name, _callback in list(vars(callbacks).items()):
         setattr(TrainingRecorder, _name, _method(_callback, starts=_name.endswith("_start")))
 
 
-_BEFORE = TrainingRecorder()
+BEFORE = TrainingRecorder()
 """The recorder before anything is configured: it exports to nobody."""
-
-
-def training_recorder() -> TrainingRecorder:
-    """Give the recorder of the training job; before configuration one that exports to nobody."""
-    found = get_recorder()
-    return found if isinstance(found, TrainingRecorder) else _BEFORE
 
 
 def get_recorder() -> DefaultRecorder:
     """Give the recorder of this process; before configuration one that exports to nobody."""
-    return current_recorder() or _BEFORE
+    return current_recorder() or BEFORE
 
 
 def _active_or_ancestor(span: Span | None) -> Span | None:

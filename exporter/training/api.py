@@ -206,6 +206,7 @@ class background:  # noqa: N801  # it is called like a function
 _MODES = {mode: NUMBERS + 8 * place for place, mode in enumerate(MODES)}
 _USUAL = "train"
 _TRAIN = _MODES[_USUAL]
+_LOSS, _GRAD_NORM, _LEARNING_RATE, _LOSS_SCALE, _SAMPLES, _TOKENS, _MICROBATCHES, _EPOCH = range(8)
 _PLAIN = frozenset({float, int})
 _readers: dict[int, TensorReader] = {}
 
@@ -233,10 +234,23 @@ def record(
         return
     place = buffers.place
     extend = place.extend
-    given = (loss, grad_norm, learning_rate, loss_scale, samples, tokens, microbatches, epoch)  # as in FIELDS
-    for code, value in enumerate(given, base):
-        if value is not None:
-            _record(extend, code, value)
+    # Each by itself: a loop over all takes a third longer.
+    if loss is not None:
+        _record(extend, base + _LOSS, loss)
+    if tokens is not None:
+        _record(extend, base + _TOKENS, tokens)
+    if grad_norm is not None:
+        _record(extend, base + _GRAD_NORM, grad_norm)
+    if samples is not None:
+        _record(extend, base + _SAMPLES, samples)
+    if learning_rate is not None:
+        _record(extend, base + _LEARNING_RATE, learning_rate)
+    if loss_scale is not None:
+        _record(extend, base + _LOSS_SCALE, loss_scale)
+    if microbatches is not None:
+        _record(extend, base + _MICROBATCHES, microbatches)
+    if epoch is not None:
+        _record(extend, base + _EPOCH, epoch)
     if len(place.buffer.items) > buffers.limit:
         Hooks.full(place.buffer, False)  # nothing is failing
 
