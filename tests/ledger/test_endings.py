@@ -90,7 +90,7 @@ def test_a_shell_around_the_job_passes_on_its_signal_and_nothing_else(tmp_path: 
     assert killed(tmp_path / "b", Witnesses(ends=lambda: [launcher])) == {"signal": 1}
 
 
-def test_a_process_that_took_its_leave_is_believed_unless_its_status_says_otherwise(tmp_path: Path) -> None:
+def test_a_process_that_exited_normally_is_believed_unless_its_status_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     failed = Witnesses(ends=lambda: [End(tmp_path, 7, 3, Clock().wall + 6.0)])

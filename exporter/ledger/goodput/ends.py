@@ -4,7 +4,7 @@ Runs in the sidecar, on the ledger's collecting thread. What the feed shows of a
 left, the kernel's count of OOM kills and the boot of the machine come in; evidence and reasons go out.
 
 What a process says of itself is believed first, and of several processes the most telling one. That a peer is gone, or
-does not answer, is what the others say when one of them dies without a word: then its own end is looked at.
+does not answer, is what the others say when one of them is killed or crashes: then its own end is looked at.
 """
 
 from __future__ import annotations

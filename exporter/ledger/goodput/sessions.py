@@ -194,7 +194,7 @@ class Session:
         if own is not None:  # whoever waited for it knows best
             ended = max(attempt.written, min(own.at, before))
         evidence = ends.look(attempt, ended, self._oom_kills, seen=process is not None)
-        # One that exited normally within a step, while another rank died without a word, did so for want of it.
+        # One that exited normally within a step, while another rank was killed or crashed, did so for want of it.
         believed = attempt.open <= 0 or not evidence.silent
         goodput.end(ended, status=evidence.status, believed=believed)
         goodput.settle(evidence.reason)
