@@ -63,6 +63,7 @@ from exporter.one_logger.recorder import TrainingRecorder as TrainingRecorder
 from exporter.one_logger.recorder import get_recorder as get_recorder
 from exporter.one_logger.recorder import timed_span as timed_span
 from exporter.one_logger.timers import MetricSummarizer as MetricSummarizer
+from exporter.one_logger.timers import MultiWindowTimer as MultiWindowTimer
 from exporter.one_logger.timers import Timer as Timer
 from exporter.training.attributes import Attribute as Attribute
 from exporter.training.attributes import Attributes as Attributes

@@ -7,6 +7,7 @@ without effect.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from exporter.training.attributes import TracingTimestamp
 from exporter.training.metrics import report
@@ -74,3 +75,53 @@ class MetricSummarizer:
         return isinstance(other, MetricSummarizer) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]  # it changes
+
+
+@dataclass
+class MultiWindowTimer:
+    """Statistics of stretches of time that do not overlap; durations of those that have ended, None before the first."""
+
+    current_window_start: TracingTimestamp | None = None
+    first_window_start: TracingTimestamp | None = None
+    latest_window_end: TracingTimestamp | None = None
+    total_window_count: int = 0  # begun
+    total_time_sec: float = 0.0
+    min_window_duration_sec: float | None = None
+    max_window_duration_sec: float | None = None
+    avg_window_duration_sec: float | None = None
+    latest_window_duration_sec: float | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a window is open."""
+        return self.current_window_start is not None
+
+    def reset(self) -> None:
+        """Forget everything."""
+        vars(self).update(vars(MultiWindowTimer()))
+
+    def start(self, start_time: TracingTimestamp | None = None) -> None:
+        """Begin a window, now or at the time that is given."""
+        if self.current_window_start is not None:
+            report("MultiWindowTimer.start", "running", "to be stopped before it is started again")
+            return
+        self.current_window_start = start_time or TracingTimestamp.now()
+        self.first_window_start = self.first_window_start or self.current_window_start
+        self.total_window_count += 1
+
+    def stop(self, stop_time: TracingTimestamp | None = None) -> None:
+        """End the window, now or at the time that is given."""
+        if self.current_window_start is None:
+            report("MultiWindowTimer.stop", "not_running", "to be started before it is stopped")
+            return
+        self.latest_window_end = stop_time or TracingTimestamp.now()
+        began, ended = self.current_window_start, self.latest_window_end
+        seconds = max(ended.perf_counter_seconds - began.perf_counter_seconds, 0.0)
+        self.current_window_start = None
+        self.latest_window_duration_sec = seconds
+        self.total_time_sec += seconds
+        self.avg_window_duration_sec = self.total_time_sec / self.total_window_count
+        self.min_window_duration_sec = (
+            seconds if (least := self.min_window_duration_sec) is None else min(least, seconds)
+        )
+        self.max_window_duration_sec = max(seconds, self.max_window_duration_sec or 0.0)

@@ -13,7 +13,7 @@ from one_logger_support import reported
 from exporter.errors import OneLoggerError
 from exporter.one_logger import attributes as standard
 from exporter.one_logger import names
-from exporter.one_logger.timers import MetricSummarizer, Timer
+from exporter.one_logger.timers import MetricSummarizer, MultiWindowTimer, Timer
 from exporter.training.attributes import Attribute, Attributes, TracingTimestamp, plain_value
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.spans import MOST_EVENTS, Span
@@ -284,3 +284,27 @@ def test_a_summary_tells_the_latest_the_extremes_the_mean_and_the_total() -> Non
         "total_value": 6,
         "count": 3,
     }
+
+
+def test_a_window_timer_adds_up_windows_and_is_equal_by_value() -> None:
+    def timer() -> MultiWindowTimer:
+        made = MultiWindowTimer()
+        for start, stop in ((0.0, 3.0), (5.0, 6.0)):
+            made.start(TracingTimestamp(start, start))
+            made.stop(TracingTimestamp(stop, stop))
+        return made
+
+    windows, empty = timer(), timer()
+    empty.reset()
+    empty.stop()
+
+    assert windows == timer()
+    assert (windows.total_window_count, windows.total_time_sec, windows.avg_window_duration_sec) == (
+        2,
+        4.0,
+        2.0,
+    )
+    assert (windows.min_window_duration_sec, windows.max_window_duration_sec) == (1.0, 3.0)
+    assert windows.first_window_start == TracingTimestamp(0.0, 0.0)
+    assert empty == MultiWindowTimer()
+    assert empty.min_window_duration_sec is None
