@@ -25,7 +25,9 @@ def _kind(name: str, required: str, optional: str = "", doc: str = "") -> Any:
     def create(cls: type[Attributes], *given: Any, **fields: Any) -> Attributes:
         made = cls()
         for field, value in signature.bind(*given, **fields).arguments.items():
-            if value is not None:
+            if value is not None and (
+                value or field != "training_start_timestamp_sec"
+            ):  # of 0 it is not known
                 made[field] = Attribute(field, value)
             assert_that(value is not None or field not in needed, f"{field} is required.")
         return made

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.names import (
@@ -283,6 +283,7 @@ class TrainingTelemetryConfig(Settings):
         return cls(**{name: getattr(other, name) for name, _ in cls.fields() if hasattr(other, name)})
 
 
+@runtime_checkable
 class TelemetryConfig(Protocol):
     """What `OneLoggerConfig.telemetry_config` may be besides a `TrainingTelemetryConfig`: any object with these."""
 

@@ -21,7 +21,7 @@ from exporter.one_logger.names import DEFAULT_SPANS_EXPORT_BLACKLIST, ExportCust
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import metric
-from exporter.training.attributes import SpanName, name_of, shown
+from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, name_of, shown
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
 from exporter.training.metrics import report
 from exporter.training.spans import Span
@@ -129,10 +129,10 @@ class Delivery:
         if self.wants(span.name):
             self._put(method, *event, span.as_it_is(self._exported_parent(span)))
 
-    def telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Take an error of the telemetry itself."""
+    def telemetry_data_error(self, message: str, attributes: Attributes | None = None) -> None:
+        """Take an error of the telemetry itself; its type depends on whether an exporter has had anything."""
         if os.getpid() == self._process:
-            self._put("export_telemetry_data_error", error)
+            self._put("export_telemetry_data_error", message, attributes, TracingTimestamp.now())
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Wait until the exporters have taken what waits now; says whether they have, within the time."""
@@ -210,6 +210,7 @@ class ExporterThread:
         self._hurry, self._closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0  # since something succeeded
+        self._arrived = False  # a record has
         self._lost = 0  # records dropped by this thread
         self._refused = 0  # records dropped by those that record
         self._told = 0  # of both, those that the exporter knows it misses
@@ -302,10 +303,16 @@ class ExporterThread:
         return True
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+        if method == "export_telemetry_data_error":
+            kinds = TelemetryDataError.ErrorType
+            kind = kinds.INCOMPLETE_TELEMETRY_DATA if self._arrived else kinds.NO_TELEMETRY_DATA
+            message, attributes, at = arguments
+            arguments = (TelemetryDataError(at, kind, message, attributes),)
         if not self._persist(method, *arguments):
             self._lost += 1
             self._dropped["failed"](1)
             return
+        self._arrived = True
         if not self._abandoned:  # else it was counted as dropped when nobody could wait any longer
             self._delivered(1)
         self._unwritten += 1

@@ -27,14 +27,13 @@ from exporter.training import calls
 from exporter.training import span_kinds as kinds
 from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, name_of, shown
 from exporter.training.buffers import Handle, Hooks, handle_of
-from exporter.training.events import ErrorEvent, Event, TelemetryDataError
+from exporter.training.events import ErrorEvent, Event
 from exporter.training.metrics import report
 from exporter.training.recording import TRAINING
 from exporter.training.spans import Span
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
-_INCOMPLETE = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
 _ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 
 
@@ -123,8 +122,7 @@ class DefaultRecorder:
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
         """Tell the exporters that the telemetry is incomplete."""
         if self._takes("telemetry_data_error"):
-            error = TelemetryDataError.create(_INCOMPLETE, error_message, attributes)
-            self.delivery.telemetry_data_error(error)
+            self.delivery.telemetry_data_error(error_message, attributes)
 
     def close(self) -> None:
         """End every active span, the innermost first, and close the exporters; again is harmless."""

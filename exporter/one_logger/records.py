@@ -52,13 +52,13 @@ class LoopFigures:
         self.samples_start = loop.start * loop.samples if given is None else given
         self.pending = 0
         self.validated_at = self.tested_at = loop.start
-        self.iterations = MetricSummarizer()
-        self.validations = MetricSummarizer()
+        self.iterations = MetricSummarizer[float]()
+        self.validations = MetricSummarizer[float]()
         self._samples = self._flops = 0
         self._tokens: int | None = None
         self._overall = loop.start * loop.samples * self._flops_of_sample if self._measures else None
         self._throughput: float | None = None
-        self._throughputs = MetricSummarizer()
+        self._throughputs = MetricSummarizer[float]()
         self._first_finish: float | None = None
         self._last_finish: float | None = None
 
@@ -196,7 +196,7 @@ class Records(Telemetry):
     def _begin_job(self) -> None:
         self._loop = LoopFigures(Loop(0, 0, {}, 0), None)
         self._attempts = {"sync": 0, "async": 0}
-        self._saving = {"sync": MetricSummarizer(), "async": MetricSummarizer()}
+        self._saving = {"sync": MetricSummarizer[float](), "async": MetricSummarizer[float]()}
         self._successes = 0
         self._first_success: float | None = None
         self._furthest: Save | None = None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from exporter.training.attributes import TracingTimestamp
 from exporter.training.metrics import report
+
+Number = TypeVar("Number", int, float)
 
 
 class Timer:
@@ -52,17 +55,18 @@ class Timer:
             self.start()
 
 
-class MetricSummarizer:
+@dataclass(unsafe_hash=True)  # by value, as in one-logger
+class MetricSummarizer(Generic[Number]):
     """The latest, the extremes, the mean and the total of numbers; each is None before the first."""
 
-    latest_value: float | None = None
-    min_value: float | None = None
-    max_value: float | None = None
+    latest_value: Number | None = None
+    min_value: Number | None = None
+    max_value: Number | None = None
     avg_value: float | None = None
-    total_value: float | None = None
-    count = 0
+    total_value: Number | None = None
+    count: int = 0
 
-    def add_value(self, value: float) -> None:
+    def add_value(self, value: Number) -> None:
         """Add a number."""
         self.count += 1
         self.latest_value = value
@@ -71,13 +75,8 @@ class MetricSummarizer:
         self.total_value = value if self.total_value is None else self.total_value + value
         self.avg_value = self.total_value / self.count
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MetricSummarizer) and vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
-
-@dataclass
+@dataclass(unsafe_hash=True)  # by value, as in one-logger
 class MultiWindowTimer:
     """Statistics of stretches of time that do not overlap; durations of those that have ended, None before the first."""
 

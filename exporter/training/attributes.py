@@ -27,6 +27,8 @@ AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] |
 SpanName = enum.Enum | str
 EventName = enum.Enum | str
 
+AHEAD_SECONDS = 600.0
+"""How far ahead of now a time that a job gives is believed, as in one-logger: clocks of a cluster differ."""
 LONGEST_SHOWN = 500
 DEEPEST = 4
 """Collections inside of each other that are told; one may contain itself."""
@@ -183,10 +185,10 @@ class TracingTimestamp:
     ) -> Self:
         """Make one of a Unix time that was noted elsewhere, of any age, and of the performance counter then, if known.
 
-        What is not finite, or lies ahead (unless that is not validated), becomes now.
+        What is not finite, or lies more than ten minutes ahead (unless that is not validated), becomes now.
         """
         wall = time.time()
-        if not math.isfinite(timestamp_sec) or (validate_timestamp and timestamp_sec > wall):
+        if not math.isfinite(timestamp_sec) or (validate_timestamp and timestamp_sec > wall + AHEAD_SECONDS):
             timestamp_sec, perf_counter = wall, None
         if perf_counter is None:
             perf_counter = time.perf_counter() - (wall - timestamp_sec)

@@ -532,8 +532,8 @@ def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(tmp_path: 
         child.process.stdin.write("flood\n")
         child.process.stdin.flush()
         assert child.answer() == "1"
-        sequences = []
-        for _ in range(100):
+        sequences: list[int] = []
+        while len(sequences) < 200 or sequences[-1] == sequences[0]:
             for reader in readers:
                 entry = only_entry(reader)
                 assert entry.alive
@@ -542,7 +542,6 @@ def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(tmp_path: 
 
     assert told == list(range(2, len(told) + 2))  # no snapshot failed
     assert sequences == sorted(sequences)
-    assert sequences[-1] > sequences[0]
     readers[1].release_ownership()
 
 

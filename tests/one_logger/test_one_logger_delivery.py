@@ -73,9 +73,7 @@ def test_every_record_arrives_in_order_on_a_thread_of_the_exporters_own(sinks: l
     sink.error(span, ErrorEvent.create("bad"))
     span.stop()
     sink.stop(span)
-    sink.telemetry_data_error(
-        TelemetryDataError.create(TelemetryDataError.ErrorType.NO_TELEMETRY_DATA, "nothing")
-    )
+    sink.telemetry_data_error("nothing")
 
     assert sink.flush(SOON)
     assert exporter.kept == [
@@ -341,3 +339,19 @@ def test_an_object_without_the_methods_is_told_what_it_lacks() -> None:
 
     assert missing_methods(Half()) == [name for name in METHODS if name != "export_start"]
     assert missing_methods(KeepingExporter()) == []
+
+
+def test_an_error_of_the_telemetry_says_whether_anything_has_arrived(sinks: list[Delivery]) -> None:
+    kinds: list[str] = []
+
+    class Kinds(KeepingExporter):
+        def export_telemetry_data_error(self, error: Any) -> None:
+            kinds.append(error.attributes["telemetry_data_error_type"].value)
+
+    sink = begun(sinks, Kinds())
+    sink.telemetry_data_error("nothing yet")
+    sink.start(Span.create("work"))
+    sink.telemetry_data_error("a gap")
+
+    assert sink.flush(SOON)
+    assert kinds == ["no_telemetry_data", "incomplete_telemetry_data"]

@@ -13,6 +13,7 @@ from one_logger_support import reported
 from exporter.errors import OneLoggerError
 from exporter.one_logger import attributes as standard
 from exporter.one_logger import names
+from exporter.one_logger.config import TelemetryConfig
 from exporter.one_logger.timers import MetricSummarizer, MultiWindowTimer, Timer
 from exporter.training.attributes import Attribute, Attributes, TracingTimestamp, plain_value
 from exporter.training.events import ErrorEvent, Event, TelemetryDataError
@@ -248,11 +249,14 @@ def test_attributes_may_be_set_while_another_thread_reads_them() -> None:
     assert len(span.updated_attributes) == 997
 
 
-def test_a_time_of_the_past_is_taken_whatever_its_age_and_one_ahead_becomes_now() -> None:
+def test_a_time_of_the_past_is_taken_whatever_its_age_and_one_far_ahead_becomes_now() -> None:
     now = TracingTimestamp.now()
     past = TracingTimestamp.for_timestamp(now.seconds_since_epoch - 90_000)
 
+    soon = TracingTimestamp.for_timestamp(now.seconds_since_epoch + 500)
+
     assert past.perf_counter_seconds == pytest.approx(now.perf_counter_seconds - 90_000, abs=5)
+    assert soon.seconds_since_epoch == now.seconds_since_epoch + 500
     for ahead in (now.seconds_since_epoch + 1000, math.inf, math.nan):
         found = TracingTimestamp.for_timestamp(ahead)
         assert found.seconds_since_epoch == pytest.approx(now.seconds_since_epoch, abs=5)
@@ -299,6 +303,7 @@ def test_a_window_timer_adds_up_windows_and_is_equal_by_value() -> None:
     empty.stop()
 
     assert windows == timer()
+    assert hash(windows) == hash(timer())
     assert (windows.total_window_count, windows.total_time_sec, windows.avg_window_duration_sec) == (
         2,
         4.0,
@@ -308,3 +313,14 @@ def test_a_window_timer_adds_up_windows_and_is_equal_by_value() -> None:
     assert windows.first_window_start == TracingTimestamp(0.0, 0.0)
     assert empty == MultiWindowTimer()
     assert empty.min_window_duration_sec is None
+
+
+def test_what_the_peer_lets_a_job_do_with_its_classes_it_can_do_here() -> None:
+    fields = [names.CheckPointStrategy.SYNC, *range(8)]
+
+    assert MetricSummarizer[float]() == MetricSummarizer()
+    assert hash(MetricSummarizer()) == hash(MetricSummarizer())
+    assert not isinstance(object(), TelemetryConfig)
+    assert "training_start_timestamp_sec" not in standard.SaveCheckpointSuccessEventAttributes.create(
+        *fields, training_start_timestamp_sec=0
+    )
