@@ -261,7 +261,7 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
-    crash = "\ntimeline:\n  - {at: 1s, until: 1500ms, gpus: [1], crash: [nvmlDeviceGetPowerUsage]}\n"
+    crash = "\ntimeline:\n  - {at: 1s, until: 6s, gpus: [1], crash: [nvmlDeviceGetPowerUsage]}\n"
     with watching(described(tmp_path, crash)) as collector:
         wait_until(lambda: reason(collector) == "crashed")
         assert "SIGSEGV" in collector.collect().problems[0][1]
