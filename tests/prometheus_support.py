@@ -86,7 +86,7 @@ class Prometheus:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.terminate()
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=20 * PATIENCE)
 
     def query(self, expression: str, *, at: float | None = None) -> list[dict[str, Any]]:
         """An instant query: the series with their `metric` and `value`."""

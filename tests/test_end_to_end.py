@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
+from waiting import PATIENCE
 
 FLUSH_SECONDS = 0.5
 WINDOW_SECONDS = 1.0
@@ -117,7 +118,7 @@ class Sidecar:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> float:
         self.process.send_signal(number)
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=20 * PATIENCE)
         return time.time()
 
 

@@ -112,7 +112,7 @@ class Child:
 
     def wait(self) -> tuple[int, str]:
         """Exit status and what was logged."""
-        _, log = self._process.communicate(timeout=15)
+        _, log = self._process.communicate(timeout=15 * PATIENCE)
         return self._process.returncode, log
 
     def _read(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from bridges_support import installed_distribution
 from elastic_support import labelled, page_of
 from run_support import answers, environment, free_port, run_command, scrape, started
 from test_bridges import torch_wanted
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 # Two ranks; rank 1 fails once, while rank 0 waits to be ended with it.
 TRAIN = """
@@ -257,7 +257,7 @@ def test_a_restart_that_another_node_has_caused_is_seen_by_both_agents(tmp_path:
             )
         )
     try:
-        statuses = [process.wait(timeout=100) for process in agents]
+        statuses = [process.wait(timeout=100 * PATIENCE) for process in agents]
     finally:
         for process in agents:
             process.kill()
@@ -319,7 +319,7 @@ def test_an_agent_that_is_ended_by_sigterm_ends_as_without_us_and_was_interrupte
         ) as agent:
             wait_until(alive.exists, 60)
             agent.send_signal(signal.SIGTERM)
-            out, err = agent.communicate(timeout=60)
+            out, err = agent.communicate(timeout=60 * PATIENCE)
             ends.append((agent.returncode, told(out), told(err)))
     page = page_of(tmp_path / "feed")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from run_support import environment, finished, free_port, page, started
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from exporter.cli.push import Gateway, Push, TextFile, main, target_of
 from exporter.errors import ConfigurationError
@@ -94,7 +94,7 @@ def test_a_file_is_there_while_there_is_a_page_and_until_the_end(server: Server,
         server.page = PAGE + OWN
         wait_until(path.exists)
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=10)
+        _, told = process.communicate(timeout=10 * PATIENCE)
 
     assert (first, mode, process.returncode) == (PAGE, 0o644, 0)
     assert list(tmp_path.iterdir()) == []
@@ -107,7 +107,7 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
     with pushing(server, server.url + group) as process:
         wait_until(lambda: server.groups)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10)
+        process.communicate(timeout=10 * PATIENCE)
 
     assert process.returncode == 0
     assert server.groups == {}

@@ -113,7 +113,7 @@ def test_after_a_sigterm_run_waits_three_seconds_at_most(feed: Path, tmp_path: P
         began = time.monotonic()
         run.send_signal(signal.SIGTERM)
 
-        assert run.wait(timeout=10) == -signal.SIGTERM
+        assert run.wait(timeout=10 * PATIENCE) == -signal.SIGTERM
         assert time.monotonic() - began < 3 + 1 * PATIENCE
 
 
@@ -143,7 +143,7 @@ def test_a_signal_ends_the_lingering_at_once(feed: Path, tmp_path: Path) -> None
         time.sleep(0.2)
         run.send_signal(signal.SIGINT)
 
-        assert run.wait(timeout=8) == 0
+        assert run.wait(timeout=8 * PATIENCE) == 0
     assert sidecars(feed) == []
 
 
@@ -167,12 +167,12 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(feed: Path, tmp_
         with started(joining, tmp_path / "none") as second:
             wait_until(lambda: len(runs.jobs(feed)) == 2)
             first_go_on.touch()
-            assert first.wait(timeout=8) == 0
+            assert first.wait(timeout=8 * PATIENCE) == 0
             assert sidecars(feed) == [sidecar]
             assert answers(port)
 
             second_go_on.touch()
-            assert second.wait(timeout=8) == 0
+            assert second.wait(timeout=8 * PATIENCE) == 0
             assert sidecars(feed) == []
 
 
@@ -183,7 +183,7 @@ def test_a_run_beside_a_standing_exporter_leaves_it_alone(feed: Path, tmp_path: 
         wait_until(lambda: answers(port))
         with recording_run(feed, go_on, port) as run:
             go_on.touch()
-            assert run.wait(timeout=5) == 0
+            assert run.wait(timeout=5 * PATIENCE) == 0
 
             assert exporter.poll() is None
             assert sidecars(feed) == []
@@ -201,7 +201,7 @@ def test_the_job_does_not_notice_that_the_sidecar_is_killed_and_totals_continue(
         wait_until(lambda: sidecars(feed) not in ([], [sidecar]))
         wait_until(lambda: steps_on(port) == 5)
         go_on.touch()
-        assert run.wait(timeout=8) == 0
+        assert run.wait(timeout=8 * PATIENCE) == 0
 
 
 def test_a_named_run_continues_the_totals_of_the_launch_before(feed: Path, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_sidecar_that_does_not_end_is_ended(feed: Path, tmp_path: Path) -> Non
         time.sleep(0.3)
         run.send_signal(signal.SIGTERM)
 
-        assert run.wait(timeout=8) == 0
+        assert run.wait(timeout=8 * PATIENCE) == 0
     assert processes_naming(str(ready)) == {}
 
 

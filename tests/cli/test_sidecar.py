@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_support import fetch, free_port, wait_for
+from waiting import PATIENCE
 
 JOB = """
 import sys, time
@@ -53,7 +54,7 @@ def test_a_sidecar_started_by_the_job_serves_and_ends_with_it(tmp_path: Path, en
     finally:
         if ending == "kill":
             job.send_signal(signal.SIGKILL)
-        job.communicate(timeout=20)
+        job.communicate(timeout=20 * PATIENCE)
 
     wait_for(lambda: not is_alive(sidecar), told="the sidecar outlives the job")
     assert job.returncode == (0 if ending == "exit" else -signal.SIGKILL)
@@ -68,10 +69,10 @@ def test_two_processes_that_ask_share_one_sidecar(tmp_path: Path) -> None:
     assert other is not None
     try:
         wait_for(lambda: not is_alive(other), told="two sidecars serve one feed directory")
-        first.communicate(timeout=20)
+        first.communicate(timeout=20 * PATIENCE)
         assert is_alive(serving)
     finally:
-        second.communicate(timeout=20)
+        second.communicate(timeout=20 * PATIENCE)
 
     wait_for(lambda: not is_alive(serving), told="the sidecar outlives the last job")
 
@@ -79,14 +80,14 @@ def test_two_processes_that_ask_share_one_sidecar(tmp_path: Path) -> None:
 def test_a_job_that_wants_no_exporter_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPORTER_DISABLED", "1")
     job, sidecar = start(tmp_path, free_port())
-    job.communicate(timeout=20)
+    job.communicate(timeout=20 * PATIENCE)
 
     assert (sidecar, list(tmp_path.iterdir())) == (None, [])
 
 
 def test_a_sidecar_that_cannot_be_started_is_told_and_harms_nothing(tmp_path: Path) -> None:
     job, sidecar = start(tmp_path / "missing", free_port())
-    job.communicate(timeout=20)
+    job.communicate(timeout=20 * PATIENCE)
 
     assert sidecar is None
     assert job.returncode == 0

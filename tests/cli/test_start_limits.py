@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from run_support import REPOSITORY, finished, free_port, started
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from exporter.cli.main import main
 
@@ -68,7 +68,7 @@ def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> No
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=30 * PATIENCE)
 
     assert "Traceback" not in told
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from places import TESTS
 from serve_support import Sidecar, environment, sidecar
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 JOB = TESTS / "goodput_job.py"
 CONFIGURATION = "feed:\n  interval: 200ms\n"
@@ -113,7 +113,7 @@ def job(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> Iter
 
 def completed(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> None:
     with job(tmp_path, steps, *arguments, run=run) as process:
-        process.communicate(timeout=30)
+        process.communicate(timeout=30 * PATIENCE)
         assert process.returncode == 0
 
 
@@ -238,7 +238,7 @@ def test_a_job_and_a_sidecar_that_are_killed_at_any_instant_lose_no_count(
                 if attempt == 1:
                     running.process.kill()
                     running = stack.enter_context(sidecar(tmp_path, *flags))
-                process.communicate(timeout=60)
+                process.communicate(timeout=60 * PATIENCE)
             wait_for(running, lambda found: found.of("uncommitted_seconds", "job-1") is not None)
             marks.append(page(running))
         wait_for(running, lambda found: found.of("step", "job-1") is None)
