@@ -6,8 +6,12 @@ at the end. Starting is louder than with a real job: an address or a directory t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +42,9 @@ to install.
     training-exporter demo --gpu.replay=h100-lost
 """
 REPLAYED = "h100"
+PREFIX = "exporter-demo-"
+OLD_SECONDS = 86400.0
+"""A demo that was killed leaves its directory; one that has been still for so long is removed by the next demo."""
 # Faster, and the windows would be shorter than a Stat allows.
 SLOWEST, FASTEST = 0.1, 20.0
 
@@ -81,9 +88,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     replay = (given["gpu.replay"] or gpu.replay or "") if gpu.enabled else ""
     shared = Path("/dev/shm")  # noqa: S108  # a private directory is made in it
     within = shared if os.access(shared, os.W_OK) else None
-    with tempfile.TemporaryDirectory(
-        prefix="exporter-demo-", dir=within, ignore_cleanup_errors=True
-    ) as private:
+    for path in (within or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
+        _remove_old(path)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=within, ignore_cleanup_errors=True) as private:
         # $EXPORTER_FEED_DIR is the user's own and stays free of made-up metrics.
         feed = given["feed.dir"] = given["feed.dir"] or private
         try:
@@ -111,3 +118,14 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         sidecar = [*flags_of(flags), "--run.name=demo", "--run.linger=0s"]
         wait_status = run.Supervision(run.make_plan([*sidecar, "--", *job], environment)).run()
     return end_as(wait_status)
+
+
+def _remove_old(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if (
+            stat.S_ISDIR(found.st_mode)
+            and found.st_uid == own_uid()
+            and time.time() - found.st_mtime > OLD_SECONDS
+        ):
+            shutil.rmtree(path, ignore_errors=True)

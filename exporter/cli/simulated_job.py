@@ -238,7 +238,7 @@ class Launcher:
         curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
         gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the described machine {given.replay}"
         return f"""
-A simulated job of {RANKS} ranks. What a person wants to see of it:
+A simulated job of {RANKS} ranks. Its status page:
 
   {given.url}/
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -144,6 +145,22 @@ def test_its_own_directory_is_private_and_removed(tmp_path: Path) -> None:
     after = {path.name for path in Path("/dev/shm").iterdir()}
     assert not {name for name in after - before if name.startswith("exporter-demo-")}
     assert list(tmp_path.iterdir()) == []  # the user's own feed has nothing of it
+
+
+def test_what_killed_demos_left_is_removed_after_a_day() -> None:
+    within = Path("/dev/shm")
+    old, new = within / f"exporter-demo-old{os.getpid()}", within / f"exporter-demo-new{os.getpid()}"
+    for left in (old, new):
+        (left / "checkpoint").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    try:
+        finished(demo_command("--demo.duration=1s"))
+        found = (old.exists(), new.exists())
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
+
+    assert found == (False, True)
 
 
 def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path) -> None:
