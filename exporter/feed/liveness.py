@@ -114,7 +114,8 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        # What stands in the way of reading is a lock for writing, the owner's; anybody who may read may take the other.
+        question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
     finally:
         os.close(descriptor)

@@ -221,3 +221,23 @@ def test_a_writer_in_a_container_is_seen_to_live_and_die(tmp_path: Path) -> None
         assert alive
         # The namespace ends a moment after the command that made it.
         wait_until(lambda: not only_entry(FeedReader(tmp_path)).alive)
+
+
+def test_a_lock_for_reading_that_somebody_else_took_is_nobodys_life(tmp_path: Path) -> None:
+    path = tmp_path / "one.lock"
+    path.touch()
+    program = (
+        f"import fcntl, sys; kept = open({str(path)!r}); fcntl.lockf(kept, fcntl.LOCK_SH)\n"
+        "print(1, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        found = holder(str(path))
+        other.kill()
+
+    assert found is None
