@@ -98,7 +98,12 @@ class FeedReader:
     The user's default directory may be missing as long as nothing was recorded, and only the user's own files are read in
     it; in one that somebody chose (`trusted`; None tells it from the path) the files of all users are. Files beyond the
     limits are refused; those that were read before go first.
+
+    Attributes:
+        not_owned: Why the directory cannot be owned, other than that another reader does; "" where it can.
     """
+
+    not_owned = ""
 
     def __init__(
         self,
@@ -160,8 +165,10 @@ class FeedReader:
         path = os.path.join(self._directory, OWNER_LOCK)
         try:
             self._owner_lock = RecordLock.take(path, create_mode=SHARED_MODE if self._trusted else OWN_MODE)
-        except OSError:
+        except OSError as error:
+            self.not_owned = f"{path}: {error.strerror}"
             return False
+        self.not_owned = ""
         return self._owner_lock is not None
 
     def release_ownership(self) -> None:

@@ -215,6 +215,11 @@ class JobCollector:
         collected += self._states.families({each.labels[0] for each in slots})
         collected.add_family(feed.FEED_REFUSED, {(reason,): n for reason, n in self._refusals.items()})
         collected.add(feed.FEED_OWNER, int(self._ranks.owner))
+        if self._feed.not_owned:
+            collected.unsupported.append(
+                f"{self._feed.not_owned}: this exporter cannot own the feed directory, so it removes no files of the dead;"
+                " where it should, remove that file"
+            )
         errors: dict[tuple[str, ...], float] = {
             ("failed",): self._state.errors,
             ("damaged",): self._state.damaged,

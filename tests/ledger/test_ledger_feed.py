@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from feed_support import Child, read_only_view, training_process
+from feed_support import Child, needs_root, read_only_view, training_process
 from ledger_support import Page
 
 from exporter.feed.reader import FeedReader
@@ -194,6 +195,23 @@ def test_a_read_only_feed_directory_is_looked_at_and_nothing_is_written(tmp_path
         assert collected.problems == []
         assert page.count("train_stat0", **RANK_0) == 1
         assert page.get("exporter_feed_owner") == 0
+
+
+@needs_root
+def test_an_owner_lock_that_somebody_else_made_first_is_said() -> None:
+    with tempfile.TemporaryDirectory() as shared:  # every directory on the way is open to others
+        feed = Path(shared)
+        feed.chmod(0o1777)
+        (feed / "owner.lock").touch(mode=0o600)
+        os.seteuid(65534)
+        try:
+            collected = a_sidecar(feed).collect()
+        finally:
+            os.seteuid(0)
+
+    assert Page(collected).get("exporter_feed_owner") == 0
+    (told,) = [each for each in collected.unsupported if "cannot own the feed directory" in each]
+    assert f"{feed}/owner.lock: Permission denied" in told
 
 
 def test_a_missing_feed_directory_costs_the_feed_only(tmp_path: Path) -> None:
