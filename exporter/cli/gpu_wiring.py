@@ -116,6 +116,10 @@ class KeptGpus:
         """The energy of each GPU so far."""
         return self._gpus.energies()
 
+    def power_samples(self, after: Mapping[str, float]) -> dict[str, list[tuple[float, float]]]:
+        """What each GPU drew, by UUID, in pairs of Unix seconds and watts; see `GpuCollector.power_samples`."""
+        return self._gpus.power_samples(after)
+
     def _open(self, told: Collected) -> None:
         """Learn what was kept, and begin; without that knowledge begin all the same, for the gauges' sake."""
         if self._rows is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,30 @@ def test_energy_that_another_exporter_has_counted_is_not_counted_again(tmp_path:
 
         assert last <= again < last + 100.0
         wait_until(lambda: sum(shown(gpus, ENERGY)) > again)
+
+
+def test_power_samples_are_had_once_by_whoever_asks_with_the_last_time(tmp_path: Path) -> None:
+    with kept(tmp_path, StateStore(tmp_path)) as gpus:
+        had: dict[str, list[tuple[float, float]]] = {}
+
+        def took() -> int:
+            gpus.collect()
+            new = gpus.power_samples({uuid: samples[-1][0] for uuid, samples in had.items()})
+            for uuid, samples in new.items():
+                had.setdefault(uuid, []).extend(samples)
+            return min(map(len, had.values()), default=0)
+
+        wait_until(lambda: took() > 200)
+        at_once = gpus.power_samples({})
+
+    assert len(had) == 2
+    for uuid, samples in had.items():
+        times = [at for at, _ in samples]
+        assert times == sorted(set(times))
+        assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 0.021
+        assert {watts for _, watts in samples} == {100.0}
+        assert abs(times[-1] - time.time()) < 10.0
+        assert at_once[uuid][: len(samples)] == samples
 
 
 def test_a_restart_beside_another_exporter_does_not_count_the_time_between(tmp_path: Path) -> None:

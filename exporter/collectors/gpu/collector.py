@@ -187,10 +187,19 @@ class GpuCollector:
         with self._lock:
             return self._registry.energies()
 
-    def power_samples(self) -> Mapping[str, tuple[PowerSample, ...]]:
-        """What each GPU drew in the last half minute, every 20 ms where the driver keeps samples; by UUID."""
+    def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
+        """What each GPU drew lately, by UUID: pairs of a time and watts, the oldest first.
+
+        Times are Unix seconds by the driver's clock; the watts are those since the pair before. There is one every 20 ms
+        where the driver keeps samples, handed over every 2 s, else one every 2 s; the last 30 s are remembered. Two that are
+        more than 5 s apart have a gap in between that nobody measured.
+
+        Args:
+            after: By UUID, the time of the last pair that the caller has: only later ones are given, so that a caller who
+                asks with what it got last gets each once. Where that is in the future (the clock was set back), all are.
+        """
         with self._lock:
-            return self._registry.power_samples()
+            return self._registry.power_samples(after)
 
     def totals(self) -> GpuTotals:
         """The counters, as plain values that can be kept over a restart of the sidecar.

@@ -29,6 +29,12 @@ from exporter.collectors.job import EnergyReading, GpuProcessUse
 POWER_SAMPLES_SECONDS = 30.0
 """How long samples of power are remembered for whoever divides energy."""
 
+_CLOCK_STEP_SECONDS = 5.0
+"""Samples that are so much older than the last ones are those of a clock that was set back."""
+
+PowerSample = tuple[float, float]
+"""Unix seconds, by the driver, and the watts that a card drew since the sample before."""
+
 GpuTotals = Mapping[str, Mapping[str, CounterTotal]]
 """Counters that can be kept, by the GPU's UUID, then by name and label."""
 
@@ -36,14 +42,6 @@ COUNTER_SOURCE, INTEGRAL_SOURCE = "nvml_counter", "nvml_power"
 
 _ENGINES = {"sm": "sm", "mem": "memory", "enc": "encoder", "dec": "decoder"}
 _FALLBACK, _SHOWN = "fallback_joules|", "shown_joules|"
-
-
-@dataclass(frozen=True, slots=True)
-class PowerSample:
-    """The power of a card at an instant (Unix seconds, by the driver), which stands for the time since the one before."""
-
-    at: float
-    watts: float
 
 
 @dataclass(slots=True)
@@ -177,11 +175,16 @@ class GpuState:
         if samples is None:
             return
         at, steps, milliwatts = samples
+        kept, newest = self.power_samples, (at + sum(steps)) / 1e6
+        if kept and newest < kept[-1][0] - _CLOCK_STEP_SECONDS:
+            kept.clear()
+        last = kept[-1][0] if kept else 0.0
         for step, power in zip(steps, milliwatts, strict=True):
             at += step
-            self.power_samples.append(PowerSample(at / 1e6, power / 1000))
-        while self.power_samples and self.power_samples[0].at < at / 1e6 - POWER_SAMPLES_SECONDS:
-            self.power_samples.popleft()
+            if at / 1e6 > last:  # a new child begins with a ring that the one before has read
+                kept.append((at / 1e6, power / 1000))
+        while kept[0][0] < newest - POWER_SAMPLES_SECONDS:
+            kept.popleft()
 
     def _count_energy(self, reading: str, number: float, time: float, child: int, *, rests: bool) -> None:
         counter = self.counter(reading)
@@ -311,9 +314,15 @@ class GpuRegistry:
         """The energy of each GPU so far."""
         return tuple(gpu.energy(at=self.time) for gpu in self.gpus.values() if gpu.uuid)
 
-    def power_samples(self) -> Mapping[str, tuple[PowerSample, ...]]:
-        """What each GPU drew in the last half minute, by UUID; without those that have no samples."""
-        return {gpu.uuid: tuple(gpu.power_samples) for gpu in self.gpus.values() if gpu.power_samples}
+    def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
+        """What each GPU drew lately, by UUID; see `GpuCollector.power_samples`."""
+        found = {}
+        for gpu in self.gpus.values():
+            since = after.get(gpu.uuid, 0.0)
+            if gpu.power_samples and since > gpu.power_samples[-1][0] + _CLOCK_STEP_SECONDS:
+                since = 0.0
+            found[gpu.uuid] = [sample for sample in gpu.power_samples if sample[0] > since]
+        return {uuid: samples for uuid, samples in found.items() if samples}
 
     def totals(self) -> GpuTotals:
         """The counters, to be kept over a restart of the sidecar."""

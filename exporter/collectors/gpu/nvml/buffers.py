@@ -63,7 +63,7 @@ class Ring:
         if self.last is None:
             # The first ring that is seen is full of what was before us, and before a restart of this child.
             self.last = wall_microseconds
-            return new
+            return [sample for sample in new if sample[0] > wall_microseconds - self._gap]
         for time, value in new:
             self._add(time, value)
         if moment is not None and wall_microseconds - self.last > _DRY_MICROSECONDS:
