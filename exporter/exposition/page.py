@@ -26,30 +26,27 @@ from prometheus_client.core import Metric
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.text import Reason, RefusedError, Written, write
-from exporter.families import FamilySpec, visible_name
+from exporter.families import family, visible_name
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
-SERIES = FamilySpec(
+SERIES = family(
     "exporter_series",
-    "gauge",
     "Series of the last scrape's page, those of a histogram being its buckets, its sum and its count.",
-    source="exposition",
+    "exposition",
 )
-SERIES_LIMIT = FamilySpec(
+SERIES_LIMIT = family(
     "exporter_series_limit",
-    "gauge",
     "Series that the page shows at most; what is offered beyond it is in exporter_series_dropped_total.",
-    source="configuration",
+    "configuration",
 )
-SERIES_DROPPED = FamilySpec(
+SERIES_DROPPED = family(
     "exporter_series_dropped_total",
-    "counter",
     "Series that were offered and left out of the page, each time that it was written. Reasons: cap (too many series), "
     "duplicate (a label set or family that was there already), labels (not text, or too long), name (a family "
     "that cannot be written), value (not a number, NaN, a counter below zero, buckets that fall). Absent while nothing "
     "was left out.",
-    ("family", "reason"),
-    source="exposition",
+    "exposition",
+    *("family", "reason"),
 )
 
 MAX_COUNTED_FAMILIES = 200
@@ -233,10 +230,10 @@ class Page:
             demands = {run: families.total() for run, families in runs.items()}
             shares = allocate(demands, room)
             for run, families in runs.items():
-                for family, quota in allocate(families, shares.get(run, demands[run])).items():
-                    before = self._quotas.get((run, family), 0)
+                for name, quota in allocate(families, shares.get(run, demands[run])).items():
+                    before = self._quotas.get((run, name), 0)
                     steady = before <= quota <= before * _RAISE
-                    quotas[run, family] = before if steady else quota
+                    quotas[run, name] = before if steady else quota
             room -= min(room, sum(demands.values()))
         return quotas
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from exporter.web.counts import Counts, Reason
-from exporter.web.http import Answer, Exchanges, MalformedError, Request
-from exporter.web.limits import Limits
+from exporter.web.http import Answer, Exchanges, Limits, MalformedError, Request
 from exporter.web.protection import WebConfigFile
 from exporter.web.routes import Routes
 

@@ -13,54 +13,42 @@ from typing import Literal, get_args
 
 from prometheus_client.core import Metric
 
-from exporter.families import FamilySpec
+from exporter.families import family
 
 Reason = Literal[
     "accept", "certificate", "evicted", "full", "head_timeout", "reset", "tls", "truncated", "write_timeout"
 ]
 
-SCRAPES = FamilySpec(
-    "exporter_scrapes_total",
-    "counter",
-    "Answers of the telemetry path that were sent completely.",
-    source="web server",
+SCRAPES = family(
+    "exporter_scrapes_total", "Answers of the telemetry path that were sent completely.", "web server"
 )
-SCRAPE_DURATION = FamilySpec(
+SCRAPE_DURATION = family(
     "exporter_scrape_duration_seconds_total",
-    "counter",
     "Time from the end of a scrape's request to the end of its answer, of all complete answers together.",
-    unit="seconds",
-    source="web server, monotonic clock",
+    "web server, monotonic clock",
 )
-REQUESTS = FamilySpec(
+REQUESTS = family(
     "exporter_http_requests_total",
-    "counter",
     'Requests answered; route "other" is an unknown path, "malformed" a request that could not be read.',
-    labels=("route", "code"),
-    source="web server",
+    "web server",
+    *("route", "code"),
 )
-CONNECTIONS = FamilySpec(
-    "exporter_http_connections",
-    "gauge",
-    "Open connections by what they are doing.",
-    labels=("state",),
-    source="web server's guard",
+CONNECTIONS = family(
+    "exporter_http_connections", "Open connections by what they are doing.", "web server's guard", "state"
 )
-CONNECTION_ERRORS = FamilySpec(
+CONNECTION_ERRORS = family(
     "exporter_http_connection_errors_total",
-    "counter",
     "Connections that were not accepted or ended before their time. Reasons: accept (no descriptors or memory), "
     "full (all others were being answered), evicted (to make room for a newer one); and by the peer's fault "
     "certificate, head_timeout, reset, tls, truncated, write_timeout.",
-    labels=("reason",),
-    source="web server's guard",
+    "web server's guard",
+    "reason",
 )
-RELOAD_SUCCESSFUL = FamilySpec(
+RELOAD_SUCCESSFUL = family(
     "exporter_web_config_last_reload_successful",
-    "gauge",
     "1 when the settings in force are those of web.config.yml and its files as they are now, else 0; "
     "absent without that file.",
-    source="web server",
+    "web server",
 )
 
 MAX_CLIENTS = 64

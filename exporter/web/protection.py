@@ -1,4 +1,4 @@
-"""Who may come in: what `web.config.yml` asks for, in force, with its passwords and its rate limit.
+"""Who may come in: what `web.config.yml` asks for, in force, and the check of passwords.
 
 Used in the sidecar. The file is loaded on the thread that starts the server, where every problem is an error (without
 its protection nothing is served); it is looked at again before a connection or request is judged, at most once a
@@ -20,16 +20,15 @@ import contextlib
 import hashlib
 import importlib.util
 import logging
-import math
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.errors import ConfigurationError, Problem
-from exporter.web.limits import Limits
+from exporter.web.http import Limits
 from exporter.web.webconfig import ServerTls, WebConfig, load_web_config, make_tls
 from exporter.web.workers import BusyError, LateError, Workers
 
@@ -109,37 +108,12 @@ class Passwords:
         self._regulars.stop()
 
 
-class RateLimiter:
-    """A token bucket over all requests, as in exporter-toolkit; the clock is monotonic."""
-
-    def __init__(
-        self, interval_seconds: float, burst: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.retry_after_seconds = max(1, math.ceil(interval_seconds))
-        self._interval_seconds = interval_seconds
-        self._burst = burst
-        self._clock = clock
-        self._tokens = float(burst)
-        self._filled = clock()
-
-    def allow(self) -> bool:
-        """Take one token; False when there is none."""
-        now = self._clock()
-        self._tokens = min(float(self._burst), self._tokens + (now - self._filled) / self._interval_seconds)
-        self._filled = now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
-
 @dataclass(frozen=True, slots=True)
 class Protection:
     """One version of the file, ready for use."""
 
     config: WebConfig = field(default_factory=WebConfig)
     tls: ServerTls | None = None
-    limiter: RateLimiter | None = None
     files: Signatures = field(default_factory=dict)  # what was read, as it looked before that
 
 
@@ -211,12 +185,10 @@ def _load(path: Path, old: Protection) -> Protection:
         raise ConfigurationError([Problem(str(path), None, None, problem)])
     tls = None
     if config.tls_server_config is not None:
-        signatures = {**signatures, **_signatures(*config.tls_server_config.files(path.parent))}
+        files = (path.parent / file for file in config.tls_server_config.files)
+        signatures = {**signatures, **_signatures(*files)}
         tls = make_tls(config.tls_server_config, path)
-    limiter, limit = old.limiter, config.rate_limit
-    if limit != old.config.rate_limit:  # a new certificate does not refill the bucket
-        limiter = RateLimiter(limit.interval, limit.burst) if limit.interval else None
-    return Protection(config, tls, limiter, signatures)
+    return Protection(config, tls, signatures)
 
 
 def _lost(old: WebConfig, new: WebConfig) -> str:

@@ -2,7 +2,7 @@
 
 Used in the sidecar, on the web server's loop; what may take time runs on worker threads. Every answer is made before
 its deadline or is a 503. Health is answered on the loop, so that it stays alive whatever the rest of the sidecar does.
-As in exporter-toolkit the rate limit and passwords stand before every path, health included.
+As in exporter-toolkit passwords stand before every path, health included.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from urllib.parse import unquote_plus
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import Format, accepts_gzip, compress, negotiate
-from exporter.web.http import Answer, Request
-from exporter.web.limits import Limits
+from exporter.web.http import Answer, Limits, Request
 from exporter.web.protection import Passwords, Protection, WebConfigFile
 from exporter.web.workers import BusyError, LateError, Workers
 
@@ -151,9 +150,7 @@ class Routes:
         self, protection: Protection, request: Request, peer: str, deadline: float
     ) -> Answer | None:
         """What is said to somebody who may not ask; None when the request may pass."""
-        limiter, users = protection.limiter, protection.config.basic_auth_users
-        if limiter is not None and not limiter.allow():
-            return _text(429, "too many requests", {"Retry-After": str(limiter.retry_after_seconds)})
+        users = protection.config.basic_auth_users
         if not users:
             return None
         try:

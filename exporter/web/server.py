@@ -27,7 +27,7 @@ from prometheus_client.core import Metric
 from exporter.errors import ListenError, StartError
 from exporter.web.connection import Connection, Guard, ServerState, State
 from exporter.web.counts import CONNECTIONS, RELOAD_SUCCESSFUL, Counts
-from exporter.web.limits import DEFAULT_LIMITS, Limits
+from exporter.web.http import DEFAULT_LIMITS, Limits
 from exporter.web.listen import bind, parse_addresses, url
 from exporter.web.protection import WebConfigFile
 from exporter.web.routes import Application, Routes

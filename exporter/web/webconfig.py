@@ -7,10 +7,10 @@ of refusing:
   `client_auth_type` but `NoClientCert` needs a CA (exporter-toolkit falls back to the public ones), and
   `RequestClientCert` and `RequireAnyClientCert` behave as `VerifyClientCertIfGiven` and
   `RequireAndVerifyClientCert`.
-- TLS 1.0 and 1.1 are not offered, and `curve_preferences` takes one curve.
+- TLS 1.0 and 1.1, `curve_preferences`, `rate_limit`, and certificates inside the file are not offered.
 - `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
 - `tls_server_config` without a certificate is an error (exporter-toolkit serves plain HTTP if only versions
-  or ciphers are given), and so is `burst: 0`, which would refuse every request.
+  or ciphers are given).
 
 Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,20 +27,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from exporter.config.loader import load_file
-from exporter.config.options import Duration, Hidden, Notation, Range, Secret
+from exporter.config.options import Hidden, Notation
 from exporter.errors import ConfigurationError, Problem
 
-_BCRYPT = r"^\$2[aby]\$(0[4-9]|1[0-8])\$[./A-Za-z0-9]{53}$"
-
-
-def _parse_bcrypt(text: str) -> str:
-    if re.fullmatch(_BCRYPT, text) is None:
-        raise ValueError(text)
-    return text
-
-
-_BCRYPT_TEXT = "a bcrypt hash of cost 4 to 18, as `htpasswd -nBC 10 NAME` prints after the colon"
-BcryptHash = Annotated[str, Hidden(), Notation(_BCRYPT_TEXT, _BCRYPT, _parse_bcrypt, str)]
+_BCRYPT = Notation(
+    "a bcrypt hash of cost 4 to 18, as `htpasswd -nBC 10 NAME` prints after the colon",
+    r"^\$2[aby]\$(0[4-9]|1[0-8])\$[./A-Za-z0-9]{53}$",
+)
+BcryptHash = Annotated[str, Hidden(), _BCRYPT]
 """`$2y$10$…`; above cost 18 one check would take minutes."""
 
 TlsVersion = Literal["TLS12", "TLS13"]
@@ -73,24 +66,13 @@ CIPHER_SUITES: Mapping[str, str | None] = {
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
 }
 
-# Go's name of a curve and OpenSSL's.
-CURVES: Mapping[str, str] = {
-    "CurveP256": "prime256v1",
-    "CurveP384": "secp384r1",
-    "CurveP521": "secp521r1",
-    "X25519": "X25519",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class TlsServerConfig:
     """`tls_server_config`; relative paths are relative to the file that names them."""
 
-    cert: str = ""
-    key: Secret = ""
-    client_ca: str = ""
-    cert_file: Path | None = None
-    key_file: Path | None = None
+    cert_file: Path
+    key_file: Path
     client_auth_type: str = "NoClientCert"
     client_ca_file: Path | None = None
     client_allowed_sans: tuple[str, ...] = ()
@@ -98,53 +80,36 @@ class TlsServerConfig:
     max_version: TlsVersion = "TLS13"
     cipher_suites: tuple[str, ...] = ()
     prefer_server_cipher_suites: bool = True
-    curve_preferences: tuple[str, ...] = ()
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
         """What is asked of a client."""
         return CLIENT_AUTH_TYPES.get(self.client_auth_type, ssl.CERT_NONE)
 
-    def files(self, directory: Path) -> list[Path]:
-        """The files that are named; relative ones are in the configuration's directory."""
-        names = (self.cert_file, self.key_file, self.client_ca_file)
-        return [directory / name for name in names if name is not None]
+    @property
+    def files(self) -> list[Path]:
+        """The files that are named."""
+        return [name for name in (self.cert_file, self.key_file, self.client_ca_file) if name is not None]
 
     def problems(self) -> Iterable[tuple[str, str]]:
         """(field, message) of what is unknown or does not fit together."""
-        for name, values, known in (
-            ("client_auth_type", (self.client_auth_type,), CLIENT_AUTH_TYPES),
-            ("cipher_suites", self.cipher_suites, CIPHER_SUITES),
-            ("curve_preferences", self.curve_preferences, CURVES),
-        ):
-            for value in set(values) - set(known):
-                yield name, f"{value} is not one of {', '.join(filter(None, known))}"
-        for name in ("cert", "key", "client_ca"):
-            text, file = getattr(self, name), getattr(self, f"{name}_file")
-            if text and file:
-                yield name, f"give either {name} or {name}_file"
-            elif not (text or file or name == "client_ca"):
-                yield f"{name}_file", f"missing: tls_server_config needs {name}_file (or {name})"
+        if self.client_auth_type not in CLIENT_AUTH_TYPES:
+            known = ", ".join(filter(None, CLIENT_AUTH_TYPES))
+            yield "client_auth_type", f"{self.client_auth_type} is not one of {known}"
+        for suite in set(self.cipher_suites) - set(CIPHER_SUITES):
+            yield "cipher_suites", f"{suite} is not one of {', '.join(CIPHER_SUITES)}"
         verifies = self.verify_mode != ssl.CERT_NONE
-        if verifies and not (self.client_ca or self.client_ca_file):
+        if verifies and self.client_ca_file is None:
             reason = "Python's ssl verifies every client certificate"
             yield "client_auth_type", f"{self.client_auth_type} needs client_ca_file: {reason}"
-        for name in ("client_ca", "client_ca_file", "client_allowed_sans"):
+        for name in ("client_ca_file", "client_allowed_sans"):
             if getattr(self, name) and not verifies:
                 remedy = "set RequireAndVerifyClientCert"
                 yield name, f"without effect while client_auth_type is NoClientCert; {remedy}"
         if self.min_version > self.max_version:
             yield "min_version", f"{self.min_version} is above max_version {self.max_version}"
-        if len(self.curve_preferences) > 1:
-            yield (
-                "curve_preferences",
-                "Python's ssl can be told one curve only; leave it out for its defaults",
-            )
-        if (
-            self.cipher_suites
-            and self.min_version == "TLS12"
-            and not any(map(CIPHER_SUITES.get, self.cipher_suites))
-        ):
+        older = any(map(CIPHER_SUITES.get, self.cipher_suites))
+        if self.cipher_suites and self.min_version == "TLS12" and not older:
             remedy = "add one of TLS 1.2, or set min_version: TLS13"
             yield "cipher_suites", f"holds only suites of TLS 1.3, which are always offered; {remedy}"
 
@@ -184,26 +149,12 @@ class HttpServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimit:
-    """`rate_limit`: one request per interval, and `burst` of them at once; interval 0 is no limit."""
-
-    interval: Duration = 0.0
-    burst: Annotated[int, Range(0, 1_000_000)] = 0
-
-    def problems(self) -> Iterable[tuple[str, str]]:
-        """(field, message) of a limit that lets nothing through."""
-        if self.interval and not self.burst:
-            yield "burst", "must be at least 1, else every request is refused"
-
-
-@dataclass(frozen=True, slots=True)
 class WebConfig:
     """The whole file."""
 
     tls_server_config: TlsServerConfig | None = None
     http_server_config: HttpServerConfig = field(default_factory=HttpServerConfig)
     basic_auth_users: Mapping[str, BcryptHash] = field(default_factory=dict)
-    rate_limit: RateLimit = field(default_factory=RateLimit)
 
     def problems(self) -> Iterable[tuple[str, str]]:
         """(field, message) of names that cannot log in."""
@@ -261,44 +212,26 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
     if suites := [name for suite in config.cipher_suites if (name := CIPHER_SUITES[suite]) is not None]:
         with step("cipher_suites"):
             context.set_ciphers(":".join(suites))
-    for curve in config.curve_preferences:
-        with step("curve_preferences"):
-            context.set_ecdh_curve(CURVES[curve])
-    with step("cert_file"), contextlib.ExitStack() as memory:
-        certificate = _path(config.cert, config.cert_file, source.parent, memory)
-        key = _path(config.key, config.key_file, source.parent, memory)
+    with step("cert_file"):
+        certificate, key = (_readable(source.parent / file) for file in (config.cert_file, config.key_file))
         # The password: OpenSSL would ask for that of an encrypted key on the terminal, and wait.
         context.load_cert_chain(certificate, key, password="")
-    if config.verify_mode != ssl.CERT_NONE:
-        context.verify_mode = config.verify_mode
-        with (
-            step("client_ca_file" if config.client_ca_file else "client_ca"),
-            contextlib.ExitStack() as memory,
-        ):
-            authority = _path(config.client_ca, config.client_ca_file, source.parent, memory)
-            context.load_verify_locations(cafile=authority)
+    context.verify_mode = config.verify_mode
+    if config.client_ca_file is not None:
+        with step("client_ca_file"):
+            context.load_verify_locations(cafile=_readable(source.parent / config.client_ca_file))
     if problems:
         raise ConfigurationError(problems)
     return ServerTls(context, frozenset(map(_normal, config.client_allowed_sans)))
 
 
-def _path(text: str, file: Path | None, directory: Path, memory: contextlib.ExitStack) -> str:
-    """The path of a file that can be read; text from the configuration is given one in memory only.
-
-    Raises:
-        OSError: It cannot be opened; OpenSSL's own message names neither file nor reason.
-    """
-    if file is None:
-        made = memory.enter_context(os.fdopen(os.memfd_create("tls"), "w+b"))
-        made.write(text.encode())
-        made.flush()
-        return f"/proc/self/fd/{made.fileno()}"
-    path = directory / file
+def _readable(path: Path) -> Path:
+    """The path, if it can be opened; OpenSSL's own message names neither file nor reason."""
     try:
         path.open("rb").close()
     except OSError as error:
         raise OSError(error.errno, f"{path} cannot be read: {error.strerror}") from None
-    return str(path)
+    return path
 
 
 def _normal(name: str) -> str:

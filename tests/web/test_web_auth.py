@@ -1,4 +1,4 @@
-"""Passwords and the rate limit: who gets in, what is remembered, and what a flood of wrong ones can cost."""
+"""Passwords: who gets in, what is remembered, and what a flood of wrong ones can cost."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import itertools
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import bcrypt
 import pytest
-from web_child import numbers
 from web_support import Child, Page, Reply, eventually, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
-from exporter.web.limits import Limits
-from exporter.web.protection import Passwords, RateLimiter
+from exporter.web.http import Limits
+from exporter.web.protection import Passwords
 from exporter.web.server import Server
-from exporter.web.workers import BusyError, LateError, Workers
+from exporter.web.workers import BusyError
 
 
 def hashed(password: str, cost: int = 4, kind: str = "2b") -> str:
@@ -219,60 +217,9 @@ def test_an_unknown_user_costs_as_much_as_the_dearest_known_one_and_never_gets_i
     assert slowly.checked[0][1].startswith(b"$2y$06$")
 
 
-def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
-    begun: list[int] = []
-    free = threading.Event()
-
-    def work(number: int) -> None:
-        begun.append(number)
-        free.wait(5)
-
-    async def ask() -> None:
-        workers = Workers("test", max_waiting=5)
-        soon = asyncio.get_running_loop().time() + 0.01
-        for number in range(20):
-            with pytest.raises(LateError):
-                await workers.run(number, partial(work, number), soon)
-        free.set()
-        await workers.run(20, partial(work, 20), soon + 5)
-        workers.stop()
-
-    asyncio.run(ask())
-
-    assert begun == [0, 20]
-
-
 def test_users_without_the_bcrypt_package_are_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "bcrypt", None)
     with pytest.raises(ConfigurationError, match=r"pip install training-exporter\[auth\]"):
         Server(Page(), listen=["127.0.0.1:0"], web_config=users(tmp_path, alice=hashed("x"))).start()
-
-
-def test_the_bucket_gives_its_burst_and_then_one_per_interval() -> None:
-    now = [0.0]
-    limiter = RateLimiter(2.0, 3, clock=lambda: now[0])
-    burst = [limiter.allow() for _ in range(4)]
-    now[0] = 1.9
-    early = limiter.allow()
-    now[0] = 2.0
-    due = [limiter.allow() for _ in range(2)]
-    now[0] = 1000.0
-    rested = [limiter.allow() for _ in range(4)]
-
-    assert burst == rested == [True, True, True, False]
-    assert early is False
-    assert due == [True, False]
-
-
-def test_requests_beyond_the_rate_are_told_to_come_later(tmp_path: Path) -> None:
-    path = tmp_path / "web.config.yml"
-    path.write_text("rate_limit:\n  interval: 1h\n  burst: 2\n")
-    with serving(web_config=path) as server:
-        replies = [fetch(port_of(server), "/-/healthy") for _ in range(3)]
-        counted = numbers(server)["exporter_http_requests_total{/-/healthy,429}"]
-
-    assert [reply.status for reply in replies] == [200, 200, 429]
-    assert replies[2].headers["retry-after"] == "3600"
-    assert counted == 1

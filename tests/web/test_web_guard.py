@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exporter.web.connection import Connection, Guard, State
 from exporter.web.counts import Reason
-from exporter.web.limits import Limits
+from exporter.web.http import Limits
 
 
 class Visitor(Connection):

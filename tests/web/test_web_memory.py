@@ -19,7 +19,7 @@ from web_support import Authority, Child, Crowd, Page, eventually, fetch, port_o
 
 from exporter.exposition.negotiation import Format
 from exporter.web.connection import Connection
-from exporter.web.limits import Limits
+from exporter.web.http import Limits
 
 LIMIT = {"memory_bytes": 256 << 20}
 WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
