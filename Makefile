@@ -50,7 +50,7 @@ attack: setup system
 
 docs: setup
 	$(BIN)/python docs/generate_metrics.py
-	$(BIN)/python -m exporter.cli.schema
+	$(BIN)/python docs/generate_configuration.py
 
 demo: $(BIN)/.demo
 	$(BIN)/python -m exporter demo

@@ -7,7 +7,6 @@ Durations are seconds here and `500ms 15s 1m30s 1h` in the file, sizes are bytes
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
@@ -17,7 +16,18 @@ from exporter.cli.flags import DEFAULT_ADDRESS
 from exporter.cli.logs import Form, Level
 from exporter.cli.sections import Energy, Goodput, GpuSection
 from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
-from exporter.config.options import REQUIRED, Duration, Glob, Keys, Notation, Range, Ratio, Size, option
+from exporter.config.options import (
+    REQUIRED,
+    UNCHANGED,
+    Duration,
+    Glob,
+    Keys,
+    Notation,
+    Range,
+    Ratio,
+    Size,
+    option,
+)
 from exporter.errors import DefinitionError
 from exporter.feed.overrides import MAX_RULES
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
@@ -191,14 +201,6 @@ DEFAULT_COLLECTORS: Mapping[str, CollectorSettings] = {
     entry.name: _settings(entry) for entry in (*CATALOGUE, EXTRA)
 }
 COLLECTORS_HELP: Mapping[str, str] = {entry.name: entry.help for entry in (*CATALOGUE, EXTRA)}
-
-
-class _Unchanged(enum.Enum):
-    UNCHANGED = "unchanged"
-
-
-UNCHANGED: Any = _Unchanged.UNCHANGED
-"""What a rule does not mention; the value None means *without* (a time limit, say)."""
 
 
 def _mentioned(rule: Any) -> dict[str, Any]:

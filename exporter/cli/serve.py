@@ -27,12 +27,12 @@ from exporter.cli.flags import JOINED
 from exporter.cli.launches import SILENT_INTERVAL_SECONDS, Lingering, SilentJobs
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.reload import Reloader
-from exporter.cli.schema import render
 from exporter.cli.signals import ENDING, Signals
 from exporter.cli.wiring import FEED, Wiring
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.scheduler import Scheduler
+from exporter.config.loader import dump
 from exporter.errors import FeedError, StateError
 from exporter.exposition.page import Page
 from exporter.feed import runs
@@ -333,4 +333,4 @@ class Sidecar:
 
     def configuration(self) -> str:
         """The configuration in force, as YAML."""
-        return render(self._reloader.current, comments=False)
+        return dump(self._reloader.current)

@@ -1,4 +1,4 @@
-"""YAML text into dataclasses: every problem at once, each with its file:line:column.
+"""YAML text into dataclasses: every problem at once, each with its file:line:column; and dataclasses into YAML.
 
 Used in the sidecar, for its own configuration, for `web.config.yml` and described machines. Text and a dataclass come
 in; an instance goes out, or one `ConfigurationError`, whatever the text is. No threads, no state.
@@ -23,9 +23,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from exporter.config.nodes import Listing, Node, Scalar, Table, place_after, quote, read_nodes, scalar_of
+import yaml
+
 from exporter.config.options import (
     REQUIRED,
+    UNCHANGED,
     Hidden,
     Keys,
     Notation,
@@ -43,6 +45,7 @@ MAX_BYTES = 256 * 1024
 
 _T = TypeVar("_T")
 _BAD: Any = object()  # what a conversion gives that has reported a problem
+_START = yaml.Mark("", 0, 0, 0, "", 0)
 
 
 def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
@@ -57,14 +60,14 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
         try:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
-            before = error.object[: error.start].decode("utf-8")
+            line = error.object.count(b"\n", 0, error.start) + 1
             found = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
-            raise ConfigurationError([Problem(source, *place_after(before), found)]) from None
+            raise ConfigurationError([Problem(source, line, None, found)]) from None
+    root = _compose(text.removeprefix("\ufeff"), source)
+    if root is None or _is_null(root):
+        root = yaml.MappingNode("", [], _START)
     conversion = _Conversion(source)
-    root = read_nodes(text.removeprefix("\ufeff"), conversion.note)
-    if root is not None or not conversion.problems:
-        document = Table(1, 1, ()) if root is None or _is_null(root) else root
-        value = conversion.convert(document, cls, "", REQUIRED)
+    value = conversion.convert(root, cls, "", REQUIRED)
     if conversion.problems:
         raise ConfigurationError(
             sorted(conversion.problems, key=lambda each: (each.line or 0, each.column or 0))
@@ -84,20 +87,49 @@ def load_file(path: str | Path, cls: type[_T]) -> _T:
 
 
 def parse(text: str, source: str, hint: Any) -> Any:
-    """One scalar from a command line or an environment variable, with the checks of a file's.
-
-    It is not YAML: quotes are part of it, and for a text so is everything else.
+    """A text, path, choice or notation from a command line or an environment variable, with the checks of a file's.
 
     Raises:
-        ConfigurationError: It is not of that type or out of range; `source` is the flag or variable.
+        ConfigurationError: It is not of that type; `source` is the flag or variable.
     """
     conversion = _Conversion(source)
-    value = conversion.convert(
-        scalar_of(text, plain=unwrap(hint)[0] in (bool, int, float)), hint, "", REQUIRED
-    )
+    value = conversion.convert(yaml.ScalarNode("tag:yaml.org,2002:str", text), hint, "", REQUIRED)
     if conversion.problems:
-        raise ConfigurationError([Problem(source, None, None, p.message) for p in conversion.problems])
+        raise ConfigurationError(conversion.problems)
     return value
+
+
+def plain(hint: Any, value: Any) -> Any:
+    """A value as YAML and JSON hold it, without secrets."""
+    base, _ = unwrap(hint)
+    notation = mark_of(hint, Notation)
+    if value is None:
+        return None
+    if mark_of(hint, Hidden):
+        return value and "<secret>"
+    if is_union(base):
+        return plain(next(member for member in get_args(base) if member is not NoneType), value)
+    if dataclasses.is_dataclass(value):
+        options = options_of(type(value), value)
+        return {each.key: plain(each.hint, each.default) for each in options if each.default is not UNCHANGED}
+    if isinstance(value, Mapping):
+        return {key: plain(type(inner), inner) for key, inner in value.items()}
+    if notation is not None:
+        return notation.format(value)
+    if isinstance(value, frozenset):
+        value = tuple(sorted(value, key=list(get_args(base)[0]).index))
+    if isinstance(value, tuple):
+        return [plain(get_args(base)[0], item) for item in value]
+    if isinstance(value, enum.Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def dump(instance: Any) -> str:
+    """An instance of a dataclass as YAML, which `load` reads back."""
+    return yaml.safe_dump(
+        plain(type(instance), instance), sort_keys=False, default_flow_style=None, width=110
+    )
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -110,7 +142,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def expectation(hint: Any) -> str:
-    """What a type allows, in words, for messages and documentation."""
+    """What a type allows, in words."""
     base, _ = unwrap(hint)
     if is_union(base):
         return " or ".join(expectation(member) for member in get_args(base))
@@ -119,8 +151,9 @@ def expectation(hint: Any) -> str:
         return f"one of {', '.join(map(str, allowed))}"
     notation = mark_of(hint, Notation)
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
-    kind = {Table: "a mapping", Listing: "a list"}.get(_kind(base), "null")
-    text = notation.expected if notation else words.get(base, kind)
+    if _kind(base) is not yaml.ScalarNode:
+        return "a mapping" if _kind(base) is yaml.MappingNode else "a list"
+    text = notation.expected if notation else words.get(base, "null")
     return f"{text} {limits(hint)}".rstrip()
 
 
@@ -144,63 +177,97 @@ def choices(base: Any) -> dict[Any, Any]:
     return {}
 
 
+class _Loader(yaml.SafeLoader):
+    """Composes nodes; without aliases, a file's size bounds the work that it can cause."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML leaves it out
+        mark = event.start_mark
+        if type(event) is yaml.AliasEvent:
+            message = f"alias *{event.anchor}: aliases are not supported, write the value out"
+            raise yaml.MarkedYAMLError(problem=message, problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+def _compose(text: str, source: str) -> yaml.Node | None:
+    """The root node of a YAML document, None for an empty one."""
+    try:
+        return _Loader(text).get_single_node()
+    except yaml.reader.ReaderError as error:
+        line, column = (
+            text.count("\n", 0, error.position),
+            error.position - text.rfind("\n", 0, error.position),
+        )
+        message = f"the character {ascii(chr(error.character))[1:-1]} is not allowed in YAML"
+        problem = Problem(source, line + 1, column, message)
+    except yaml.MarkedYAMLError as error:
+        message = ", ".join(part for part in (error.context, error.problem) if part)
+        problem = _problem(source, error.problem_mark or error.context_mark, message)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        # PyYAML lets through what chr() says about "\UFFFFFFFF" and int() about %YAML 1.999….
+        problem = _problem(source, None, f"not YAML: {error}")
+    raise ConfigurationError([problem])
+
+
+def _problem(source: str, mark: Any, message: str) -> Problem:
+    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+    return Problem(source, line, column, _printable(" ".join(message.split())))
+
+
 class _Conversion:
     """One file on its way from nodes to values; collects problems instead of raising the first."""
 
     def __init__(self, source: str) -> None:
         self.problems: list[Problem] = []
         self._source = source
+        self._constructor = yaml.constructor.SafeConstructor()
 
-    def note(self, line: int, column: int, message: str) -> None:
-        """Keep a problem."""
-        self.problems.append(Problem(self._source, line, column, message))
-
-    def convert(self, node: Node, hint: Any, path: str, default: Any) -> Any:
+    def convert(self, node: yaml.Node, hint: Any, path: str, default: Any) -> Any:
         """The value of a node as a type, laid over a default; `_BAD` when a problem was reported."""
         base, _ = unwrap(hint)
         kind = _kind(base)
         if is_union(base):
             return self._union(node, get_args(base), path, default)
-        if type(node) is Node:  # refused and reported by the reader
-            return _BAD
         if _is_null(node):
-            remedy = {
-                Table: "write {}, or remove the key for its default",
-                Listing: "write [] for an empty list",
-            }
-            advice = remedy.get(kind, f"expected {expectation(hint)}")
+            advice = f"expected {expectation(hint)}"
+            if kind is not yaml.ScalarNode:
+                shown = "{}" if kind is yaml.MappingNode else "[]"
+                advice = f"write {shown}, or remove the key for its default"
             return self._bad(node, path, f"no value is given; {advice}")
-        if isinstance(node, Table) and dataclasses.is_dataclass(base):
+        if isinstance(node, yaml.MappingNode) and dataclasses.is_dataclass(base):
             return self._dataclass(node, typing.cast("type", base), path, default)
-        if isinstance(node, Table) and kind is Table:
+        if isinstance(node, yaml.MappingNode) and kind is yaml.MappingNode:
             return self._mapping(node, hint, path)
-        if isinstance(node, Listing) and kind is Listing:
+        if isinstance(node, yaml.SequenceNode) and kind is yaml.SequenceNode:
             return self._sequence(node, base, path)
-        if isinstance(node, Scalar) and kind is Scalar:
-            return self._scalar(node, hint, path)
+        if isinstance(node, yaml.ScalarNode) and kind is yaml.ScalarNode:
+            if re.search("[\ud800-\udfff]", node.value):
+                return self._bad(node, path, "contains half of a surrogate pair, which is not valid Unicode")
+            value, bounds = self._value_as(node, hint), mark_of(hint, Range)
+            if value is not _BAD and (bounds is None or bounds.holds(value)):
+                return value
         return self._mismatch(node, hint, path)
 
-    def _bad(self, node: Node, path: str, message: str) -> Any:
-        self.note(node.line, node.column, f"{path}: {message}" if path else message)
+    def _bad(self, node: yaml.Node, path: str, message: str) -> Any:
+        text = f"{path}: {message}" if path else message
+        self.problems.append(_problem(self._source, node.start_mark, text))
         return _BAD
 
-    def _mismatch(self, node: Node, hint: Any, path: str) -> Any:
+    def _mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
         base, _ = unwrap(hint)
-        found = "<secret>" if mark_of(hint, Hidden) else _found(node)
+        found = "<secret>" if mark_of(hint, Hidden) else self._found(node)
         message = f"expected {expectation(hint)}, found {found}"
-        is_text = isinstance(node, Scalar) and isinstance(node.value, str)
-        if _kind(base) is Listing and isinstance(node, Scalar):
+        is_text = isinstance(node, yaml.ScalarNode) and isinstance(self._value(node), str)
+        if _kind(base) is yaml.SequenceNode and isinstance(node, yaml.ScalarNode):
             message += "; write it as a list, [...]"
         elif base in (str, Path) and not is_text:
             message += "; put text in quotes"
-        elif isinstance(node, Scalar) and is_text:
-            near = difflib.get_close_matches(node.text[:100], map(str, choices(base)), 1)
+        elif is_text:
+            near = difflib.get_close_matches(node.value[:100], map(str, choices(base)), 1)
             message += f', did you mean "{near[0]}"?' if near else ""
         return self._bad(node, path, message)
 
-    def _union(self, node: Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
-        if type(node) is Node:
-            return _BAD
+    def _union(self, node: yaml.Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
         if _is_null(node) and NoneType in members:
             return None
         fitting = [m for m in members if m is not NoneType and isinstance(node, _kind(unwrap(m)[0]))]
@@ -213,17 +280,17 @@ class _Conversion:
                 return value
         return self._mismatch(node, typing.Union[members], path)  # noqa: UP007  (made from a tuple)
 
-    def _sequence(self, node: Listing, base: Any, path: str) -> Any:
+    def _sequence(self, node: yaml.SequenceNode, base: Any, path: str) -> Any:
         item, origin = get_args(base)[0], get_origin(base)
         values: list[Any] = []
-        for index, child in enumerate(node.items):
+        for index, child in enumerate(node.value):
             value = self.convert(child, item, f"{path}[{index}]", REQUIRED)
             if origin is frozenset and value is not _BAD and value in values:
                 value = self._bad(child, f"{path}[{index}]", "is listed twice")
             values.append(value)
         return _BAD if any(value is _BAD for value in values) else origin(values)
 
-    def _mapping(self, node: Table, hint: Any, path: str) -> Any:
+    def _mapping(self, node: yaml.MappingNode, hint: Any, path: str) -> Any:
         keys = mark_of(hint, Keys)
         known: Mapping[str, Any] = keys.defaults if keys else {}
         values = dict(known)
@@ -233,32 +300,27 @@ class _Conversion:
                 values[text] = self.convert(child, type(known[text]), inner, known[text])
             elif keys:
                 self._unknown(key, inner, known)
-            elif type(key.value) is not str or key.surprise is not None:
-                self._bad(key, path, f"the key {quote(text)} is not a text; put it in quotes")
             else:
                 values[text] = self.convert(child, get_args(unwrap(hint)[0])[1], inner, REQUIRED)
         return values  # with bad values in it where there was a problem; then nobody uses it
 
-    def _entries(self, node: Table, path: str) -> dict[str, tuple[Scalar, Node]]:
-        """A mapping's entries by the key's text; reports duplicates, and keys that are not single values."""
-        entries: dict[str, tuple[Scalar, Node]] = {}
-        for key, value in node.entries:
-            if not isinstance(key, Scalar) or _is_null(key):
-                if type(key) is not Node:
-                    self._bad(key, path, f"a key must be a text, found {_found(key)}")
-            elif key.text == "<<":
-                self._bad(key, path, "merge keys are not supported, write the keys out")
-            elif key.text in entries:
-                first = entries[key.text][0].line
-                self._bad(key, _join(path, key.text), f"duplicate key, first set on line {first}")
+    def _entries(self, node: yaml.MappingNode, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """A mapping's entries by the key's text; reports duplicates, and keys that are no text."""
+        entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or not isinstance(self._value(key), str):
+                self._bad(key, path, f"a key must be a text, found {self._found(key)}; put it in quotes")
+            elif key.value in entries:
+                first = entries[key.value][0].start_mark.line + 1
+                self._bad(key, _join(path, key.value), f"duplicate key, first set on line {first}")
             else:
-                entries[key.text] = key, value
+                entries[key.value] = key, value
         return entries
 
-    def _unknown(self, key: Scalar, path: str, known: Iterable[str]) -> None:
-        self._bad(key, path, f"unknown key {quote(key.text)}, {suggest(key.text, known)}")
+    def _unknown(self, key: yaml.Node, path: str, known: Iterable[str]) -> None:
+        self._bad(key, path, f"unknown key {_quote(key.value)}, {suggest(key.value, known)}")
 
-    def _dataclass(self, node: Table, cls: type, path: str, default: Any) -> Any:
+    def _dataclass(self, node: yaml.MappingNode, cls: type, path: str, default: Any) -> Any:
         before = len(self.problems)
         options = {option.key: option for option in options_of(cls, default)}
         entries = self._entries(node, path)
@@ -266,7 +328,7 @@ class _Conversion:
             if text not in options:
                 self._unknown(key, _join(path, text), options)
         values: dict[str, Any] = {}
-        places: dict[str, tuple[Node, str]] = {}
+        places: dict[str, tuple[yaml.Node, str]] = {}
         for option in options.values():
             inner = _join(path, option.key)
             child = entries[option.key][1] if option.key in entries else None
@@ -275,72 +337,85 @@ class _Conversion:
             if child is not None:
                 values[option.name] = self.convert(child, option.hint, inner, option.default)
             elif option.default is REQUIRED:
-                self._bad(node, path, f"missing key {quote(option.key)} ({expectation(option.hint)})")
+                self._bad(node, path, f"missing key {_quote(option.key)} ({expectation(option.hint)})")
         if len(self.problems) > before:
             return _BAD
         try:
             made = cls(**values)
         except ValueError as error:
-            return self._bad(node, path, " ".join(str(error).split()))
+            return self._bad(node, path, str(error))
         check = getattr(made, "problems", None)
         for name, message in check() if callable(check) else ():
             self._bad(*places[name], message)
         return _BAD if len(self.problems) > before else made
 
-    def _scalar(self, node: Scalar, hint: Any, path: str) -> Any:
-        if node.surprise is not None:
-            hidden = "YAML 1.1 and 1.2 read this differently; put it in quotes"
-            message = hidden if mark_of(hint, Hidden) else node.surprise
-            return self._bad(node, path, f"{message} (expected {expectation(hint)})")
-        if re.search("[\ud800-\udfff]", node.text):
-            return self._bad(node, path, "contains half of a surrogate pair, which is not valid Unicode")
-        value, bounds = _value_of(node, hint), mark_of(hint, Range)
-        if value is _BAD or (bounds is not None and not bounds.holds(value)):
-            return self._mismatch(node, hint, path)
-        return value
-
-
-def _value_of(node: Scalar, hint: Any) -> Any:
-    """A scalar as a type, `_BAD` where it is of another."""
-    (base, _), notation, value = unwrap(hint), mark_of(hint, Notation), node.value
-    if notation is not None:
-        if base is str and type(value) is not str:
-            return _BAD  # a number or a word such as true, which its author did not mean as a text
+    def _value(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
+        """A scalar as PyYAML reads it; a text for what is none of these, such as a date."""
+        text: str = node.value
         try:
-            return notation.parse(node.text)
-        except ValueError:
-            return _BAD
-    allowed = choices(base)
-    if allowed:
-        return next((allowed[text] for text in allowed if type(text) is type(value) and text == value), _BAD)
-    if base is Path:
-        return Path(value) if type(value) is str and value and "\0" not in value else _BAD
-    if base is float and type(value) is int:
-        value = float(value)
-    infinite = isinstance(value, float) and not math.isfinite(value)
-    return _BAD if type(value) is not base or infinite else value
+            value = self._constructor.construct_object(node)
+        except (
+            yaml.YAMLError,
+            ValueError,
+            LookupError,
+        ):  # a foreign tag; 0b_ looks like a number and is none
+            return text
+        return value if value is None or isinstance(value, bool | int | float) else text
+
+    def _value_as(self, node: yaml.ScalarNode, hint: Any) -> Any:
+        """A scalar as a type, `_BAD` where it is of another."""
+        (base, _), notation, value = unwrap(hint), mark_of(hint, Notation), self._value(node)
+        allowed = choices(base)
+        if notation is not None:
+            # Not a number or a word such as true, which its author did not mean as a text.
+            if base is str and not isinstance(value, str):
+                return _BAD
+            try:
+                return notation.parse(node.value)
+            except ValueError:
+                return _BAD
+        if allowed:
+            fits = (allowed[text] for text in allowed if type(text) is type(value) and text == value)
+            return next(fits, _BAD)
+        if base is Path:
+            return Path(value) if isinstance(value, str) and value and "\0" not in value else _BAD
+        if base is float and not isinstance(value, bool) and node.style is None:
+            try:
+                value = float(node.value if isinstance(value, str) else value or 0)  # 1e3 is a text to PyYAML
+            except (ValueError, OverflowError):
+                return _BAD
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        return _BAD if type(value) is not base or infinite else value
+
+    def _found(self, node: yaml.Node) -> str:
+        """A node in words, for messages."""
+        if not isinstance(node, yaml.ScalarNode):
+            return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+        if _is_null(node):
+            return "nothing"
+        return _quote(node.value) if isinstance(self._value(node), str) else _printable(node.value)
 
 
-def _kind(base: Any) -> type[Node]:
+def _kind(base: Any) -> type[yaml.Node]:
     """The kind of node that a type is written as."""
     if dataclasses.is_dataclass(base) or get_origin(base) in (dict, Mapping):
-        return Table
-    return Listing if get_origin(base) in (tuple, list, frozenset) else Scalar
+        return yaml.MappingNode
+    return yaml.SequenceNode if get_origin(base) in (tuple, list, frozenset) else yaml.ScalarNode
 
 
-def _is_null(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.value is None
-
-
-def _found(node: Node) -> str:
-    """A node in words, for messages."""
-    if not isinstance(node, Scalar):
-        return "a list" if isinstance(node, Listing) else "a mapping"
-    if node.value is None:
-        return "nothing"
-    return quote(node.text) if isinstance(node.value, str) else quote(node.text)[1:-1]
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
 
 
 def _join(path: str, key: str) -> str:
-    shown = key if re.fullmatch(r"[\w-]{1,60}", key) else quote(key)
+    shown = key if re.fullmatch(r"[\w-]{1,60}", key) else _quote(key)
     return f"{path}.{shown}" if path else shown
+
+
+def _quote(text: str) -> str:
+    """Text in double quotes, shortened; nothing in it can act on a terminal or a log."""
+    return f'"{_printable(text if len(text) <= 60 else text[:59] + "…")}"'
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -134,12 +134,15 @@ Secret = Annotated[str, Hidden()]
 # Options of a dataclass --------------------------------------------------------------------------------
 
 
-class _Required(enum.Enum):
+class _Default(enum.Enum):
     REQUIRED = "required"
+    UNCHANGED = "unchanged"
 
 
-REQUIRED: Any = _Required.REQUIRED
+REQUIRED: Any = _Default.REQUIRED
 """The default of an option that has none."""
+UNCHANGED: Any = _Default.UNCHANGED
+"""What is not mentioned; the value None means *without* (a time limit, say)."""
 
 
 def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = False) -> Any:

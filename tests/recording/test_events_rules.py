@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_recording_process import run, snapshots
 
-from exporter.cli.configuration import UNCHANGED, Configuration, EventRule
-from exporter.cli.schema import render
-from exporter.config.loader import load
+from exporter.cli.configuration import Configuration, EventRule
+from exporter.config.loader import dump, load
+from exporter.config.options import UNCHANGED
 from exporter.errors import ConfigurationError
 from exporter.feed.overrides import read_overrides, write_overrides
 from exporter.recording.event_values import LEVELS
@@ -33,7 +33,7 @@ rules = st.builds(
 def test_rules_are_read_back_as_they_are_shown(several: list[EventRule]) -> None:
     configuration = Configuration(events=tuple(several))
 
-    assert load(render(configuration, comments=True), "c", Configuration) == configuration
+    assert load(dump(configuration), "c", Configuration) == configuration
 
 
 @given(rules)

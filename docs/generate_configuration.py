@@ -1,14 +1,14 @@
-"""The configuration as YAML, and as JSON Schema; both are made from its definitions.
+"""Writes config.schema.json and config.example.yaml from the definitions in exporter/cli/configuration.py.
 
-Used in the sidecar for `/config`, whose text the loader reads back. While developing,
-`python -m exporter.cli.schema [DIRECTORY]` writes `config.schema.json` and `config.example.yaml`; a test holds the
-committed files to be the same. What JSON Schema cannot say (the range of a duration) is in the descriptions.
+    python docs/generate_configuration.py [DIRECTORY]   # `make docs`
+
+What JSON Schema cannot say (the range of a duration) is in the descriptions.
 """
+# ruff: noqa: INP001 - a script beside what it writes about, not a package
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import re
 import sys
@@ -18,12 +18,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from exporter.cli.configuration import UNCHANGED, Configuration
-from exporter.config.loader import choices, limits
-from exporter.config.nodes import quote
+import yaml
+
+from exporter.cli.configuration import Configuration
+from exporter.config.loader import choices, limits, plain
 from exporter.config.options import (
     REQUIRED,
-    Hidden,
+    UNCHANGED,
     Keys,
     Notation,
     Option,
@@ -34,6 +35,7 @@ from exporter.config.options import (
     unwrap,
 )
 
+ROOT = Path(__file__).resolve().parent.parent
 SCHEMA_FILE = "config.schema.json"
 EXAMPLE_FILE = "config.example.yaml"
 
@@ -59,13 +61,7 @@ def example() -> str:
         "# Every option of training-exporter with its default: this file changes nothing. The exporter works",
         "# without a configuration; yours holds only what is to be different. `--config.check` finds its mistakes.",
     )
-    return "\n".join(head) + "\n" + render(Configuration(), comments=True)
-
-
-def render(configuration: Configuration, *, comments: bool) -> str:
-    """A configuration as YAML; with comments, each option's help and an example of a list's entry stand with it."""
-    options = options_of(Configuration, configuration)
-    return "".join(f"{line}\n" for line in _lines(options, "", set() if comments else None))
+    return "".join(f"{line}\n" for line in (*head, *_lines(options_of(Configuration), "", set())))
 
 
 def _options_under(option: Option) -> tuple[Option, ...] | None:
@@ -73,9 +69,9 @@ def _options_under(option: Option) -> tuple[Option, ...] | None:
     base, _ = unwrap(option.hint)
     keys = mark_of(option.hint, Keys)
     if keys is not None:
-        values = keys.defaults if option.default is REQUIRED else option.default
         return tuple(
-            Option(name, name, type(value), value, keys.help.get(name, "")) for name, value in values.items()
+            Option(name, name, type(value), value, keys.help.get(name, ""))
+            for name, value in keys.defaults.items()
         )
     made = isinstance(base, type) and dataclasses.is_dataclass(base)
     return options_of(base, option.default) if made else None
@@ -93,25 +89,6 @@ def _described(option: Option) -> str:
         elif limits(member):
             text += f" ({limits(member)})"
     return f"{text} Needs a restart." if option.restart else text
-
-
-def _plain(hint: Any, value: Any) -> Any:
-    """A value as YAML and JSON hold it."""
-    base, _ = unwrap(hint)
-    if value is None:
-        return None
-    if is_union(base):
-        return _plain(next(member for member in get_args(base) if member is not NoneType), value)
-    notation = mark_of(hint, Notation)
-    if notation is not None:
-        return notation.format(value)
-    if isinstance(value, frozenset):
-        value = tuple(sorted(value, key=list(get_args(base)[0]).index))
-    if isinstance(value, tuple):
-        return [_plain(get_args(base)[0], item) for item in value]
-    if isinstance(value, enum.Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
 
 
 # JSON Schema -------------------------------------------------------------------------------------------
@@ -132,7 +109,7 @@ def _option_schema(option: Option) -> dict[str, Any]:
     made = {"description": _described(option)}
     made |= _type_schema(option.hint) if under is None else _mapping_schema(under)
     if under is None and option.default not in (REQUIRED, UNCHANGED):
-        made["default"] = _plain(option.hint, option.default)
+        made["default"] = plain(option.hint, option.default)
     return made
 
 
@@ -159,15 +136,10 @@ def _type_schema(hint: Any) -> dict[str, Any]:
 # YAML --------------------------------------------------------------------------------------------------
 
 
-def _lines(options: Iterable[Option], indent: str, told: set[str] | None) -> Iterator[str]:
-    """Lines of a mapping's entries, each option's default being its value.
-
-    `told` are the comments so far, since all collectors share three; None for no comments.
-    """
+def _lines(options: Iterable[Option], indent: str, told: set[str]) -> Iterator[str]:
+    """Lines of a mapping's entries; `told` are the comments so far, since all collectors share three."""
     for option in options:
-        if option.default is UNCHANGED:
-            continue
-        if told is not None and not indent:
+        if not indent:
             yield ""
         yield from _comment(_described(option), indent, told)
         under, item = _options_under(option), _item_class(option.hint)
@@ -175,26 +147,22 @@ def _lines(options: Iterable[Option], indent: str, told: set[str] | None) -> Ite
             yield f"{indent}{option.key}:"
             yield from _lines(under, f"{indent}  ", told)
         elif item is not None:
-            yield f"{indent}{option.key}:{'' if option.default else ' []'}"
-            for value in option.default:
-                yield from _as_item(_lines(options_of(item, value), "", told), f"{indent}  ")
-            if told is not None and not option.default:
-                shown = [dataclasses.replace(entry, default=entry.example) for entry in options_of(item)]
-                yield f"{indent}# {option.key}:"
-                for line in _as_item(_lines(shown, "\t", told), f"{indent}  "):
-                    yield f"{indent}# {line}"
+            shown = [dataclasses.replace(entry, default=entry.example) for entry in options_of(item)]
+            yield f"{indent}{option.key}: []"
+            yield f"{indent}# {option.key}:"
+            for line in _as_item(_lines(shown, "\t", told), f"{indent}  "):
+                yield f"{indent}# {line}"
         else:
-            secret = mark_of(option.hint, Hidden) and option.default
-            yield f"{indent}{option.key}: {'<secret>' if secret else _flow(_plain(option.hint, option.default))}"
+            flow = yaml.safe_dump([plain(option.hint, option.default)], default_flow_style=True, width=10_000)
+            yield f"{indent}{option.key}: {flow.strip()[1:-1]}"
 
 
-def _comment(text: str, indent: str, told: set[str] | None) -> Iterator[str]:
-    if told is None or text in told:
-        return
-    told.add(text)
-    width = _WIDTH - len(indent) - 2
-    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
-        yield f"{indent}# {line}"
+def _comment(text: str, indent: str, told: set[str]) -> Iterator[str]:
+    if text not in told:
+        told.add(text)
+        width = _WIDTH - len(indent) - 2
+        for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+            yield f"{indent}# {line}"
 
 
 def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
@@ -216,20 +184,9 @@ def _item_class(hint: Any) -> type | None:
     return item if dataclasses.is_dataclass(item) and isinstance(item, type) else None
 
 
-def _flow(value: Any) -> str:
-    """A value on one line of YAML, which YAML 1.1 and 1.2 read alike."""
-    if isinstance(value, list):
-        return f"[{', '.join(_flow(item) for item in value)}]"
-    if isinstance(value, str):
-        harmless = re.fullmatch(r"[a-z/][A-Za-z0-9/_.-]*|[0-9]+[A-Za-z]+([0-9]+[a-z]+)*", value)
-        words = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
-        return value if harmless and value not in words else quote(value, limit=len(value))
-    return json.dumps(value)
-
-
 def main(arguments: list[str]) -> int:
     """Write both files."""
-    directory = Path(arguments[0] if arguments else ".")
+    directory = Path(arguments[0]) if arguments else ROOT
     (directory / SCHEMA_FILE).write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
     (directory / EXAMPLE_FILE).write_text(example(), encoding="utf-8")
     return 0
