@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exporter.one_logger import state
 from exporter.one_logger.exporters import BaseExporter
+from exporter.one_logger.provider import forget
+from exporter.one_logger.records import current
 from exporter.training import metrics
 from exporter.training.recording import TRAINING
 
@@ -94,14 +95,14 @@ def fresh_provider() -> Iterator[None]:
     try:
         yield
     finally:
-        configured = state.current()
+        configured = current()
         if configured is not None:
             configured.delivery.close()
         _begin_anew()
 
 
 def _begin_anew() -> None:
-    state.forget()
+    forget()
     TRAINING.after_fork()
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from exporter import training
-from exporter.one_logger import state
+from exporter.one_logger.provider import forget
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training.buffers import Anchor, SpanBuffer
 from exporter.training.interpreter import Interpreter
@@ -143,12 +143,12 @@ class Memory:
 @contextmanager
 def begun_anew() -> Iterator[None]:
     """The recording of this process as after a fork: nothing told, nothing configured."""
-    state.forget()
+    forget()
     TRAINING.after_fork()
     try:
         yield
     finally:
-        state.forget()
+        forget()
         TRAINING.after_fork()
 
 

@@ -23,11 +23,10 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from exporter.errors import ExportError
 from exporter.one_logger.exporters import BaseExporter
-from exporter.one_logger.state import current
+from exporter.one_logger.records import current
 from exporter.recording.identity import identity
 from exporter.training.attributes import Attributes, TracingTimestamp
-from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.spans import Span
+from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 SPAN_ID = "one_logger_span_id"
 MOST_EVENTS = 1024

@@ -18,8 +18,7 @@ from uuid import uuid4
 from exporter.one_logger.exporters import BaseExporter
 from exporter.one_logger.names import StandardEventName
 from exporter.training.attributes import Attribute
-from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.spans import Span
+from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 
 @dataclass

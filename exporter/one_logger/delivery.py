@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -21,23 +20,18 @@ from exporter.one_logger.names import DEFAULT_SPANS_EXPORT_BLACKLIST, ExportCust
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import metric
-from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, name_of, shown
-from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.metrics import report
-from exporter.training.spans import Span
+from exporter.recording.worker import Counter, Worker
+from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, assert_that, name_of, shown
+from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 EXIT_SECONDS = 2.0
 """The longest that an exiting process waits for the exporters."""
-JOIN_SECONDS = 0.5
 QUEUED_RECORDS = 10_000
 """Records that may wait for one exporter; a job with default settings makes a few per second."""
 ATTEMPTS = 5
 """Times that one record is offered before it is dropped, while others may still arrive."""
-WRITTEN_TOGETHER = 256
-"""Records after which an exporter that holds some back is asked to write them, at the latest."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
-DROP_REASONS = ("queue_full", "failed", "exit")
 _ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 
 
@@ -45,7 +39,7 @@ class Filter:
     """Which spans go to the exporters, with their events; one-logger's own modes count too.
 
     Raises:
-        OneLoggerError: The mode is none.
+        OneLoggerError: The mode is none, or takes no names.
     """
 
     def __init__(self, mode: ExportCustomizationMode = _ALL, names: Iterable[SpanName] | None = None) -> None:
@@ -55,9 +49,9 @@ class Filter:
             modes = ", ".join(each.name for each in ExportCustomizationMode)
             raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
         self.names = frozenset([name_of(name) for name in names or ()])
-        if self.names and self.mode is _ALL:
-            expected = "no span_name_filter beside EXPORT_ALL_SPANS"
-            report("with_export_customization", "filter_of_all", expected)
+        assert_that(
+            self.mode is not _ALL or not self.names, "EXPORT_ALL_SPANS takes no span_name_filter beside it"
+        )
 
     @classmethod
     def default(cls) -> Filter:
@@ -85,18 +79,18 @@ class Delivery:
         self._left_out: frozenset[str] = frozenset()
         self._process = os.getpid()
         names: dict[str, int] = {}
-        self.threads: list[ExporterThread] = []
+        self.outlets: list[Outlet] = []
         for each in exporters:
             name = clean_text(type(each).__qualname__.replace("<locals>.", ""))[:100]
             names[name] = number = names.get(name, 0) + 1
             label = name if number == 1 else f"{name}-{number}"
-            self.threads.append(ExporterThread(each, label, bound, first_pause_seconds))
+            self.outlets.append(Outlet(each, label, bound, first_pause_seconds))
 
     def begin(self) -> None:
         """Start the exporters' threads."""
-        for thread in self.threads:
-            thread.begin()
-        if self.threads:
+        for outlet in self.outlets:
+            outlet.begin()
+        if self.outlets:
             _OPEN.add(self)
 
     def leave_out(self, events: Iterable[str]) -> None:
@@ -105,7 +99,7 @@ class Delivery:
 
     def wants(self, name: SpanName) -> bool:
         """Tell whether there is anybody to take a span of this name."""
-        return bool(self.threads) and self._filter.wants(name) and os.getpid() == self._process
+        return bool(self.outlets) and self._filter.wants(name) and os.getpid() == self._process
 
     def start(self, span: Span) -> None:
         """Take the start of a span."""
@@ -139,7 +133,7 @@ class Delivery:
         if os.getpid() != self._process:
             return True
         deadline = monotonic() + timeout_seconds
-        arrived = [thread.drain(deadline - monotonic()) for thread in self.threads]
+        arrived = [outlet.drain(deadline - monotonic()) for outlet in self.outlets]
         return all(arrived)
 
     def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
@@ -147,10 +141,8 @@ class Delivery:
         _OPEN.discard(self)
         if os.getpid() == self._process:
             deadline = monotonic() + timeout_seconds
-            for thread in self.threads:
-                thread.finish()
-            for thread in self.threads:
-                thread.wait(deadline - monotonic())
+            for wait in [outlet.finish() for outlet in self.outlets]:
+                wait(deadline - monotonic())
 
     def _exported_parent(self, span: Span) -> Span | None:
         """Give the nearest span around it that is exported too."""
@@ -160,8 +152,8 @@ class Delivery:
         return parent
 
     def _put(self, method: str, *arguments: Any) -> None:
-        for thread in self.threads:
-            thread.put(method, *arguments)
+        for outlet in self.outlets:
+            outlet.put(method, *arguments)
 
 
 _OPEN: set[Delivery] = set()
@@ -190,110 +182,74 @@ def _counter(what: str, **labels: str) -> Callable[[float], None]:
         return lambda _value: None
 
 
-class ExporterThread:
-    """One exporter, counted under a name, its queue and its thread; the pause doubles with each failure in a row."""
+class Outlet:
+    """One exporter, counted under a name, and its worker; the pause doubles with each failure in a row."""
 
-    def __init__(
-        self,
-        exporter: Exporter,
-        name: str,
-        bound: int = QUEUED_RECORDS,
-        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
-    ) -> None:
+    def __init__(self, exporter: Exporter, name: str, bound: int, first_pause_seconds: float) -> None:
         self.exporter = exporter
-        self.name = name
-        self._bound = bound
+        self._name = name
         self._first_pause_seconds = first_pause_seconds
-        self._write_out = getattr(exporter, "write_out", None)
-        self._unwritten = 0
-        self._queue: SimpleQueue[tuple[str, tuple[Any, ...]] | threading.Event] = SimpleQueue()
-        self._hurry, self._closed = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
-        self._failures = 0  # since something succeeded
-        self._arrived = False  # a record has
-        self._lost = 0  # records dropped by this thread
-        self._refused = 0  # records dropped by those that record
-        self._told = 0  # of both, those that the exporter knows it misses
-        self._ended = self._abandoned = False
+        self._worker = Worker(
+            self._take, name=f"spans-{name}", bound=bound, flush=self._write_out, what="records"
+        )
+        self._hurry = threading.Event()  # the process ends: no pauses
+        self._ready: bool | None = None  # None: nobody has tried yet
+        self._accepted, self._missed = Counter(), Counter()
+        self._settled = self._told = self._failures = self._unwritten = 0
+        self._arrived = self._abandoned = False
         self._delivered = _counter("records", exporter=name)
         self._errors = _counter("errors", exporter=name)
-        self._dropped = {reason: _counter("dropped", exporter=name, reason=reason) for reason in DROP_REASONS}
+        reasons = ("queue_full", "failed", "exit")
+        self._dropped = {reason: _counter("dropped", exporter=name, reason=reason) for reason in reasons}
 
     def begin(self) -> None:
         """Start the thread, which initialises the exporter."""
-        try:
-            thread = threading.Thread(target=self._run, name=f"exporter-spans-{self.name}", daemon=True)
-            thread.start()
-        except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
-            tell_once(f"span exporter {self.name}", f"the exporter {self.name} cannot start: {error!r}")
-            self._ended = True
-        else:
-            self._thread = thread
+        self._worker.put(("initialize",))
 
-    def put(self, method: str, *arguments: Any) -> None:
-        """Hand over one record; never raises, never waits."""
-        if self._ended:
+    def put(self, *record: Any) -> None:
+        """Hand over one record, a method and its arguments; never raises, never waits."""
+        if self._hurry.is_set():
             self._dropped["exit"](1)
-        elif self._queue.qsize() >= self._bound:
-            self._refused += 1
-            self._dropped["queue_full"](1)
+        elif self._worker.put(record):
+            self._accepted.bump()
         else:
-            self._queue.put((method, arguments))
+            self._missed.bump()
+            self._dropped["queue_full"](1)
 
     def drain(self, timeout_seconds: float) -> bool:
         """Wait until all that waits now was taken; says whether it was, within the time."""
-        if self._thread is None or self._ended or threading.current_thread() is self._thread:
-            return self._queue.empty()
-        passed = threading.Event()
-        self._queue.put(passed)
-        return passed.wait(max(timeout_seconds, 0.0))
+        return self._worker.drain(timeout_seconds)
 
-    def finish(self) -> None:
-        """Ask the thread to end after what waits now, without pauses, and to close the exporter."""
-        self._hurry.set()
-        if not self._ended:
-            self._ended = True
-            self._queue.put(self._closed)
+    def finish(self) -> Callable[[float], None]:
+        """Ask the thread to end after what waits now, without pauses, and to close the exporter.
 
-    def wait(self, timeout_seconds: float) -> None:
-        """Wait for that so many seconds; what was not taken by then is counted as dropped."""
-        thread = self._thread
-        if thread is None or thread is threading.current_thread() or not thread.is_alive():
-            return
-        if self._closed.wait(max(timeout_seconds, 0.0)):
-            # One that runs while the interpreter is torn down may abort the process.
-            thread.join(JOIN_SECONDS)
-        else:
+        Returns:
+            Waits for that so many seconds; what was not taken by then is counted as dropped.
+        """
+        if not self._hurry.is_set():
+            self._hurry.set()
+            self._worker.put(("close",), bounded=False)
+        ended = self._worker.finish()
+
+        def wait(timeout_seconds: float) -> None:
+            ended(timeout_seconds, "exit")
             self._abandoned = True
-            # Without the mark of the end, with the one that it hangs in.
-            self._dropped["exit"](max(self._queue.qsize() - 1, 0) + 1)
+            left = self._accepted.read() - self._settled
+            if left > 0:
+                self._settled += left
+                self._dropped["exit"](left)
 
-    def _run(self) -> None:
-        try:
-            self._serve()
-        finally:
-            self._ended = True
+        return wait
 
-    def _serve(self) -> None:
-        ready = self._initialize()
-        while True:
-            item = self._queue.get()
-            if self._abandoned:
-                return
-            if isinstance(item, threading.Event):
-                if ready:
-                    self._have_written()
-                if item is self._closed:
-                    self._attempt("close")
-                item.set()
-                if item is self._closed:
-                    return
-            elif not ready:
-                self._dropped["failed"](1)
-            else:
-                self._send(*item)
-                if self._queue.empty() or self._unwritten >= WRITTEN_TOGETHER:
-                    self._have_written()
+    def _take(self, record: tuple[Any, ...]) -> None:
+        method, *arguments = record
+        if self._ready is None:
+            self._ready = self._initialize()
+        if method == "close":
+            self._write_out()
+            self._attempt("close")
+        elif method != "initialize":
+            self._send(method, arguments)
 
     def _initialize(self) -> bool:
         """Try until it succeeds; False when the process ends before that."""
@@ -302,30 +258,33 @@ class ExporterThread:
                 return self._attempt("initialize")
         return True
 
-    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+    def _send(self, method: str, arguments: list[Any]) -> None:
         if method == "export_telemetry_data_error":
             kinds = TelemetryDataError.ErrorType
             kind = kinds.INCOMPLETE_TELEMETRY_DATA if self._arrived else kinds.NO_TELEMETRY_DATA
             message, attributes, at = arguments
-            arguments = (TelemetryDataError(at, kind, message, attributes),)
-        if not self._persist(method, *arguments):
-            self._lost += 1
+            arguments = [TelemetryDataError(at, kind, message, attributes)]
+        taken = bool(self._ready) and self._persist(method, *arguments)
+        if self._abandoned:
+            return  # it was counted as dropped when nobody could wait any longer
+        self._settled += 1
+        if not taken:
+            self._missed.bump()
             self._dropped["failed"](1)
             return
         self._arrived = True
-        if not self._abandoned:  # else it was counted as dropped when nobody could wait any longer
-            self._delivered(1)
         self._unwritten += 1
-        lost = self._lost + self._refused - self._told
+        self._delivered(1)
+        lost = self._missed.read() - self._told
         if lost:  # have a consumer know that what it reads is incomplete
             self._told += lost
             kind = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
             error = TelemetryDataError.create(kind, f"{lost} records before this one were dropped")
             self._attempt("export_telemetry_data_error", error)
 
-    def _have_written(self) -> None:
+    def _write_out(self) -> None:
         """Have an exporter that holds records back write them; it keeps those that it cannot."""
-        if self._write_out is not None and self._unwritten:
+        if self._unwritten and hasattr(self.exporter, "write_out"):
             self._unwritten = 0
             self._persist("write_out")
 
@@ -349,8 +308,8 @@ class ExporterThread:
         except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
             self._failures += 1
             self._errors(1)
-            message = f"the exporter {self.name} failed in {method}: {shown(error)}"
-            tell_once(f"span exporter {self.name} {method}", message)
+            message = f"the exporter {self._name} failed in {method}: {shown(error)}"
+            tell_once(f"span exporter {self._name} {method}", message)
             return False
         self._failures = 0
         return True

@@ -1,4 +1,4 @@
-r"""Exporters of spans: where a job's spans, events and errors go besides Prometheus.
+"""Exporters of spans: where a job's spans, events and errors go besides Prometheus, by code or by configuration.
 
 Used in the training process, each on a thread of its own (`exporter.one_logger.delivery`). An exporter that raises is asked
 again with the same record, so a record is either taken as a whole or not at all.
@@ -6,8 +6,10 @@ again with the same record, so a record is either taken as a whole or not at all
 Records are JSON objects of one-logger's shapes. The start of a span is held back until the next record, so that one
 without children, events or errors is a single `complete`. Beside one-logger's fields each record says whose it is
 (`application_name`, `rank`, `node_name`) and each span what it is part of (`parent_id`). A number that is not finite becomes
-text. A line of a logger is `[key=value | key.key=value]`: values are JSON; in a key, a dot, an equals sign, a vertical bar,
-a bracket and a backslash of its own are written with a backslash before them, so that every line reads back.
+text.
+
+Of configurations, what the code says goes before what a file says, which stands in the place of what installed packages
+say. An exporter that cannot be made, and a file or a package that cannot be read, is reported and left out.
 """
 
 from __future__ import annotations
@@ -17,26 +19,24 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.errors import EventsLostError, ExportError
 from exporter.one_logger.names import RecordType
 from exporter.recording.handlers.json_lines import LinesFile, filled
 from exporter.recording.identity import identity
-from exporter.training.attributes import Attributes
+from exporter.training.attributes import Attributes, shown
 from exporter.training.buffers import Hooks
-from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.spans import Span
+from exporter.training.metrics import report
+from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
-KNOWN_SECONDS = 1.0
-_SEPARATOR = " | "
-_SPECIAL = str.maketrans({each: f"\\{each}" for each in "\\.=|[]"})
-_KEY = re.compile(r"((?:\\.|[^\\.=|\[\]])*)([.=])", re.DOTALL)
-_DECODER = json.JSONDecoder()
-
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 METHODS = (
     *("initialize", "export_start", "export_stop", "export_event", "export_error"),
@@ -90,8 +90,6 @@ class BaseJsonExporter(BaseExporter):
         self._record_count = 0
         self._lock = threading.RLock()  # for those that are used by hand, from several threads
         self._held_back: Span | None = None
-        self._who: dict[str, Any] = {}
-        self._known_until = 0.0
 
     def export_start(self, span: Span) -> None:
         """Hold the start back until the next record."""
@@ -163,20 +161,18 @@ class BaseJsonExporter(BaseExporter):
         self._record(kind, **fields)
 
     def _record(self, kind: RecordType, **fields: Any) -> None:
+        who, name = identity(), Hooks.telemetry.application_name
+        whose = {"rank": who.rank or 0, "node_name": who.node}
         with self._lock:
-            record = {"type": kind.value, **fields, "count": self._record_count + 1, "pid": os.getpid()}
-            self._write(record | self._whose())
+            record = {
+                "type": kind.value,
+                **fields,
+                "count": self._record_count + 1,
+                "pid": os.getpid(),
+                **whose,
+            }
+            self._write(record if name is None else record | {"application_name": name})
             self._record_count += 1  # a record that is offered again keeps its number
-
-    def _whose(self) -> dict[str, Any]:
-        """Say whose a record is: the application, if the provider was told, the rank and the node."""
-        now = monotonic()
-        if now >= self._known_until:  # asking the environment for each record would be a third of its cost
-            who = identity()
-            self._who = {"rank": who.rank or 0, "node_name": who.node}
-            self._known_until = now + KNOWN_SECONDS
-        name = Hooks.telemetry.application_name
-        return self._who if name is None else self._who | {"application_name": name}
 
 
 def _json_of(event: Event) -> dict[str, Any]:
@@ -184,14 +180,14 @@ def _json_of(event: Event) -> dict[str, Any]:
 
 
 def _values(attributes: Attributes) -> dict[str, Any]:
-    return {name: finite(attribute.value) for name, attribute in attributes.copied().items()}
+    return {name: _finite(attribute.value) for name, attribute in attributes.copied().items()}
 
 
-def finite(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     """Make a value fit for JSON."""
     if isinstance(value, float) and not isfinite(value):
         return str(value)
-    return [finite(item) for item in value] if isinstance(value, list) else value
+    return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 class FileExporter(BaseJsonExporter):
@@ -242,8 +238,16 @@ class FileExporter(BaseJsonExporter):
             raise ExportError(str(error)) from error
 
 
+_SEPARATOR = " | "
+_KEY = re.compile(r"([\w.-]+)=")
+_DECODER = json.JSONDecoder()
+
+
 class LoggerExporter(BaseJsonExporter):
-    """Logs each record as one line, at the level INFO."""
+    """Logs each record as one line, `[key=value | key.key=value]`, at the level INFO; values are JSON.
+
+    A mapping with a key that has a dot or a sign in it is a value as a whole, so that every line reads back.
+    """
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
@@ -260,42 +264,179 @@ class LoggerExporter(BaseJsonExporter):
     def deserialize_log(text: str) -> dict[str, Any]:
         """Read a line back, whatever the logging has put before and after it; `ExportError` where there is none."""
         for start, character in enumerate(text):
-            found = _parse(text, start + 1) if character == "[" else None
-            if found is not None:
-                return found
-            # Else a bracket of the log's own, such as around the level.
+            if character == "[":
+                try:
+                    return _parsed(text, start + 1)
+                except (ValueError, AttributeError):  # a bracket of the log's own, such as around the level
+                    continue
         raise ExportError(f"no record in square brackets: {text}")
 
 
-def _items(fields: dict[str, Any], prefix: str) -> list[str]:
-    items: list[str] = []
+def _items(fields: dict[str, Any], prefix: str) -> Iterator[str]:
     for name, value in sorted(fields.items(), reverse=True):
-        key = prefix + name.translate(_SPECIAL)
-        items += _items(value, f"{key}.") if isinstance(value, dict) else [f"{key}={json.dumps(value)}"]
-    return items
+        if isinstance(value, dict) and value and all(re.fullmatch(r"[\w-]+", key) for key in value):
+            yield from _items(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={json.dumps(value)}"
 
 
-def _parse(text: str, position: int) -> dict[str, Any] | None:
-    """Read `key=value | key.key=value]`; None where it is something else."""
+def _parsed(text: str, position: int) -> dict[str, Any]:
+    """Read `key=value | key.key=value]`; ValueError or AttributeError where it is something else."""
     found: dict[str, Any] = {}
-    while True:
-        inner, ends = found, "."
-        while ends == ".":
-            match = _KEY.match(text, position)
-            if match is None:
-                return None
-            ends, position = match[2], match.end()
-            key = re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL)
-            if ends == ".":
-                inner = inner.setdefault(key, {})
-                if not isinstance(inner, dict):
-                    return None
-        try:
-            inner[key], position = _DECODER.raw_decode(text, position)
-        except ValueError:
-            return None
+    while match := _KEY.match(text, position):
+        *path, name = match[1].split(".")
+        inner = found
+        for each in path:
+            inner = inner.setdefault(each, {})
+        value, position = _DECODER.raw_decode(text, match.end())
+        inner.update({name: value})
         if text.startswith("]", position):
             return found
-        if not text.startswith(_SEPARATOR, position):
+        position += len(_SEPARATOR) * text.startswith(_SEPARATOR, position)
+    raise ValueError(text)
+
+
+# By configuration -----------------------------------------------------------------------------------------
+
+GROUPS = ("exporter.span_exporters", "nv_one_logger.exporter_configs")
+"""Groups of entry points; the second is one-logger's, so that a package made for it serves here too."""
+FILE_VARIABLE = "ONE_LOGGER_EXPORTER_CONFIG_PATH"
+FILE_NAMES = tuple(f"one_logger_exporters_config.{suffix}" for suffix in ("yaml", "yml", "json"))
+OURS = {
+    "FileExporter": "exporter.one_logger.exporters.FileExporter",
+    "LoggerExporter": "exporter.one_logger.exporters.LoggerExporter",
+    "nv_one_logger.exporter.file_exporter.FileExporter": "exporter.one_logger.exporters.FileExporter",
+    "nv_one_logger.exporter.logger_exporter.LoggerExporter": "exporter.one_logger.exporters.LoggerExporter",
+    "nv_one_logger.otel.exporter.otel_exporter.OTelExporter": "exporter.bridges.opentelemetry.OTelExporter",
+}
+"""Classes that stand in for one-logger's, so that a configuration written for it serves here unchanged."""
+
+
+@dataclass(slots=True)
+class ExporterConfig:
+    """One exporter, to be made by module and class, with dots; of this package's own the class alone will do."""
+
+    class_name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    enabled: bool = True
+
+
+class ExporterConfigManager:
+    """Finds and merges the configurations, and makes the exporters.
+
+    Args:
+        environment: Usually `os.environ`.
+        directory: Where a file of the usual name is looked for; None for the working directory.
+        packages: Entry points; None for those of the installed packages.
+    """
+
+    ENTRY_POINT_NAME = GROUPS[1]
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        directory: Path | None = None,
+        packages: Iterable[EntryPoint] | None = None,
+    ) -> None:
+        self._environment = environment
+        self._directory = directory
+        if packages is None:
+            # Here: with what it imports (email, zipfile) it is a fifth of what a job pays for all of ours.
+            from importlib.metadata import entry_points  # noqa: PLC0415
+
+            packages = [point for group in GROUPS for point in entry_points(group=group)]
+        self._packages = list(packages)
+
+    def generate_export_config(
+        self,
+        direct_config: Sequence[ExporterConfig | Mapping[str, Any]] | None = None,
+        config_file_path: str | os.PathLike[str] | None = None,
+    ) -> list[ExporterConfig]:
+        """Merge what the code, a file and the packages say; the arguments of the same class are joined one by one."""
+        base = self._of_file(config_file_path)
+        if base is None:
+            base = _checked(self._of_packages(), "the installed packages")
+        merged = {each.class_name: each for each in base}
+        for each in _checked(direct_config or (), "exporters_config"):
+            before = merged.get(each.class_name)
+            config = each.config if before is None else before.config | each.config
+            merged[each.class_name] = ExporterConfig(each.class_name, config, each.enabled)
+        return list(merged.values())
+
+    def create_exporters_from_config(
+        self,
+        exporters_config: Sequence[ExporterConfig],
+        training_telemetry_config: object = None,  # noqa: ARG002  # one-logger passes it
+    ) -> list[Exporter]:
+        """Make those that are enabled and can be made."""
+        made = [_make(each) for each in exporters_config if each.enabled]
+        return [each for each in made if each is not None]
+
+    def _of_packages(self) -> Iterable[object]:
+        for point in self._packages:
+            try:
+                yield point.load().get_default_config()
+            except Exception as error:  # noqa: BLE001, PERF203  # the package's own code
+                _report("package", f"a configuration from the package entry {point.name}: {shown(error)}")
+
+    def _of_file(self, stated: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
+        path = self._path_of_file(stated)
+        if path is None:
             return None
-        position += len(_SEPARATOR)
+        try:
+            found = _read(path)
+            return _checked(found["exporters"], str(path))
+        except (OSError, ValueError, ImportError, LookupError, TypeError) as error:
+            _report("file", f"a file with a list `exporters`: {path}: {shown(error)}")
+            return None
+
+    def _path_of_file(self, stated: str | os.PathLike[str] | None) -> Path | None:
+        for name in (stated, self._environment.get(FILE_VARIABLE)):
+            if name and Path(name).exists():
+                return Path(name)
+            if name:
+                _report("file", f"a file that exists: {name}")
+        directory = self._directory or Path.cwd()
+        return next((directory / name for name in FILE_NAMES if (directory / name).exists()), None)
+
+
+def _report(rule: str, expected: str) -> None:
+    report("with_export_config", rule, expected)
+
+
+def _checked(given: Iterable[object], source: str) -> list[ExporterConfig]:
+    checked = []
+    for each in given:
+        names = ("class_name", "config", "enabled")  # one-logger's own class has them too
+        told = {name: getattr(each, name) for name in names if hasattr(each, name)}
+        fields = each if isinstance(each, Mapping) else told
+        name, config = fields.get("class_name"), fields.get("config")
+        if isinstance(name, str) and name:
+            config = dict(config) if isinstance(config, Mapping) else {}
+            checked.append(ExporterConfig(name, config, bool(fields.get("enabled", True))))
+        else:
+            _report("entry", f"an entry with a class_name in {source}, not {shown(each)}")
+    return checked
+
+
+def _make(asked: ExporterConfig) -> Exporter | None:
+    config = dict(asked.config)
+    module, _, kind = OURS.get(asked.class_name, asked.class_name).rpartition(".")
+    try:
+        if isinstance(config.get("file_path"), str):
+            config["file_path"] = Path(config["file_path"])
+        made: Exporter = getattr(import_module(module), kind)(**config)
+    except Exception as error:  # noqa: BLE001  # the exporter's own code
+        _report("exporter", f"an exporter that can be made: {asked.class_name}: {shown(error)}")
+        return None
+    return made
+
+
+def _read(path: Path) -> Any:
+    if path.suffix.lower() == ".json":
+        return json.loads(path.read_bytes())
+    yaml: Any = import_module("yaml")  # the job's own; where it has none, JSON will do
+    try:
+        return yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -3,6 +3,7 @@
 Used in the training process, by its own threads. Configuring is loud: settings that cannot be raise `OneLoggerError`,
 before training begins. Calls in the wrong order are misuse, counted and logged; they raise only where the job chose
 `PROPAGATE_EXCEPTIONS`. Exporters start on threads of their own, so one that cannot connect delays and stops nothing.
+After a fork the child is not configured: it must not write under its parent's identity.
 """
 
 from __future__ import annotations
@@ -10,32 +11,40 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, Settings, TrainingTelemetryConfig
-from exporter.one_logger.delivery import Delivery, Filter
-from exporter.one_logger.exporter_config import ExporterConfig, ExporterConfigManager
-from exporter.one_logger.exporters import Exporter, missing_methods
+from exporter.one_logger.delivery import Delivery, Filter, close_all, flush_all
+from exporter.one_logger.exporters import Exporter, ExporterConfig, ExporterConfigManager, missing_methods
 from exporter.one_logger.names import ExportCustomizationMode
+from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.recorder import BEFORE, DefaultRecorder, TrainingRecorder, get_recorder
-from exporter.one_logger.state import (
-    configure,
-    current,
-    force_off,
-    instance,
-    misuse,
-    set_training,
-    the_records,
-)
+from exporter.one_logger.records import Records, current, misuse
+from exporter.training import calls
 from exporter.training.attributes import SpanName, assert_that, shown
+from exporter.training.buffers import Hooks
+from exporter.training.calls import LOOP_FIELDS
 from exporter.training.metrics import report
+from exporter.training.recording import TRAINING
+from exporter.training.spans import NO_TELEMETRY
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Path = str | os.PathLike[str]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_SWITCHED = {
+    "is_train_iterations_enabled": EventNames.TRAINING_METRICS_UPDATE.value,
+    "is_validation_iterations_enabled": EventNames.VALIDATION_METRICS_UPDATE.value,
+    "is_test_iterations_enabled": EventNames.TESTING_METRICS_UPDATE.value,
+}
+"""A field of the training's configuration → the event that is not exported where it is false."""
+_INSTANCES: dict[type, Any] = {}
+"""Of each provider the object of this process."""
 
 
 class _Provider:
@@ -48,7 +57,7 @@ class _Provider:
     @classmethod
     def instance(cls) -> Self:
         """Give the object of this process."""
-        return instance(cls)
+        return _INSTANCES.setdefault(cls, object.__new__(cls))  # type: ignore[no-any-return]  # of this class
 
     @property
     def one_logger_ready(self) -> bool:
@@ -57,7 +66,10 @@ class _Provider:
 
     def force_disable_logging(self) -> None:
         """Tell nothing from now on."""
-        force_off()
+        records = current()
+        if records is not None:
+            records.enabled = False
+            TRAINING.configure(records)
 
 
 class OneLoggerProvider(_Provider):
@@ -67,8 +79,9 @@ class OneLoggerProvider(_Provider):
         """Set both, once per process; a second time is a misuse and changes nothing."""
         is_one = isinstance(config, OneLoggerConfig)
         assert_that(is_one, f"config must be a OneLoggerConfig, not {shown(config)}")
-        delivery = getattr(recorder, "delivery", None)
-        if not configure(config, delivery if isinstance(delivery, Delivery) else Delivery(()), recorder):
+        if current() is None:
+            _configure(config, recorder)
+        else:
             misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
 
     @property
@@ -79,13 +92,28 @@ class OneLoggerProvider(_Provider):
     @property
     def config(self) -> OneLoggerConfig:
         """The configuration, which is not to be changed; `OneLoggerError` where there is none yet."""
-        return the_records().settings
+        return _configured().settings
 
     @property
     def one_logger_enabled(self) -> bool:
         """Whether it was configured and tells anything."""
         records = current()
         return records is not None and records.enabled
+
+
+def _building(method: _Function) -> _Function:
+    """Have a method count as misuse, and change nothing, once the process is configured; it gives the provider."""
+
+    @wraps(method)
+    def step(self: TrainingTelemetryProvider, *args: Any, **kwargs: Any) -> TrainingTelemetryProvider:
+        if current() is None:
+            method(self, *args, **kwargs)
+        else:
+            expected = "to be called before configure_provider, which takes effect once"
+            misuse(method.__name__, "configured_already", expected)
+        return self
+
+    return step  # type: ignore[return-value]  # the same arguments
 
 
 class TrainingTelemetryProvider(_Provider):
@@ -102,31 +130,31 @@ class TrainingTelemetryProvider(_Provider):
     _exporters: tuple[Exporter, ...] = ()
     _filter: Filter | None = None
 
+    @_building
     def with_base_config(self, one_logger_config: OneLoggerConfig) -> TrainingTelemetryProvider:
         """Set the configuration that the overrides change; once."""
-        if self._open("with_base_config"):
-            is_one = isinstance(one_logger_config, OneLoggerConfig)
-            assert_that(is_one, f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}")
-            if self._base is not None:
-                expected = "to be called once; with_config_override changes fields"
-                misuse("with_base_config", "called_twice", expected)
-            else:
-                self._base = one_logger_config
+        is_one = isinstance(one_logger_config, OneLoggerConfig)
+        assert_that(is_one, f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}")
+        if self._base is not None:
+            expected = "to be called once; with_config_override changes fields"
+            misuse("with_base_config", "called_twice", expected)
+        else:
+            self._base = one_logger_config
         return self
 
+    @_building
     def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
         """Change fields of the configuration, nested ones by nested mappings; the last call counts."""
-        if self._open("with_config_override"):
-            is_mapping = isinstance(partial_config, Mapping)
-            expected = "with_config_override takes a mapping of fields"
-            assert_that(is_mapping, f"{expected}, not {shown(partial_config)}")
-            self._overrides = nested_update(self._overrides, partial_config)
+        is_mapping = isinstance(partial_config, Mapping)
+        assert_that(
+            is_mapping, f"with_config_override takes a mapping of fields, not {shown(partial_config)}"
+        )
+        self._overrides = _updated(self._overrides, partial_config)
         return self
 
+    @_building
     def with_config_override_from_json_file(self, file_path: Path) -> TrainingTelemetryProvider:
         """Change fields of the configuration as a JSON file says."""
-        if not self._open("with_config_override_from_json_file"):
-            return self
         try:
             with open(file_path, "rb") as file:  # noqa: PTH123  # os.PathLike
                 found = json.load(file)
@@ -142,27 +170,28 @@ class TrainingTelemetryProvider(_Provider):
             " fetch the fields yourself and pass them to with_config_override"
         )
 
+    @_building
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:
         """Export through one more exporter, of any class that has the methods of `Exporter`."""
-        if self._open("with_exporter"):
-            missing = missing_methods(exporter)
-            assert_that(not missing, f"{shown(exporter)} is no exporter: it has no {', '.join(missing)}")
-            self._exporters += (exporter,)
+        missing = missing_methods(exporter)
+        assert_that(not missing, f"{shown(exporter)} is no exporter: it has no {', '.join(missing)}")
+        self._exporters += (exporter,)
         return self
 
+    @_building
     def with_export_customization(
         self,
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Iterable[SpanName] | None = None,
     ) -> TrainingTelemetryProvider:
         """Choose which spans are exported, once; without it, all but the short and frequent ones."""
-        if self._open("with_export_customization"):
-            if self._filter is not None:
-                misuse("with_export_customization", "called_twice", "to be called once")
-            else:
-                self._filter = Filter(export_customization_mode, span_name_filter)
+        if self._filter is not None:
+            misuse("with_export_customization", "called_twice", "to be called once")
+        else:
+            self._filter = Filter(export_customization_mode, span_name_filter)
         return self
 
+    @_building
     def with_export_config(
         self,
         exporters_config: Sequence[ExporterConfig | Mapping[str, Any]] | None = None,
@@ -173,38 +202,24 @@ class TrainingTelemetryProvider(_Provider):
         One that cannot be made is reported and left out. The file is YAML or JSON; None for
         `$ONE_LOGGER_EXPORTER_CONFIG_PATH`, else `one_logger_exporters_config.{yaml,yml,json}` in the working directory.
         """
-        if self._open("with_export_config"):
-            manager = ExporterConfigManager()
-            found = manager.generate_export_config(exporters_config, config_file_path)
-            self._exporters += tuple(manager.create_exporters_from_config(found, self._base))
+        manager = ExporterConfigManager()
+        found = manager.generate_export_config(exporters_config, config_file_path)
+        self._exporters += tuple(manager.create_exporters_from_config(found))
         return self
 
+    @_building
     def configure_provider(self) -> None:
         """Put it into force, once per process; the exporters begin to start, on threads of their own."""
-        if not self._open("configure_provider"):
-            return
-        settings = self._merged()
-        exporters = self._exporters if settings.enable_for_current_rank else ()
-        apply_logger_config(settings)
-        chosen = self._filter or Filter.default()
-        recorder = TrainingRecorder(settings, exporters, chosen.mode, chosen.names)
-        if not configure(settings, recorder.delivery, recorder):  # another thread was faster
-            recorder.delivery.close()
-            misuse("configure_provider", "configured_twice", "to be called once per process")
-
-    def _open(self, call: str) -> bool:
-        if current() is not None:
-            expected = "to be called before configure_provider, which takes effect once"
-            misuse(call, "configured_already", expected)
-            return False
-        return True
-
-    def _merged(self) -> OneLoggerConfig:
         if self._overrides:
-            return OneLoggerConfig(**nested_update(given_of(self._base), self._overrides))
-        if self._base is None:
+            settings = OneLoggerConfig(**_updated(_given(self._base), self._overrides))
+        elif self._base is not None:
+            settings = self._base
+        else:
             raise OneLoggerError("no configuration was provided: with_base_config(…) before")
-        return self._base
+        exporters = self._exporters if settings.enable_for_current_rank else ()
+        _apply_logger_config(settings)
+        chosen = self._filter or Filter.default()
+        _configure(settings, TrainingRecorder(settings, exporters, chosen.mode, chosen.names))
 
     @property
     def recorder(self) -> TrainingRecorder:
@@ -215,7 +230,7 @@ class TrainingTelemetryProvider(_Provider):
     @property
     def config(self) -> OneLoggerConfig:
         """A copy of the configuration in force; `OneLoggerError` where there is none yet."""
-        records = the_records()
+        records = _configured()
         training = records.training or records.settings.telemetry_config
         return records.settings.model_copy({"telemetry_config": training})
 
@@ -226,48 +241,92 @@ class TrainingTelemetryProvider(_Provider):
         """
         training = TrainingTelemetryConfig.of(training_telemetry_config)
         records = current()
-        if records is not None and not set_training(records, training):
+        if records is None:
+            return
+        if records.training is not None:
             what = "to be called once: the configuration is set already"
             misuse("set_training_telemetry_config", "already_set", what)
+            return
+        records.set_training(training)
+        _apply_training(records)
+        if records.enabled:
+            calls.say("set_training_telemetry_config", training=records.ask_training())
 
 
-def given_of(settings: Settings | None) -> dict[str, Any]:
+def _configured() -> Records:
+    records = current()
+    if records is None:
+        raise OneLoggerError("configure the provider before: with_base_config(…), then configure_provider()")
+    return records
+
+
+def _configure(settings: OneLoggerConfig, recorder: DefaultRecorder) -> None:
+    delivery = getattr(recorder, "delivery", None)
+    records = Records(settings, recorder, delivery if isinstance(delivery, Delivery) else Delivery(()))
+    TRAINING.configure(records)
+    _apply_training(records)
+
+
+def _apply_training(records: Records) -> None:
+    """Leave out the events that are switched off, and have the callables asked at each iteration."""
+    training, settings = records.training, records.settings
+    if training is None or not records.enabled:
+        return
+    records.delivery.leave_out(event for flag, event in _SWITCHED.items() if training.value(flag) is False)
+    varying = tuple(sorted(training.varying() & set(LOOP_FIELDS)))
+    world = "world_size" in settings.varying()
+
+    def values() -> dict[str, Any]:
+        found = {name: training.value(name) for name in varying}
+        return found | {"world_size": settings.value("world_size")} if world else found
+
+    Hooks.values = values if varying or world else None
+
+
+def _given(settings: Settings | None) -> dict[str, Any]:
     """Give what was stated in settings, nested ones as mappings."""
     given = {} if settings is None else settings.given
-    return {name: given_of(value) if isinstance(value, Settings) else value for name, value in given.items()}
+    return {name: _given(value) if isinstance(value, Settings) else value for name, value in given.items()}
 
 
-def nested_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _updated(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Change a mapping as another says, mappings inside both in the same way; neither is touched."""
     merged = dict(base)
     for name, change in changes.items():
-        value = given_of(change) if isinstance(change, Settings) else change
+        value = _given(change) if isinstance(change, Settings) else change
         before = merged.get(name)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            value = nested_update(before, value)
+            value = _updated(before, value)
         merged[name] = value
     return merged
 
 
-def apply_logger_config(settings: OneLoggerConfig) -> None:
+def _apply_logger_config(settings: OneLoggerConfig) -> None:
     """Set the level and add the files that were stated; a rank that is disabled opens no file."""
-    if "logger_config" not in settings.given:
-        return
-    stated = settings.logger_config
-    logger = logging.getLogger("exporter")
+    stated, logger = settings.logger_config, logging.getLogger("exporter")
     if "log_level" in stated.given:
         logger.setLevel(stated.log_level)
-    known = {each.baseFilename for each in logger.handlers if isinstance(each, logging.FileHandler)}
     files = ((stated.log_file_path_for_info, logging.INFO), (stated.log_file_path_for_err, logging.ERROR))
     for path, level in files if settings.enable_for_current_rank else ():
-        if path is None or os.path.abspath(path) in known:  # noqa: PTH100  # as there
+        if path is None:
             continue
         try:
             handler = logging.FileHandler(path)
         except OSError as error:
-            expected = f"a file that can be written: {path}: {error.strerror or error}"
-            report("LoggerConfig", "log_file", expected)
+            report("LoggerConfig", "log_file", f"a file that can be written: {path}: {error}")
             continue
         handler.setLevel(level)
         handler.setFormatter(logging.Formatter(stated.log_format))
         logger.addHandler(handler)
+
+
+def forget() -> None:
+    """Begin as an unconfigured process; in a forked child, and in tests."""
+    Hooks.telemetry = NO_TELEMETRY
+    _INSTANCES.clear()
+
+
+TRAINING.deliver_by(flush_all, close_all)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget)

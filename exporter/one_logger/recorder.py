@@ -16,23 +16,25 @@ from uuid import UUID
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger import callbacks
-from exporter.one_logger.attributes import SyncCheckpointMetricsUpdateAttributes
 from exporter.one_logger.config import OneLoggerConfig
 from exporter.one_logger.delivery import EXIT_SECONDS, Delivery, Filter
 from exporter.one_logger.exporters import Exporter
-from exporter.one_logger.names import ExportCustomizationMode, StandardTrainingJobEventName
-from exporter.one_logger.state import current, current_recorder, misuse
+from exporter.one_logger.names import (
+    ExportCustomizationMode,
+    StandardTrainingJobEventName,
+    SyncCheckpointMetricsUpdateAttributes,
+)
+from exporter.one_logger.records import current, misuse
 from exporter.recording.timing import within
 from exporter.training import calls
 from exporter.training import span_kinds as kinds
 from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, name_of, shown
 from exporter.training.buffers import Handle, Hooks, handle_of
-from exporter.training.events import ErrorEvent, Event
 from exporter.training.metrics import report
 from exporter.training.recording import TRAINING
-from exporter.training.spans import Span
+from exporter.training.spans import ErrorEvent, Event, Span
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 
@@ -98,22 +100,16 @@ class DefaultRecorder:
 
     def event(self, span: Span, event: Event) -> Event:
         """Record an event of a span that is active."""
-        if self._takes("event"):
-            if _is(span, Span, Handle) and _is(event, Event):
-                span.add_event(event)  # its listener exports it
-            else:
-                misuse("recorder.event", "no_such_span", f"a span and an event, not {shown(event)}")
+        if self._takes("event") and self._knows("event", span):
+            span.add_event(event)  # its listener exports it
         return event
 
     def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
         """Record an error of the application."""
         event = ErrorEvent.create(error_message, exception)
-        if self._takes("error"):
-            if _is(span, Span):
-                span.keep(event)
-                self._tell_error(span, event)
-            else:
-                misuse("recorder.error", "no_such_span", f"a span that is active, not {shown(span)}")
+        if self._takes("error") and self._knows("error", span):
+            span.keep(event)
+            self._tell_error(span, event)
         return event
 
     def _tell_error(self, span: Span, event: ErrorEvent) -> None:
@@ -146,7 +142,14 @@ class DefaultRecorder:
             misuse(f"recorder.{call}", "closed", "to be called before the recorder is closed")
             return False
         records = current()
-        return records is None or current_recorder() is not self or records.enabled
+        return records is None or records.recorder is not self or records.enabled
+
+    def _knows(self, call: str, span: object) -> bool:
+        """Tell whether a span is one: one-logger gives None where it is off."""
+        known = isinstance(span, (Span, Handle) if call == "event" else Span)
+        if not known:
+            misuse(f"recorder.{call}", "no_such_span", f"a span that is active, not {shown(span)}")
+        return known
 
 
 Recorder = DefaultRecorder
@@ -192,10 +195,8 @@ class TrainingRecorder(DefaultRecorder):
         stop_time: TracingTimestamp | None = None,
     ) -> None:
         """End a span; one that is not active is a misuse."""
-        if _is(span, Span):
+        if self._knows("stop", span):
             calls.end(_kind_of(span.name), "stop", at=stop_time, span=span, attributes=stop_event_attributes)
-        else:
-            misuse("recorder.stop", "no_such_span", f"a span that is active, not {shown(span)}")
 
     def _tell_error(self, span: Span, event: ErrorEvent) -> None:
         calls.say("span_error", span=span, event=event)
@@ -261,7 +262,8 @@ BEFORE = TrainingRecorder()
 
 def get_recorder() -> DefaultRecorder:
     """Give the recorder of this process; before configuration one that exports to nobody."""
-    return current_recorder() or BEFORE
+    records = current()
+    return BEFORE if records is None else records.recorder
 
 
 def _active_or_ancestor(span: Span | None) -> Span | None:
@@ -272,11 +274,6 @@ def _active_or_ancestor(span: Span | None) -> Span | None:
 
 def _kind_of(name: SpanName) -> kinds.Kind:
     return kinds.BY_NAME.get(name_of(name)) or kinds.kind_named(name, phase=False)
-
-
-def _is(value: object, *of: type) -> bool:
-    """Tell whether a job passed what the signature says: one-logger gives None where it is off."""
-    return isinstance(value, of)
 
 
 def _milliseconds(time: TracingTimestamp | None) -> float | None:
@@ -298,50 +295,40 @@ class timed_span:  # noqa: N801  # one-logger's name, and a class is what it mus
         start_event_attributes: Attributes | None = None,
     ) -> None:
         self._arguments = (name, span_attributes, start_event_attributes)
-        self._block: Handle | None = None
         self._recorder: DefaultRecorder | None = None
-        self._span: Span | None = None
+        self._block: Any = None  # a handle, or a span of the recorder
 
-    def __call__(self, function: AnyFunction) -> AnyFunction:
+    def __call__(self, function: _Function) -> _Function:
         """Decorate a function, a coroutine function or a generator function: each call is a span."""
         return within(lambda: timed_span(*self._arguments), function)
 
     def __enter__(self) -> Span:
         recorder = get_recorder()
         name, attributes, start = self._arguments
-        if attributes is None and start is None:
-            self._block = _short_block(name, recorder)
-            if self._block is not None:
-                handle: Any = self._block.__enter__()  # it has what a span has, and stands for one
-                return handle  # type: ignore[no-any-return]  # see above
-        span: Span | None = _guarded(lambda: recorder.start(name, attributes, start))
-        if span is None:  # the job's own recorder failed, or gave nothing
+        records, kind = current(), kinds.BY_NAME.get(name_of(name))
+        short = kind in kinds.STEPS or kind in kinds.SHORT
+        unwanted = short and (records is None or not records.wants(name_of(name)))
+        if unwanted and attributes is None and start is None and type(recorder) is TrainingRecorder:
+            self._block = handle_of(kind)  # type: ignore[arg-type]  # it has what a span has, and stands for one
+            return self._block.__enter__()  # type: ignore[no-any-return]  # see above
+        self._block = _guarded(lambda: recorder.start(name, attributes, start))
+        if self._block is None:  # the job's own recorder failed, or gave nothing
             return Span.create(name, None, attributes, start)
-        self._recorder, self._span = recorder, span
-        return span
+        self._recorder = recorder
+        return self._block  # type: ignore[no-any-return]  # a span
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
     ) -> None:
-        block, recorder, span = self._block, self._recorder, self._span
-        self._block = self._recorder = self._span = None
-        if block is not None:
-            block.__exit__(kind, error, traceback)
-        elif recorder is not None and span is not None:
+        block, recorder = self._block, self._recorder
+        self._block = self._recorder = None
+        if recorder is not None:
             if isinstance(error, Exception):
                 message = f"Error in {name_of(self._arguments[0])}: {type(error).__name__}"
-                _guarded(lambda: recorder.error(span, message, error))
-            _guarded(lambda: recorder.stop(span))
-
-
-def _short_block(name: SpanName, recorder: DefaultRecorder) -> Handle | None:
-    """Give the block of a short standard span that nobody exports; None for every other."""
-    kind = kinds.BY_NAME.get(name_of(name))
-    if kind is None or not (kind in kinds.STEPS or kind in kinds.SHORT):
-        return None
-    records = current()
-    unwanted = records is None or not records.wants(name_of(name))
-    return handle_of(kind) if unwanted and type(recorder) is TrainingRecorder else None
+                _guarded(lambda: recorder.error(block, message, error))
+            _guarded(lambda: recorder.stop(block))
+        elif block is not None:
+            block.__exit__(kind, error, traceback)
 
 
 def _guarded(step: Callable[[], Any]) -> Any:
@@ -349,8 +336,7 @@ def _guarded(step: Callable[[], Any]) -> Any:
     try:
         return step()
     except Exception as error:  # the job's own recorder
-        records = current()
-        if isinstance(error, OneLoggerError) and records is not None and records.propagates:
+        if isinstance(error, OneLoggerError) and Hooks.telemetry.propagates:
             raise
         report("timed_span", "recorder_raised", f"a recorder that does not raise: {shown(error)}")
         return None

@@ -1,6 +1,6 @@
 """Records: one-logger's figures of a job and the events that carry them, by its names and formulas, its defects mended.
 
-Used by whoever interprets, through `exporter.training.telemetry`. Every figure of a training loop begins anew with a loop.
+Used by whoever interprets, as the `Telemetry` of `exporter.training`. Every figure of a training loop begins anew with a loop.
 Durations are the monotonic clock's; what is no number, or infinite, is left out.
 """
 
@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.one_logger.attributes import (
+from exporter.errors import OneLoggerError
+from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
+from exporter.one_logger.delivery import Delivery
+from exporter.one_logger.names import (
     CheckpointSaveSpanAttributes,
     OneLoggerInitializationAttributes,
     SaveCheckpointSuccessEventAttributes,
@@ -22,17 +25,16 @@ from exporter.one_logger.attributes import (
     TrainingTelemetryAttributes,
     ValidationMetricsUpdateAttributes,
 )
-from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
-from exporter.one_logger.delivery import Delivery
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.timers import MetricSummarizer
 from exporter.recording.identity import identity
 from exporter.training.attributes import Attributes, TracingTimestamp
+from exporter.training.buffers import Hooks
 from exporter.training.checkpoints import Save
-from exporter.training.events import Event
+from exporter.training.metrics import report
 from exporter.training.open_spans import OpenSpan
 from exporter.training.progress import Loop
-from exporter.training.telemetry import Telemetry
+from exporter.training.spans import Event, Telemetry
 from exporter.version import __version__
 
 TERA = 10**12
@@ -131,10 +133,7 @@ class LoopFigures:
             train_samples_start=self.samples_start,
             num_train_samples=self._samples,
             interval=interval,
-            avg_iteration_time_sec=iterations.avg_value or 0.0,
-            min_iteration_time_sec=iterations.min_value or 0.0,
-            max_iteration_time_sec=iterations.max_value or 0.0,
-            total_iteration_time_sec=iterations.total_value or 0.0,
+            **{name: value or 0.0 for name, value in _times(iterations).items()},
             train_tokens=self._tokens,
             completed_floating_point_operations_overall=self._overall,
             total_flops=self._flops,
@@ -148,20 +147,21 @@ class LoopFigures:
     def validation_update(self, completed: int) -> Any:
         """Tell the figures of the validations of this loop; the next interval begins."""
         interval, self.validated_at = completed - self.validated_at, completed
-        seconds = self.validations
-        return ValidationMetricsUpdateAttributes.create(
-            current_iteration=max(0, completed - 1),
-            interval=interval,
-            avg_iteration_time_sec=seconds.avg_value,
-            min_iteration_time_sec=seconds.min_value,
-            max_iteration_time_sec=seconds.max_value,
-            total_iteration_time_sec=seconds.total_value,
-        )
+        now = max(0, completed - 1)
+        return ValidationMetricsUpdateAttributes.create(now, interval, **_times(self.validations))
 
     def testing_update(self, completed: int) -> Any:
         """Tell where the tests are; the next interval begins."""
         interval, self.tested_at = completed - self.tested_at, completed
         return TestingMetricsUpdateAttributes.create(max(0, completed - 1), interval)
+
+
+def _times(seconds: MetricSummarizer[float]) -> dict[str, float | None]:
+    """Give the statistics of iterations by the names of their attributes; None where there was none."""
+    each = {"avg": seconds.avg_value, "min": seconds.min_value, "max": seconds.max_value}
+    return {
+        f"{name}_iteration_time_sec": value for name, value in (each | {"total": seconds.total_value}).items()
+    }
 
 
 @dataclass(slots=True)
@@ -179,15 +179,15 @@ class Records(Telemetry):
 
     configured = True
 
-    def __init__(
-        self, settings: OneLoggerConfig, training: TrainingTelemetryConfig | None, delivery: Delivery
-    ) -> None:
+    def __init__(self, settings: OneLoggerConfig, recorder: Any, delivery: Delivery) -> None:
         self.settings = settings
+        self.recorder = recorder
         self.delivery = delivery
         self.application_name = settings.application_name
         self.enabled = settings.enable_for_current_rank
         self.propagates = settings.propagates
-        self.set_training(training)
+        told = settings.telemetry_config
+        self.set_training(told if isinstance(told, TrainingTelemetryConfig) else None)
         self.wants = delivery.wants
         self.span_began, self.span_ended = delivery.start, delivery.stop
         self.span_event, self.span_error = delivery.event, delivery.error
@@ -355,3 +355,16 @@ class Records(Telemetry):
             times.total_value, times.min_value, times.max_value
         )
         self._tell(opened, EventNames.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
+
+
+def current() -> Records | None:
+    """Give what this process was configured to tell; None before."""
+    found = Hooks.telemetry
+    return found if isinstance(found, Records) else None
+
+
+def misuse(call: str, rule: str, expected: str) -> None:
+    """Report a misuse of the providers; raises `OneLoggerError` where the job chose to have it raised."""
+    report(call, rule, expected)
+    if Hooks.telemetry.propagates:
+        raise OneLoggerError(f"{call}: {expected}")

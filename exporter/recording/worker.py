@@ -96,14 +96,15 @@ class Worker:
         full = self._full.read()
         return self._losses | {"queue_full": full} if full else dict(self._losses)
 
-    def put(self, item: object) -> None:
-        """Hand over one item if there is room for it; never raises, never waits."""
-        if self._queue.qsize() >= self._bound:
+    def put(self, item: object, *, bounded: bool = True) -> bool:
+        """Hand over one item if there is room for it, which it tells; never raises, never waits."""
+        if bounded and self._queue.qsize() >= self._bound:
             self._full.bump()
-            return
+            return False
         self._queue.put(item)
         if self._thread is None:
             self.start()
+        return True
 
     def start(self) -> None:
         """Start the thread: an interpreter that ends starts no more since CPython 3.12, and exit handlers log, too."""

@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exporter.recording.timing import within
 from exporter.training.attributes import Attribute, Attributes, AttributeValue, shown
-from exporter.training.events import Event
 from exporter.training.metrics import report
 from exporter.training.span_kinds import ENTER, EXIT, FAIL, STEPS, UPDATE, VALUES, Kind
-from exporter.training.spans import Span
-from exporter.training.telemetry import NO_TELEMETRY, Telemetry
+from exporter.training.spans import NO_TELEMETRY, Event, Span, Telemetry
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,11 +15,10 @@ from typing import Any
 from exporter.training import buffers
 from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, shown, taken
 from exporter.training.buffers import MOST_OPEN, Hooks
-from exporter.training.events import Event
 from exporter.training.facts import reason_of
 from exporter.training.metrics import report
 from exporter.training.span_kinds import BEGAN, CALL, CHECKPOINT_SAVE, ENDED, Kind
-from exporter.training.spans import Span
+from exporter.training.spans import Event, Span
 
 LOOP_FIELDS = ("global_batch_size", "seq_length", "flops_per_sample", "is_log_throughput_enabled")
 """What every iteration of a loop needs of a configuration."""

@@ -16,7 +16,6 @@ from exporter.training import span_kinds as kinds
 from exporter.training.attributes import Attribute, Attributes, name_of, shown
 from exporter.training.buffers import SpanBuffer, SpanUpdate
 from exporter.training.calls import Began, Call, Ended
-from exporter.training.events import ErrorEvent
 from exporter.training.job import Job, is_untold_save
 from exporter.training.open_spans import OpenSpan, OpenSpans, SpanStack
 from exporter.training.span_kinds import (
@@ -36,8 +35,7 @@ from exporter.training.span_kinds import (
     VALUES,
     Kind,
 )
-from exporter.training.spans import Span
-from exporter.training.telemetry import Telemetry
+from exporter.training.spans import ErrorEvent, Span, Telemetry
 
 AT_ONCE = 64
 """Items interpreted between two looks at the clock."""
@@ -177,7 +175,7 @@ class Interpreter:
         if mark is not None:
             opened.span = mark.span
             if mark.span.parent_span is None and opened.known:
-                mark.span.set_parent(self._parent_span(opened))
+                mark.span.parent_span = mark.span.exported_parent = self._parent_span(opened)
         elif opened.known and self._wants(kind):
             self.span_of(opened)
         stack.spans.append(opened)

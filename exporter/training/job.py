@@ -20,7 +20,7 @@ from exporter.training.facts import Facts
 from exporter.training.metrics import Families, Misuse
 from exporter.training.phase_clock import PhaseClock
 from exporter.training.progress import SKIPPED, Loop, Progress, is_count
-from exporter.training.telemetry import NO_TELEMETRY, Telemetry
+from exporter.training.spans import NO_TELEMETRY, Telemetry
 
 if TYPE_CHECKING:
     from exporter.training.open_spans import OpenSpan

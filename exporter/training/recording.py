@@ -26,8 +26,7 @@ from exporter.training.interpreter import Interpreter, time_of
 from exporter.training.job import Job
 from exporter.training.metrics import REPORTED, Families, Misuse
 from exporter.training.span_kinds import Kind
-from exporter.training.spans import Span
-from exporter.training.telemetry import NO_TELEMETRY, Telemetry
+from exporter.training.spans import NO_TELEMETRY, Span, Telemetry
 
 SLICE_SECONDS = 0.0002
 """Interpreting between two chances for the job's threads."""
@@ -176,11 +175,11 @@ class TrainingRecording:
 
     def configure(self, telemetry: Telemetry) -> None:
         """Take what the job configures, or that it has changed, on the thread that does so."""
+        known, Hooks.telemetry = Hooks.telemetry, telemetry
         if not telemetry.enabled:
             buffers.switch(on=False)
             return
-        if Hooks.telemetry is not telemetry:
-            Hooks.telemetry = telemetry
+        if known is not telemetry:
             calls.say("configured", telemetry=telemetry)
         buffers.raise_misuse(on=telemetry.propagates)
 

@@ -1,13 +1,14 @@
-"""Spans: stretches of a job's work, in a tree.
+"""Spans, stretches of a job's work in a tree; events, moments of a span; and what a configuration does with them.
 
 Used in the training process. A span is changed by the job's threads and read by the recording thread and those of the
-exporters; every change is one operation on a dictionary or a deque, so no lock is needed. The class is one-logger's,
-name for name, except that it keeps its latest events only: a training loop of a million updates takes no more memory
-than one of ten.
+exporters; every change is one operation on a dictionary or a deque, so no lock is needed; an event does not change. The
+classes are one-logger's, name for name, except that an event owns its attributes, and that a span keeps its latest events
+only: a training loop of a million updates takes no more memory than one of ten.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,8 @@ from exporter.training.attributes import (
     Attribute,
     Attributes,
     AttributeValue,
+    EventName,
+    Name,
     SpanName,
     TracingTimestamp,
     assert_that,
@@ -25,13 +28,170 @@ from exporter.training.attributes import (
     name_of,
     shown,
 )
-from exporter.training.events import Event
 from exporter.training.metrics import report
 
 DURATION = "duration_msec"
 SPAN_START, SPAN_STOP = "span_start", "span_stop"
+ERROR, TELEMETRY_DATA_ERROR = "error", "telemetry_data_error"
 MOST_EVENTS = 64
 """Events that a span keeps beside its start and its stop: the latest."""
+LONGEST_TRACEBACK = 16_384
+"""Characters of a traceback; the end of it says most."""
+
+
+class Event:
+    """A moment of a span, with attributes; it does not change, and always carries `timestamp_msec`."""
+
+    __slots__ = ("name", "timestamp", "attributes")
+
+    def __init__(
+        self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | None = None
+    ) -> None:
+        self.name = name
+        self.timestamp = moment(timestamp)
+        # A copy: the caller may go on using what it passed, while the exporters still read this.
+        self.attributes = Attributes.of(attributes).copied()
+        self.attributes.add("timestamp_msec", self.timestamp.milliseconds_since_epoch)
+
+    @property
+    def name_str(self) -> str:
+        """The name's text."""
+        return name_of(self.name)
+
+    @classmethod
+    def create(
+        cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
+    ) -> Event:
+        """Make one of now, or of the time that is given."""
+        return cls(name, moment(timestamp), attributes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a dictionary that `from_json` reads."""
+        return {
+            "name": self.name_str,
+            "timestamp": self.timestamp.to_json(),
+            "attributes": self.attributes.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Event:
+        """Read back what `to_json` gave, of an event of any class; `OneLoggerError` where it is none."""
+        assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
+        at = TracingTimestamp.from_json(data["timestamp"])
+        attributes = Attributes.from_json(data.get("attributes") or {})
+        if data["name"] == ERROR and "error_message" in data:
+            kind, text, trace = (data.get(f"exception_{each}") for each in ("type", "message", "traceback"))
+            return ErrorEvent(at, data["error_message"], kind, text, trace, attributes)
+        if data["name"] == TELEMETRY_DATA_ERROR and "error_type" in data:
+            what = TelemetryDataError.ErrorType(data["error_type"])
+            return TelemetryDataError(at, what, data["error_message"], attributes)
+        return Event(data["name"], at, attributes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and (
+            (self.name, self.timestamp, self.attributes) == (other.name, other.timestamp, other.attributes)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name_str, self.timestamp))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name_str!r}, {self.attributes.to_json()!r})"
+
+
+class ErrorEvent(Event):
+    """An error of the application, in words; of an exception, with its class, its text and the end of its traceback."""
+
+    __slots__ = ("error_message", "exception_type", "exception_message", "exception_traceback")
+
+    def __init__(
+        self,
+        timestamp: TracingTimestamp,
+        error_message: str,
+        exception_type: str | None = None,
+        exception_message: str | None = None,
+        exception_traceback: str | None = None,
+        attributes: Attributes | None = None,
+    ) -> None:
+        self.error_message = _message(error_message)
+        self.exception_type = exception_type
+        self.exception_message = exception_message or exception_type
+        self.exception_traceback = exception_traceback
+        told = {name: getattr(self, name) for name in ErrorEvent.__slots__}
+        said = Attributes({name: text for name, text in told.items() if text is not None})
+        super().__init__(ERROR, timestamp, Attributes.merge(said, Attributes.of(attributes)))
+
+    @classmethod
+    def create(  # type: ignore[override]  # as in one-logger
+        cls,
+        error_message: str,
+        exception: BaseException | None = None,
+        exception_traceback: str | None = None,
+        timestamp: TracingTimestamp | None = None,
+    ) -> ErrorEvent:
+        """Make one of now; of an exception, with its traceback."""
+        kind = text = None
+        if isinstance(exception, BaseException):
+            kind = type(exception).__name__
+            try:
+                text = str(exception) or repr(exception)
+            except Exception:  # noqa: BLE001  # the user's own `__str__`
+                text = kind
+            if exception.__traceback__ is not None and not exception_traceback:
+                exception_traceback = "".join(traceback.format_exception(exception))[-LONGEST_TRACEBACK:]
+        return cls(moment(timestamp), error_message, kind, text, exception_traceback)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a dictionary that `from_json` reads."""
+        told = super().to_json() | {"error_message": self.error_message}
+        if self.exception_type is not None:
+            told["exception_type"] = self.exception_type
+            told["exception_message"] = self.exception_message
+            told["exception_traceback"] = self.exception_traceback or ""
+        return told
+
+
+class TelemetryDataError(Event):
+    """Telemetry that is known to be incomplete: a defect of it, not of the application."""
+
+    __slots__ = ("error_message", "error_type")
+
+    class ErrorType(Name):
+        """Whether anything arrived at all."""
+
+        NO_TELEMETRY_DATA = "no_telemetry_data"
+        INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
+
+    def __init__(
+        self,
+        timestamp: TracingTimestamp,
+        error_type: TelemetryDataError.ErrorType,
+        error_message: str,
+        attributes: Attributes | None = None,
+    ) -> None:
+        self.error_type = error_type
+        self.error_message = _message(error_message)
+        told = {"error_message": self.error_message, "telemetry_data_error_type": error_type.value}
+        merged = Attributes.merge(Attributes(told), Attributes.of(attributes))
+        super().__init__(TELEMETRY_DATA_ERROR, timestamp, merged)
+
+    @classmethod
+    def create(  # type: ignore[override]  # as in one-logger
+        cls,
+        error_type: TelemetryDataError.ErrorType,
+        error_message: str,
+        attributes: Attributes | None = None,
+    ) -> TelemetryDataError:
+        """Make one of now."""
+        return cls(TracingTimestamp.now(), error_type, error_message, attributes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a dictionary that `from_json` reads."""
+        return super().to_json() | {"error_type": self.error_type.value, "error_message": self.error_message}
+
+
+def _message(given: object) -> str:
+    return given if isinstance(given, str) else shown(given)
 
 
 class Span:
@@ -62,7 +222,8 @@ class Span:
     ) -> None:
         self.id = id
         self.name = name
-        self.set_parent(parent_span if isinstance(parent_span, Span) else None)
+        self.parent_span = parent_span if isinstance(parent_span, Span) else None
+        self.exported_parent = self.parent_span
         self.start_event = start_event
         self.stop_event: Event | None = None
         self._events: deque[Event] | None = None
@@ -87,10 +248,6 @@ class Span:
     def name_str(self) -> str:
         """The name's text."""
         return name_of(self.name)
-
-    def set_parent(self, parent_span: Span | None) -> None:
-        """Put it into the tree; only its recording does, before anybody else has it."""
-        self.parent_span = self.exported_parent = parent_span
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
         """Say what it is by what only its recording knows; what the job has given it stays."""
@@ -129,10 +286,9 @@ class Span:
     def add_event(self, event: Event) -> Event:
         """Add an event; one to a span that has ended is a misuse, and not kept."""
         given: object = event
-        if not isinstance(given, Event):
-            report("Span.add_event", "no_event", f"an Event, not {shown(event)}")
-        elif self.stop_event is not None:
-            report("Span.add_event", "stopped_span", f"a span that has not ended yet: {self.name_str}")
+        if not isinstance(given, Event) or self.stop_event is not None:
+            expected = f"an Event, of a span that has not ended yet: {self.name_str}"
+            report("Span.add_event", "stopped_span", expected)
         else:
             self.keep(event)
             if self.listener is not None:
@@ -201,3 +357,49 @@ class Span:
 
     def __repr__(self) -> str:
         return f"Span({self.name_str!r}, id={self.id}, {'active' if self.active else 'stopped'})"
+
+
+def _nothing(*_: Any) -> None:
+    """Take what nobody asks for."""
+
+
+class Telemetry:
+    """What a configuration, such as one-logger's, adds to what is recorded; this one adds nothing.
+
+    Rules (which calls are misuse), values that the job has left to callables, and records of spans for exporters. The
+    families count with or without. The methods from `wants` on are for whoever interprets.
+
+    Attributes:
+        configured: The rules are in force, and spans that begin now are recorded.
+        trains: The configuration of the training is known.
+        enabled: This process records at all.
+        propagates: Misuse is raised at the call.
+        application_name: For records that say whose they are; None where it is not known.
+        now: Gives the time of what is interpreted; set by whoever interprets.
+        wants: Tells whether a span of this name is exported.
+    """
+
+    configured = trains = propagates = False
+    enabled = True
+    application_name: str | None = None
+    now: Callable[[], TracingTimestamp] = staticmethod(TracingTimestamp.now)
+
+    def ask(self, *_fields: str) -> dict[str, Any]:
+        """Give what the configuration says of some fields now, callables asked; never raises."""
+        return {}
+
+    def ask_application(self) -> dict[str, Any]:
+        """Give what the begin of an application tells; never raises."""
+        return {}
+
+    wants: Callable[[str], bool] = staticmethod(lambda _name: False)
+    span_began: Callable[[Span], None] = staticmethod(_nothing)
+    span_ended: Callable[[Span], None] = staticmethod(_nothing)
+    span_event: Callable[[Span, Event], None] = staticmethod(_nothing)
+    span_error: Callable[[Span, ErrorEvent], None] = staticmethod(_nothing)
+    application_began = training_configured = loop_began = loop_ended = _nothing
+    step_ended = validation_step_ended = evaluation_ended = _nothing
+    save_began = save_succeeded = save_ended = _nothing
+
+
+NO_TELEMETRY = Telemetry()

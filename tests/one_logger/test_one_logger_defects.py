@@ -11,7 +11,7 @@ import pytest
 from one_logger_support import KeepingExporter, fresh_provider
 
 import exporter
-from exporter.one_logger.state import current
+from exporter.one_logger.records import current
 from exporter.training import (
     OneLoggerConfig,
     StandardTrainingJobSpanName,

@@ -20,13 +20,17 @@ from one_logger_support import fresh_provider, reported
 from exporter.errors import ExportError
 from exporter.one_logger.config import OneLoggerConfig
 from exporter.one_logger.delivery import Delivery
-from exporter.one_logger.exporter_config import ExporterConfig, ExporterConfigManager
-from exporter.one_logger.exporters import BaseExporter, FileExporter, LoggerExporter
+from exporter.one_logger.exporters import (
+    BaseExporter,
+    ExporterConfig,
+    ExporterConfigManager,
+    FileExporter,
+    LoggerExporter,
+)
 from exporter.one_logger.provider import OneLoggerProvider
 from exporter.one_logger.recorder import DefaultRecorder
 from exporter.training.attributes import Attributes
-from exporter.training.events import Event
-from exporter.training.spans import Span
+from exporter.training.spans import Event, Span
 
 SOON = 10.0
 
@@ -208,10 +212,11 @@ trees = st.dictionaries(
 
 @given(trees)
 def test_d31_every_log_line_reads_back_as_what_it_was(fields: dict[str, Any]) -> None:
-    line = LoggerExporter._format_log(fields)
+    record = {"type": "event", "event": {"attributes": fields}}
+    line = LoggerExporter._format_log(record)
 
-    assert LoggerExporter.deserialize_log(line) == fields
-    assert LoggerExporter.deserialize_log(f"2026-11-20 [INFO] {line} [end") == fields
+    assert LoggerExporter.deserialize_log(line) == record
+    assert LoggerExporter.deserialize_log(f"2026-11-20 [INFO] {line} [end") == record
 
 
 @pytest.mark.parametrize("text", ["", "no brackets", "[a=]", "[=1", "[a=1", "[a=1 b=2]", "[a.b=1 | a=2"])

@@ -17,7 +17,7 @@ from one_logger_support import KeepingExporter, fresh_provider, reported
 import exporter
 from exporter import training
 from exporter.errors import OneLoggerError
-from exporter.one_logger.state import current
+from exporter.one_logger.records import current
 from exporter.training import (
     Attributes,
     DefaultRecorder,

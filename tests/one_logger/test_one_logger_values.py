@@ -11,13 +11,12 @@ import pytest
 from one_logger_support import reported
 
 from exporter.errors import OneLoggerError
-from exporter.one_logger import attributes as standard
 from exporter.one_logger import names
+from exporter.one_logger import names as standard
 from exporter.one_logger.config import TelemetryConfig
 from exporter.one_logger.timers import MetricSummarizer, MultiWindowTimer, Timer
 from exporter.training.attributes import Attribute, Attributes, TracingTimestamp, plain_value
-from exporter.training.events import ErrorEvent, Event, TelemetryDataError
-from exporter.training.spans import MOST_EVENTS, Span
+from exporter.training.spans import MOST_EVENTS, ErrorEvent, Event, Span, TelemetryDataError
 
 
 class Device:
