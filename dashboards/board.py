@@ -59,23 +59,33 @@ class Variable:
         return made
 
 
+CLUSTER = Variable(
+    "cluster",
+    "Cluster",
+    "label_values(exporter_build_info, cluster)",
+    every=".*",
+    what="The label `cluster` of external_labels; All also where there is none.",
+)
 JOB = Variable(
     "job",
     "Job",
-    "label_values(exporter_build_info, job)",
+    "label_values(exporter_build_info{@cluster}, job)",
     every=None,
     what="Prometheus' scrape job of the exporters; not the training job.",
 )
 NODE = Variable(
     "node",
     "Node",
-    'label_values(exporter_build_info{job=~"$job"}, instance)',
-    what="The exporter's address: one for each node, or each pod.",
+    'label_values(exporter_build_info{@cluster, job=~"$job"}, instance)',
+    what="The exporter's address; in Kubernetes the node.",
 )
 SOME_NODES = Variable(NODE.name, NODE.label, NODE.query, all_of_them=False, what=NODE.what)
 ONE_NODE = Variable(NODE.name, NODE.label, NODE.query, several=False, what=NODE.what)
 RUN = Variable(
-    "run", "Run", "label_values(training_rank_info, run)", what="The training run, over its restarts."
+    "run",
+    "Run",
+    "label_values(training_rank_info{@cluster}, run)",
+    what="The training run, over its restarts.",
 )
 ONE_RUN = Variable(RUN.name, RUN.label, RUN.query, several=False, what=RUN.what)
 RANK = Variable(
@@ -176,7 +186,7 @@ class Board:
             "refresh": self.refresh,
             "schemaVersion": SCHEMA_VERSION,
             "tags": [TAG],
-            "templating": {"list": [_DATASOURCE, *(variable.model() for variable in self.variables)]},
+            "templating": {"list": [_DATASOURCE, *(each.model() for each in (CLUSTER, *self.variables))]},
             "time": {"from": self.span, "to": "now"},
             "timezone": "browser",
             "title": self.title,

@@ -27,7 +27,7 @@ JOULES = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval
 NODES = Variable(
     NODE.name,
     NODE.label,
-    "label_values(exporter_energy_counting, instance)",
+    "label_values(exporter_energy_counting{@cluster}, instance)",
     what="Nodes, for the panels about devices.",
 )
 

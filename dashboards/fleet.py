@@ -18,11 +18,11 @@ UID = "training-fleet"
 def _troubles() -> str:
     """How many things are wrong with a node."""
     wrong = (
-        ("exporter", "instance:exporter:up == bool 0"),
-        ("missing", "instance:gpu_missing:sum > bool 0"),
-        ("heat", "instance:gpu_thermal_throttle:ratio5m > bool 0.01"),
-        ("xid", "instance:gpu_xid:count1h > bool 0"),
-        ("collectors", "instance:exporter_collectors_failed:count > bool 0"),
+        ("exporter", "instance:exporter:up{@cluster} == bool 0"),
+        ("missing", "instance:gpu_missing:sum{@cluster} > bool 0"),
+        ("heat", "instance:gpu_thermal_throttle:ratio5m{@cluster} > bool 0.01"),
+        ("xid", "instance:gpu_xid:count1h{@cluster} > bool 0"),
+        ("collectors", "instance:exporter_collectors_failed:count{@cluster} > bool 0"),
     )
     parts = (f'label_replace({expression}, "of", "{name}", "", "")' for name, expression in wrong)
     return f"sum by (instance) ({' or '.join(parts)})"
@@ -49,7 +49,7 @@ def board() -> Board:
         marks=(
             Mark(
                 "Critical alerts",
-                'max by (alertname) (ALERTS{alertstate="firing", severity="critical"})',
+                'max by (alertname) (ALERTS{@cluster, alertstate="firing", severity="critical"})',
                 "{{alertname}}",
                 VERMILION,
                 shown=False,
@@ -65,45 +65,49 @@ def _glance() -> tuple[Panel, ...]:
     return (
         stat(
             "Runs that progress",
-            now("count(run:training_last_progress:age_seconds < 300)", "progress"),
-            now("count(run:training_ranks_up:sum > 0)", "of"),
+            now("count(run:training_last_progress:age_seconds{@cluster} < 300)", "progress"),
+            now("count(run:training_ranks_up:sum{@cluster} > 0)", "of"),
             unit="none",
             text="value_and_name",
         ),
         stat(
             "Goodput, 6 h",
-            now("cluster:training_goodput:ratio6h"),
+            now("cluster:training_goodput:ratio6h{@cluster}"),
             unit="percentunit",
             decimals=1,
             thresholds=below(0.9, 0.7),
         ),
         stat(
             "GPUs",
-            now("cluster:gpu_devices:sum", "answer"),
-            now("cluster:gpu_missing:sum > 0", "missing", BAD),
+            now("sum(cluster:gpu_devices:sum{@cluster})", "answer"),
+            now("sum(cluster:gpu_missing:sum{@cluster}) > 0", "missing", BAD),
             unit="none",
             text="value_and_name",
         ),
         stat(
             "Exporters",
-            now("cluster:exporter_up:sum", "answer"),
-            now("cluster:exporter_up:count", "of"),
-            now("cluster:exporter_up:count - cluster:exporter_up:sum > 0", "down", BAD),
+            now("sum(cluster:exporter_up:sum{@cluster})", "answer"),
+            now("sum(cluster:exporter_up:count{@cluster})", "of"),
+            now(
+                "sum(cluster:exporter_up:count{@cluster} - cluster:exporter_up:sum{@cluster}) > 0",
+                "down",
+                BAD,
+            ),
             unit="none",
             text="value_and_name",
         ),
         stat(
             "Mean SM activity",
-            now("cluster:gpu_sm_activity:avg"),
+            now("cluster:gpu_sm_activity:avg{@cluster}"),
             unit="percentunit",
             decimals=0,
             thresholds=below(0.5, 0.2),
         ),
         stat(
             "Firing alerts",
-            now('count(ALERTS{alertstate="firing", severity="critical"})', "critical", BAD),
+            now('count(ALERTS{@cluster, alertstate="firing", severity="critical"})', "critical", BAD),
             now(
-                'count(ALERTS{alertstate="firing", severity!="critical"}) or 0 * max(cluster:exporter_up:count)',
+                'count(ALERTS{@cluster, alertstate="firing", severity!="critical"}) or 0 * max(cluster:exporter_up:count{@cluster})',
                 "others",
             ),
             unit="none",
@@ -131,8 +135,8 @@ def _alerts() -> tuple[Panel, ...]:
             Column("instance", "Node", links=(to("training-node", "Node", node="${__value.raw}"),)),
             Column("gpu", "GPU", width=80),
             Column(
-                f"time() - max by ({of}) (ALERTS_FOR_STATE)"
-                f' and on ({of}) max by ({of}) (ALERTS{{alertstate="firing"}})',
+                f"time() - max by ({of}) (ALERTS_FOR_STATE{{@cluster}})"
+                f' and on ({of}) max by ({of}) (ALERTS{{@cluster, alertstate="firing"}})',
                 "For",
                 unit="s",
                 decimals=0,
@@ -160,39 +164,61 @@ def _runs() -> tuple[Panel, ...]:
             ),
             Column("user", "User", width=90),
             Column("model", "Model", width=110),
-            Column("max by (run) (run:training_ranks_up:sum)", "Ranks", width=70),
+            Column("max by (run) (run:training_ranks_up:sum{@cluster})", "Ranks", width=70),
             Column(
-                "max by (run) (run:training_last_progress:age_seconds)",
+                "max by (run) (run:training_last_progress:age_seconds{@cluster})",
                 "Last step",
                 unit="s",
                 decimals=0,
                 width=90,
                 thresholds=above(120, 300),
             ),
-            percent("max by (run) (run:training_progress:ratio)", "Done", 140, bar=(0, 1)),
-            Column("max by (run) (run:training_eta:seconds)", "Left", unit="dtdurations", width=110),
+            percent("max by (run) (run:training_progress:ratio{@cluster})", "Done", 140, bar=(0, 1)),
             Column(
-                "max by (run) (run:training_tokens:rate5m)", "Tokens/s", unit="locale", decimals=0, width=100
+                "max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dtdurations", width=110
             ),
-            Column("max by (run) (run:training_step_seconds:mean5m)", "Step", unit="s", decimals=2, width=95),
-            percent("max by (run) (run:training_mfu:ratio5m)", "MFU", 70),
+            Column(
+                "max by (run) (run:training_tokens:rate5m{@cluster})",
+                "Tokens/s",
+                unit="locale",
+                decimals=0,
+                width=100,
+            ),
+            Column(
+                "max by (run) (run:training_step_seconds:mean5m{@cluster})",
+                "Step",
+                unit="s",
+                decimals=2,
+                width=95,
+            ),
+            percent("max by (run) (run:training_mfu:ratio5m{@cluster})", "MFU", 70),
             percent(
-                "max by (run) (run:training_straggler_score:min)",
+                "max by (run) (run:training_straggler_score:min{@cluster})",
                 "Slowest rank",
                 110,
                 steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
             ),
-            percent("max by (run) (run:training_goodput_optimistic:ratio6h)", "Goodput", 90, below(0.9, 0.7)),
+            percent(
+                "max by (run) (run:training_goodput_optimistic:ratio6h{@cluster})",
+                "Goodput",
+                90,
+                below(0.9, 0.7),
+            ),
             Column(
-                "max by (run) (run:training_restarts:increase1d)",
+                "max by (run) (run:training_restarts:increase1d{@cluster})",
                 "Restarts, 1 d",
                 decimals=0,
                 width=110,
                 thresholds=above(1, 4),
             ),
-            Column("max by (run) (run:training_power:watts5m)", "Power", unit="watt", width=90),
-            Column("max by (run) (run:training_energy_per_token:joules15m)", "J/token", decimals=2, width=80),
-            of="max by (run, user, model) (run:training_run:info)",
+            Column("max by (run) (run:training_power:watts5m{@cluster})", "Power", unit="watt", width=90),
+            Column(
+                "max by (run) (run:training_energy_per_token:joules15m{@cluster})",
+                "J/token",
+                decimals=2,
+                width=80,
+            ),
+            of="max by (run, user, model) (run:training_run:info{@cluster})",
             sort="Last step",
             h=11,
         ),
@@ -203,7 +229,7 @@ def _cluster() -> tuple[Panel, ...]:
     return (
         lines(
             "Badput of the cluster by cause",
-            Query("avg by (cause) (run:training_badput_share:ratio6h)", "{{cause}}"),
+            Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster})", "{{cause}}"),
             unit="percentunit",
             stacked=True,
             overrides=named(CAUSES),
@@ -211,14 +237,14 @@ def _cluster() -> tuple[Panel, ...]:
         ),
         lines(
             "Power of the cluster",
-            Query("cluster:gpu_power:watts", "all GPUs", BLUE),
-            Query("cluster:training_power:watts5m", "runs, CPUs included", ORANGE),
+            Query("sum(cluster:gpu_power:watts{@cluster})", "all GPUs", BLUE),
+            Query("sum(cluster:training_power:watts5m{@cluster})", "runs, CPUs included", ORANGE),
             unit="watt",
             w=8,
         ),
         lines(
             "Cost per hour",
-            Query("cluster:training_cost:rate5m * 3600", "{{currency}}"),
+            Query("sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}}"),
             unit="none",
             decimals=2,
             color=shades(PURPLE),
@@ -241,33 +267,48 @@ def _nodes() -> tuple[Panel, ...]:
             ),
             Column(TROUBLES, "Troubles", width=90, thresholds=above(1)),
             Column(
-                "min by (instance) (instance:exporter:up)",
+                "min by (instance) (instance:exporter:up{@cluster})",
                 "Exporter",
                 width=100,
                 mappings=words({1: ("answers", PLAIN), 0: ("down", BAD)}),
             ),
-            Column("sum by (instance) (instance:training_ranks:count)", "Ranks", width=70),
-            Column("sum by (instance) (instance:gpu_devices:sum)", "GPUs", width=70),
+            Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=70),
+            Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=70),
             Column(
-                "sum by (instance) (instance:gpu_missing:sum)", "Missing", width=80, thresholds=above(1, 1)
+                "sum by (instance) (instance:gpu_missing:sum{@cluster})",
+                "Missing",
+                width=80,
+                thresholds=above(1, 1),
             ),
-            percent("avg by (instance) (instance:gpu_sm_activity:avg)", "SM activity", 140, bar=(0, 1)),
-            percent("avg by (instance) (instance:gpu_busy:ratio5m)", "Busy", 80),
-            Column("sum by (instance) (instance:gpu_power:watts)", "Power", unit="watt", width=90),
-            Column("max by (instance) (instance:gpu_temperature:max)", "Hottest", unit="celsius", width=90),
             percent(
-                "max by (instance) (instance:gpu_thermal_throttle:ratio5m)",
+                "avg by (instance) (instance:gpu_sm_activity:avg{@cluster})", "SM activity", 140, bar=(0, 1)
+            ),
+            percent("avg by (instance) (instance:gpu_busy:ratio5m{@cluster})", "Busy", 80),
+            Column("sum by (instance) (instance:gpu_power:watts{@cluster})", "Power", unit="watt", width=90),
+            Column(
+                "max by (instance) (instance:gpu_temperature:max{@cluster})",
+                "Hottest",
+                unit="celsius",
+                width=90,
+            ),
+            percent(
+                "max by (instance) (instance:gpu_thermal_throttle:ratio5m{@cluster})",
                 "Held back",
                 100,
                 above(0.01, 0.1),
             ),
             Column(
-                "sum by (instance) (instance:gpu_xid:count1h)", "Xid, 1 h", width=80, thresholds=above(1, 1)
+                "sum by (instance) (instance:gpu_xid:count1h{@cluster})",
+                "Xid, 1 h",
+                width=80,
+                thresholds=above(1, 1),
             ),
-            percent("max by (instance) (instance:host_cpu:ratio)", "CPU", 70, above(0.9, 0.97)),
-            percent("max by (instance) (instance:host_memory:ratio)", "Memory", 90, above(0.9, 0.95)),
+            percent("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 70, above(0.9, 0.97)),
+            percent(
+                "max by (instance) (instance:host_memory:ratio{@cluster})", "Memory", 90, above(0.9, 0.95)
+            ),
             Column(
-                "sum by (instance) (instance:exporter_collectors_failed:count)",
+                "sum by (instance) (instance:exporter_collectors_failed:count{@cluster})",
                 "Failed collectors",
                 width=130,
                 thresholds=above(1),

@@ -12,7 +12,7 @@ UID = "training-gpus"
 GPU = Variable(
     "gpu",
     "GPU",
-    'label_values(gpu_up{job=~"$job", instance=~"$node"}, gpu)',
+    "label_values(gpu_up{@node}, gpu)",
     sort=NUMERICAL,
     what="The GPU's number, as the job counts.",
 )
@@ -47,8 +47,8 @@ def _glance() -> tuple[Panel, ...]:
             "Exporter, driver and GPUs",
             Query("up{@node}", "{{instance}} exporter"),
             Query(
-                "gpu_nvml_up{@node} == 1 or on (job, instance) max by (job, instance)"
-                ' (2 * gpu_nvml_error_info{@node, reason="library_not_found"}) or on (job, instance) gpu_nvml_up{@node}',
+                "gpu_nvml_up{@node} == 1 or on (instance) max by (instance)"
+                ' (2 * gpu_nvml_error_info{@node, reason="library_not_found"}) or on (instance) gpu_nvml_up{@node}',
                 "{{instance}} driver",
             ),
             Query("gpu_up{@gpu}", LEGEND),

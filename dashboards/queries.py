@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 SELECTORS = {
-    "node": 'job=~"$job", instance=~"$node"',
-    "gpu": 'job=~"$job", instance=~"$node", gpu=~"$gpu"',
-    "run": 'run=~"$run"',
-    "rank": 'run=~"$run", rank=~"$rank"',
+    "cluster": 'cluster=~"$cluster"',
+    "node": 'cluster=~"$cluster", job=~"$job", instance=~"$node"',
+    "gpu": 'cluster=~"$cluster", job=~"$job", instance=~"$node", gpu=~"$gpu"',
+    "run": 'cluster=~"$cluster", run=~"$run"',
+    "rank": 'cluster=~"$cluster", run=~"$run", rank=~"$rank"',
     # `thermal` is all heat; the others, parts of it and the brake, are told since driver 575. They overlap: no sum.
     "heat": 'reason=~"thermal|hw_thermal|sw_thermal|hw_power_brake"',
-    "here": 'job=~"$job", instance=~"$node", run=~"$run"',
+    "here": 'cluster=~"$cluster", job=~"$job", instance=~"$node", run=~"$run"',
 }
 """What `@name` stands for inside braces."""
 

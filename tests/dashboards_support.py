@@ -23,6 +23,7 @@ MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARD
 
 BUILTIN = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
 CHOSEN = {
+    "cluster": ".*",
     "job": ".+",
     "node": ".+",
     "run": ".+",
@@ -120,7 +121,10 @@ class Served:
             if variable["type"] != "query":
                 continue
             options = self._options(variable, chosen)
-            assert options, f"{model['uid']}: ${variable['name']} has no values"
+            # Of a Prometheus with one cluster no series has that label: All stands for none as well.
+            assert options or variable.get("allValue") == ".*", (
+                f"{model['uid']}: ${variable['name']} is empty"
+            )
             every = variable.get("allValue") or "|".join(escaped(option) for option in options)
             chosen[variable["name"]] = every if variable["includeAll"] else options[0]
         return chosen

@@ -23,7 +23,7 @@ from dashboards.texts import texts_of
 
 every_board = pytest.mark.parametrize("uid", sorted(MODELS))
 
-OF_TARGETS = {"job", "instance", "le"}
+OF_TARGETS = {"cluster", "job", "instance", "le"}
 OF_ALERTS = OF_TARGETS | {"alertname", "alertstate", "severity", "run", "rank", "gpu"}
 OF_PROMETHEUS = {"scrape_duration_seconds": OF_TARGETS, "ALERTS": OF_ALERTS, "ALERTS_FOR_STATE": OF_ALERTS}
 """Series that Prometheus writes itself, with their labels."""
