@@ -434,6 +434,7 @@ RECORDER = Recorder()
 
 REGISTRY.recording = EVENTS.recording = os.environ.get("EXPORTER_DISABLED") != "1"
 REGISTRY.on_first(RECORDER.start)
+REGISTRY.flush = RECORDER.flush
 EVENTS.identify = _who
 EVENTS.on_first(RECORDER.start)
 TRAINING.record(on=REGISTRY.recording)

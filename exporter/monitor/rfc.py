@@ -21,9 +21,9 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import copy
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from time import monotonic_ns, time
 from typing import Any
 from weakref import WeakSet
@@ -39,7 +39,9 @@ from exporter.recording.event_values import (
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.events import EVENTS, enabled
 from exporter.recording.handle import Handle
+from exporter.recording.stat import REGISTRY
 from exporter.recording.stat import Stat as RecordedStat
+from exporter.recording.state import TAPS, StatState
 from exporter.recording.timing import AnyFunction, Timer, within
 from exporter.recording.values import Aggregation
 from exporter.recording.windows import Window
@@ -63,8 +65,8 @@ __all__ = [
 StatType = Aggregation
 """VALUE, MEAN, COUNT, SUM, MAX, MIN; HISTOGRAM, STDDEV and P50 to P99, which the RFC left to a later version."""
 
-QUEUED_SAMPLES = 100_000
-"""Samples that may wait for one collector; more are dropped and counted."""
+QUEUED_BATCHES = 10_000
+"""Batches of samples that may wait for one collector; more are dropped and counted."""
 REPORT_SECONDS = 2.0
 _RUN_IN_PIECES = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99})
@@ -80,6 +82,9 @@ class Event:
         timestamp: When it happened, Unix time in seconds; None for when it is logged.
         metadata: What is to be aggregated or filtered on.
         severity: A name of `exporter.Severity`.
+        monotonic_ns: When it was logged, on a clock that is never set; this and what follows is what handlers see.
+        id: 16 hexadecimal digits of its own.
+        span_id: The span that it belongs to, None for none.
     """
 
     type: str
@@ -87,6 +92,9 @@ class Event:
     timestamp: float | None = None
     metadata: dict[str, Datum] = field(default_factory=dict)
     severity: str = "info"
+    monotonic_ns: int = field(default=0, compare=False, kw_only=True)
+    id: str = field(default="", compare=False, kw_only=True)
+    span_id: str | None = field(default=None, compare=False, kw_only=True)
 
     def asdict(self) -> dict[str, Any]:
         """Give the fields, those of a subclass that is a dataclass included, in a dict of their own."""
@@ -128,7 +136,7 @@ def log(
     happened = now if event.timestamp is None else check_timestamp(event.timestamp)
     kind = EVENTS.kind(type_, severity)
     if kind.enabled:
-        raw = (type_, text, severity, data, happened, now, monotonic_ns(), None, ())
+        raw = (type_, text, severity, data, happened, now, monotonic_ns(), EVENTS.current_span(), ())
         EVENTS.record(kind, raw, happened, event)
 
 
@@ -138,12 +146,12 @@ log_event = log
 def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
     """Have a handler told of all events, in order, on a thread of its own; what it raises is counted.
 
-    It is given the very object that was logged; events that are logged elsewhere come as an `Event`.
+    It is given a copy of what was logged, with its times and ids; events that are logged elsewhere come as an `Event`.
 
     Raises:
         TypeError: It is neither callable nor has it `handle`.
     """
-    return EVENTS.register(handler, adapt=_adapted, own=Event)
+    return EVENTS.register(handler, adapt=_adapted)
 
 
 register_event_handler = register
@@ -151,64 +159,57 @@ register_event_handler = register
 
 def unregister(handle: Handle) -> None:
     """Tell a handler, or a collector, no more; again is harmless. Raises TypeError: That is no handle."""
+    if handle in _collectors:
+        REGISTRY.flush(REPORT_SECONDS)
+        _collectors.remove(handle)
     EVENTS.unregister(handle)
 
 
-class StatCollector(ABC):
-    """Is given every sample of every Stat of this module, on a thread of its own."""
-
-    @abstractmethod
-    def handle(self, stat: Stat, v: float) -> None:
-        """Take one sample."""
-
-
-class Stat:
+class Stat(RecordedStat):
     """A named statistic; its options are those of `exporter.Stat`: `unit`, `help`, `window_seconds`, `labels` and so on.
 
     The same key and aggregations again are the same statistic. Raises DefinitionError: The name, an aggregation or an
     option is wrong, or the key has another definition; the message says where that was made.
     """
 
-    __slots__ = ("_add", "aggregations", "key", "recorded")
+    __slots__ = ()
 
-    def __init__(self, key: str, aggregations: Iterable[StatType | str], **options: Any) -> None:
-        self.recorded = RecordedStat(key, aggregations, **options)
-        self.key = key
-        self.aggregations = self.recorded.definition.aggregations
-        self._add = self.recorded.add
+    def __new__(cls, key: str, aggregations: Iterable[StatType | str], **options: Any) -> Stat:  # noqa: PYI034  # typing has Self from 3.11 on
+        """Make it, or find it."""
+        return super().__new__(cls, key, aggregations, **options)
 
-    def add(self, v: float) -> None:
-        """Record one number; never waits for a collector."""
-        self._add(v)
-        for handle in _collectors:
-            handle.put((self, v))
+    @property
+    def key(self) -> str:
+        """The name, as the RFC calls it."""
+        return self.name
+
+    @property
+    def aggregations(self) -> frozenset[StatType]:
+        """What is computed over each window."""
+        return self.definition.aggregations
 
     def add_time(self, *, profile: bool = False) -> Timer:
         """Time a `with` block or each call of a decorated function, in seconds; if wanted as a range of torch.profiler, too."""
         return _ProfiledTimer(self.key, self.add) if profile else Timer(self.add)
 
-    def __repr__(self) -> str:
-        return f"Stat({self.key!r}, {sorted(each.value for each in self.aggregations)})"
-
 
 class _ProfiledTimer(Timer):
     """A Timer that is a range of torch's profiler, too, where the job has loaded torch."""
 
-    __slots__ = ("_name", "_range")
+    __slots__ = ("_blocks", "_name")
 
     def __init__(self, name: str, add: Callable[[float], object]) -> None:
         super().__init__(add)
         self._name = name
 
     def __enter__(self) -> _ProfiledTimer:  # noqa: PYI034  # typing has Self from 3.11 on
-        self._range = _profiler_range(self._name)
-        self._range.__enter__()
-        super().__enter__()
+        self._blocks = ExitStack()
+        self._blocks.enter_context(_profiler_range(self._name))
+        self._blocks.enter_context(Timer(self._add))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
-        self._range.__exit__(*exception)  # type: ignore[arg-type]  # the three that Python gives
+        self._blocks.__exit__(*exception)  # type: ignore[arg-type]  # the three that Python gives
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function; what runs in pieces is timed alone, since ranges of the profiler have to nest."""
@@ -222,28 +223,52 @@ def _profiler_range(name: str) -> AbstractContextManager[object]:
     return nullcontext() if profiler is None else profiler.record_function(name)
 
 
-def register_stat_collector(collector: StatCollector) -> Handle:
-    """Give a collector every sample that is added from now on; `unregister` ends it.
+# Collectors ----------------------------------------------------------------------------------------------------
 
-    Raises TypeError: It has no `handle(stat, v)`.
+
+class StatCollector(ABC):
+    """Is given every sample of every Stat, on a thread of its own: of this module, `exporter.Stat` and `exporter.monitor`."""
+
+    @abstractmethod
+    def handle(self, stat: Stat, v: float) -> None:
+        """Take one sample; what is no finite number is none."""
+
+
+def register_stat_collector(collector: StatCollector) -> Handle:
+    """Give a collector every sample that is added from now on, within about a second; `unregister` ends it.
+
+    What it raises costs the sample, and is counted by batches. Raises TypeError: It has no `handle(stat, v)`.
     """
-    global _collectors  # noqa: PLW0603  # a tuple that `add` may read while another is put in its place
     if isinstance(collector, type) or not callable(getattr(collector, "handle", None)):
         raise TypeError(f"a collector must be an object with handle(stat, v), not {collector!r}")
 
+    def take(batch: tuple[StatState, list[float]]) -> None:
+        stat, errors = Stat.of(batch[0]), []
+        for value in batch[1]:
+            try:
+                collector.handle(stat, value)
+            except Exception as error:  # noqa: BLE001, PERF203  # the user's code: the next sample is given all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    REGISTRY.flush(REPORT_SECONDS)
     name = type(collector).__qualname__
-    handle = EVENTS.register(
-        lambda sample: collector.handle(*sample), types=(), queue=QUEUED_SAMPLES, name=name
-    )
-    with _registering:
-        if isinstance(collector, AggregatingStatCollector):
-            collector._handle = handle  # noqa: SLF001  # of this file
-        _collectors = (*[each for each in _collectors if each.registered], handle)
+    handle = EVENTS.register(take, types=(), queue=QUEUED_BATCHES, name=name)
+    _collectors.append(handle)
+    if isinstance(collector, AggregatingStatCollector):
+        collector._handle = handle  # noqa: SLF001  # of this file
     return handle
 
 
-_collectors: tuple[Handle, ...] = ()
-_registering = threading.RLock()  # a signal handler may register, too
+def _hand_on(state: StatState, samples: list[float]) -> None:
+    if not state.own:
+        for handle in tuple(_collectors):
+            handle.put((state, samples))
+
+
+_collectors: list[Handle] = []
+TAPS.append(_hand_on)
 
 
 class AggregatingStatCollector(StatCollector):
@@ -264,27 +289,20 @@ class AggregatingStatCollector(StatCollector):
         self._stats: dict[str, frozenset[StatType]] = {}
 
     def handle(self, stat: Stat, v: float) -> None:
-        """Take one sample; what is no finite number is left out."""
-        try:
-            value = float(v)
-        except (TypeError, ValueError, OverflowError):
-            return
-        if not isfinite(value):
-            return
+        """Take one sample."""
         with self._lock:
             if stat.key not in self._windows:
                 more = _QUANTILES if StatType.HISTOGRAM in stat.aggregations else frozenset[StatType]()
                 self._stats[stat.key] = stat.aggregations | more
                 self._windows[stat.key] = Window(self._stats[stat.key])
-            self._windows[stat.key].add([value], [value])
+            self._windows[stat.key].add([v], [v])
 
     def report(self) -> dict[str, float]:
         """Give `{"key.mean": …}` of all samples so far; a HISTOGRAM as its quantiles p50, p90, p95 and p99.
 
         A Stat without samples is absent, but for its count, which is 0 once there was one.
         """
-        if self._handle is not None:
-            self._handle.drain(REPORT_SECONDS)
+        self._catch_up()
         with self._lock:
             found: dict[str, float] = {}
             for key, window in self._windows.items():
@@ -295,14 +313,18 @@ class AggregatingStatCollector(StatCollector):
 
     def reset(self) -> None:
         """Begin anew."""
+        self._catch_up()
         with self._lock:
             self._windows = {key: Window(wanted) for key, wanted in self._stats.items()}
+
+    def _catch_up(self) -> None:
+        if self._handle is not None:
+            REGISTRY.flush(REPORT_SECONDS)
+            self._handle.drain(REPORT_SECONDS)
 
 
 def _begin_anew() -> None:
     """In a forked child: samples and locks are the parent's."""
-    global _registering  # noqa: PLW0603  # another thread of the parent may hold it
-    _registering = threading.RLock()
     for collector in list(_aggregating):
         collector._begin()  # noqa: SLF001  # of this file
 
@@ -314,6 +336,13 @@ if hasattr(os, "register_at_fork"):
 
 def _adapted(event: RecordedEvent, origin: object) -> Event:
     if isinstance(origin, Event):
-        return origin
-    data: Mapping[str, Datum] = event.data
-    return Event(event.type, event.message, event.timestamp, dict(data), event.severity)
+        told = copy(origin)
+    else:
+        told = Event(event.type, event.message, metadata=dict(event.data), severity=event.severity)
+    told.timestamp, told.monotonic_ns, told.id, told.span_id = (
+        event.timestamp,
+        event.monotonic_ns,
+        event.id,
+        event.span_id,
+    )
+    return told

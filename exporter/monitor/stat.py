@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from math import floor, isfinite
 from time import monotonic
 from typing import NoReturn, SupportsFloat, SupportsIndex
@@ -70,8 +71,8 @@ class Stat:
     """Stat computes summary statistics over fixed intervals, and logs them as an event when one closes.
 
     The windows are torch's: aligned to multiples of their length on the machine's monotonic clock, in
-    milliseconds; the first is shorter. With `max_samples` a window closes inside the `add` that fills it, what is
-    added later in the same window is discarded, and the next window's first `add` first closes an empty one.
+    milliseconds; the first is shorter. With `max_samples` a window closes inside the `add` that fills it, and what is
+    added later in the same window is discarded.
 
     Besides, samples that count in a window are recorded as those of the `exporter.Stat` of this name (characters
     that a name cannot have become `_`); Stats of one name share it.
@@ -82,11 +83,16 @@ class Stat:
         window_size: A timedelta, or seconds as a float.
         max_samples: Samples that close a window.
 
+    Attributes:
+        discarded: Samples that came after `max_samples`.
+
     Raises:
         TypeError: An argument is of the wrong type (an int is no window_size: torch refuses it, too).
         ValueError: The window is not finite, or shorter than a millisecond.
     """
 
+    _ends: float  # of the open window, on the monotonic clock
+    _full: bool  # whether it was closed by `max_samples`
     # Those of one moment and those for life; others are refused, as in torch.
     __slots__ = (
         *("_closed", "_count", "_ends", "_full", "_high", "_last", "_low", "_room", "_sum", "discarded"),
@@ -111,7 +117,6 @@ class Stat:
         self.discarded = 0
         self._closed: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
         self._empty()
-        self._full = False
         self._begin(monotonic())
         self._record = _recorded(self._name, self._aggregations, self._window_ms)
         EVENTS.kind(STAT_EVENT, "info")
@@ -153,13 +158,9 @@ class Stat:
         return f"<exporter.monitor.Stat {self._name!r}: {self.count} samples in the open window>"
 
     def __del__(self) -> None:
-        if getattr(self, "_record", None) is None:
-            return  # its construction failed
-        try:
+        with suppress(Exception):  # its construction failed, or the interpreter is being torn down around us
             _live.pop(id(self), None)
             self._settle(at_end=True)
-        except Exception:  # noqa: BLE001, S110  # the interpreter is being torn down around us
-            pass
 
     # Inside ----------------------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class Stat:
         try:
             now = monotonic()
             if now >= self._ends:
-                closed.append(self._roll(now, empty=self._full))
+                closed.append(self._roll(now))
             if self._full:
                 self.discarded += 1
                 return
@@ -182,52 +183,42 @@ class Stat:
             self._put_together()
             if self._count >= self._max_samples:
                 closed.append(self._close())
-                self._full = True
-                self._room = -1
-            else:
-                self._make_room()
+                self._full, self._room = True, -1
         finally:
             self._lock.release()
-            for data in closed:
-                if data is not None:
-                    self._log(data)
+            self._log(closed)
 
-    def _settle(self, *, at_end: bool = False) -> None:
+    def _settle(self, *, at_end: bool = False, answered: bool = True) -> None:
         """Close the window if its time is over, or if the Stat, or the process, is at its end."""
         now = monotonic()
-        if (
-            (at_end or now >= self._ends)
-            and (self._values or self._count)
-            and self._lock.acquire(blocking=False)
-        ):
-            closed = None
+        if (at_end or now >= self._ends) and (self._values or self._count or self._full):
+            if not self._lock.acquire(blocking=False):
+                return
+            closed = []
             try:
-                if not self._full and (at_end or now >= self._ends):
-                    closed = self._roll(now, empty=False)
+                if at_end or now >= self._ends:
+                    closed.append(self._roll(now))
             finally:
                 self._lock.release()
-            if closed is not None:
-                self._log(closed)
+                self._log(closed, answered=answered)
 
     def _forget(self) -> None:
         """In a forked child: the open window is the parent's."""
         self._lock = threading.Lock()
         self._values.clear()
         self._empty()
-        if not self._full:
-            self._make_room()
+        self._begin(monotonic())
 
-    def _roll(self, now: float, *, empty: bool) -> dict[str, float] | None:
+    def _roll(self, now: float) -> dict[str, float] | None:
         """Begin the window of now; gives what is to be logged of the one before."""
         self._put_together()
-        closed = self._close() if self._count or empty else None
-        self._full = False
+        closed = self._close()
         self._begin(now)
         return closed
 
     def _begin(self, now: float) -> None:
-        window = floor(now * 1000.0 / self._window_ms) + 1
-        self._ends = window * self._window_ms / 1000.0
+        self._full = False
+        self._ends = (floor(now * 1000.0 / self._window_ms) + 1) * self._window_ms / 1000.0
         self._make_room()
 
     def _make_room(self) -> None:
@@ -251,13 +242,16 @@ class Stat:
             self._sum = sum(batch, self._sum)
             self._last = batch[-1]
             self._count += len(batch)
+            self._make_room()
 
     def _close(self) -> dict[str, float] | None:
-        """Make the open window the last closed one; gives what is to be logged, None of an empty one."""
+        """Make the open window the last closed one, and give what is to be logged; None of an empty one."""
         count = self._count
+        if not count:
+            return None
         values = {
             Aggregation.VALUE: self._last,
-            Aggregation.MEAN: self._sum / count if count else 0.0,
+            Aggregation.MEAN: self._sum / count,
             Aggregation.COUNT: float(count),
             Aggregation.SUM: self._sum,
             Aggregation.MAX: self._high,
@@ -265,27 +259,28 @@ class Stat:
         }
         self._closed = {each: values[each] for each in self._aggregations}
         self._empty()
-        if not count:
-            return None
         return {f"{self._name}.{each.name.lower()}": value for each, value in self._closed.items()}
 
-    def _log(self, data: dict[str, float]) -> None:
-        log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as torch's own
+    def _log(self, closed: Iterable[dict[str, float] | None], *, answered: bool = True) -> None:
+        for data in closed:
+            if data is not None:
+                event = Event(STAT_EVENT, dt.datetime.now(), data)  # noqa: DTZ005  # local and naive, as torch's own
+                log_event(event, answered=answered)
 
 
 _live: dict[int, weakref.ref[Stat]] = {}
 
 
 class _Clockwork:
-    """Closes windows at the times that the recording tells."""
+    """Closes windows at the times that the recording tells; its thread waits for no handler."""
 
     def tick(self) -> None:
         for stat in _living():
-            stat._settle()  # noqa: SLF001  # of this file
+            stat._settle(answered=False)  # noqa: SLF001  # of this file
 
     def close(self) -> None:
         for stat in _living():
-            stat._settle(at_end=True)  # noqa: SLF001  # of this file
+            stat._settle(at_end=True, answered=False)  # noqa: SLF001  # of this file
 
     def after_fork(self) -> None:
         for stat in _living():

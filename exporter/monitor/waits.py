@@ -7,7 +7,8 @@ Used in the training process, on the threads that wait; without a lock. What it 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from exporter.recording.identity import clean_text
@@ -18,8 +19,8 @@ MOST_KEYS = 200
 OTHER = "other"
 
 
-class _Series:
-    """The families' series of one key."""
+class _WaitCounterTracker:
+    """The series of one key: what `_WaitCounter.guard` counts in."""
 
     def __init__(self, key: str) -> None:
         labels = {"key": key}
@@ -34,28 +35,21 @@ class _Series:
         self.running: set[object] = set()
         self.most = 0.0
 
-
-class _WaitCounterTracker:
-    """One wait: what `guard` gives, for one `with` block."""
-
-    def __init__(self, series: _Series) -> None:
-        self._series = series
-
-    def __enter__(self) -> None:
-        series = self._series
-        series.calls(1)
-        series.running.add(self)
-        series.waits(len(series.running))
-        self._began = perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        seconds, series = perf_counter() - self._began, self._series
-        series.running.discard(self)
-        series.waits(len(series.running))
-        series.seconds(seconds)
-        if seconds > series.most:
-            series.most = seconds
-            series.longest(seconds)
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        wait, began = object(), perf_counter()
+        self.calls(1)
+        self.running.add(wait)
+        self.waits(len(self.running))
+        try:
+            yield
+        finally:
+            seconds = perf_counter() - began
+            self.running.discard(wait)
+            self.waits(len(self.running))
+            self.seconds(seconds)
+            self.most = max(self.most, seconds)
+            self.longest(self.most)
 
 
 class _WaitCounter:
@@ -68,7 +62,7 @@ class _WaitCounter:
         TypeError: The key is no text.
     """
 
-    __slots__ = ("_series",)
+    __slots__ = ("guard",)
 
     def __init__(self, key: str) -> None:
         if not isinstance(key, str):
@@ -76,14 +70,11 @@ class _WaitCounter:
         key = clean_text(key) or OTHER
         if key not in _known and len(_known) >= MOST_KEYS:
             key = OTHER
-        self._series = _known.get(key) or _known.setdefault(key, _Series(key))
-
-    def guard(self) -> AbstractContextManager[None]:
-        """Count a `with` block; what it raises is raised on."""
-        return _WaitCounterTracker(self._series)
+        series = _known.get(key) or _known.setdefault(key, _WaitCounterTracker(key))
+        self.guard = series.wait  # counts a `with` block; what it raises is raised on
 
 
-_known: dict[str, _Series] = {}
+_known: dict[str, _WaitCounterTracker] = {}
 
 
 def _forget() -> None:

@@ -169,6 +169,7 @@ class EventLog(KindTable):
         name: str | None = None,
         adapt: Adapt | None = None,
         own: type | None = None,
+        answers: bool = False,
     ) -> Handle:
         """Have a handler told of events, on a thread of its own, in the order in which they were logged.
 
@@ -184,6 +185,7 @@ class EventLog(KindTable):
             name: The label value under which it is counted; None for its own name.
             adapt: For faces: makes what it takes out of an `Event` and the object that was logged.
             own: For faces: the class of the objects that it takes as they were logged.
+            answers: For faces: that they wait for it (`answer`), so that the default rate limit need not hold.
 
         Raises:
             TypeError: The handler can take no events, or another argument is of the wrong type.
@@ -212,6 +214,7 @@ class EventLog(KindTable):
             queue=queue,
             adapt=adapt,
             own=own,
+            answers=answers,
         )
         if self._recording:
             handle.registered = True
@@ -323,14 +326,14 @@ class EventLog(KindTable):
         """Count an event of an enabled kind and hand it on.
 
         It is made of `late` and `payload` if anybody wants it: a RawEvent, or what a face has in its place, whose `raw()`
-        gives one. Handlers of a face get `origin`, the object that was logged, by way of `late.logged(origin)`.
+        gives one. Handlers of a face get `origin`, the object that was logged.
         """
         kind.count()
         kind.occurrences.last = happened
         event: Event | None = None
         admitted: bool | None = None
         for each in kind.routes:
-            if kind.limited or not each.direct:
+            if kind.limited or not (each.direct or each.answers):
                 if admitted is None:
                     admitted = kind.admits()
                 if not admitted:
@@ -341,8 +344,14 @@ class EventLog(KindTable):
             if event is None:
                 raw = late if isinstance(late, tuple) else late.raw()
                 event = self._event(raw if payload is None else self._with_payload(raw, payload))
-            each.put(event, origin if isinstance(late, tuple) else late.logged(origin))
+            each.put(event, origin)
         self.latest.append(late if event is None else event)
+
+    def answer(self, kind: Kind) -> None:
+        """Wait for the faces' handlers, each for a bounded time, until they have taken what was recorded of a kind."""
+        for each in kind.routes:
+            if each.answers:
+                each.answer()
 
     # Inside ----------------------------------------------------------------------------------------------
 

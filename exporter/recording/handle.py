@@ -6,6 +6,7 @@ nor run anybody's code, so it is called at once, on the thread that logs; every 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -14,7 +15,8 @@ from typing import Any, Protocol
 
 from exporter.recording.event_values import LEVELS, Datum, Event
 from exporter.recording.identity import clean_text
-from exporter.recording.worker import Counter, Worker
+from exporter.recording.notices import tell_once
+from exporter.recording.worker import Counter, Marker, Worker
 
 Adapt = Callable[[Event, object], object]
 RawEvent = tuple[
@@ -23,6 +25,9 @@ RawEvent = tuple[
 """Type, message, severity, data, timestamp, logged_at, monotonic_ns, span_id, parent_ids: an Event is made of them
 when somebody looks, and is given its id then."""
 
+ANSWER_SECONDS = 5.0
+"""The longest that whoever logs waits for a handler that answers."""
+_here = threading.local()
 _CONTAINERS = (list, deque, SimpleQueue)
 _CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
 
@@ -46,6 +51,7 @@ class Handle:
         name: Under which it is counted.
         registered: Whether it is still told.
         direct: Whether it is called at once, on the thread that logs.
+        answers: Whether a face waits for it; see `answer`.
         worker: Calls it otherwise.
     """
 
@@ -60,9 +66,12 @@ class Handle:
         queue: int,
         adapt: Adapt | None,
         own: type | None,
+        answers: bool,
     ) -> None:
         self.name = name
         self.own = own
+        self.answers = answers
+        self._late: Marker | None = None  # set once it has taken what it was late with
         self.registered = False
         self.direct = is_container_method(handler)
         self._end = end
@@ -82,8 +91,25 @@ class Handle:
         """Wait until it has taken what waits now; says whether it has within the time."""
         return self.worker.drain(timeout_seconds)
 
+    def answer(self) -> None:
+        """Wait until it has taken what was logged so far: what a face does whose original calls handlers at once.
+
+        After `ANSWER_SECONDS` without an answer nobody waits any more until it has caught up. Nor does a handler wait on
+        its own thread, since two could wait for each other: what it logs is told after it.
+        """
+        if getattr(_here, "is_handler", False) or not (self._late is None or self._late.is_set()):
+            return
+        marker = self.worker.mark()
+        self._late = None if marker is None or marker.wait(ANSWER_SECONDS) else marker
+        if self._late is not None:
+            tell_once(
+                f"late {self.name}",
+                f"the handler {self.name} has not answered within {ANSWER_SECONDS:g} s: it is told without waiting for it",
+            )
+
     def after_fork(self) -> None:
         """Begin anew."""
+        self._late = None
         self._taken = Counter()
         self.worker.after_fork()
 
@@ -110,6 +136,7 @@ class Handle:
             self.worker.put((event, origin))
 
     def _give(self, item: tuple[Any, object]) -> None:
+        _here.is_handler = self.answers
         self._handle(item[0] if self._adapt is None else self._adapt(*item))
 
     def __repr__(self) -> str:

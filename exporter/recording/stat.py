@@ -48,6 +48,9 @@ class Registry:
         self._wake: Callable[[], None] = lambda: None
         self.refused = 0  # Stats that were made beyond `MOST_STATS` and are not recorded
         self.recording = True  # False with `EXPORTER_DISABLED=1`
+        self.flush: Callable[[float], bool] = lambda _seconds: (
+            True
+        )  # drains every Stat, within so many seconds
         self.discard: Callable[[list[object]], object] = list.clear  # what ends in it may run the job's code
 
     def on_first(self, start: Callable[[], None]) -> None:

@@ -21,6 +21,8 @@ BUFFER_SAMPLES = 1 << 19
 CHUNK_SAMPLES = 4096
 """Samples drained at once: well under a millisecond of work, so that the job's threads never wait longer."""
 
+TAPS: list[Callable[[StatState, list[float]], object]] = []
+"""What is given every batch of samples of the job's Stats, by whoever drains; it must neither raise nor wait."""
 _NUMBERS = frozenset({float, int, bool})
 _FOREIGN_NUMBERS = {
     "numpy": frozenset({"float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong"}),
@@ -192,6 +194,9 @@ class StatState:
         self._reading = None
 
     def _absorb(self, samples: list[float], wall: float) -> None:
+        if TAPS and self.effective.kind == "stat":
+            for tap in TAPS:
+                tap(self, samples)
         self._reading = None
         self._last_sample = wall
         self._value = samples[-1]

@@ -44,10 +44,28 @@ class Counter:
         return int(repr(self._count)[6:-1]) + self._many  # the only way to look without taking a number
 
 
-class _Marker(threading.Event):
-    """What is put into a queue to learn when all before it was taken; `end` asks the thread to stop there."""
+class Marker:
+    """What is put into a queue to learn when all before it was taken; `end` asks the thread to stop there.
 
-    end = False
+    No `threading.Event`: a signal handler that interrupts its `wait` leaves it locked against `set`.
+    """
+
+    def __init__(self, *, end: bool) -> None:
+        self.end = end
+        self._waits = threading.Lock()
+        self._waits.acquire()
+        self.set = self._waits.release
+
+    def is_set(self) -> bool:
+        """Whether all before it was taken."""
+        return not self._waits.locked()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until it is; False where that takes longer."""
+        if not self._waits.acquire(timeout=timeout_seconds):
+            return False
+        self._waits.release()
+        return True
 
 
 class Worker:
@@ -127,7 +145,7 @@ class Worker:
 
     def drain(self, timeout_seconds: float) -> bool:
         """Wait until everything that waits now was taken; False if that takes longer, and on the worker's own thread."""
-        marker = self._mark(end=False)
+        marker = self.mark()
         return marker is None or (
             threading.current_thread() is not self._thread and marker.wait(max(timeout_seconds, 0.0))
         )
@@ -138,7 +156,7 @@ class Worker:
         Returns:
             Waits for that so many seconds, and counts what was not taken by then under the given reason.
         """
-        marker = self._mark(end=True)
+        marker = self.mark(end=True)
 
         def wait(timeout_seconds: float, reason: str) -> None:
             if marker is None or threading.current_thread() is self._thread:
@@ -150,11 +168,11 @@ class Worker:
 
         return wait
 
-    def _mark(self, *, end: bool) -> _Marker | None:
+    def mark(self, *, end: bool = False) -> Marker | None:
+        """Put a marker after what waits now, set when all of that was taken; None where nothing waits."""
         if self._thread is None or self._ended:
             return None
-        marker = _Marker()
-        marker.end = end
+        marker = Marker(end=end)
         self._queue.put(marker)
         return marker
 
@@ -164,7 +182,7 @@ class Worker:
             item = queue.get()
             if self._abandoned:
                 return
-            if isinstance(item, _Marker):
+            if isinstance(item, Marker):
                 self._write_out()
                 self._ended = self._ended or item.end
                 item.set()

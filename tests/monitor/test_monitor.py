@@ -382,6 +382,26 @@ def test_handlers_are_given_the_logged_object_until_they_are_unregistered(monito
     assert all(each is event for each in told)
 
 
+def test_handlers_in_python_have_answered_when_the_call_returns_and_one_registered_twice_does_so_twice(
+    monitor: Any,
+) -> None:
+    told: list[Any] = []
+    event = monitor.Event("answered", dt.datetime.now(), {})
+
+    def handler(each: Any) -> None:
+        told.append(each)
+
+    handles = [monitor.register_event_handler(handler) for _ in range(2)]
+    monitor.log_event(event)
+    count = len(told)
+    for handle in handles:
+        monitor.unregister_event_handler(handle)
+    monitor.log_event(event)
+
+    assert (count, len(told)) == (2, 2)
+    assert told[0] is told[1] is event
+
+
 @pytest.mark.parametrize("handler", [1, "print", [], object()])
 def test_what_cannot_be_called_is_no_handler(monitor: Any, handler: object) -> None:
     with pytest.raises(TypeError):
@@ -408,16 +428,19 @@ def test_the_tensorboard_handler_writes_stats_and_ignores_the_rest(monitor: Any)
 def test_the_real_summary_writer_is_given_the_windows_of_a_stat(monitor: Any, tmp_path: Path) -> None:
     tensorboard = pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
     accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
-        handle = monitor.register_event_handler(monitor.TensorboardEventHandler(writer))
-        stat = monitor.Stat("board", [monitor.Aggregation.SUM, monitor.Aggregation.MEAN], HOUR, 2)
-        stat.add(1.0)
-        stat.add(2.0)
-        monitor.unregister_event_handler(handle)
+    writer = tensorboard.SummaryWriter(str(tmp_path))
+    handle = monitor.register_event_handler(monitor.TensorboardEventHandler(writer))
+    stat = monitor.Stat("board", [monitor.Aggregation.SUM, monitor.Aggregation.COUNT], HOUR, 5)
+    for value in range(5):
+        stat.add(value)
+    writer.close()
+    for value in range(5):
+        stat.add(value)
+    monitor.unregister_event_handler(handle)
 
     found = accumulator.EventAccumulator(str(tmp_path)).Reload()
     scalars = {tag: [each.value for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-    assert scalars == {"board.sum": [3.0], "board.mean": [1.5]}
+    assert scalars == {"board.sum": [10.0], "board.count": [5.0]}
 
 
 def test_b9_a_wait_is_counted_by_a_context_manager_that_raises_on(monitor: Any) -> None:

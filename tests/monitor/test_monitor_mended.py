@@ -70,9 +70,8 @@ def test_torch_still_crashes(row: str) -> None:
 def test_the_same_is_no_crash_here(row: str) -> None:
     done = child(CRASHES[row], "exporter.monitor")
 
-    assert done.returncode in {0, 1}
-    assert (done.returncode == 1) == (row in {"D12", "D13"})
-    assert "ValueError" in done.stderr or done.returncode == 0
+    assert done.returncode == (row == "D12")
+    assert ("ValueError" in done.stderr) == (row in {"D12", "D15"})
 
 
 def test_d1_two_threads_log_and_add_while_a_handler_in_python_writes(tmp_path: Path) -> None:
@@ -129,31 +128,10 @@ def test_d12_a_window_that_is_no_length_is_refused(window: float) -> None:
         Stat("d12", [], window)
 
 
-def test_d13_unregistering_twice_and_registering_twice_are_clear_errors() -> None:
-    def handler(_event: Event) -> None: ...
-
-    handle = monitor.register_event_handler(handler)
-    with pytest.raises(ValueError, match="registered already"):
-        monitor.register_event_handler(handler)
+def test_d13_unregistering_twice_is_harmless() -> None:
+    handle = monitor.register_event_handler(lambda _event: None)
     monitor.unregister_event_handler(handle)
-    with pytest.raises(ValueError, match="unregistered before"):
-        monitor.unregister_event_handler(handle)
-    monitor.unregister_event_handler(monitor.register_event_handler(handler))
-
-
-def test_d13_methods_are_the_same_when_their_object_is() -> None:
-    class Box:
-        def take(self, event: Event) -> None: ...
-
-    first, second, one, other = Box(), Box(), [], []  # type: ignore[var-annotated]  # empty lists
-    handles = [
-        monitor.register_event_handler(each) for each in (first.take, second.take, one.append, other.append)
-    ]
-    for again in (first.take, one.append):
-        with pytest.raises(ValueError):
-            monitor.register_event_handler(again)
-    for handle in handles:
-        monitor.unregister_event_handler(handle)
+    monitor.unregister_event_handler(handle)
 
 
 def test_d15_d22_what_a_handler_raises_reaches_nobody() -> None:
@@ -171,7 +149,7 @@ def test_d15_d22_what_a_handler_raises_reaches_nobody() -> None:
     assert [reason for _, reason in lost] == ["error"]
 
 
-def test_d16_a_handler_may_use_everything() -> None:
+def test_d16_a_handler_may_use_everything_and_what_it_logs_is_told_after_it() -> None:
     stat = Stat("d16", [Aggregation.COUNT], HOUR, 1)
     seen: list[str] = []
 
@@ -179,16 +157,85 @@ def test_d16_a_handler_may_use_everything() -> None:
         seen.append(event.name)
         if event.name == "d16.first":
             stat.add(1.0)
-            seen.append(str(stat.get()[Aggregation.COUNT]))
             log_event(Event("d16.second", dt.datetime.now(), {}))
             monitor.unregister_event_handler(monitor.register_event_handler(lambda _event: None))
+            seen.append(f"{stat.get()[Aggregation.COUNT]:g}")
 
     handle = monitor.register_event_handler(handler)
     log_event(Event("d16.first", dt.datetime.now(), {}))
-    wait_until(lambda: "d16.second" in seen)
     monitor.unregister_event_handler(handle)
 
-    assert seen[:2] == ["d16.first", "1.0"]
+    assert seen == ["d16.first", "1", monitor.STAT_EVENT, "d16.second"]
+
+
+# What is asked of handlers that answer before the call returns ------------------------------------------------
+
+
+def test_two_threads_that_log_into_each_others_handlers_do_not_wait_for_ever() -> None:
+    program = """
+def answering(other):
+    def handler(event):
+        if event.data["depth"] < 3:
+            monitor.log_event(monitor.Event(other, dt.datetime.now(), {"depth": event.data["depth"] + 1}))
+    return handler
+handles = [monitor.register_event_handler(answering(name)) for name in ("one", "two")]
+def work(name):
+    for _ in range(100):
+        monitor.log_event(monitor.Event(name, dt.datetime.now(), {"depth": 2}))
+threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two")]
+for t in threads: t.start()
+for t in threads: t.join()
+for handle in handles: monitor.unregister_event_handler(handle)
+print(sum(handle.delivered for handle in handles))
+"""
+    done = child(program, "exporter.monitor")
+
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "1200\n")
+
+
+@pytest.mark.timeout(90)
+def test_a_handler_that_hangs_is_waited_for_once_and_told_without_waiting_until_it_is_back() -> None:
+    gate, seen = threading.Event(), list[str]()
+
+    def hanging(event: Event) -> None:
+        gate.wait(30)
+        seen.append(event.name)
+
+    handle = monitor.register_event_handler(hanging)
+    began = time.monotonic()
+    for number in range(50):
+        log_event(Event(f"hangs.{number}", dt.datetime.now(), {}))
+    took = time.monotonic() - began
+    gate.set()
+    wait_until(lambda: len(seen) == 50)
+    assert handle.drain(30)
+    log_event(Event("hangs.no.more", dt.datetime.now(), {}))
+
+    assert seen[-1] == "hangs.no.more"
+    assert 4 <= took < 20
+    monitor.unregister_event_handler(handle)
+
+
+def test_a_handler_that_is_told_from_a_signal_handler_answers_there_too() -> None:
+    program = """
+import signal
+told, answered = [], []
+handle = monitor.register_event_handler(lambda event: told.append(event.name))
+def interrupted(*_):
+    monitor.log_event(monitor.Event("signal", dt.datetime.now(), {}))
+    answered.append(told.count("signal") == len(answered) + 1)
+    signal.setitimer(signal.ITIMER_REAL, 0.002)  # the next one, so that none interrupts this one
+signal.signal(signal.SIGALRM, interrupted)
+signal.setitimer(signal.ITIMER_REAL, 0.002)
+while len(answered) < 50:
+    monitor.log_event(monitor.Event("loop", dt.datetime.now(), {}))
+signal.setitimer(signal.ITIMER_REAL, 0)
+monitor.unregister_event_handler(handle)
+print(all(answered))
+"""
+    done = child(program, "exporter.monitor")
+
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_d17_what_is_discarded_is_counted() -> None:
@@ -282,29 +329,6 @@ def test_an_event_of_a_class_of_ones_own_is_copied_whole(again: Callable[[Typed]
     assert (found.step, found.asdict()) == (7, event.asdict())
 
 
-def test_what_is_changed_after_it_was_logged_is_told_and_counted_as_it_was() -> None:
-    gate, seen = threading.Event(), []
-
-    def slow(event: Event) -> None:
-        gate.wait(10)
-        seen.append((event.name, event.data))
-
-    handle = monitor.register_event_handler(slow)
-    log_event(
-        Event("changing.first", dt.datetime.now(), {})
-    )  # the handler is at this one until the gate opens
-    event = Event("changing.one", dt.datetime.now(), {"x": 1})
-    log_event(event)
-    event.name, event.data = "changing.two", {"x": 2}
-    log_event(event)
-    gate.set()
-    monitor.unregister_event_handler(handle)
-
-    assert seen[1:] == [("changing.one", {"x": 1}), ("changing.two", {"x": 2})]
-    counts = EVENTS.reading().counts
-    assert (counts["changing.one", "info"], counts["changing.two", "info"]) == (1, 1)
-
-
 def test_events_of_the_rest_of_the_package_reach_handlers_of_this_face(told: list[Event]) -> None:
     exporter.log("ckpt.saved", "step 7", step=7, timestamp=5.0)
     event = told[-1]
@@ -323,16 +347,6 @@ def test_events_of_this_face_reach_handlers_of_the_rest() -> None:
     assert [(each.type, each.data, each.timestamp) for each in events] == [
         ("face.event", {"x": 1}, when.timestamp())
     ]
-
-
-def test_a_long_text_is_cut_for_handlers_of_the_rest_only(told: list[Event]) -> None:
-    events: list[exporter.Event] = []
-    handle = exporter.events.register(events.append, types="face.long")
-    log_event(Event("face.long", dt.datetime(2026, 1, 1), {"text": "x" * 100_000}))
-    handle.unregister()
-
-    assert [len(str(each.data["text"])) for each in told] == [100_000]
-    assert [len(str(each.data["text"])) for each in events] == [32_768]
 
 
 def test_samples_reach_prometheus_under_the_name_of_the_stat() -> None:
@@ -425,4 +439,4 @@ def test_the_clock_of_windows_is_aligned_as_torchs_is() -> None:
     stat = Stat("face.aligned", [Aggregation.SUM], 0.05)
 
     assert math.isclose(stat._ends / 0.05, round(stat._ends / 0.05), abs_tol=1e-6)
-    assert 0 < stat._ends - time.monotonic() <= 0.05
+    assert stat._ends - time.monotonic() <= 0.05

