@@ -40,7 +40,6 @@ class FakeProcess:
     descriptors: int = 5
     own_pid: int | None = None
     cpus: str = "0-3"
-    exit_code: int = 0
     started_by_thread: bool = False
 
 
@@ -102,7 +101,6 @@ class Proc:
             15: round(process.system * HERTZ),
             20: process.threads,
             22: start,
-            52: process.exit_code,
         }
         for number, value in values.items():
             words[number - 1] = str(value)
@@ -175,10 +173,10 @@ class Watch:
         self.job.append(each)
         return each
 
-    def died(self, each: JobProcess, *, final: bool = False) -> None:
+    def died(self, each: JobProcess) -> None:
         """Let the feed notice the end of a process."""
         assert self.job is not None
-        self.job[self.job.index(each)] = JobProcess(each.process, alive=False, final=final)
+        self.job[self.job.index(each)] = JobProcess(each.process, alive=False)
 
     def collect(self, *, after: float = 5.0) -> Collected:
         self.proc.advance(after)

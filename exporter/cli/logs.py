@@ -1,35 +1,27 @@
 """Logs of the sidecar: one line per record on stderr, as logfmt or JSON, never in anybody's way.
 
-How a module logs (any stage; nothing of this file is imported for it):
-
-    _log = logging.getLogger(__name__)
-    _log.warning("collector failed", extra={"collector": name, "reason": error.reason})
-
-The message is a constant in lower case; what varies goes into `extra`, as key and value. `exc_info=True` adds the
-traceback as the value `stack`. Nothing per scrape or per event above debug: a condition is logged when it begins and
-when it ends.
-
     time=2026-01-31T12:00:00.000Z level=warn source=collectors/scheduler.py:88 msg="collector failed" collector=cpu
 
-Any thread may log; a line is formatted by the caller and written whole by one daemon thread, through a bounded queue.
-When stderr is a full pipe, a hung disk or closed, lines are dropped and counted, and no caller waits.
+A message is a constant in lower case; what varies goes into `extra`, as key and value; `exc_info=True` adds the
+traceback as the value `stack`. A condition is logged when it begins and when it ends, nothing per scrape. Any thread may
+log; a line is formatted by the caller and written whole by one daemon thread, through a bounded queue. When stderr is a
+full pipe, a hung disk or closed, lines are dropped and counted, and no caller waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import os
 import queue
 import re
-import select
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 Level = Literal["debug", "info", "warn", "error"]
@@ -41,20 +33,14 @@ LEVELS: Mapping[Level, int] = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
-
 LONGEST_VALUE = 4000
 """Characters of one value; the rest is cut off. A traceback fits, a hostile label does not fill a disk."""
-
 QUEUED_LINES = 1000
 
 # What every LogRecord has; all else came through `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _TAKEN = frozenset({"time", "level", "source", "msg", "stack"})
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120  (strings compare cheaply)
-
-
-def _level_of(record: logging.LogRecord) -> Level:
-    return next((name for name, number in LEVELS.items() if number <= record.levelno), "debug")
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Formatter(logging.Formatter):
@@ -66,50 +52,53 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record; never raises."""
-        pairs = dict(_pairs(record))
+        pairs = dict(self._pairs(record))
         if self._form == "json":
-            return json.dumps({key: _json_value(value) for key, value in pairs.items()})
-        return " ".join(f"{key}={_logfmt_value(value)}" for key, value in pairs.items())
+            return json.dumps(pairs)
+        return " ".join(f"{key}={_logfmt(value)}" for key, value in pairs.items())
+
+    def _pairs(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        yield "time", f"{moment}.{int(record.msecs):03d}Z"
+        yield "level", next((name for name, number in LEVELS.items() if number <= record.levelno), "debug")
+        inside = record.pathname.startswith(_PACKAGE)
+        path = record.pathname.removeprefix(_PACKAGE) if inside else record.filename
+        yield "source", f"{path}:{record.lineno}"
+        try:
+            yield "msg", _shortened(record.getMessage())
+        except Exception as error:  # noqa: BLE001  (arguments that do not fit the message)
+            yield "msg", f"!({type(error).__name__})"
+        for name, value in vars(record).items():
+            if name not in _OWN:
+                key = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:100] or "_"
+                yield (f"{key}_" if key in _TAKEN else key), _simple(value)
+        if record.exc_info:
+            yield "stack", _shortened(self.formatException(record.exc_info))
 
 
-def _pairs(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
-    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    yield "time", f"{moment}.{int(record.msecs):03d}Z"
-    yield "level", _level_of(record)
-    path = record.pathname
-    short = path[len(_PACKAGE) :] if path.startswith(_PACKAGE) else os.path.basename(path)  # noqa: PTH119  (as above)
-    yield "source", f"{short}:{record.lineno}"
-    yield "msg", _text(record.getMessage)
-    for name, value in vars(record).items():
-        if name not in _OWN:
-            key = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:100] or "_"
-            yield (f"{key}_" if key in _TAKEN else key), value
-    if record.exc_info:
-        yield "stack", _text(lambda: "".join(traceback.format_exception(*record.exc_info)).rstrip())  # type: ignore[misc]  # logging has put the triple there
-
-
-def _text(make: Callable[[], str]) -> str:
-    try:
-        text = make()
-    except Exception as error:  # noqa: BLE001  (foreign __str__, or a message whose arguments do not fit)
-        return f"!({type(error).__name__})"
+def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
 
 
-def _json_value(value: Any) -> Any:
+def _simple(value: Any) -> Any:
+    """A value as JSON has it, or as text."""
     if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
         return value
-    return _text(lambda: str(value))
+    try:
+        return _shortened(str(value))
+    except Exception as error:  # noqa: BLE001  (foreign __str__)
+        return f"!({type(error).__name__})"
 
 
-def _logfmt_value(value: Any) -> str:
-    if value is None or type(value) is bool:
+def _logfmt(value: Any) -> str:
+    if not isinstance(value, str):
         return json.dumps(value)
-    text = _text(lambda: str(value))
-    if text and text.isprintable() and not any(c in ' ="\\' for c in text):
-        return text
+    if value and value.isprintable() and not any(c in ' ="\\' for c in value):
+        return value
     # JSON's escapes are what logfmt's parsers undo; beyond ASCII only what a terminal shows as itself is left.
-    return '"' + "".join(c if c.isprintable() and c not in '"\\' else json.dumps(c)[1:-1] for c in text) + '"'
+    return (
+        '"' + "".join(c if c.isprintable() and c not in '"\\' else json.dumps(c)[1:-1] for c in value) + '"'
+    )
 
 
 class Logs(logging.Handler):
@@ -123,9 +112,7 @@ class Logs(logging.Handler):
         self._first_level = level
         self._descriptor = descriptor
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)
-        self._refused = 0  # by the queue; counted under the handler's lock
-        self._failed = 0  # counted by the thread
-        self._closing = threading.Event()
+        self._lost = 0  # by the queue; counted under the handler's lock
         self._thread = threading.Thread(target=self._write_lines, name="exporter-log", daemon=True)
         self._thread.start()
 
@@ -148,9 +135,8 @@ class Logs(logging.Handler):
         logging.getLogger().removeHandler(self)
         logging.captureWarnings(capture=False)
         threading.excepthook = threading.__excepthook__
-        self._closing.set()
-        with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(None)
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=timeout_seconds)
         self._thread.join(timeout_seconds)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -158,44 +144,26 @@ class Logs(logging.Handler):
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
-            self._refused += 1
+            self._lost += 1
 
     def _write_lines(self) -> None:
         told = 0
-        while True:
-            try:
-                line = self._lines.get(timeout=0.1 if self._closing.is_set() else None)
-            except queue.Empty:
-                return
-            if line is None:
-                return
-            if not self._write(line):
-                self._failed += 1
-            lost = self._refused + self._failed
-            # Past the queue, which may be full again.
-            if lost > told and self._write(self.format(_loss(lost - told))):
+        while (line := self._lines.get()) is not None:
+            self._write(line)
+            if self._lost > told:  # past the queue, which may be full again
+                lost = self._lost
+                about = {"name": __name__, "msg": "log lines were dropped", "dropped": lost - told}
+                self._write(self.format(logging.makeLogRecord(about | {"levelno": logging.WARNING})))
                 told = lost
 
-    def _write(self, line: str) -> bool:
-        if self._descriptor is None:
-            return False
+    def _write(self, line: str) -> None:
         data = f"{line}\n".encode("utf-8", "backslashreplace")
-        while data:
-            try:
-                data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:  # noqa: PERF203  (somebody who shares the terminal has made it non-blocking)
-                if self._closing.is_set():
-                    return False
-                select.select([], [self._descriptor], [], 0.5)
-            except OSError:
-                return False
-        return True
-
-
-def _loss(lines: int) -> logging.LogRecord:
-    record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "log lines were dropped", None, None)
-    record.dropped = lines
-    return record
+        with suppress(OSError):
+            while data and self._descriptor is not None:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except BlockingIOError:  # noqa: PERF203  (somebody who shares the terminal has made it non-blocking)
+                    time.sleep(0.05)
 
 
 def stderr_descriptor() -> int | None:
@@ -210,10 +178,9 @@ def stderr_descriptor() -> int | None:
 
 
 def _log_thread_exception(hook: threading.ExceptHookArgs) -> None:
-    if hook.exc_value is None or issubclass(hook.exc_type, SystemExit):
-        return
-    logging.getLogger(__name__).error(
-        "a thread ended with an exception",
-        extra={"thread_name": hook.thread.name if hook.thread else None},
-        exc_info=(hook.exc_type, hook.exc_value, hook.exc_traceback),
-    )
+    if hook.exc_value is not None and not issubclass(hook.exc_type, SystemExit):
+        logging.getLogger(__name__).error(
+            "a thread ended with an exception",
+            extra={"thread_name": hook.thread.name if hook.thread else None},
+            exc_info=(hook.exc_type, hook.exc_value, hook.exc_traceback),
+        )

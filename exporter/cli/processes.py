@@ -11,8 +11,10 @@ import argparse
 import errno
 import os
 import resource
+import select
 import shutil
 import signal
+import struct
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -59,23 +61,16 @@ def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask:
     """Start the job in our process group, with some signals blocked; its process id.
 
     Raises:
-        NotStartedError: As a shell would say it.
+        NotStartedError: With the status that a shell would report.
     """
+    program = command[0]
     try:
-        return os.posix_spawnp(command[0], command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
+        return os.posix_spawnp(program, command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
     except OSError as error:
-        failure = error
-    program = shutil.which(command[0])
-    if failure.errno == errno.ENOEXEC and program is not None and _is_text(program):
-        # A script without a `#!` line: a shell runs it itself.
-        script = ("/bin/sh", program, *command[1:])
-        try:
-            return os.posix_spawn(
-                script[0], script, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON
-            )
-        except OSError as error:
-            failure = error
-    raise _explained(command[0], failure, found=program is not None)
+        missing = error.errno == errno.ENOENT and shutil.which(program) is None
+        reason = "command not found" if missing and "/" not in program else error.strerror
+        status = NOT_FOUND if missing else NOT_EXECUTABLE
+        raise NotStartedError(status, f"{program}: {reason}") from error
 
 
 def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
@@ -128,26 +123,6 @@ def end_as(wait_status: int) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     code = os.waitstatus_to_exitcode(wait_status)
     return code if code >= 0 else 128 - code
-
-
-def _is_text(program: str) -> bool:
-    """A shell's own test: no zero byte in the first line."""
-    try:
-        with open(program, "rb") as file:  # noqa: PTH123  # the user's own spelling
-            return b"\0" not in file.readline(256)
-    except OSError:
-        return False
-
-
-def _explained(program: str, error: OSError, *, found: bool) -> NotStartedError:
-    if error.errno != errno.ENOENT:
-        directory = error.errno == errno.EACCES and os.path.isdir(program)  # noqa: PTH112  # the user's own spelling
-        reason = os.strerror(errno.EISDIR) if directory else error.strerror
-        return NotStartedError(NOT_EXECUTABLE, f"{program}: {reason}")
-    if found:
-        return NotStartedError(NOT_EXECUTABLE, f"{program}: bad interpreter: {error.strerror}")
-    reason = error.strerror if "/" in program else "command not found"
-    return NotStartedError(NOT_FOUND, f"{program}: {reason}")
 
 
 def sidecar_command(given: argparse.Namespace, linger_seconds: float) -> tuple[str, ...]:
@@ -248,3 +223,110 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+# A sender that signals many processes one after another (`timeout`, slurmstepd) may reach the probe a
+# little later than `run`.
+SETTLE_SECONDS = 0.02
+ANSWER_SECONDS = 5.0
+
+_ENTRY = struct.Struct("@iii")
+"""Number, `si_code` and sender of a signal; two signals with all three the same count as one that was sent to both."""
+_MAX_ENTRIES = 100
+"""In an answer; the rest comes with the next one, and a pipe takes this many at once."""
+
+# A byte for each question comes in, the signals since the last one go out. The blocked signals are inherited. It has a
+# name of its own, so that `pkill -f "exporter run"` does not mean it too.
+_PROGRAM = f"""
+import os, signal, struct
+with open("/proc/self/comm", "w") as name:
+    name.write("signal-probe")
+every = signal.valid_signals()
+while os.read(0, 1):
+    seen = []
+    while len(seen) < {_MAX_ENTRIES} and (info := signal.sigtimedwait(every, 0)) is not None:
+        seen.append(struct.pack("{_ENTRY.format}", info.si_signo, info.si_code, info.si_pid))
+    os.write(1, bytes([len(seen)]) + b"".join(seen))
+"""
+
+
+class SignalProbe:
+    """Tells whether a signal reached the whole process group or `run` alone.
+
+    A tiny process in the job's process group, started before the job, with every signal blocked. A signal sent to the
+    group (a terminal's Ctrl-C, `timeout`, a batch system) becomes pending in it; one sent to `run` alone does not. The
+    kernel offers no other way to tell: sender and `si_code` are the same for `kill PID` and `kill -PGID`, and a second
+    SIGTERM, passed on to a job that has it, commonly means "stop saving, end now". It ends with `run`, whose end of a
+    pipe closes. Raises OSError where no further process can be started.
+    """
+
+    def __init__(self) -> None:
+        questions, self._questions = os.pipe()
+        self._answers, answers = os.pipe()
+        self._seen: list[tuple[int, ...]] = []  # of signals that `run` has yet to take
+        try:
+            self.pid = os.posix_spawn(
+                sys.executable,
+                (sys.executable, "-I", "-S", "-c", _PROGRAM),
+                passable_environment(os.environ),
+                file_actions=[
+                    *closing_all_but({questions, answers}),
+                    (os.POSIX_SPAWN_DUP2, questions, 0),
+                    (os.POSIX_SPAWN_DUP2, answers, 1),
+                ],
+                setsigdef=IGNORED_BY_PYTHON,
+            )
+        except OSError:
+            self.close()
+            raise
+        finally:
+            os.close(questions)
+            os.close(answers)
+
+    def has_seen(self, info: signal.struct_siginfo) -> bool | None:
+        """Whether the process group got a signal that this process has just taken; None without an answer.
+
+        More of the same number that came meanwhile are taken too and make one with it, as the kernel would have
+        made of them: `timeout` signals its child, then the group.
+        """
+        time.sleep(SETTLE_SECONDS)
+        taken = []
+        more: signal.struct_siginfo | None = info
+        while more is not None:
+            taken.append((more.si_signo, more.si_code, more.si_pid))
+            # Asked again for each that was taken, so that nothing stays behind in the probe, to be mistaken
+            # for a signal to come.
+            if not self._ask():
+                return None
+            more = signal.sigtimedwait({info.si_signo}, 0)
+        reached = any(sent in self._seen for sent in taken)
+        to_come = signal.sigpending()
+        self._seen = [sent for sent in self._seen if sent[0] in to_come]
+        return reached
+
+    def end(self) -> None:
+        """End it and wait until it has ended; not for one that was reaped."""
+        self.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def close(self) -> None:
+        """Let go of one that was reaped."""
+        os.close(self._questions)
+        os.close(self._answers)
+
+    def _ask(self) -> bool:
+        """Take note of all that became pending in it since the last question; false when it does not answer."""
+        while True:
+            try:
+                os.write(self._questions, b"?")
+                answers, _, _ = select.select([self._answers], [], [], ANSWER_SECONDS)
+                head = os.read(self._answers, 1) if answers else b""
+                if not head:
+                    return False
+                body = os.read(self._answers, head[0] * _ENTRY.size) if head[0] else b""
+            except OSError:  # it was killed: EPIPE
+                return False
+            self._seen += _ENTRY.iter_unpack(body)
+            if head[0] < _MAX_ENTRIES:
+                return True

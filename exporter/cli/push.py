@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
+from exporter.cli import signals
 from exporter.cli.flags import PROGRAM, Parser, mistake, parse_duration_flag, say
-from exporter.cli.signals import ENDING, Signals
+from exporter.cli.signals import ENDING
 
 DESCRIPTION = """\
 Puts the exporter's page where something else fetches it; takes it away at the end, and while there is none.
@@ -151,12 +152,12 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     push = Push(source, target_of(flags["target"]))
     if flags["once"]:
         return 0 if push.step() else 1
-    signals = Signals()
+    signals.block()
     came: int | None = None
     while came not in ENDING:
         push.step()
         came = signals.wait(seconds)
-    signals.ending = True
+    signals.let_end()
     push.remove()
     return 0
 

@@ -30,8 +30,7 @@ from exporter.cli.flags import (
     say,
     value_of,
 )
-from exporter.cli.processes import SidecarProcess, sidecar_command
-from exporter.cli.signal_probe import SETTLE_SECONDS, SignalProbe
+from exporter.cli.processes import SETTLE_SECONDS, SidecarProcess, SignalProbe, sidecar_command
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
@@ -87,7 +86,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     Raises:
         ConfigurationError: The flags or the configuration file are wrong; nothing was started.
     """
-    plan = make_plan(arguments, as_given(environ))
+    plan = make_plan(arguments, processes.passable_environment(environ))
     if sys.platform != "linux":
         say("there is a sidecar on Linux only; the job runs without it")
         os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # no shell is wanted
@@ -155,17 +154,6 @@ def _directory_and_page(given: argparse.Namespace, environ: Mapping[str, str]) -
     host, _, port = address.rpartition(":")
     name = host if host not in {"", "0.0.0.0", "[::]"} else "localhost"  # compared
     return directory, "" if port == "0" else f"{scheme}://{name}:{port}/"
-
-
-def as_given(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Mapping[str, str]:
-    """The environment that this process was started with, for the job to get the same."""
-    environment = processes.passable_environment(environ)
-    # In the C locale CPython sets LC_CTYPE for itself and its children; /proc keeps what it was given.
-    with contextlib.suppress(OSError):
-        given = (proc / "self/environ").read_bytes().split(b"\0")
-        if not any(entry.startswith(b"LC_CTYPE=") for entry in given):
-            environment.pop("LC_CTYPE", None)
-    return environment
 
 
 def supervise(plan: Plan) -> int:

@@ -22,12 +22,13 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
+from exporter.cli import signals
 from exporter.cli.configuration import Configuration
 from exporter.cli.flags import JOINED
 from exporter.cli.launches import SILENT_INTERVAL_SECONDS, Lingering, SilentJobs
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.reload import Reloader
-from exporter.cli.signals import ENDING, Signals
+from exporter.cli.signals import ENDING
 from exporter.cli.wiring import FEED, Wiring
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -77,7 +78,7 @@ def serve(
     # freed is of no use to the others: 4 of 48 MiB. Source: mallopt(3), M_ARENA_MAX.
     with contextlib.suppress(AttributeError, OSError):  # musl
         ctypes.CDLL(None).mallopt(-8, 1)
-    signals = Signals()
+    signals.block()
     logs = Logs(level=configuration.log.level, form=configuration.log.format, descriptor=stderr_descriptor())
     logs.install()
     try:
@@ -98,9 +99,9 @@ def serve(
             gc.freeze()
             gc.set_threshold(10_000, 20, 20)
             _tell_what_started()
-            _wait_for_the_end(sidecar, signals, lingering)
+            _wait_for_the_end(sidecar, lingering)
         finally:
-            signals.ending = True
+            signals.let_end()
             sidecar.stop()
         _log.info("ended")
         return 0
@@ -115,7 +116,7 @@ def _tell_what_started() -> None:
     _log.info("build context", extra={"python": python, "platform": platform.platform(), "pid": os.getpid()})
 
 
-def _wait_for_the_end(sidecar: Sidecar, signals: Signals, lingering: Lingering | None) -> None:
+def _wait_for_the_end(sidecar: Sidecar, lingering: Lingering | None) -> None:
     while True:
         number = signals.wait(None if lingering is None else lingering.wait_seconds())
         if number in ENDING:

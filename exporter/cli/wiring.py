@@ -47,7 +47,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Scheduled(NamedTuple):
-    """What is to be scheduled: made anew when its options change, otherwise given other times."""
+    """What is to be scheduled: made anew when its options change, otherwise added again with other times."""
 
     name: str
     options: Any
@@ -77,7 +77,7 @@ class Wiring:
         self._processes: ProcessCollector | None = None
         self._had_members = False
         self._rapl: RaplCollector | None = None
-        self._running: dict[str, tuple[Scheduled, list[str]]] = {}  # with the names in the scheduler
+        self._running: dict[str, tuple[Scheduled, Sequence[AnyCollector]]] = {}
         settings = configuration.energy
         self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
         boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
@@ -112,10 +112,15 @@ class Wiring:
         )
         self._jobs.sessions.options = configuration.goodput.options()
         self._jobs.peaks = configuration.goodput.peaks()
-        for name in list(self._running):
-            if name not in wanted or wanted[name].options != self._running[name][0].options:
-                for scheduled in self._running.pop(name)[1]:
-                    self._scheduler.remove(scheduled)
+        kept: dict[str, Sequence[AnyCollector]] = {}  # those that only get other times
+        for name, (before, collectors) in list(self._running.items()):
+            now = wanted.get(name)
+            if now is None or now[:4] != before[:4]:
+                del self._running[name]
+                for collector in collectors:
+                    self._scheduler.remove(collector.name)
+                if now is not None and now.options == before.options:
+                    kept[name] = collectors
         if ProcessCollector.name not in wanted:
             self._processes = None
         if RaplCollector.name not in wanted:
@@ -123,20 +128,16 @@ class Wiring:
         if KeptGpus.name not in wanted:
             self._replace_gpus(None)
         for name, each in wanted.items():
-            interval, deadline = each.interval, each.deadline
             if name not in self._running:
-                made = each.make()
-                self._running[name] = each, [collector.name for collector in made]
+                made = kept.get(name) or each.make()
+                self._running[name] = each, made
                 for collector in made:
                     self._scheduler.add(
-                        collector, interval_seconds=interval, deadline_seconds=deadline, eases=each.eases
+                        collector,
+                        interval_seconds=each.interval,
+                        deadline_seconds=each.deadline,
+                        eases=each.eases,
                     )
-            elif self._running[name][0][2:4] != each[2:4]:
-                for scheduled in self._running[name][1]:
-                    self._scheduler.reschedule(
-                        scheduled, interval_seconds=interval, deadline_seconds=deadline
-                    )
-                self._running[name] = each, self._running[name][1]
 
     def _wanted(self, configuration: Configuration) -> Iterator[Scheduled]:
         feed, gpu, energy = configuration.feed, configuration.gpu, configuration.energy

@@ -21,13 +21,11 @@ class JobProcess:
 
     Attributes:
         pid: As seen from here; None when it is dead or in a pid namespace that cannot be seen.
-        final: Whether its last snapshot says that it ended in order.
     """
 
     process: ProcessIdentity
     alive: bool
     pid: int | None = None
-    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

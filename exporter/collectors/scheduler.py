@@ -27,9 +27,6 @@ LOG = logging.getLogger("exporter.collectors")
 WATCH_SECONDS = 0.25
 """How often the watchdog looks."""
 
-STANDSTILL_SECONDS = 1.0
-"""Waking up later by more than this is a standstill, a stopped or suspended process: no missed deadline."""
-
 EASE_SECONDS = 5.0
 """How far the passes of a collector that eases may be apart: as far as most others' are."""
 
@@ -38,43 +35,30 @@ MAX_TOLD_PROBLEMS = 5
 
 Problems = Sequence[tuple[str, str]]
 """(reason, message) of what failed."""
-Lines = list[tuple[int, str]]
-"""Level and text of lines for the log; made under the lock, written after it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
     """One scheduled collector; guarded by the scheduler's lock."""
 
-    name: str
     collector: AnyCollector
+    interval_seconds: float
+    deadline_seconds: float
+    eases: bool
     totals: Totals
     wake: threading.Condition
     predecessor: _Task | None
-    eases: bool
-    delivery: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # around publish and withdraw of this block
+    delivery: threading.Lock = field(default_factory=threading.Lock)  # around publishing and withdrawing
     thread: threading.Thread | None = None
-    interval_seconds: float = math.inf
-    deadline_seconds: float = math.inf
     due: float = -math.inf
     running_since: float | None = None
-    deadline_at: float = math.inf
     expired: bool = False
     removed: bool = False
     published_at: float | None = None
-    stale_at: float = math.inf
     problems: Problems | None = None  # of the last pass; None before the first has ended
     duration_seconds: float | None = None  # of the last pass that returned
     unsupported: tuple[str, ...] = ()
     told: set[str] = field(default_factory=set)
-
-    def set_times(self, interval_seconds: float, deadline_seconds: float) -> None:
-        for what, seconds in (("interval", interval_seconds), ("deadline", deadline_seconds)):
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ValueError(f"{what} of collector {self.name} must be above 0 seconds, not {seconds!r}")
-        self.interval_seconds, self.deadline_seconds = interval_seconds, deadline_seconds
 
     def next_due(self, origin: float, now: float, unwatched_seconds: float) -> float:
         """Find the next moment of a grid that all of one interval share; not so early that a rate over it is noise."""
@@ -87,42 +71,46 @@ class _Task:
             due += max(0, math.floor(spare / interval)) * interval
         return due
 
-    def note_published(self, now: float | None) -> None:
-        self.published_at, self.stale_at = now, math.inf
-        if now is not None:
-            interval = max(self.interval_seconds, EASE_SECONDS if self.eases else 0.0)
-            self.stale_at = now + max(3 * interval, interval + self.deadline_seconds)
+    def is_late(self, now: float) -> bool:
+        """Whether the pass under way is past its deadline."""
+        return self.running_since is not None and now - self.running_since >= self.deadline_seconds
 
-    def note_unsupported(self, unsupported: Sequence[str]) -> Lines:
+    def is_stale(self, now: float) -> bool:
+        """Whether the published block is too old to be shown."""
+        interval = max(self.interval_seconds, EASE_SECONDS if self.eases else 0.0)
+        longest = max(3 * interval, interval + self.deadline_seconds)
+        return self.published_at is not None and now - self.published_at >= longest
+
+    def note_unsupported(self, unsupported: Sequence[str]) -> None:
         self.unsupported = tuple(unsupported)
-        new = [what for what in self.unsupported if what not in self.told]
-        self.told.update(new)
-        return [(logging.INFO, f"collector {self.name}: {what}") for what in new]
+        for what in dict.fromkeys(unsupported):
+            if what not in self.told:
+                self.told.add(what)
+                LOG.info("collector %s: %s", self.collector.name, what)
 
-    def judge(self, problems: Problems, wall: float) -> Lines:
+    def judge(self, problems: Problems) -> None:
         """Pass the verdict on a pass; a change of state is told once, the same reasons in other words are none."""
         before, self.problems = self.problems, tuple(problems)
         reasons = {reason for reason, _ in problems}
         for reason in reasons:
             self.totals.errors[reason] = self.totals.errors.get(reason, 0) + 1
         if not problems:
-            self.totals.last_success = wall
-            return [(logging.INFO, f"collector {self.name} works again")] if before else []
-        if before is not None and {reason for reason, _ in before} == reasons:
-            return []
-        return [(logging.WARNING, f"collector {self.name} fails: {_message(problems, MAX_TOLD_PROBLEMS)}")]
+            self.totals.last_success = time.time()
+            if before:
+                LOG.info("collector %s works again", self.collector.name)
+        elif before is None or {reason for reason, _ in before} != reasons:
+            LOG.warning("collector %s fails: %s", self.collector.name, _message(problems, MAX_TOLD_PROBLEMS))
 
     def status(self, now: float) -> CollectorStatus:
         running, problems = self.running_since, self.problems or ()
-        hangs = running is not None and now - running >= self.deadline_seconds
         return CollectorStatus(
-            name=self.name,
+            name=self.collector.name,
             success=None if self.problems is None else not problems,
             reason=",".join(sorted({reason for reason, _ in problems})),
             message=_message(problems, len(problems)),
             age_seconds=None if self.published_at is None else now - self.published_at,
             last_success=self.totals.last_success,
-            duration_seconds=now - running if running is not None and hangs else self.duration_seconds,
+            duration_seconds=now - running if running and self.is_late(now) else self.duration_seconds,
             interval_seconds=self.interval_seconds,
             deadline_seconds=self.deadline_seconds,
             running=running is not None,
@@ -172,7 +160,7 @@ class Scheduler:
         scrape is known to be far: what it would publish is replaced before anybody sees it.
 
         Raises:
-            ValueError: The name is taken, or a time is not positive and finite.
+            ValueError: The name is taken.
         """
         name = collector.name
         with self._lock:
@@ -180,8 +168,8 @@ class Scheduler:
                 raise ValueError(f"a collector {name} is already scheduled")
             before = self._leaving.pop(name, None)
             totals = self._totals.setdefault(name, Totals())
-            task = _Task(name, collector, totals, threading.Condition(self._lock), before, eases)
-            task.set_times(interval_seconds, deadline_seconds)
+            wake = threading.Condition(self._lock)
+            task = _Task(collector, interval_seconds, deadline_seconds, eases, totals, wake, before)
             if before is not None and before.expired and before.running_since is not None:
                 task.problems = [("timeout", "a previous pass has not returned")]
             self._tasks[name] = task
@@ -198,19 +186,6 @@ class Scheduler:
             task.wake.notify()
             self._leaving[name] = task
         self._take_back(task)
-
-    def reschedule(self, name: str, *, interval_seconds: float, deadline_seconds: float) -> None:
-        """Give a collector other times and collect at once; block, verdict and a pass under way stay.
-
-        Raises:
-            KeyError: There is no such collector.
-            ValueError: A time is not positive and finite.
-        """
-        with self._lock:
-            task = self._tasks[name]
-            task.set_times(interval_seconds, deadline_seconds)
-            task.note_published(task.published_at and time.monotonic())
-        self.run_soon(name)
 
     def start(self) -> None:
         """Begin; to be called once.
@@ -262,9 +237,9 @@ class Scheduler:
 
     def families(self) -> Sequence[Metric]:
         """Make the families about the collectors."""
+        statuses = self.statuses()
         with self._lock:
-            now = time.monotonic()
-            return status_families((task.status(now), task.totals) for _, task in sorted(self._tasks.items()))
+            return status_families((status, self._totals[status.name]) for status in statuses)
 
     def _start_task(self, task: _Task) -> bool:
         thread = threading.Thread(target=self._run, args=(task,), name="exporter-collect", daemon=True)
@@ -282,100 +257,83 @@ class Scheduler:
             task.predecessor = None
         while True:
             with self._lock:
-                while not (self._stopping.is_set() or task.removed):
-                    seconds = task.due - time.monotonic()
-                    if seconds <= 0:
-                        break
+                while (seconds := task.due - time.monotonic()) > 0 and not self._has_ended(task):
                     task.wake.wait(min(seconds, threading.TIMEOUT_MAX))
-                if self._stopping.is_set() or task.removed:
+                if self._has_ended(task):
                     return
-                now = time.monotonic()
+                now = task.running_since = time.monotonic()
                 task.expired = False
-                task.running_since, task.deadline_at = now, now + task.deadline_seconds
                 task.due = math.inf  # until the pass has ended, or somebody wants another one
             self._pass(task, now)
             unwatched_seconds = self._unwatched() if task.eases else 0.0
             with self._lock:
                 task.due = min(task.due, task.next_due(self._origin, now, unwatched_seconds))
 
+    def _has_ended(self, task: _Task) -> bool:
+        return task.removed or self._stopping.is_set()
+
     def _pass(self, task: _Task, began: float) -> None:
-        families: Sequence[Metric] | None = None
+        families: Sequence[Metric] = ()
         problems: list[tuple[str, str]] = []
         unsupported: list[str] = []
         try:
             # What comes from a collector is taken apart here, where a fault in it is still its own.
             collected = task.collector.collect()
-            made = tuple(map(_checked, collected))
+            families = tuple(map(_checked, collected))
             if isinstance(collected, Collected):
                 problems, unsupported = [*collected.problems], collected.unsupported
-            families = made if made or not problems else None
         except CollectError as error:
             problems = [(error.reason, str(error))]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - border to the collectors: a fault in one costs only itself
             problems = [_unexpected(error)]
         with task.delivery:
             with self._lock:
-                wanted = not (task.expired or task.removed or self._stopping.is_set())
-            if wanted and families is not None:
+                wanted = not (task.expired or self._has_ended(task))
+            published = wanted and bool(families or not problems)
+            if published:
                 try:
-                    self._publish(task.name, families)
+                    self._publish(task.collector.name, families)
                 except Exception as error:  # noqa: BLE001 - border to the page: a block it cannot take is the collector's failure
-                    families = None
+                    published = False
                     problems.append(_unexpected(error))
-            lines: Lines = []
             with self._lock:
                 now = time.monotonic()
-                task.running_since, task.deadline_at = None, math.inf
-                task.duration_seconds = max(0.0, now - began)
+                task.running_since = None
+                task.duration_seconds = now - began
                 task.totals.duration_seconds += task.duration_seconds
-                if wanted and families is not None:
-                    task.note_published(now)
-                    lines += task.note_unsupported(unsupported)
+                if published:
+                    task.published_at = now
+                    task.note_unsupported(unsupported)
                 if wanted and not task.expired:
-                    lines += task.judge(problems, time.time())
+                    task.judge(problems)
         if task.removed:
             self._take_back(task)
-        _write(lines)
 
     def _take_back(self, task: _Task) -> None:
-        """Withdraw a task's block if there is one, unless a new one is just coming."""
+        """Withdraw the block of a task that was removed or is stale, unless a new one is just coming."""
         if task.delivery.acquire(blocking=False):
             try:
                 with self._lock:
-                    wanted = task.published_at is not None and not self._stopping.is_set()
-                    if not (task.removed or task.stale_at <= time.monotonic()):
+                    if task.published_at is None or not (task.removed or task.is_stale(time.monotonic())):
                         return
-                    task.note_published(None)
-                if wanted:
-                    self._withdraw(task.name)
+                    task.published_at = None
+                if not self._stopping.is_set():
+                    self._withdraw(task.collector.name)
             finally:
                 task.delivery.release()
 
     def _watch(self) -> None:
-        before = time.monotonic()
         while not self._stopping.wait(WATCH_SECONDS):
-            lines: Lines = []
             with self._lock:
                 now, tasks = time.monotonic(), list(self._tasks.values())
-                stood_still = now - before - WATCH_SECONDS
-                before = now
                 for task in tasks:
-                    if stood_still > STANDSTILL_SECONDS:  # the collectors could not have gone on either
-                        task.deadline_at += stood_still
-                    if task.deadline_at <= now and not task.expired:
+                    if task.is_late(now) and not task.expired:
                         task.expired = True
                         task.totals.timeouts += 1
-                        message = f"no result after {task.deadline_seconds:g} s"
-                        lines += task.judge([("timeout", message)], time.time())
+                        task.judge([("timeout", f"no result after {task.deadline_seconds:g} s")])
             for task in tasks:
-                if task.stale_at <= now:
+                if task.is_stale(now):
                     self._take_back(task)
-            _write(lines)
-
-
-def _write(lines: Lines) -> None:
-    for level, text in lines:
-        LOG.log(level, "%s", text)
 
 
 def _checked(metric: Metric) -> Metric:

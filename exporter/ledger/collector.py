@@ -262,12 +262,11 @@ class JobCollector:
     ) -> Iterator[JobProcess]:
         """Every process that lives, and of each slot that is shown the last ones that did."""
         for entry in entries.values():
-            snapshot = entry.snapshot
-            yield JobProcess(snapshot.process, entry.alive, entry.pid, snapshot.recording.final)
+            yield JobProcess(entry.snapshot.process, entry.alive, entry.pid)
         for seen in slots:
             for process in seen.slot.processes:
                 if process.identity.id not in entries:
-                    yield JobProcess(process.identity, alive=False, final=process.final)
+                    yield JobProcess(process.identity, alive=False)
 
     def _remove_dead(self, entries: Mapping[str, FeedEntry]) -> None:
         """Remove the files of processes that are dead and counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.server
 import json
 import os
@@ -18,8 +19,10 @@ import pytest
 from run_support import REPOSITORY, environment, finished, free_port, started
 from waiting import wait_until
 
-from exporter.cli.check import ask
-from exporter.cli.probes import REFUSED_REMEDIES, Finding
+from exporter.cli import check as checking
+from exporter.cli.check import REFUSED_REMEDIES, Finding, Machine, ask, nvidia, rapl
+from exporter.cli.configuration import Configuration
+from exporter.cli.sections import GpuSection
 from exporter.ledger.families.feed import REFUSAL_REASONS
 
 RECORD = """
@@ -245,3 +248,59 @@ def test_a_question_that_breaks_costs_its_own_line_only() -> None:
     (finding,) = ask({"broken": broken}, deadline_seconds=5.0)
 
     assert (finding.status, finding.found) == ("FAIL", "the check itself failed: ZeroDivisionError()")
+
+
+def make(path: Path, text: str = "") -> Path:
+    """A file and its directories."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(Configuration(), {}, tmp_path)
+
+
+def test_a_machine_with_nothing_is_in_order_and_said_to_have_nothing(machine: Machine) -> None:
+    for probe in (rapl, nvidia):
+        (found,) = probe(machine)
+        assert (found.status, "absent" in found.found) == ("ok", True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them(machine: Machine) -> None:
+    counter = make(machine.root / "sys/class/powercap/intel-rapl:0/energy_uj", "1\n")
+    counter.chmod(0)
+
+    (finding,) = rapl(machine)
+
+    assert (finding.status, f"chmod a+r {counter}" in finding.remedy) == ("warn", True)
+
+
+def test_the_nvidia_driver_is_named_without_being_touched(machine: Machine) -> None:
+    version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Tue Jan  7 2025\nGCC version:\n"
+    make(machine.root / "proc/driver/nvidia/version", version)
+
+    (finding,) = nvidia(machine)
+
+    assert "570.86.10" in finding.found
+
+
+def test_a_machine_that_is_played_is_told(machine: Machine) -> None:
+    played = dataclasses.replace(Configuration(), gpu=GpuSection(replay="h100"))
+    (finding,) = nvidia(dataclasses.replace(machine, configuration=played))
+
+    assert finding.status == "ok"
+    assert "the described machine h100 is played" in finding.found
+
+
+def test_a_default_directory_that_nobody_can_make_is_a_failure(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "default_directory", lambda uid: machine.root / f"missing/exporter-{uid}")
+    monkeypatch.setattr(checking, "is_trusted", lambda path, uid: False)
+
+    (finding,) = checking.feed_directory(machine)
+
+    assert (finding.status, "cannot be created" in finding.found) == ("FAIL", True)

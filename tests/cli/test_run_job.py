@@ -62,16 +62,9 @@ def test_a_job_is_not_kept_waiting_for_the_import_of_what_can_be_configured(tmp_
     [
         ("no-such-command-anywhere", None, 0, 127, "no-such-command-anywhere: command not found"),
         ("{}/nothing", None, 0, 127, "{}/nothing: No such file or directory"),
-        ("{}", None, 0, 126, "{}: Is a directory"),
         ("{}/program", "#!/bin/sh\n", 0o600, 126, "{}/program: Permission denied"),
-        (
-            "{}/program",
-            "#!/no/such/shell\n",
-            0o700,
-            126,
-            "{}/program: bad interpreter: No such file or directory",
-        ),
-        ("{}/program", "\x7fELF\0\0\0", 0o700, 126, "{}/program: Exec format error"),
+        ("{}/program", "#!/no/such/shell\n", 0o700, 126, "{}/program: No such file or directory"),
+        ("{}/program", "echo", 0o700, 126, "{}/program: Exec format error"),
     ],
 )
 def test_a_command_that_cannot_be_executed_gives_a_shell_s_status_and_one_line(
@@ -86,16 +79,6 @@ def test_a_command_that_cannot_be_executed_gives_a_shell_s_status_and_one_line(
 
     assert (ended.returncode, ended.stderr) == (status, f"exporter: {message.format(tmp_path)}\n")
     assert not trace.exists()
-
-
-def test_a_script_without_interpreter_line_runs_as_in_a_shell(tmp_path: Path) -> None:
-    script = tmp_path / "train.sh"
-    script.write_text('echo "$1"; exit 5\n')
-    script.chmod(0o700)
-
-    ended = finish(tmp_path, str(script), "two words")
-
-    assert (ended.returncode, ended.stdout) == (5, "two words\n")
 
 
 def test_the_job_has_the_streams_of_run_to_itself(tmp_path: Path) -> None:
@@ -267,13 +250,3 @@ def test_everything_that_one_launch_starts_shares_its_name_and_another_launch_ha
 
     assert first == again != other
     assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", first)
-
-
-def test_the_rest_of_the_job_s_environment_is_what_run_was_given(tmp_path: Path) -> None:
-    # In the C locale, which makes CPython set LC_CTYPE.
-    bare = {"PATH": "/usr/bin:/bin", "PYTHONPATH": environment()["PYTHONPATH"], "A": "1"}
-    shown = finished(run_command(tmp_path, ["env"]), env=bare).stdout
-
-    given = dict(line.split("=", 1) for line in shown.splitlines())
-    assert given.pop("EXPORTER_LAUNCH").startswith("env-")
-    assert given == {**bare, "EXPORTER_AUTO": "1", "EXPORTER_FEED_DIR": str(tmp_path)}

@@ -20,7 +20,7 @@ from exporter.collectors.host.cpu import busy_seconds
 from exporter.collectors.job import GpuProcessUse, JobProcess, MachineUse, Role, RunUse
 from exporter.collectors.keeping import Fleeting, Keeper, Page
 from exporter.collectors.kernel_files import procfs, read_optional, source
-from exporter.collectors.processes.counters import COUNTERS, ENDS, RunCounts
+from exporter.collectors.processes.counters import COUNTERS, RunCounts
 from exporter.collectors.processes.tree import Identity, Member, ProcessTree, Stat
 from exporter.families import Collected, FamilySpec, family
 
@@ -80,12 +80,6 @@ OPEN_FDS = _spec(
     f"File descriptors that are open in the process with the most. {DENIED}",
     "/proc/<pid>/fd",
 )
-EXITS = _spec(
-    "exits_total",
-    "Processes that ended: completed (with status 0), failed (another status, or a signal), orderly (the feed was closed in order; the status was not seen), unknown. Absent while its total cannot be kept.",
-    "/proc/<pid>/stat exit_code of zombies, feed",
-    "reason",
-)
 GPU_MEMORY = _spec(
     "gpu_memory_bytes",
     "GPU memory of the processes. Absent where the driver does not tell it (some MIG modes, vGPU) or gives pids of another namespace.",
@@ -93,19 +87,7 @@ GPU_MEMORY = _spec(
     "gpu",
     "uuid",
 )
-SPECS = (
-    UP,
-    INSTANCES,
-    STATE,
-    CPU,
-    RESIDENT,
-    IO_READ,
-    IO_WRITTEN,
-    THREADS,
-    OPEN_FDS,
-    EXITS,
-    GPU_MEMORY,
-)
+SPECS = (UP, INSTANCES, STATE, CPU, RESIDENT, IO_READ, IO_WRITTEN, THREADS, OPEN_FDS, GPU_MEMORY)
 
 LINGER_SECONDS = 900.0
 
@@ -194,7 +176,6 @@ class ProcessCollector:
         self._monotonic = monotonic
         self._boot = ""
         self._runs: dict[str, _Run] = {}
-        self._undecided: list[Member] = []  # trainers that are gone, though the feed has not noticed yet
         self._processes: dict[Identity, psutil.Process] = {}
 
     def collect(self) -> Collected:
@@ -212,7 +193,10 @@ class ProcessCollector:
             members, ended = self._tree.update(
                 job, collected=collected, now=now, boot_time=boot_time, uptime=self._clock() - boot_time
             )
-            self._note_ends(ended, job)
+            for member in ended:
+                known = self._runs.get(member.run)
+                if known is not None and known.counts is not None:
+                    known.counts.end(member.identity)
             uses = self._count(members, collected, now)
             living = {run for (run, _, _), use in uses.items() if use.living}
             self._keep(living | {each.process.run for each in job if each.alive}, collected, now)
@@ -265,20 +249,6 @@ class ProcessCollector:
                 known.page.close()
                 del self._runs[run]
 
-    def _note_ends(self, ended: Sequence[Member], job: Sequence[JobProcess]) -> None:
-        """Count who is gone; of recording processes once the feed has noticed too, which knows how."""
-        by_id = {each.process.id: each for each in job}
-        waiting: list[Member] = []
-        for member in [*self._undecided, *ended]:
-            recorded = by_id.get(member.process_id)
-            known = self._runs.get(member.run)
-            if recorded is not None and recorded.alive:
-                waiting.append(member)
-            elif known is not None and known.counts is not None:
-                orderly = recorded is not None and recorded.final
-                known.counts.end(member.identity, "orderly" if orderly else "unknown")
-        self._undecided = waiting
-
     def _count(self, members: Sequence[Member], collected: Collected, now: float) -> Uses:
         uses: Uses = {}
         before, self._processes = self._processes, {}
@@ -294,12 +264,8 @@ class ProcessCollector:
             times = (stat.user_seconds, stat.system_seconds)
             if not stat.ended:
                 use.living.append((member, reading))
-            if counts is not None and (not stat.ended or member.identity in counts.living):
+            if counts is not None:
                 counts.count(member.identity, group, (*times, reading.read_bytes, reading.written_bytes))
-                if stat.ended:  # a zombie that was seen alive; once, since it is not known after that
-                    # To read its I/O needs the same right as the status, which is 0 for those who have it not.
-                    clean = "unknown" if reading.read_bytes is None else "completed"
-                    counts.end(member.identity, "failed" if stat.exit_code else clean)
         return uses
 
     def _read(self, member: Member, before: dict[Identity, psutil.Process]) -> Reading:
@@ -348,8 +314,6 @@ class ProcessCollector:
                 if all(each.read_bytes is not None for each in readings):
                     collected.add(IO_READ, total["read_bytes"], *group)
                     collected.add(IO_WRITTEN, total["written_bytes"], *group)
-                for reason in ENDS:
-                    collected.add(EXITS, total[reason], *group, reason)
         self._add_gpus(collected, uses)
 
     def _add_gpus(self, collected: Collected, uses: Uses) -> None:

@@ -4,7 +4,7 @@ Used in the sidecar by the collector of processes, on one thread; no I/O. Every 
 group's counter is the sum over all processes it ever had; of those that ended, the last value seen. Totals and
 the last values of the living go into rows, so that a sidecar that is started again goes on where it was.
 
-    ("counters", rank, role)                     COUNTERS, ENDS
+    ("counters", rank, role)                     COUNTERS
     ("living", boot, pid, start, rank, role)     COUNTERS, as last seen
     ("seen",)                                    Unix time of the last pass with a living process
 """
@@ -21,11 +21,6 @@ from exporter.collectors.processes.tree import Identity
 
 COUNTERS = ("user", "system", "read_bytes", "written_bytes")
 """What is counted of a process, in the order of the rows."""
-ENDS = ("completed", "failed", "orderly", "unknown")
-"""How processes end: with status 0, with another one or by a signal, in order as far as the feed knows, and nobody
-knows how."""
-NAMES = (*COUNTERS, *ENDS)
-
 Group = tuple[str, Role]
 """Rank and role."""
 
@@ -44,7 +39,7 @@ class RunCounts:
     Attributes:
         seen: Unix time of the last pass with a living process; 0 before.
         changed: Whether there is something that was not yet saved.
-        totals: Every group's NAMES.
+        totals: Every group's COUNTERS.
         living: The processes that have not been seen to end.
     """
 
@@ -60,7 +55,7 @@ class RunCounts:
                 self.seen = values[0] or 0.0
             elif kind == "counters":
                 rank, role = rest
-                counts = zip(NAMES, values, strict=False)
+                counts = zip(COUNTERS, values, strict=False)
                 self._total((rank, cast("Role", role))).update((name, count or 0.0) for name, count in counts)
             elif kind == "living":
                 of_boot, pid, start, rank, role = rest
@@ -69,7 +64,7 @@ class RunCounts:
                 if of_boot != boot:  # whoever has this pid now is somebody else
                     ended.append(identity)
         for identity in ended:
-            self.end(identity, "unknown")
+            self.end(identity)
 
     @property
     def cpu_seconds(self) -> float:
@@ -88,15 +83,12 @@ class RunCounts:
                 mark.values[place] = value
                 self.changed = True
 
-    def end(self, identity: Identity, how: str) -> None:
-        """Note the end of a process, if it is known."""
-        mark = self.living.pop(identity, None)
-        if mark is not None:
-            self._total(mark.group)[how] += 1
-            self.changed = True
+    def end(self, identity: Identity) -> None:
+        """Note the end of a process; what it counted stays."""
+        self.changed |= self.living.pop(identity, None) is not None
 
     def _total(self, group: Group) -> dict[str, float]:
-        return self.totals.setdefault(group, dict.fromkeys(NAMES, 0.0))
+        return self.totals.setdefault(group, dict.fromkeys(COUNTERS, 0.0))
 
     def rows(self) -> Rows:
         """Write everything."""

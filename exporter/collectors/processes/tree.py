@@ -38,12 +38,11 @@ Identity = tuple[int, int]
 
 
 class Stat(NamedTuple):
-    """/proc/<pid>/stat, as far as it is used; psutil tells neither the exit status nor the start in ticks.
+    """/proc/<pid>/stat, as far as it is used; psutil does not tell the start in ticks.
 
     Attributes:
         comm: The program's name, at most 15 bytes.
         state: One letter: R, S, D, T, t, Z, X, I.
-        exit_code: Of a zombie, as wait(2) gives it; 0 also where it needs a privilege.
     """
 
     pid: int
@@ -54,7 +53,6 @@ class Stat(NamedTuple):
     user_seconds: float = 0.0
     system_seconds: float = 0.0
     threads: int = 0
-    exit_code: int = 0
 
     @property
     def ended(self) -> bool:
@@ -75,7 +73,6 @@ class Member:
         rank: "" for one of the run that is no rank, such as torchrun's agent.
         root: Whether it is a recording process that no other one of its rank has started.
         known_as: The program's name when its role was found; it may become another program.
-        process_id: Of a root: its id in the feed.
         cpus: Of a root: those it may run on.
     """
 
@@ -85,7 +82,6 @@ class Member:
     stat: Stat
     root: bool = False
     known_as: str = ""
-    process_id: str = ""
     cpus: frozenset[int] = frozenset()
 
     @property
@@ -184,7 +180,7 @@ class ProcessTree:
         rank, role = ("", "other") if process.rank is None else (str(process.rank), "trainer")
         lines = dict(line.split(":\t", 1) for line in status.split("\n") if ":\t" in line)
         cpus = _cpus_of_list(lines["Cpus_allowed_list"])
-        member = Member(process.run, rank, role, stat, root=True, process_id=process.id, cpus=cpus)  # type: ignore[arg-type]
+        member = Member(process.run, rank, role, stat, root=True, cpus=cpus)  # type: ignore[arg-type]
         known = self._before.get(member.identity)
         if known is not None and known.root and known.is_kin(member):
             return member  # was accepted before; the clock may have been set since
@@ -237,7 +233,6 @@ class ProcessTree:
             system_seconds=int(words[12]) / _CLOCK_TICKS,
             threads=int(words[17]),
             start_ticks=int(words[19]),
-            exit_code=int(words[49]) if len(words) > 49 else 0,
         )
 
 
