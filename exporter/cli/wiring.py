@@ -34,7 +34,7 @@ from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy.collector import EnergyCollector, Sources
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.families.run_info import Gpus
-from exporter.ledger.goodput.ends import Witnesses
+from exporter.ledger.goodput.run_state import Witnesses
 from exporter.ledger.store import StateStore
 from exporter.replay.machines import collector_arguments
 
@@ -82,7 +82,7 @@ class Wiring:
         self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
         boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
-        jobs.sessions.ends.witnesses = Witnesses(
+        jobs.sessions.witnesses = Witnesses(
             oom_kills=oom_kills,
             ends=lambda: runs.ends(feed_directory),
             machine=(socket.gethostname(), boot),

@@ -7,7 +7,7 @@ One pass:
 
 1. Read the feed. Bind every process to a rank and a worker slot; load the state of ranks that appear.
 2. Settle which Stats are admitted, and count the new snapshots.
-3. Save the state of every rank that has changed; count goodput from rank 0, and save that.
+3. Save the state of every rank; count goodput from rank 0, and save that.
 4. Make the families. A rank whose state could not be saved has its gauges, but no totals: a gap is honest, a total that
    a restart would take back is not.
 5. Remove the feed files of the dead whose totals are now safe.
@@ -32,20 +32,17 @@ from exporter.collectors.job import JobProcess
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
-from exporter.ledger.admission import Admission
+from exporter.ledger.admission import Admission, StatFamilies
 from exporter.ledger.energy.attribution import ProcessWork, WorkUse
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, run_info_families
-from exporter.ledger.families.stats import StatFamilies
 from exporter.ledger.goodput import families as goodput_families
 from exporter.ledger.goodput import run_state
 from exporter.ledger.goodput.run_state import RunStates
 from exporter.ledger.goodput.sessions import Sessions
-from exporter.ledger.rank import RankKey
 from exporter.ledger.ranks import Ranks
 from exporter.ledger.store import StateStore
-from exporter.ledger.totals import Moment
-from exporter.ledger.visible import GapRules, VisibleSlot, visible
+from exporter.ledger.totals import GapRules, Moment, RankKey, VisibleSlot, visible
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +101,7 @@ class JobCollector:
         self._admission = Admission()
         self._stats = StatFamilies(self._admission, stale_after_seconds=stale_after_seconds)
         self._ranks = Ranks(state, stale_after_seconds=stale_after_seconds, linger_seconds=linger_seconds)
-        self._states = RunStates(state, self.sessions.ends, linger_seconds=linger_seconds)
+        self._states = RunStates()
         self._refused: frozenset[tuple[str, str]] = frozenset()
         self._refusals: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
         self._kept_files: set[str] = set()
@@ -148,12 +145,11 @@ class JobCollector:
         self._admission.count(list(self._ranks.processes()), lingering)
         problems += self._ranks.save()
         problems += self.sessions.update(self._ranks, entries, now)
-        problems += self._states.update(self._ranks, rules, now)
         slots = list(self._visible(rules, now))
-        collected = self._families(slots, entries, now)
+        collected = self._families(slots, entries, rules, now)
         if owner:
             self._remove_dead(entries)
-        self._ranks.forget({each.slot for each in slots}, {*entries, *unreadable})
+        self._ranks.forget({each.slot for each in slots}, {*entries, *unreadable}, now)
         self.processes = tuple(self._job_processes(slots, entries))
         self.loaded = True
         if problems:
@@ -200,7 +196,7 @@ class JobCollector:
                     yield seen
 
     def _families(
-        self, slots: Sequence[VisibleSlot], entries: Mapping[str, FeedEntry], now: Moment
+        self, slots: Sequence[VisibleSlot], entries: Mapping[str, FeedEntry], rules: GapRules, now: Moment
     ) -> Collected:
         devices = RankDevices(self.gpus)
         pids = {process_id: entry.pid for process_id, entry in entries.items() if entry.alive}
@@ -212,7 +208,8 @@ class JobCollector:
         )
         collected += run_info_families(slots, pids, devices, self.peaks)
         collected += self.sessions.families()
-        collected += self._states.families({each.labels[0] for each in slots})
+        runs = {each.labels[0] for each in slots}
+        collected += self._states.families(self._ranks.processes(), runs, self.sessions.witnesses, rules, now)
         collected.add_family(feed.FEED_REFUSED, {(reason,): n for reason, n in self._refusals.items()})
         collected.add(feed.FEED_OWNER, int(self._ranks.owner))
         if self._feed.not_owned:

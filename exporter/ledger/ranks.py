@@ -1,24 +1,238 @@
-"""Ranks: the ranks in memory, and the state files that stand behind them.
+"""Ranks: the totals of each rank over all processes that ever were it, and the state files that stand behind them.
 
-Runs in the sidecar, on the ledger's collecting thread. What the feed shows of all processes comes in; ranks whose
-totals are complete and saved go out. A rank is loaded when the first of its processes appears, or at start when the
-last one ended a short while ago; it is let go when it is over: its state file at once, so that another sidecar may keep
-it, the memory when there is nothing left to show.
+Runs in the sidecar, on the ledger's collecting thread; no clock of its own. What the feed shows of all processes comes
+in, pass by pass; ranks whose totals are complete and saved go out. Totals never fall.
 
-A sidecar that does not own the feed directory loads the owner's files and saves nothing.
+    rank (run, rank, role)
+      └── slot 0, 1, …           a worker slot; has its own totals and its own series
+            ├── base             the sum over processes that are long gone
+            └── processes        one record for each since, in the order in which they came
+
+A process is known by its id and bound to a slot: the lowest that no living process of the rank has, but slot 0 belongs
+to a process that trains as soon as there is one. As long as there is a record, its process can be seen again, alive or
+dead, in this or a later life of the sidecar, and is counted once; a record becomes part of the base only when its feed
+file is gone. The last few of the dead keep theirs even without a file, so that a process whose files were deleted under
+it, and that writes them anew, is still the same process; the ids of some more before them are remembered.
+
+A rank is loaded when the first of its processes appears, or at start when the last one ended a short while ago; it is
+let go when it is over: its state file at once, so that another sidecar may keep it, the memory when there is nothing
+left to show. A sidecar that does not own the feed directory loads the owner's files and saves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from exporter.errors import StateError
 from exporter.feed.reader import FeedEntry
-from exporter.ledger.rank import Rank, RankKey, decode
-from exporter.ledger.store import StateKey, StateStore
-from exporter.ledger.totals import Moment, Process, Slot
+from exporter.ledger.store import StateKey, StateStore, from_json, to_json
+from exporter.ledger.totals import Moment, Process, RankKey, Slot, Totals
+from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading, families_of
 
 KIND = "rank"
+KEPT_PROCESSES = 2
+"""Departed processes per slot whose record outlives their feed file."""
+KEPT_IDS = 32
+"""Ids per rank that are remembered after their record has become part of a base."""
+KEPT_SECONDS = 60.0
+"""A rank that is over is remembered for so long: what ended it may be asked for."""
+
+Counted = TypeVar("Counted", bound=Totals)
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """A rank in memory."""
+
+    key: RankKey
+    slots: dict[int, Slot] = field(default_factory=dict)
+    taken: dict[str, None] = field(default_factory=dict)  # ids of what is part of a base, oldest first
+    saved: int = 0  # the hash of what was saved last
+    kept: bool = False  # its state was loaded, so that totals are complete and may be saved
+    safe: bool = False  # the totals, as they are, may be shown
+    released: bool = False  # it is over, and another sidecar may keep it
+
+    def processes(self) -> Iterator[tuple[Slot, Process]]:
+        """Every process that has a record."""
+        for slot in self.slots.values():
+            for process in slot.processes:
+                yield slot, process
+
+    def resume(self, present: Collection[str], now: Moment) -> None:
+        """Go on from a state file: whoever lived when it was saved and has no file now has died since."""
+        for _, process in self.processes():
+            process.seen_monotonic = process.first_seen = now.monotonic
+            if process.departed is not None:
+                process.depart(process.departed, now)
+            elif process.identity.id not in present:
+                process.depart(process.written, now)
+        for slot in self.slots.values():
+            if slot.base.departed is not None:
+                slot.base.depart(slot.base.departed, now)
+
+    def drop(self, process_id: str) -> None:
+        """Forget a process that turned out to be another rank's."""
+        for slot in self.slots.values():
+            slot.processes = [each for each in slot.processes if each.identity.id != process_id]
+
+    def observe(
+        self,
+        entries: Sequence[FeedEntry],
+        unreadable: Collection[str],
+        now: Moment,
+        *,
+        patience_seconds: float,
+    ) -> None:
+        """Bind what the feed shows of this rank to slots: the known, then the dead, then the new ones.
+
+        A file whose id is `unreadable` is there, but was refused; after `patience_seconds` its process counts as gone.
+        """
+        known = {process.identity.id: process for _, process in self.processes()}
+        new: list[Process] = []
+        seen = {entry.snapshot.process.id for entry in entries}
+        for entry in entries:
+            process = known.get(entry.snapshot.process.id)
+            if process is not None:
+                self._see(process, entry, now)
+            elif entry.snapshot.process.id not in self.taken:
+                new.append(_made(entry, now))
+        for process_id, process in known.items():
+            if process_id not in seen and process.living:
+                process.unseen += 1
+                # A listing made while a file is being replaced may miss it once.
+                patience = patience_seconds if process_id in unreadable else 0.0
+                if process.unseen > 1 and now.monotonic - process.seen_monotonic > patience:
+                    process.depart(now.wall, now)
+        # The dead first: their slots are free again for those that took their place.
+        for process in sorted(new, key=lambda each: (each.living, not each.trains, each.identity.started)):
+            self._free_slot().processes.append(process)
+        self._prefer_training()
+        present = {*seen, *unreadable}
+        for slot in self.slots.values():
+            for process_id in slot.fold(KEPT_PROCESSES, present):
+                self.taken[process_id] = None
+        while len(self.taken) > KEPT_IDS and next(iter(self.taken)) not in present:
+            del self.taken[next(iter(self.taken))]
+
+    def _prefer_training(self) -> None:
+        """Give slot 0 to a process that trains where one that does not has come first."""
+        first = self.slots.get(0)
+        holder = None if first is None else first.living()
+        if first is None or holder is None or holder.trains:
+            return
+        for slot in self.slots.values():
+            other = slot.living()
+            if other is not None and other.trains:
+                for here, goes, comes in ((first, holder, other), (slot, other, holder)):
+                    here.processes.remove(goes)
+                    here.processes.append(comes)
+                return
+
+    def _see(self, process: Process, entry: FeedEntry, now: Moment) -> None:
+        process.unseen, process.seen_monotonic = 0, now.monotonic
+        process.age_seconds = entry.age_seconds
+        process.identity = entry.snapshot.process  # what it says of itself may have changed
+        known_from_file_only = process.snapshot is None
+        if process.snapshot is None or entry.snapshot.sequence > process.sequence:
+            process.snapshot = entry.snapshot
+        if entry.alive and process.departed is not None:
+            process.departed = None  # its lock could not be seen for a while
+        elif not entry.alive and process.living:
+            # Known since the state file only: it died while no sidecar looked.
+            process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
+        process.note_progress(now)
+
+    def _free_slot(self) -> Slot:
+        occupied = {slot.number for slot, process in self.processes() if process.living}
+        number = next(number for number in range(len(occupied) + 1) if number not in occupied)
+        return self.slots.setdefault(number, Slot(number))
+
+    def encode(self) -> bytes:
+        """Write everything: the definitions of the Stats once each, and the numbers."""
+        stats: dict[int, tuple[int, StatDefinition]] = {}
+
+        def written(totals: Totals) -> dict[str, object]:
+            series = [
+                (
+                    stats.setdefault(id(each.definition), (len(stats), each.definition))[0],
+                    *(each.count, each.sum, each.bucket_counts, each.last_sample),
+                    *(each.rejected, each.overflows),
+                )
+                for each in totals.series.values()
+            ]
+            return {**to_json(totals), "series": series}
+
+        slots = [
+            {"slot": slot.number, "base": written(slot.base), "processes": [*map(written, slot.processes)]}
+            for slot in self.slots.values()
+        ]
+        definitions = [
+            (each.name, each.unit, each.help, each.labels, each.buckets, each.kind)
+            for _, each in stats.values()
+        ]
+        body = {"stats": definitions, "taken": list(self.taken), "slots": slots}
+        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def decode(content: bytes) -> tuple[dict[int, Slot], dict[str, None]]:
+    """Read slots and ids that are taken back.
+
+    Raises:
+        ValueError: It is not what `Rank.encode` writes.
+    """
+    slots: dict[int, Slot] = {}
+    try:
+        body = json.loads(content)
+        definitions = [_definition(*each) for each in body["stats"]]
+        for each in body["slots"]:
+            processes = [_totals(Process, found, definitions) for found in each["processes"]]
+            slots[each["slot"]] = Slot(each["slot"], _totals(Totals, each["base"], definitions), processes)
+        return slots, dict.fromkeys(body["taken"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _made(entry: FeedEntry, now: Moment) -> Process:
+    process = Process(identity=entry.snapshot.process, snapshot=entry.snapshot)
+    process.seen_monotonic = process.first_seen = now.monotonic
+    process.age_seconds = entry.age_seconds
+    if not entry.alive:
+        process.depart(now.wall - entry.age_seconds, now)
+    process.note_progress(now)
+    return process
+
+
+def _definition(
+    name: str, unit: str | None, text: str, labels: Any, buckets: Any, kind: str
+) -> StatDefinition:
+    return StatDefinition(
+        name,
+        frozenset({Aggregation.HISTOGRAM} if buckets else ()),
+        unit=unit,
+        help=text,
+        labels=tuple([(label, value) for label, value in labels]),
+        buckets=tuple(buckets),
+        kind=kind,
+    )
+
+
+def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Counted:
+    totals: Counted = from_json(kind, body)
+    for of, count, total, buckets, last_sample, rejected, overflows in body["series"]:
+        definition = definitions[of]
+        totals.series[families_of(definition).main, definition.labels] = StatReading(
+            definition,
+            count,
+            total,
+            tuple(buckets),
+            last_sample=last_sample,
+            rejected=rejected or NOTHING,
+            overflows=overflows,
+        )
+    return totals
 
 
 class Ranks:
@@ -63,19 +277,19 @@ class Ranks:
 
         `entries` are the readable files by process id; those whose id is `unreadable` are there, but were refused.
         """
-        renewed = owner != self.owner
-        if renewed:
+        if owner != self.owner:
             # What was only looked at may be behind the state files; what was owned is another's now.
             for key in self._ranks:
                 self._state.release(self._state_key(key))
             self._ranks.clear()
+            self._resumed = False
         self.owner = owner
         by_rank: dict[RankKey, list[FeedEntry]] = {}
         for entry in entries.values():
             by_rank.setdefault(RankKey.of(entry.snapshot.process), []).append(entry)
         self._follow_claims(entries)
         present = {*entries, *unreadable}
-        problems = self._resume_recent(by_rank, present, now) if renewed or not self._resumed else []
+        problems = [] if self._resumed else self._resume_recent(by_rank, present, now)
         for key in by_rank:
             rank = self._ranks.get(key)
             if rank is None:
@@ -103,7 +317,6 @@ class Ranks:
         self, by_rank: Collection[RankKey], present: Collection[str], now: Moment
     ) -> list[str]:
         """Load the ranks of this sidecar whose processes ended a short while ago, files and all."""
-        self._resumed = False
         try:
             keys = self._state.recent(KIND, self._linger_seconds)
         except StateError as error:
@@ -123,11 +336,10 @@ class Ranks:
 
     def _load(self, rank: Rank, present: Collection[str], now: Moment) -> list[str]:
         """Make a rank complete; until that succeeds, its slots are provisional and its totals withheld."""
-        key, state_key = rank.key, self._state_key(rank.key)
+        state_key = self._state_key(rank.key)
         try:
             if self.owner and not self._state.claim(state_key):
-                shown = f"rank {key.rank}" if key.rank is not None else f"role {key.role!r}"
-                where = f"run {key.run!r}, {shown}, in {self._state.directory}"
+                where = f"{rank.key}, in {self._state.directory}"
                 remedy = "end it, or give the runs different names with EXPORTER_RUN"
                 return [f"another sidecar keeps the totals of {where}: {remedy}"]
             loaded = self._state.load(state_key, decode)
@@ -136,9 +348,7 @@ class Ranks:
                 return [str(error)]
             loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
         rank.kept = True
-        if loaded is None:  # nothing was saved, or it is damaged: memory knows all there is
-            rank.changed = True
-        else:
+        if loaded is not None:  # else nothing was saved, or it is damaged: memory knows all there is
             rank.slots, rank.taken = loaded
             rank.resume(present, now)
         return []
@@ -147,20 +357,20 @@ class Ranks:
         """Write what has changed; what cannot be written is withheld, and why is returned."""
         problems: list[str] = []
         for rank in self:
-            if not self.owner:
-                rank.changed, rank.safe = False, True
-            elif not rank.kept:
-                rank.safe = False
-            elif rank.changed or not (rank.safe or rank.released):
+            if not (self.owner and rank.kept):
+                rank.safe = not self.owner
+            elif not rank.released:
+                content = rank.encode()
                 try:
-                    self._state.save(self._state_key(rank.key), rank.encode())
-                    rank.changed, rank.safe = False, True
+                    if not rank.safe or rank.saved != hash(content):
+                        self._state.save(self._state_key(rank.key), content)
+                    rank.saved, rank.safe = hash(content), True
                 except StateError as error:
                     problems.append(str(error))
                     rank.safe = False
         return problems
 
-    def forget(self, shown: Collection[Slot], present: Collection[str]) -> None:
+    def forget(self, shown: Collection[Slot], present: Collection[str], now: Moment) -> None:
         """Let go of ranks that are over: of their lock at once, of the memory when none of their slots is shown."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
@@ -171,7 +381,8 @@ class Ranks:
             if over and not rank.released and (rank.safe or not (rank.kept or lingers)):
                 self._state.release(self._state_key(key))
                 rank.released = True
-            if rank.released and not lingers:
+            ended = max((process.departed_monotonic for process in processes), default=0.0)
+            if rank.released and not lingers and now.monotonic - ended > KEPT_SECONDS:
                 del self._ranks[key]
         if self.owner:
             self._state.tidy()

@@ -4,9 +4,12 @@ Runs in the sidecar, called from the threads of the collectors that keep somethi
 own. Bytes come in under a key (kind, run, …) and go to one file per key in `<state directory>/ledger/`; they come back
 after a restart, of this sidecar or of another one on another node when the directory is shared storage.
 
-    training-exporter-ledger 2 3f2a90c4 1234\n              magic, format version, CRC-32 and length of what follows
+    training-exporter-ledger 3 3f2a90c4 1234\n              magic, format version, CRC-32 and length of what follows
     {"key": ["rank", "run", "0", "", ""], "keeper": "node7"}\n   whose file it is, and which sidecar wrote it last
-    …content…                                               JSON (see `exporter.ledger.codec`)
+    …content…                                               JSON
+
+A content is a dataclass whose fields are the keys of the JSON, so that a person can read a state file. A key that is not
+known is passed over, a missing one has its default: so versions may differ.
 
 What holds:
 
@@ -15,10 +18,10 @@ What holds:
   the key, and that the kernel drops when it dies. So sidecars of several nodes may share a directory, each keeping its
   own ranks, and a rank that moves to another node goes on there as soon as the first sidecar has let go of it.
 - A damaged file, one of another version, or something else under its name is never read as zero in silence and never
-  overwritten: it is renamed to `<name>.damaged-<unix time>`, logged and counted; the newest four are kept.
+  overwritten: it is renamed to `<name>.damaged-<unix time>`, logged and counted.
 - No `fsync`: a flush would make each pass wait behind the job's own checkpoint. What a loss of power can leave, an
   empty or torn file, is found by length and checksum.
-- Files that nobody keeps any more go after 30 days, and those of all but the latest 1,000 runs before (`tidy`).
+- Files that nobody keeps any more go after 30 days, and the oldest of more than 5,000 before (`tidy`).
 """
 
 from __future__ import annotations
@@ -31,19 +34,20 @@ import json
 import logging
 import os
 import re
-import shutil
 import socket
 import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from exporter.collectors.keeping import Rows
 from exporter.errors import CollectError, StateError
-from exporter.ledger import codec
 
 StateKey = tuple[str, ...]
 """The kind of content, the run ("" for what is of no run), and what tells this file from others of the run."""
@@ -53,10 +57,9 @@ Decoded = TypeVar("Decoded")
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"training-exporter-ledger"
-_VERSION = 2
+_VERSION = 3
 _LONGEST_HEADER = 128
 _SUFFIX, _TEMPORARY, _DAMAGED = ".ledger", ".tmp", ".damaged-"
-_MOST_DAMAGED = 4
 TIDY_SECONDS = 3600.0
 _IN_USE = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -68,15 +71,11 @@ class _DamagedError(Exception):
 
 
 def file_name(key: StateKey) -> str:
-    """Name the file of a key: readable where that is harmless; the same hash in the middle for all of a run."""
+    """Name the file of a key: readable where that is harmless, and a hash."""
     readable = re.sub(r"[^A-Za-z0-9_.]+", "_", "_".join(key))[:60].strip("._")
-    return f"{readable or 'run'}-{_hash(key[1:2])[:12] if key[1] else 'machine'}-{_hash(key)[:32]}{_SUFFIX}"
-
-
-def _hash(key: StateKey) -> str:
     # Lengths in front keep ("a", "b") and ("ab", "") apart; a lone surrogate is no reason to fail.
     joined = "".join(f"{len(part)}:{part}" for part in key).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(joined).hexdigest()
+    return f"{readable or 'run'}-{hashlib.sha256(joined).hexdigest()[:32]}{_SUFFIX}"
 
 
 class StateStore:
@@ -88,7 +87,7 @@ class StateStore:
             sidecar that shares the directory; the host name when None.
         max_bytes: A larger file is neither written nor read.
         keep_seconds: How long a file is kept that nobody keeps up any more.
-        keep_runs: Of how many runs there are files at most, but for those that are kept up.
+        keep_files: How many files there are at most, but for those that are kept up.
 
     Attributes:
         directory: Where the files are; made, as `ledger` in the directory given, when it is first needed.
@@ -104,7 +103,7 @@ class StateStore:
         keeper: str | None = None,
         max_bytes: int = 16 << 20,
         keep_seconds: float = 30 * 86_400.0,
-        keep_runs: int = 1000,
+        keep_files: int = 5000,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.directory = directory / "ledger"
@@ -112,13 +111,12 @@ class StateStore:
         self.errors = 0
         self.damaged = 0
         self._max_bytes = max_bytes
-        self._keep_seconds, self._keep_runs = keep_seconds, keep_runs
+        self._keep_seconds, self._keep_files = keep_seconds, keep_files
         self._clock = clock
         self._claimed: dict[StateKey, str] = {}
         self._locks: int | None = None
         self._told = False
         self._tidied: float | None = None
-        self._released = 0
         self._guard = threading.Lock()
 
     def claim(self, key: StateKey) -> bool:
@@ -138,7 +136,6 @@ class StateStore:
         with self._guard:
             name = self._claimed.pop(key, None)
             if name is not None:
-                self._released += 1
                 self._unlock(name)
 
     def close(self) -> None:
@@ -212,9 +209,9 @@ class StateStore:
             return keys
         oldest = self._clock() - within_seconds
         with self._using("."):
-            for path in self._paths(_SUFFIX):
+            for path in self.directory.glob(f"{kind}*{_SUFFIX}"):
                 with contextlib.suppress(OSError, _DamagedError):  # it is told when its rank appears
-                    if path.name.startswith(kind) and path.lstat().st_mtime >= oldest:
+                    if path.lstat().st_mtime >= oldest:
                         head, _ = self._read(path)
                         key = head.get("key")
                         if head.get("keeper") == self.keeper and isinstance(key, list) and key[0] == kind:
@@ -222,23 +219,21 @@ class StateStore:
         return keys
 
     def tidy(self) -> None:
-        """Remove files that nobody has kept for long, and those of the oldest runs: hourly, or after many runs."""
+        """Once an hour, remove files that nobody has kept for long, and the oldest of too many."""
         now = self._clock()
-        recently = self._tidied is not None and 0 <= now - self._tidied < TIDY_SECONDS
-        if recently and self._released < max(10, self._keep_runs // 2):
+        if self._tidied is not None and 0 <= now - self._tidied < TIDY_SECONDS:
             return
-        self._tidied, self._released = now, 0
+        self._tidied = now
         with contextlib.suppress(StateError), self._using("."):
             aged: list[tuple[float, Path]] = []
-            for path in (*self._paths(_SUFFIX), *self._paths(_SUFFIX + _TEMPORARY)):
+            for path in self.directory.iterdir():
                 with contextlib.suppress(OSError):
-                    aged.append((path.lstat().st_mtime, path))
-            runs: dict[str, int] = {}
-            for modified, path in sorted(aged, reverse=True):
-                run, name = path.name.split("-")[-2], path.name.removesuffix(_TEMPORARY)
-                late = run != "machine" and runs.setdefault(run, len(runs)) >= self._keep_runs
-                ours = name in self._claimed.values()
-                if (modified < now - self._keep_seconds or late) and not ours and self._lock(name):
+                    if _SUFFIX in path.name:
+                        aged.append((path.lstat().st_mtime, path))
+            for place, (modified, path) in enumerate(sorted(aged, reverse=True)):
+                name = path.name.partition(_SUFFIX)[0] + _SUFFIX
+                old = modified < now - self._keep_seconds or place >= self._keep_files
+                if old and name not in self._claimed.values() and self._lock(name):
                     with contextlib.suppress(OSError):
                         path.unlink()
                     self._unlock(name)
@@ -262,9 +257,6 @@ class StateStore:
             except OSError as error:
                 self.errors += 1
                 raise StateError(error.strerror or str(error), path=str(self.directory / name)) from error
-
-    def _paths(self, suffix: str) -> Iterator[Path]:
-        return (path for path in self.directory.iterdir() if path.name.endswith(suffix))
 
     def _read(self, path: Path) -> tuple[dict[str, object], bytes]:
         try:
@@ -292,17 +284,9 @@ class StateStore:
         return json.loads(first), content
 
     def _move_aside(self, path: Path, what: str) -> None:
-        numbers = {each: each.name.rpartition(_DAMAGED)[2] for each in self.directory.iterdir()}
-        old = sorted((int(n), each) for each, n in numbers.items() if _DAMAGED in each.name and n.isdecimal())
-        # Later than the last one, even if the clock has been set back: the newest are kept.
-        when = max(int(self._clock()), old[-1][0] + 1 if old else 0)
-        aside = path.rename(path.with_name(f"{path.name}{_DAMAGED}{when}"))
+        aside = path.rename(path.with_name(f"{path.name}{_DAMAGED}{int(self._clock())}"))
         self.damaged += 1
         _log.error("a state file is damaged: %s; moved aside to %s", what, aside)
-        for _, each in old[: max(len(old) + 1 - _MOST_DAMAGED, 0)]:
-            with contextlib.suppress(OSError):
-                each.unlink()
-            shutil.rmtree(each, ignore_errors=True)  # where it is a directory
 
     def _clear(self, path: Path) -> None:
         """Move aside what is no file and keeps ours from its place, or totals would be withheld for ever."""
@@ -361,7 +345,7 @@ class Page:
         try:
             if not self._state.claim(self._key):
                 return None
-            return self._state.load(self._key, lambda content: codec.loads(Rows, content)) or {}
+            return self._state.load(self._key, lambda content: loads(Rows, content)) or {}
         except StateError as error:
             raise CollectError(str(error), reason="state") from error
 
@@ -372,7 +356,7 @@ class Page:
             CollectError: `state`: what was saved before is still there.
         """
         try:
-            self._state.save(self._key, codec.dumps(rows))
+            self._state.save(self._key, dumps(rows))
         except StateError as error:
             raise CollectError(f"totals are withheld: {error}", reason="state") from error
 
@@ -388,3 +372,63 @@ def _open(path: str, flags: int) -> int:
 
 def _offset(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+
+
+# The content of state files: dataclasses to JSON and back -------------------------------------------------
+
+
+def dumps(value: object) -> bytes:
+    """Write a dataclass."""
+    return json.dumps(to_json(value), separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def loads(kind: Any, content: bytes) -> Any:
+    """Read a value of a type back.
+
+    Raises:
+        ValueError: It is not what `dumps` writes.
+    """
+    try:
+        return from_json(kind, json.loads(content))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def to_json(value: Any) -> Any:
+    """Turn a value into what `json` writes; a mapping whose keys are no text becomes a list of pairs."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: to_json(each) for key, each in value.items()}
+        return [[to_json(key), to_json(each)] for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    return {name: to_json(getattr(value, name)) for name in _hints(value.__class__)}
+
+
+def from_json(kind: Any, found: Any) -> Any:
+    """Turn what `json` has read into a value of a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in {Union, UnionType}:  # of None and one other type
+        other = next(each for each in arguments if each is not NoneType)
+        return None if found is None else from_json(other, found)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return tuple([from_json(each, value) for each, value in zip(arguments, found, strict=True)])
+    if origin in {list, tuple}:
+        return origin([from_json(arguments[0], each) for each in found])
+    if origin is not None:  # a mapping
+        pairs = found.items() if isinstance(found, dict) else found
+        return {from_json(arguments[0], key): from_json(arguments[1], value) for key, value in pairs}
+    if kind in {str, int, float, bool}:
+        return kind(found)
+    return kind(
+        **{name: from_json(hint, found[name]) for name, hint in _hints(kind).items() if name in found}
+    )
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Give the types of the fields of a dataclass that are written: all, or those that its `KEPT` names."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in getattr(kind, "KEPT", [each.name for each in fields(kind)])}

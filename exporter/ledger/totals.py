@@ -1,22 +1,73 @@
-"""What a worker slot of a rank has counted: sums over the processes that were there one after another.
+"""What a worker slot of a rank has counted, and what of it may be shown in one pass.
 
-Runs in the sidecar, on the ledger's collecting thread; no I/O, no clock of its own. A slot's total is
-base + first process + … + last process, added in this order, always; nothing in it ever falls.
+Runs in the sidecar, on the ledger's collecting thread; no I/O, no clock of its own. A slot's total is base + first
+process + … + last process, the sums over the processes that were there one after another, added in this order, always;
+nothing in it ever falls. What is shown follows the gap rules, which are all here:
+
+| the process                              | window gauges | last values of the training | totals, last sample |
+|------------------------------------------|---------------|-----------------------------|---------------------|
+| lives, and its feed is refreshed         | shown         | shown                       | shown               |
+| lives, and no step has ended for long    | shown         | absent                      | shown               |
+| lives, but is stopped or hangs as a whole| absent        | absent                      | shown               |
+| is dead                                  | absent        | absent                      | while it lingers    |
+| is dead for longer                       | absent        | absent                      | absent, but kept    |
+| its rank's state cannot be written       | shown         | shown                       | absent              |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import lt
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.admission import Plan, SeriesKey, shape_of
-from exporter.recording.values import NO_EVENTS, EventsReading, StatDefinition, StatReading, TrainingReading
+from exporter.recording.values import (
+    NO_EVENTS,
+    Aggregation,
+    EventsReading,
+    StatDefinition,
+    StatFamilies,
+    StatReading,
+    TrainingReading,
+)
+from exporter.training.phases import PHASES
+
+SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
+"""What a Stat is under, over restarts and versions of the code: its main family and its labels."""
+
+Shape = tuple[bool, str | None, tuple[float, ...], str]
+"""Histogram or not, unit, bounds of the buckets, kind: what must be the same for numbers to be added up."""
 
 Key = TypeVar("Key", str, tuple[str, str])
+
+LONGEST_FLUSH_SECONDS = 600.0
+"""A writer that claims to write less often is measured by this."""
+LONG_PHASES = frozenset(
+    name
+    for name, phase in PHASES.items()
+    if phase.badput in {"compile", "validation", "checkpoint_load", "checkpoint_save"}
+)
+"""Phases that may take longer than steps do."""
+_IDEAL: SeriesKey = ("training_step_ideal_seconds", ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A definition with all that follows from it; `names` are those of its families and their samples."""
+
+    definition: StatDefinition
+    families: StatFamilies
+    names: frozenset[str]
+    key: SeriesKey
+    shape: Shape
+
+
+def shape_of(definition: StatDefinition) -> Shape:
+    """Tell what must be the same for numbers to be added up."""
+    histogram = Aggregation.HISTOGRAM in definition.aggregations
+    return histogram, definition.unit, definition.buckets, definition.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +78,31 @@ class Moment:
     monotonic: float
 
 
+@dataclass(frozen=True, slots=True)
+class RankKey:
+    """Whose totals: a rank of a run, or the processes of one role that have no rank."""
+
+    run: str
+    rank: int | None
+    role: str
+
+    @classmethod
+    def of(cls, process: ProcessIdentity) -> RankKey:
+        """Tell which rank a process is."""
+        if process.rank is not None:
+            return cls(process.run, process.rank, "")
+        return cls(process.run, None, "" if process.role == "trainer" else process.role)
+
+    def __str__(self) -> str:
+        return f"run {self.run!r}, " + (f"role {self.role!r}" if self.rank is None else f"rank {self.rank}")
+
+
 @dataclass(slots=True, eq=False)
 class Totals:
-    """What one process, or all before it, brought to a slot; all of it only grows."""
+    """What one process, or all before it, brought to a slot; all of it only grows. `KEPT` is in the state file."""
 
-    series: dict[SeriesKey, StatReading] = field(default_factory=dict)
+    KEPT: ClassVar[Sequence[str]] = ("dropped", "events", "refused", "departed")
+    series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # kept apart: see `Rank.encode`
     dropped: Mapping[str, int] = field(default_factory=dict)  # what writers lost, by reason
     events: EventsReading = NO_EVENTS
     refused: int = 0  # readings of Stats whose definition did not fit
@@ -59,12 +130,16 @@ class Totals:
 class Process(Totals):
     """One process; `plans`, `admitted` and `current` are in the order of the snapshot's Stats."""
 
+    KEPT = (*Totals.KEPT, "identity", "written", "sequence", "final", "exception", "failure")
     identity: ProcessIdentity = field(kw_only=True)
     written: float = 0.0  # Unix time of its last snapshot
     sequence: int = 0  # of the last snapshot that was counted
+    final: bool = False  # it has ended in order, as its last snapshot says
+    exception: str = ""  # that ended it
+    failure: str = ""  # what it told of its end
     snapshot: Snapshot | None = None  # the last one seen in this life of the sidecar
     counted: Snapshot | None = None  # the last one that was counted
-    definitions: list[StatDefinition] | None = None  # of the Stats; None before a snapshot was looked at
+    definitions: list[StatDefinition] | None = None  # of the Stats; None before the first snapshot
     plans: list[Plan | None] = field(default_factory=list)  # None where a Stat may not be published at all
     admitted: list[Plan | None] = field(default_factory=list)  # None also where another's definition stands
     current: list[StatReading | None] = field(default_factory=list)  # what counts of each Stat
@@ -84,11 +159,6 @@ class Process(Totals):
     def training(self) -> TrainingReading | None:
         """What it tells of its training; None where it tells nothing."""
         return None if self.snapshot is None else self.snapshot.recording.training
-
-    @property
-    def final(self) -> bool:
-        """Whether it has ended in order, as its last snapshot says."""
-        return self.snapshot is not None and self.snapshot.recording.final
 
     @property
     def trains(self) -> bool:
@@ -130,6 +200,9 @@ class Process(Totals):
         self.events = continued_events(self.events, snapshot.recording.events)
         self.sequence = max(self.sequence, snapshot.sequence)
         self.written = snapshot.written
+        self.final = snapshot.recording.final
+        self.exception = "" if snapshot.ending is None else snapshot.ending.exception
+        self.failure = "" if self.training is None else self.training.failure
         self.dropped = _highest(self.dropped, snapshot.dropped)
 
 
@@ -175,6 +248,87 @@ class Slot:
             self.base.absorb(self.processes.pop(0))
             departed -= 1
             yield first.identity.id
+
+
+@dataclass(frozen=True, slots=True)
+class GapRules:
+    """When data ends: without a refresh of the feed, after the end of a process, and without a step (a hang)."""
+
+    stale_after_seconds: float = 10.0  # at least three times what the writer means to take
+    linger_seconds: float = 900.0
+    hang_seconds: float = 60.0
+    hang_steps: float = 10.0  # usual steps; a hang is longer than both
+
+    def fresh(self, process: Process) -> bool:
+        """Whether the windows of a process tell of now."""
+        snapshot = process.snapshot
+        if snapshot is None or not process.living:
+            return False
+        flush = min(snapshot.flush_seconds, LONGEST_FLUSH_SECONDS)
+        return process.age_seconds <= max(self.stale_after_seconds, 3.0 * flush)
+
+    def lingers(self, totals: Totals, now: Moment) -> bool:
+        """Whether what the dead have left is still shown."""
+        gone = now.monotonic - totals.departed_monotonic
+        return totals.departed is not None and gone <= self.linger_seconds
+
+    def without_step(self, process: Process, now: Moment) -> float | None:
+        """Give how long no step has ended, where that is longer than it may be; None where all is well.
+
+        Before the first step has ended, which may compile, and after the training nothing is overdue; a phase that may
+        take long is given five times as long.
+        """
+        reading, since = process.training, process.since_progress(now)
+        if reading is None or since is None or reading.steps < 1:
+            return None
+        ideal = process.series.get(_IDEAL)
+        usual = None if ideal is None else ideal.value
+        if usual is None:
+            usual = reading.work_seconds / reading.steps
+        limit = max(self.hang_seconds, self.hang_steps * usual)
+        return since if since > limit * (5.0 if reading.phase in LONG_PHASES else 1.0) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VisibleSlot:
+    """One worker slot in one pass."""
+
+    labels: tuple[str, str, str, str]  # run, rank, worker, role
+    slot: Slot
+    process: Process  # the living one, else the last one
+    fresh: bool  # its window gauges may be shown
+    advancing: bool  # the last values of its training may be
+    counted: bool  # its totals are in the state file and may be shown
+    lingering: tuple[Totals, ...]  # of processes that ended a short while ago
+
+    def leftovers(self) -> dict[SeriesKey, Plan]:
+        """What lingers, without the Stats that the living process has itself."""
+        plans = {
+            plan.key: plan for part in self.lingering for plan in part.lingering or () if plan is not None
+        }
+        for plan in self.process.admitted if plans and self.process.living else ():
+            if plan is not None:
+                plans.pop(plan.key, None)
+        return plans
+
+
+def visible(key: RankKey, slot: Slot, rules: GapRules, now: Moment, *, counted: bool) -> VisibleSlot | None:
+    """Look at a slot; None when there is nothing to show of it."""
+    process = slot.latest()
+    lingering = tuple(each for each in slot.parts() if rules.lingers(each, now))
+    if process is None or not (process.living or lingering):
+        return None
+    fresh = rules.fresh(process)
+    rank, worker = "" if key.rank is None else str(key.rank), str(slot.number or "")
+    return VisibleSlot(
+        labels=(key.run, rank, worker, key.role),
+        slot=slot,
+        process=process,
+        fresh=fresh,
+        advancing=fresh and rules.without_step(process, now) is None,
+        counted=counted,
+        lingering=lingering,
+    )
 
 
 def added(before: StatReading | None, after: StatReading) -> StatReading:

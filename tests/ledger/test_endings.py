@@ -10,7 +10,7 @@ from ledger_support import Clock, Sidecar
 from test_sessions import a_job, reason
 
 from exporter.feed.runs import End
-from exporter.ledger.goodput.ends import Witnesses
+from exporter.ledger.goodput.run_state import Witnesses
 
 
 def killed(
@@ -23,7 +23,7 @@ def killed(
 ) -> dict[str, float]:
     """Why an attempt ended that was killed in the middle of a step, under these circumstances."""
     sidecar = Sidecar(tmp_path)
-    sidecar.collector.sessions.ends.witnesses = witnesses
+    sidecar.collector.sessions.witnesses = witnesses
     first = Watched(sidecar, job=a_job())
     first.job.hold(0.5)
     peers = [Watched(sidecar, rank=rank) for rank in range(1, 1 + len(others))]
@@ -65,7 +65,7 @@ def test_a_process_whose_end_nobody_saw_ended_for_an_unknown_reason(tmp_path: Pa
 
 
 def test_the_kernel_counts_those_it_kills_for_memory(tmp_path: Path) -> None:
-    counts = iter([3.0, 4.0, 4.0, 4.0])
+    counts = iter([3.0, 4.0])  # while it lives, and after its end
 
     assert killed(tmp_path, Witnesses(oom_kills=lambda: next(counts))) == {"oom_kill": 1}
 
@@ -101,12 +101,12 @@ def test_a_process_that_exited_normally_is_believed_unless_its_status_says_other
 
 def test_a_machine_that_began_anew_took_the_job_with_it(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
-    sidecar.collector.sessions.ends.witnesses = Witnesses(machine=("node", "boot-1"))
+    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-1"))
     first = Watched(sidecar, job=a_job())
     first.see()
     sidecar.feed.files.clear()
     sidecar.restart()
-    sidecar.collector.sessions.ends.witnesses = Witnesses(machine=("node", "boot-2"))
+    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-2"))
     second = Watched(sidecar, job=a_job())
     page = second.see()
 

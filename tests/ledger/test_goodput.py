@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import PROJECT
 
-from exporter.ledger import codec
 from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES, DOWNTIME_LAG_SECONDS, Attempt, Goodput
+from exporter.ledger.store import dumps, loads
 
 
 def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0) -> PaperJob:
@@ -299,8 +299,8 @@ class Story:
         self.marks.append(mark)
         assert goodput.uncommitted >= 0
         # A sidecar that takes over at this moment knows the same.
-        kept = codec.loads(Goodput, codec.dumps(goodput))
-        assert codec.dumps(kept) == codec.dumps(goodput)
+        kept = loads(Goodput, dumps(goodput))
+        assert dumps(kept) == dumps(goodput)
         self.books.goodput = kept
 
 
@@ -324,4 +324,4 @@ def test_whatever_happens_the_parts_are_the_wall_and_no_counter_falls(data: st.D
 )
 def test_a_state_that_makes_no_sense_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError):
-        codec.loads(Goodput, content)
+        loads(Goodput, content)

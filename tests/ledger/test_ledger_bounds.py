@@ -33,6 +33,7 @@ def lives(sidecar: Sidecar, run: str, stat: str) -> None:
     watched.write(final=True).kill()
     sidecar.after(1.0)
     sidecar.after(4.0)
+    sidecar.clock.advance(600.0)
 
 
 def kept_in_memory(sidecar: Sidecar) -> int:
@@ -43,7 +44,6 @@ def kept_in_memory(sidecar: Sidecar) -> int:
         collector._admission._claims,
         collector.sessions._sessions,
         collector.sessions._bound,
-        collector.sessions.ends._ended,
         collector._states._runs,
         collector._kept_files,
         sidecar.state._claimed,
@@ -54,7 +54,7 @@ def kept_in_memory(sidecar: Sidecar) -> int:
 @pytest.mark.timeout(90)
 def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
-    sidecar.state._keep_runs = 40
+    sidecar.state._keep_files = 120
     sidecar.collector._linger_seconds = sidecar.collector._ranks._linger_seconds = 20.0
     sidecar.collector.sessions._linger_seconds = 20.0
     sizes, seconds, files = [], [], []

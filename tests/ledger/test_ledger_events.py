@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ledger_support import Sidecar, a_process, a_snapshot
 
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.ledger.rank import Rank, RankKey, decode
-from exporter.ledger.totals import Slot, Totals, added_events, continued_events
+from exporter.ledger.ranks import Rank, decode
+from exporter.ledger.totals import RankKey, Slot, Totals, added_events, continued_events
 from exporter.recording.values import NO_EVENTS, EventsReading, Recording
 
 WHO = {"run": "r", "rank": "0"}

@@ -17,7 +17,7 @@ from ledger_support import (
 
 from exporter.families import Distribution
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.ledger.rank import KEPT_PROCESSES
+from exporter.ledger.ranks import KEPT_PROCESSES
 
 LOSS = a_definition("loss")
 RANK_0 = {"run": "r", "rank": "0"}

@@ -10,8 +10,7 @@ from ledger_support import Page, Sidecar, a_definition, a_process, a_reading, a_
 
 from exporter.feed.runs import End
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.ledger.goodput.ends import Witnesses
-from exporter.ledger.goodput.run_state import STATES
+from exporter.ledger.goodput.run_state import STATES, Witnesses
 from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.recording.values import Ending, StatReading
 
@@ -81,7 +80,7 @@ def shown(page: Page) -> set[str]:
 
 
 def ended(sidecar: Sidecar, *ends: End) -> None:
-    sidecar.collector.sessions.ends.witnesses = Witnesses(ends=lambda: list(ends))
+    sidecar.collector.sessions.witnesses = Witnesses(ends=lambda: list(ends))
 
 
 def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
@@ -182,7 +181,9 @@ def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
     watched.kill()
     dead = sidecar.after(1.0)
     sidecar.after(5.0)
+    witnesses = sidecar.collector.sessions.witnesses
     sidecar.restart()
+    sidecar.collector.sessions.witnesses = witnesses
     later = sidecar.after(600.0)
     over = sidecar.after(900.0)
 

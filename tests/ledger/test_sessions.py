@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ledger_support import Page, Sidecar, a_process, a_snapshot
 
 from exporter.families import Distribution
-from exporter.ledger.goodput.ends import started_at
 from exporter.ledger.goodput.families import SPECS
+from exporter.ledger.goodput.run_state import started_at
 from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.ledger.goodput.task import CAUSES
 from exporter.ledger.store import file_name
@@ -120,7 +120,7 @@ def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
     assert badput(page) == {"init": 4}
     assert [record.message for record in caplog.records] == []
     assert sidecar.state.claim(("goodput", "r", "run", "1", "here"))
-    assert len(sidecar.collector.sessions._sessions) == 1
+    assert len(sidecar.collector.sessions.flows()) == 1
 
 
 ACTIONS = st.one_of(

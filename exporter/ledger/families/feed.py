@@ -13,8 +13,7 @@ from prometheus_client.core import Metric
 
 from exporter.families import FamilySpec, family
 from exporter.ledger.families.training import IDENTITY_LABELS
-from exporter.ledger.totals import added_events
-from exporter.ledger.visible import VisibleSlot
+from exporter.ledger.totals import VisibleSlot, added_events
 from exporter.recording.values import NO_EVENTS
 
 DROP_REASONS = (

@@ -22,7 +22,7 @@ from prometheus_client.core import Metric
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.families import FamilySpec
 from exporter.ledger.families.training import IDENTITY_LABELS
-from exporter.ledger.visible import VisibleSlot
+from exporter.ledger.totals import VisibleSlot
 
 FACTS = (
     *("job_id", "job_name", "user", "framework", "framework_version", "model", "precision", "flops_method"),

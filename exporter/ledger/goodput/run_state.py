@@ -1,8 +1,8 @@
-"""What state each run is in, and why.
+"""What state each run is in, how its processes have ended, and why an attempt ended before its time.
 
-Runs in the sidecar, on the ledger's collecting thread. The processes of all ranks and what `run` has seen of their ends
-come in; a state set and its reason go out, for as long as anything of the run is shown. How a run has ended is kept in
-the ledger's state, so that it is still told after a restart of the sidecar.
+Runs in the sidecar, on the ledger's collecting thread. The processes of all ranks, the exit statuses that `run` has
+left, the kernel's count of OOM kills and the boot of the machine come in; a state with its reason goes out for each run,
+for as long as anything of it is shown, and for `Sessions` the evidence about an end.
 
 | state      | when                                                                                                  |
 |------------|-------------------------------------------------------------------------------------------------------|
@@ -14,31 +14,44 @@ the ledger's state, so that it is still told after a restart of the sidecar.
 | `finished` | ended with status 0; without `run`: the process exited normally                                       |
 | `failed`   | ended with another status, by another signal, or by an exception                                      |
 | `lost`     | killed or crashed, and nobody saw how                                                                 |
+
+What a process says of its own end is believed first, and of several processes the most telling one. That a peer is
+gone, or does not answer, is what the others say when one of them is killed or crashes: then its own end is looked at.
 """
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Collection
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from exporter.errors import StateError
 from exporter.families import FamilySpec, family
-from exporter.ledger import codec
-from exporter.ledger.goodput.ends import Ends
-from exporter.ledger.ranks import Ranks
-from exporter.ledger.store import StateKey, StateStore
-from exporter.ledger.totals import Moment, Process
-from exporter.ledger.visible import LONG_PHASES, GapRules
+from exporter.feed.runs import End
+from exporter.ledger.goodput.task import Attempt
+from exporter.ledger.totals import LONG_PHASES, GapRules, Moment, Process
+from exporter.recording.values import END_REASONS
 
-STATES = ("starting", "running", "stalled", "hung", "stopped", "finished", "failed", "lost")
-ENDED = frozenset({"stopped", "finished", "failed", "lost"})
-STATUS_SECONDS = 60.0
-"""How long after the end of a process its exit status is still looked for."""
+TOGETHER_SECONDS = 60.0
+"""Ends of one run's processes within such a time are one interruption."""
+LONGEST_BEFORE_SECONDS = 600.0
+"""What began so long before its recording, such as the kernel of a notebook, did something else first."""
+LIVES = ("starting", "running", "stalled", "hung")
+ENDED = ("stopped", "finished", "failed", "lost")
+STATES = LIVES + ENDED
+
+_MOST_TELLING = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
+"""The reasons that a process gives and that are a cause, the most particular first."""
+_CONSEQUENCES = ("network", "nccl_timeout", "signal", "unknown")
+"""Those that may be no more than what another process has left behind."""
 _WAITING = LONG_PHASES | {"data_loading"}
 _STOPS = frozenset({-signal.SIGINT, -signal.SIGTERM})
+_SIGNALS = {each.value: each.name for each in signal.Signals}
 
 STATE = family(
     "training_run_state",
@@ -60,167 +73,217 @@ INFO = FamilySpec(
 SPECS = (STATE, INFO)
 
 
-@dataclass(slots=True)
+def started_at(
+    pid: int | None,
+    recorded: float,
+    *,
+    proc: Path = Path("/proc"),
+    clock: Callable[[], float] = time.time,
+    boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+) -> float:
+    """Tell when a process began, as the kernel has it; at most when its recording did, where nobody knows better."""
+    try:
+        stat = (proc / str(pid) / "stat").read_bytes()
+        # The name of the program stands in brackets and may have any; the start is the 22nd field, in ticks.
+        ticks = int(stat[stat.rindex(b")") + 1 :].split()[19])
+    except (OSError, ValueError, IndexError):
+        return recorded
+    began = clock() - boottime() + ticks / os.sysconf("SC_CLK_TCK")
+    return began if recorded - LONGEST_BEFORE_SECONDS <= began <= recorded else recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of the end of an attempt."""
+
+    status: int | None  # as a parent gets it, negative for a signal; None where nobody saw it
+    silent: bool  # a process of the run was seen to be dead that had not said that it ends
+    reason: str  # one of `END_REASONS`
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """Who may know of the end of a process; each may be called from the ledger's thread."""
+
+    oom_kills: Callable[[], float | None] = lambda: None  # of the kernel since the machine began
+    ends: Callable[[], Sequence[End]] = lambda: ()  # how the jobs of `run` have ended
+    started: Callable[[int | None, float], float] = started_at
+    machine: tuple[str, str] = field(default_factory=lambda: (socket.gethostname(), ""))  # name, boot
+
+    def own(self, pid: int, recorded: float, ended: float) -> End | None:
+        """Give the end of a process as its parent `run` saw it; None where nobody did."""
+        return next((end for end in self._near(recorded, ended) if end.pid == pid), None)
+
+    def job(self, run: str, recorded: float, ended: float) -> End | None:
+        """Give the end of the job of `run` that a process was part of; None where there was none."""
+        return next((end for end in self._near(recorded, ended) if end.run == run), None)
+
+    def _near(self, recorded: float, ended: float) -> Iterator[End]:
+        for end in self.ends():
+            if abs(end.at - ended) <= TOGETHER_SECONDS and end.at >= recorded:
+                # A shell reports its child's signal as 128 and more.
+                status = 128 - end.status if 128 < end.status < 128 + 65 else end.status
+                yield replace(end, status=status)
+
+    def explain(
+        self,
+        attempt: Attempt,
+        ended: float,
+        processes: Iterable[Process],
+        oom_kills: float | None,
+        *,
+        seen: bool,
+    ) -> Evidence:
+        """Tell how an attempt ended, and why; its process was perhaps `seen` to be dead.
+
+        `oom_kills` is the kernel's count while it lived, None where that is not known.
+        """
+        # Whatever ended before this attempt began was the end of the one before.
+        others = [
+            each
+            for each in processes
+            if each.departed is not None
+            and each.training is not None
+            and each.identity.run == attempt.run
+            and each.departed > attempt.recorded
+            and abs(each.departed - ended) <= TOGETHER_SECONDS
+        ]
+        silent = (seen and not attempt.final) or not all(each.final for each in others)
+        # Its own exit status, else a signal that ended the shell or the launcher around it.
+        own = self.own(attempt.pid, attempt.recorded, ended)
+        signals = [end.status for end in self._near(attempt.recorded, ended) if end.status < 0]
+        status = own.status if own is not None else next(iter(signals), None)
+        kills = self.oom_kills()
+        killed = kills is not None and oom_kills is not None and kills > oom_kills
+        told = {attempt.failure, *(each.failure for each in others)} - {""}
+        said = {each if each in END_REASONS else "exit" for each in told}
+        believed = _MOST_TELLING if silent else _MOST_TELLING + _CONSEQUENCES
+        name, boot = attempt.machine
+        if said.intersection(believed):
+            reason = next(each for each in believed if each in said)
+        elif self.machine[0] == name and self.machine[1] != boot:
+            reason = "host"
+        # The kernel kills for memory with SIGKILL, which leaves no last word.
+        elif silent and killed and status in {None, -signal.SIGKILL}:
+            reason = "oom_kill"
+        elif status is not None:
+            reason = "exit" if status >= 0 else "user" if status == -signal.SIGINT else "signal"
+        elif silent:
+            reason = "signal"  # so ends what is killed; `os._exit` is rare
+        else:
+            reason = "exit" if attempt.final else "unknown"
+        return Evidence(status, silent, reason)
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """The state of one run."""
 
-    run: str
     state: str  # one of `STATES`
     reason: str = ""  # for people
+    since: float = field(default=0.0, compare=False)  # Unix time
     exit_status: str = ""  # of the job, where somebody saw it and it ended by no signal
     signal: str = ""  # that ended it
     exception: str = ""  # that ended it
-    since: float = field(default=0.0, compare=False)  # Unix time
-    process: str = ""  # by whose end it was found; "" while it lives
-    settled: bool = field(default=True, compare=False, metadata=codec.NOT_KEPT)  # it can no longer change
 
 
 class RunStates:
-    """Follows the state of every run; an end is told for `linger_seconds`, also after a restart of the sidecar."""
+    """Follows the state of every run."""
 
-    def __init__(self, state: StateStore, ends: Ends, *, linger_seconds: float) -> None:
-        self._state = state
-        self._ends = ends
-        self._linger_seconds = linger_seconds
+    def __init__(self) -> None:
         self._runs: dict[str, RunState] = {}
-        self._resumed = False
 
-    def update(self, ranks: Ranks, rules: GapRules, now: Moment) -> list[str]:
-        """Look at all runs; give why an end could not be kept, a sentence for each run."""
-        if ranks.owner and not self._resumed:
-            self._resumed = True
-            self._resume()
-        problems: list[str] = []
-        runs: dict[str, list[Process]] = {}
-        for process in ranks.processes():
-            runs.setdefault(process.identity.run, []).append(process)
-        for run, processes in runs.items():
-            if all((each.identity.rank or 0) > 0 for each in processes):
-                continue
-            before = self._runs.get(run)
-            found = self._look(processes, before, rules, now)
-            if found == before:
-                assert before is not None  # noqa: S101  # something was found
-                before.settled = found.settled
-                continue
-            self._runs[run] = found
-            if ranks.owner and found.state in ENDED:
-                problems += self._keep(found)
-        self._runs = {run: each for run, each in self._runs.items() if run in runs}
-        return problems
-
-    def families(self, shown: Collection[str]) -> list[Metric]:
+    def families(
+        self,
+        processes: Iterable[Process],
+        shown: Collection[str],
+        witnesses: Witnesses,
+        rules: GapRules,
+        now: Moment,
+    ) -> list[Metric]:
         """Fill the families, of the runs of which anything is shown."""
-        runs = [each for run, each in self._runs.items() if run in shown]
+        runs: dict[str, list[Process]] = {}
+        for process in processes:
+            if process.identity.run in shown:
+                runs.setdefault(process.identity.run, []).append(process)
+        before, self._runs = self._runs, {}
+        for run, each in runs.items():
+            if any(not process.identity.rank for process in each):
+                found = _look(each, before.get(run), witnesses, rules, now)
+                # A state has one begin, however often it is found.
+                self._runs[run] = before[run] if before.get(run) == found else found
+        if not self._runs:
+            return []
         states: dict[tuple[str, ...], float] = {
-            (found.run, each): float(each == found.state) for found in runs for each in STATES
+            (run, name): float(name == it.state) for run, it in self._runs.items() for name in STATES
         }
-        infos: dict[tuple[str, ...], float] = {}
-        for each in runs:
-            told = (each.run, each.state, each.reason, each.exit_status, each.signal, each.exception)
-            infos.update({(*told, str(round(each.since))): 1.0})
-        return [STATE.family(states), INFO.family(infos)] if runs else []
-
-    def _resume(self) -> None:
-        """Learn how runs ended that ended a short while ago."""
-        try:
-            for key in self._state.recent("state", self._linger_seconds):
-                found = self._state.load(key, lambda content: codec.loads(RunState, content))
-                if found is not None:
-                    self._runs[found.run] = found
-        except StateError:
-            self._resumed = False
-
-    def _keep(self, found: RunState) -> list[str]:
-        key: StateKey = ("state", found.run, self._state.keeper)
-        try:
-            if self._state.claim(key):
-                self._state.save(key, codec.dumps(found))
-        except StateError as error:
-            return [str(error)]
-        finally:
-            self._state.release(key)
-        return []
-
-    def _look(
-        self, processes: list[Process], before: RunState | None, rules: GapRules, now: Moment
-    ) -> RunState:
-        """Tell the state of a run."""
-        run = processes[0].identity.run
-        trainers = [each for each in processes if each.identity.rank is not None] or processes
-        living = [each for each in trainers if each.living]
-        if living:
-            return _living(
-                run,
-                min(
-                    living, key=lambda each: (not each.trains, each.identity.rank or 0, each.identity.started)
-                ),
-                rules,
-                now,
-            )
-        lowest = min(each.identity.rank or 0 for each in trainers)
-        last = max(
-            (each for each in trainers if (each.identity.rank or 0) == lowest),
-            key=lambda each: (each.identity.started, each.departed or 0.0),
-        )
-        if before is not None and before.process == last.identity.id and before.settled:
-            return before
-        found = self._ended(run, last)
-        late = now.monotonic - last.departed_monotonic > STATUS_SECONDS
-        return replace(found, settled=late or not found.reason.startswith("deduced"))
-
-    def _ended(self, run: str, process: Process) -> RunState:
-        """Tell how a run has ended, from all that is known of its last process."""
-        at, identity, snapshot = process.departed or 0.0, process.identity, process.snapshot
-        own = self._ends.own(identity.pid, identity.started, at)
-        job = own or self._ends.job(run, identity.started, at)
-        exception = "" if snapshot is None or snapshot.ending is None else snapshot.ending.exception
-        failure = "" if process.training is None else process.training.failure
-        found = RunState(run, "lost", exception=exception, since=at, process=identity.id)
-        if job is not None:
-            found.since = min(at, job.at)
-        if job is not None and job.status < 0:
-            try:
-                found.signal = signal.Signals(-job.status).name
-            except ValueError:
-                found.signal = str(-job.status)
-            found.state, found.reason = (
-                "stopped" if job.status in _STOPS else "failed",
-                f"signal {found.signal}",
-            )
-        elif job is not None and job.status > 0:
-            found.state, found.exit_status = "failed", str(job.status)
-            found.reason = f"exit status {job.status}" + (f", {exception}" if exception else "")
-        elif job is not None and (own is not None or process.final or snapshot is None):
-            found.state, found.reason, found.exit_status, found.exception = (
-                "finished",
-                "exit status 0",
-                "0",
-                "",
-            )
-        elif exception or failure:
-            found.state = "stopped" if failure in {"user", "preemption"} else "failed"
-            found.reason = f"exception {exception}" if exception else f"told: {failure}"
-        elif process.final:
-            found.state, found.reason = "finished", "deduced: the process exited normally"
-        else:
-            found.reason = "deduced: the process was killed or crashed"
-        return found
+        infos: dict[tuple[str, ...], float] = {
+            (run, it.state, it.reason, it.exit_status, it.signal, it.exception, str(round(it.since))): 1.0
+            for run, it in self._runs.items()
+        }
+        return [STATE.family(states), INFO.family(infos)]
 
 
-def _living(run: str, process: Process, rules: GapRules, now: Moment) -> RunState:
+def _look(
+    processes: list[Process], before: RunState | None, witnesses: Witnesses, rules: GapRules, now: Moment
+) -> RunState:
+    """Tell the state of a run by its processes."""
+    trainers = [each for each in processes if each.identity.rank is not None] or processes
+    living = [each for each in trainers if each.living]
+    if living:
+        order = [(not each.trains, each.identity.rank or 0, each.identity.started) for each in living]
+        return _living(living[order.index(min(order))], rules, now)
+    lowest = min(each.identity.rank or 0 for each in trainers)
+    last = max(
+        (each for each in trainers if (each.identity.rank or 0) == lowest),
+        key=lambda each: (each.identity.started, each.departed or 0.0),
+    )
+    if (
+        before is not None
+        and before.state in ENDED
+        and now.monotonic - last.departed_monotonic > TOGETHER_SECONDS
+    ):
+        return before  # nobody has more to say of it
+    return _ended(last, witnesses)
+
+
+def _living(process: Process, rules: GapRules, now: Moment) -> RunState:
     reading, started = process.training, process.identity.started
     if process.snapshot is not None and not rules.fresh(process):
         since = now.wall - process.age_seconds
-        return RunState(run, "stalled", "its feed is not refreshed: stopped, or starved", since=since)
+        return RunState("stalled", "its feed is not refreshed: stopped, or starved", since)
     late = rules.without_step(process, now)
     if reading is not None and late is not None:
         state = "stalled" if reading.phase in _WAITING else "hung"
-        return RunState(run, state, f"no step has ended, phase {reading.phase}", since=now.wall - late)
+        return RunState(state, f"no step has ended, phase {reading.phase}", now.wall - late)
     if process.identity.rank is None:
-        return RunState(run, "starting", "no process trains yet", since=started)
+        return RunState("starting", "no process trains yet", started)
     if reading is None:
-        return RunState(run, "running", "its training is not told", since=started)
+        return RunState("running", "its training is not told", started)
     if reading.steps == 0 and reading.last_progress is None and not reading.finished:
-        return RunState(run, "starting", "no step has ended yet", since=started)
-    return RunState(run, "running", since=now.wall)
+        return RunState("starting", "no step has ended yet", started)
+    return RunState("running", since=now.wall)
+
+
+def _ended(process: Process, witnesses: Witnesses) -> RunState:
+    """Tell how a run has ended, from all that is known of its last process."""
+    at, identity, exception = process.departed or 0.0, process.identity, process.exception
+    own = witnesses.own(identity.pid, identity.started, at)
+    job = own or witnesses.job(identity.run, identity.started, at)
+    since = at if job is None else min(at, job.at)
+    if job is not None and job.status < 0:
+        name = _SIGNALS.get(-job.status, str(-job.status))
+        state = "stopped" if job.status in _STOPS else "failed"
+        return RunState(state, f"signal {name}", since, signal=name, exception=exception)
+    if job is not None and job.status > 0:
+        reason = f"exit status {job.status}" + (f", {exception}" if exception else "")
+        return RunState("failed", reason, since, exit_status=str(job.status), exception=exception)
+    if job is not None and (own is not None or process.final):
+        return RunState("finished", "exit status 0", since, exit_status="0")
+    if exception or process.failure:
+        state = "stopped" if process.failure in {"user", "preemption"} else "failed"
+        reason = f"exception {exception}" if exception else f"told: {process.failure}"
+        return RunState(state, reason, since, exception=exception)
+    if process.final:
+        return RunState("finished", "deduced: the process exited normally", since)
+    return RunState("lost", "deduced: the process was killed or crashed", since)

@@ -18,7 +18,7 @@ that nothing is lost by waiting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -27,26 +27,24 @@ from prometheus_client.core import Metric
 from exporter.errors import StateError
 from exporter.feed.reader import FeedEntry
 from exporter.feed.snapshot import Snapshot
-from exporter.ledger import codec
 from exporter.ledger.energy.attribution import Flows
-from exporter.ledger.goodput.ends import SETTLE_SECONDS, Ends
 from exporter.ledger.goodput.families import goodput_families
+from exporter.ledger.goodput.run_state import Witnesses
 from exporter.ledger.goodput.task import Attempt, Goodput
-from exporter.ledger.rank import Rank
-from exporter.ledger.ranks import Ranks
-from exporter.ledger.store import StateKey, StateStore, file_name
+from exporter.ledger.ranks import Rank, Ranks
+from exporter.ledger.store import StateKey, StateStore, dumps, file_name, loads
 from exporter.ledger.totals import Moment, Process
 
+SETTLE_SECONDS = 3.0
+"""How long after the end of a process others may still say what it died of."""
 TAG_SECONDS = 30.0
 """How long a process that does not train yet may take to tell its session tag."""
 REFUSED_SECONDS = 60.0
 """How long the file of a dead process waits for another sidecar to let go of its session."""
-OOM_LOOK_SECONDS = 5.0
 FINISHED_SECONDS = 5.0
 """How long a process lives on after its application before its work counts as done: its end says more."""
 LAST_WORD_SECONDS = 0.5
 """How long after the end of a process that finished its exit status may come."""
-
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +64,18 @@ class GoodputOptions:
     hang_steps: float = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all sessions look at in one pass."""
+
+    now: Moment
+    witnesses: Witnesses
+    options: GoodputOptions
+    processes: Sequence[Process]  # of all ranks
+    leading: Mapping[str, Process]  # those of rank 0 that have a snapshot, by id
+    pids: Mapping[str, int | None]  # as seen from here, by id
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """A session in memory; times are of the monotonic clock."""
@@ -74,14 +84,15 @@ class Session:
     goodput: Goodput = field(default_factory=Goodput)
     kept: bool = False  # its state was loaded
     safe: bool = False  # what is counted may be shown
+    saved: int = 0  # the hash of what was saved last
     released: bool = False  # another sidecar may keep it
     refused: bool = False  # another one does
-    gone: float | None = None  # when the end of the latest process was noticed
-    _down_since: float | None = None  # the end itself
-    _oom_kills: float | None = None  # the kernel's count while the process lived
-    _oom_looked: float = 0.0
+    gone: float | None = None  # when the latest process ended
+    _oom_kills: tuple[float | None, float | None] = (
+        None,
+        None,
+    )  # the kernel's count at the last two snapshots
     _snapshot: Snapshot | None = None  # the last one that was counted
-    _missing: int = 0  # passes in which the latest process was not there
     _finished: float | None = None  # when its application was seen to have ended
     _told: set[str] = field(default_factory=set)  # processes that were logged
 
@@ -95,77 +106,61 @@ class Session:
         """Which, for people."""
         return f"{self.key[2]} {self.key[1]!r}"
 
-    def see(
-        self,
-        process: Process,
-        by_id: Mapping[str, Process],
-        pid: int | None,
-        ends: Ends,
-        options: GoodputOptions,
-        now: Moment,
-    ) -> None:
-        """Count what one of its processes has brought, which has a snapshot and, as seen from here, a pid."""
-        goodput, snapshot = self.goodput, process.snapshot
+    def see(self, process: Process, look: _Pass) -> None:
+        """Count what one of its processes, which has a snapshot, has brought."""
+        goodput, snapshot, now = self.goodput, process.snapshot, look.now.monotonic
         assert snapshot is not None  # noqa: S101  # only such processes are looked at
         attempt = goodput.attempt
         if attempt is None or attempt.process != process.identity.id:
-            if not self._may_begin(process, by_id):
+            if not self._may_begin(process, look):
                 return
-            start = ends.witnesses.started(pid, process.identity.started)
+            start = look.witnesses.started(look.pids.get(process.identity.id), process.identity.started)
             if attempt is not None and attempt.ended is None:
-                self._end(by_id.get(attempt.process), ends, before=start)
-            attempt = self._begin(process, start, ends, options)
-        self._missing = 0
+                self._end(look, before=start)
+            attempt = self._begin(process, start, look)
         if self._snapshot is not snapshot:
             self._snapshot = snapshot
             goodput.update(process.training, written=snapshot.written, final=process.final)
+            # Whoever wrote this snapshot was not killed before the last one was seen.
+            last = self._oom_kills[1]
+            self._oom_kills = last, look.witnesses.oom_kills() if process.living else last
         if process.living:
-            self.gone = self._down_since = None
+            self.gone = None
             if attempt.ended is not None:
                 goodput.revive()
-            self._finished = (self._finished or now.monotonic) if attempt.finished else None
-            if self._finished is not None and now.monotonic - self._finished >= FINISHED_SECONDS:
+            self._finished = (self._finished or now) if attempt.finished else None
+            if self._finished is not None and now - self._finished >= FINISHED_SECONDS:
                 goodput.complete()
-            if now.monotonic - self._oom_looked >= OOM_LOOK_SECONDS:
-                self._oom_kills, self._oom_looked = ends.witnesses.oom_kills(), now.monotonic
-        elif self.gone is None:
-            self.gone = now.monotonic
 
-    def follow_end(
-        self, by_id: Mapping[str, Process], ends: Ends, now: Moment, *, linger_seconds: float
-    ) -> None:
+    def follow_end(self, look: _Pass, *, linger_seconds: float) -> None:
         """Notice the end of the latest process, settle it when its time has come, and wait `linger_seconds` for the next."""
-        attempt = self.goodput.attempt
+        attempt, now = self.goodput.attempt, look.now
         if attempt is None:
             return
-        process = by_id.get(attempt.process)
-        if process is None and self.gone is None:
-            self._missing += 1
-            if attempt.ended is not None:  # in the life of another sidecar
-                self.gone = now.monotonic - max(0.0, now.wall - attempt.ended)
-            elif self._missing > 1:  # a listing made while a file is being replaced may miss it once
-                self.gone = now.monotonic
         if self.gone is None:
-            return
+            process = look.leading.get(attempt.process)
+            if process is not None and process.living:
+                return
+            # One without a record ended in the life of another sidecar, or nobody saw when.
+            ended = 0.0 if attempt.ended is None else max(0.0, now.wall - attempt.ended)
+            self.gone = now.monotonic - ended if process is None else process.departed_monotonic
         if attempt.ended is None:
             patience = LAST_WORD_SECONDS if attempt.finished else SETTLE_SECONDS
             waited = now.monotonic - self.gone >= patience
-            if not waited and ends.own(attempt.pid, attempt.recorded, now.wall) is None:
+            if not waited and look.witnesses.own(attempt.pid, attempt.recorded, now.wall) is None:
                 return
-            self._end(process, ends)
-        if self._down_since is None:
-            self._down_since = now.monotonic - max(0.0, now.wall - (attempt.ended or now.wall))
+            self._end(look)
         if now.monotonic - self.gone <= linger_seconds:
-            self.goodput.wait(now.monotonic - self._down_since)
+            self.goodput.wait(now.monotonic - self.gone)
 
-    def _may_begin(self, process: Process, by_id: Mapping[str, Process]) -> bool:
+    def _may_begin(self, process: Process, look: _Pass) -> bool:
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
         # One that is left from before is none; one that lives has come later, whatever the clock was set to.
         if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
             return False
-        before = by_id.get(attempt.process)
+        before = look.leading.get(attempt.process)
         if before is None or not before.living:
             return True
         if identity.id not in self._told:
@@ -174,26 +169,28 @@ class Session:
             _log.warning(text, self.name, attempt.run, identity.run)
         return False
 
-    def _begin(self, process: Process, start: float, ends: Ends, options: GoodputOptions) -> Attempt:
+    def _begin(self, process: Process, start: float, look: _Pass) -> Attempt:
         identity = process.identity
         attempt = Attempt(identity.id, identity.run, 1, start, identity.started, identity.pid)
-        attempt.machine, attempt.tagged = ends.witnesses.machine, self.key[2] == "session"
-        attempt.validates = options.validation_is_productive
-        self.goodput.begin(attempt, new_after_seconds=options.new_after_seconds)
-        self.gone = self._down_since = self._finished = None
-        self._oom_looked = -OOM_LOOK_SECONDS
+        attempt.machine, attempt.tagged = look.witnesses.machine, self.key[2] == "session"
+        attempt.validates = look.options.validation_is_productive
+        self.goodput.begin(attempt, new_after_seconds=look.options.new_after_seconds)
+        self.gone, self._finished, self._oom_kills = None, None, (None, None)
         return attempt
 
-    def _end(self, process: Process | None, ends: Ends, *, before: float = inf) -> None:
+    def _end(self, look: _Pass, *, before: float = inf) -> None:
         """Take note of the end, and of the reason; it was noticed late where another process has begun `before`."""
         goodput, attempt = self.goodput, self.goodput.latest
+        process = look.leading.get(attempt.process)
         ended = attempt.written
         if process is not None and process.departed is not None and not attempt.final:
             ended = max(ended, min(process.departed, before))
-        own = ends.own(attempt.pid, attempt.recorded, ended)
+        own = look.witnesses.own(attempt.pid, attempt.recorded, ended)
         if own is not None:  # whoever waited for it knows best
             ended = max(attempt.written, min(own.at, before))
-        evidence = ends.look(attempt, ended, self._oom_kills, seen=process is not None)
+        evidence = look.witnesses.explain(
+            attempt, ended, look.processes, self._oom_kills[0], seen=process is not None
+        )
         # One that exited normally within a step, while another rank was killed or crashed, did so for want of it.
         believed = attempt.open <= 0 or not evidence.silent
         goodput.end(ended, status=evidence.status, believed=believed)
@@ -212,17 +209,12 @@ class Sessions:
 
     Attributes:
         options: May be replaced from any thread; those of validation hold from the next attempt on.
+        witnesses: Who is asked for the ends of processes; set by the composition root.
     """
 
-    def __init__(
-        self,
-        state: StateStore,
-        *,
-        linger_seconds: float = 900.0,
-        shared: bool = False,
-    ) -> None:
-        self.ends = Ends()
+    def __init__(self, state: StateStore, *, linger_seconds: float = 900.0, shared: bool = False) -> None:
         self.options = GoodputOptions()
+        self.witnesses = Witnesses()
         self._state = state
         self._linger_seconds = linger_seconds
         self._shared = shared
@@ -231,7 +223,6 @@ class Sessions:
         self._first_told: dict[str, float] = {}
         self._holds: frozenset[str] = frozenset()
         self._resumed = False
-        self._owner = False
 
     def holds(self, process_id: str) -> bool:
         """Whether the feed file of a dead process is still needed."""
@@ -256,21 +247,19 @@ class Sessions:
 
     def update(self, ranks: Ranks, entries: Mapping[str, FeedEntry], now: Moment) -> list[str]:
         """Count what the processes of rank 0 have brought, and save it; give why goodput is withheld."""
-        if ranks.owner != self._owner or not ranks.owner:
-            self._let_go_of_all()
-            self._owner = ranks.owner
         if not ranks.owner:
+            self._let_go_of_all()
             return []
         problems = [] if self._resumed else self._resume_recent(now)
-        self.ends.note(ranks, now)
-        processes = sorted(_leading(ranks), key=lambda each: (each.identity.started, each.identity.id))
-        by_id = {each.identity.id: each for each in processes}
-        self._let_go_of_followers({each.identity.run: each.identity.rank or 0 for each in processes})
-        for process in processes:
+        leading = {each.identity.id: each for each in _leading(ranks)}
+        pids = {process_id: entry.pid for process_id, entry in entries.items()}
+        look = _Pass(now, self.witnesses, self.options, list(ranks.processes()), leading, pids)
+        self._let_go_of_followers({each.identity.run: each.identity.rank or 0 for each in leading.values()})
+        for process in leading.values():
             self._bind(process, now)
-        self._first_told = {each: when for each, when in self._first_told.items() if each in by_id}
-        self._bound = {each: key for each, key in self._bound.items() if each in by_id}
-        for process_id, process in by_id.items():
+        self._first_told = {each: when for each, when in self._first_told.items() if each in leading}
+        self._bound = {each: key for each, key in self._bound.items() if each in leading}
+        for process_id, process in leading.items():
             key = self._bound.get(process_id)
             if key is None:
                 continue
@@ -282,13 +271,12 @@ class Sessions:
             if not session.kept:
                 problems += self._open(session)
             if session.kept:
-                pid = entries[process_id].pid if process_id in entries else None
-                session.see(process, by_id, pid, self.ends, self.options, now)
+                session.see(process, look)
         for session in self._sessions.values():
             if session.kept and not session.released:
-                session.follow_end(by_id, self.ends, now, linger_seconds=self._linger_seconds)
-        problems += self._save()
-        self._holds = frozenset(self._needed(by_id, now))
+                session.follow_end(look, linger_seconds=self._linger_seconds)
+                problems += self._save(session)
+        self._holds = frozenset(self._needed(leading, now))
         self._forget(now)
         return problems
 
@@ -317,10 +305,13 @@ class Sessions:
 
     # State ----------------------------------------------------------------------------------------------
 
+    def _let_go_of(self, key: StateKey) -> None:
+        self._state.release(key)
+        del self._sessions[key]
+
     def _let_go_of_all(self) -> None:
-        for key in self._sessions:
-            self._state.release(key)
-        self._sessions.clear()
+        for key in list(self._sessions):
+            self._let_go_of(key)
         self._bound.clear()
         self._holds = frozenset()
         self._resumed = False
@@ -330,8 +321,7 @@ class Sessions:
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
             if attempt is not None and session.rank > leading.get(attempt.run, session.rank):
-                self._state.release(key)
-                del self._sessions[key]
+                self._let_go_of(key)
 
     def _resume_recent(self, now: Moment) -> list[str]:
         """Load the sessions of this sidecar that ended a short while ago, or whose files are gone."""
@@ -341,13 +331,11 @@ class Sessions:
             return [str(error)]
         self._resumed = True
         for key in keys:
-            session = Session(key)
-            if not self._open(session) and session.goodput.attempt is not None:
-                ended = session.goodput.attempt.ended
-                if ended is None or now.wall - ended <= self._linger_seconds:
-                    self._sessions[key] = session
-                    continue
-            self._state.release(key)
+            session = self._sessions[key] = Session(key)
+            attempt = None if self._open(session) else session.goodput.attempt
+            ended = now.wall if attempt is None or attempt.ended is None else attempt.ended
+            if attempt is None or now.wall - ended > self._linger_seconds:
+                self._let_go_of(key)
         return []
 
     def _open(self, session: Session) -> list[str]:
@@ -355,29 +343,28 @@ class Sessions:
             session.refused = not self._state.claim(session.key)
             if session.refused:
                 return [f"another sidecar keeps the goodput of {session.name} in {self._state.directory}"]
-            found = self._state.load(session.key, lambda content: codec.loads(Goodput, content))
+            found = self._state.load(session.key, lambda content: loads(Goodput, content))
         except StateError as error:
             return [str(error)]
         session.goodput, session.kept = found or Goodput(), True
         return []
 
-    def _save(self) -> list[str]:
-        problems = []
-        for session in self._sessions.values():
-            if session.kept and not session.released and (session.goodput.changed or not session.safe):
-                try:
-                    self._state.save(session.key, codec.dumps(session.goodput))
-                    session.safe, session.goodput.changed = True, False
-                except StateError as error:
-                    problems.append(str(error))
-                    session.safe = False
-        return problems
+    def _save(self, session: Session) -> list[str]:
+        content = dumps(session.goodput)
+        try:
+            if not session.safe or session.saved != hash(content):
+                self._state.save(session.key, content)
+            session.safe, session.saved = True, hash(content)
+        except StateError as error:
+            session.safe = False
+            return [str(error)]
+        return []
 
-    def _needed(self, by_id: Mapping[str, Process], now: Moment) -> Iterator[str]:
+    def _needed(self, leading: Mapping[str, Process], now: Moment) -> Iterator[str]:
         """Processes whose feed files are not to be removed yet."""
         for process_id, key in self._bound.items():
             session, attempt = self._sessions[key], self._sessions[key].goodput.attempt
-            gone = now.monotonic - by_id[process_id].departed_monotonic
+            gone = now.monotonic - leading[process_id].departed_monotonic
             if session.refused and gone > REFUSED_SECONDS:
                 continue
             open_ = attempt is not None and attempt.process == process_id and attempt.ended is None
@@ -393,8 +380,7 @@ class Sessions:
                 session.released = True
             lingers = session.gone is None or now.monotonic - session.gone <= self._linger_seconds
             if (over and not lingers) or (not session.kept and key not in self._bound.values()):
-                self._state.release(key)
-                del self._sessions[key]
+                self._let_go_of(key)
 
     # What goes out --------------------------------------------------------------------------------------
 
@@ -418,15 +404,18 @@ class Sessions:
         return goodput_families(session.goodput for session in self._latest(ours))
 
 
-def _leading(ranks: Ranks) -> Iterator[Process]:
-    """The processes of rank 0; of a run that has none here, those of the lowest rank."""
+def _leading(ranks: Ranks) -> list[Process]:
+    """The processes of rank 0, in order of their start; of a run that has none here, those of the lowest rank."""
     lowest: dict[str, Rank] = {}
     for rank in ranks:
         if rank.key.rank is not None and rank.slots:
             other = lowest.setdefault(rank.key.run, rank)
             if rank.key.rank < (other.key.rank or 0):
                 lowest[rank.key.run] = rank
-    for rank in lowest.values():
-        for process in rank.slots[0].processes if 0 in rank.slots else ():
-            if process.snapshot is not None:
-                yield process
+    found = [
+        process
+        for rank in lowest.values()
+        for process in (rank.slots[0].processes if 0 in rank.slots else ())
+        if process.snapshot is not None
+    ]
+    return sorted(found, key=lambda each: (each.identity.started, each.identity.id))

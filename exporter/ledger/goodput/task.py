@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exporter.ledger.codec import NOT_KEPT
 from exporter.recording.values import END_REASONS, TrainingReading
 from exporter.training.phases import PHASES, WORK
 
@@ -132,7 +131,6 @@ class Goodput:
     target: float = 0.0  # wall time as the clocks have it
     taken: list[str] = field(default_factory=list)  # ids of processes before the latest, oldest first
     trains: bool = False  # any process has told of training
-    changed: bool = field(default=False, metadata=NOT_KEPT)  # since it was saved
 
     @property
     def uncommitted(self) -> float:
@@ -160,7 +158,6 @@ class Goodput:
         loading a checkpoint, begins another task.
         """
         before, self.attempt = self.attempt, attempt
-        self.changed = True
         start = attempt.start
         if before is not None:
             self.taken = [*self.taken, before.process][-KEPT_IDS:]
@@ -185,7 +182,6 @@ class Goodput:
     def update(self, reading: TrainingReading | None, *, written: float, final: bool) -> None:
         """Count what the process of the latest attempt has brought since the last time, and whether it said that it ends."""
         attempt = self.latest
-        self.changed = True
         attempt.final = attempt.final or final
         # The latest word, though the clock may have been set back since the one before.
         attempt.written = written
@@ -224,12 +220,11 @@ class Goodput:
         else:
             self.badput[CAUSE_OF_PHASE.get(attempt.phase, "other")] += tail
         self.badput[attempt.hangs_for(lost)] += lost
-        self.changed = True
         self._balance()
 
     def complete(self) -> None:
         """Count all work of the latest attempt as done for good, whether a save covers it or not."""
-        self.latest.completed = self.changed = True
+        self.latest.completed = True
         self._credit_rest(self.latest)
         self._balance()
 
@@ -237,12 +232,11 @@ class Goodput:
         """Take back the end of an attempt: its process lives, and only its lock could not be seen for a while."""
         attempt = self.latest
         attempt.ended, attempt.orderly, attempt.settled = None, False, False
-        self.changed = True
 
     def settle(self, reason: str) -> None:
         """Tell why the latest attempt ended, by one of `END_REASONS`; one that did all that it was to do needs none."""
         attempt = self.latest
-        self.changed = attempt.settled = True
+        attempt.settled = True
         attempt.reason = "exit" if attempt.orderly else reason
         if not attempt.orderly:
             self.interruptions[reason] += 1
@@ -256,7 +250,6 @@ class Goodput:
         if waited > self.gap_counted:
             self._lose("downtime", waited - self.gap_counted)
             self.gap_counted = waited
-            self.changed = True
             self._balance()
 
     # Arithmetic -----------------------------------------------------------------------------------------
