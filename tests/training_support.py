@@ -32,9 +32,7 @@ class ByHand:
     def take(self, items: Sequence[Any], pieces: int = 1 << 30) -> None:
         """Interpret, so many marks at once."""
         for start in range(0, len(items), 2 * pieces):
-            part = list(items[start : start + 2 * pieces])
-            while part:
-                del part[: self.interpreter.take(self.buffer, part)]
+            self.interpreter.take(self.buffer, items[start : start + 2 * pieces])
 
     def values(self, until: float) -> dict[Key, Any]:
         """Everything that is published at a time."""

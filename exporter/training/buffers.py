@@ -85,11 +85,10 @@ class SpanBuffer:
         self.state: Any = None
 
     def take(self, most: int) -> list[Any]:
-        """Drain up to so many items, an even number, those that wait first."""
-        more = most - len(self.waiting)
-        if more <= 0:
-            return self.waiting
-        taken = self.waiting + self.items[:more]
+        """Drain up to so many items, an even number, after those that wait."""
+        waiting, self.waiting = self.waiting, []
+        more = max(most - len(waiting), 0)
+        taken = waiting + self.items[:more]
         del self.items[:more]
         return taken
 
@@ -248,15 +247,18 @@ class Place:
         opened: Rare spans that were begun here and not ended, the outermost first.
     """
 
-    def begin(self, parent: SpanBuffer | None = None) -> None:
+    def begin(self, parent: SpanBuffer | None = None, *, recorded: bool = True) -> None:
         """Make the buffer; the recording begins with the first."""
         self._anchor = Anchor()
         self.buffer = SpanBuffer(self._anchor, parent)
+        if not recorded:
+            self.buffer.items = _Nowhere()
         self.extend: Callable[[Any], None] = self.buffer.items.extend
         self.handles = Handles(self.buffer)
         self.opened: list[Span] = []
-        _buffers[id(self.buffer)] = self.buffer
-        Hooks.adopt()
+        if recorded:
+            _buffers[id(self.buffer)] = self.buffer
+            Hooks.adopt()
 
 
 class _Thread(threading.local, Place):
@@ -277,20 +279,10 @@ class _Task:
         return getattr(_of_task(), name)
 
 
-class _Inert(Place):
-    """That of a process in which nothing is recorded."""
-
-    def __init__(self) -> None:
-        self.buffer = SpanBuffer(Anchor())
-        self.buffer.items = _Nowhere()
-        self.extend = self.buffer.items.extend
-        self.handles = Handles(self.buffer)
-        self.opened = []
-
-
 _THREADS: Any = _Thread()
 _TASKS: Any = _Task()
-_INERT: Any = _Inert()
+_INERT: Any = Place()
+_INERT.begin(recorded=False)
 _TASK_PLACE: ContextVar[tuple[weakref.ref[Any], Place] | None] = ContextVar("exporter-training", default=None)
 _running_loop: Callable[[], object] | None = None
 place: Any = _THREADS

@@ -15,8 +15,8 @@ from typing import Any
 from exporter.training import buffers
 from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, shown, taken
 from exporter.training.buffers import MOST_OPEN, Hooks
-from exporter.training.facts import reason_of
 from exporter.training.metrics import report
+from exporter.training.progress import reason_of
 from exporter.training.span_kinds import BEGAN, CALL, CHECKPOINT_SAVE, ENDED, Kind
 from exporter.training.spans import Event, Span
 

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from exporter.training.attributes import shown
-from exporter.training.metrics import LARGEST, Families
+from exporter.training.metrics import Families, amount
 from exporter.training.progress import is_count
 
 MOST_PENDING = 1000
@@ -60,8 +60,12 @@ class Work:
             newest.seconds += seconds
             return
         self._segments.append(Segment(loop, step, step, seconds, self._saves))
-        if len(self._segments) > MOST_SEGMENTS:
-            self._merge()
+        if len(self._segments) > MOST_SEGMENTS:  # a save commits the two oldest once it covers both
+            first = self._segments.pop(0)
+            oldest = self._segments[0]
+            oldest.seconds += first.seconds
+            if first.loop == oldest.loop and first.last < oldest.first:  # else steps went back
+                oldest.first = first.first
 
     def save_begins(self) -> int:
         """Note that a save begins; gives its number, for `commit`."""
@@ -92,17 +96,6 @@ class Work:
     def segments(self) -> tuple[tuple[int, int, int, float], ...]:
         """Give what no save covers, in order."""
         return tuple([(each.loop, each.first, each.last, each.seconds) for each in self._segments])
-
-    def _merge(self) -> None:
-        """Join the two oldest neighbours that can be; a save commits them only once it covers both."""
-        for left, right in pairwise(self._segments):
-            if left.loop == right.loop and left.last < right.first:
-                right.first = left.first
-                break
-        else:  # loops or steps that went back: the seconds at least are kept
-            left, right = self._segments[:2]
-        right.seconds += left.seconds
-        self._segments = [segment for segment in self._segments if segment is not left]
 
 
 @dataclass(eq=False, slots=True)
@@ -176,10 +169,8 @@ class Checkpoints:
         if kind not in SAVE_KINDS:
             return f"kind to be one of {', '.join(SAVE_KINDS)}, not {shown(kind)}"
         for name in ("seconds", "blocking_seconds", "bytes"):
-            number = values[name]
-            usable = isinstance(number, int | float) and not isinstance(number, bool)
-            if number is not None and not (usable and 0 <= number < LARGEST):
-                return f"{name} of 0 or more, not {shown(number)}"
+            if values[name] is not None and amount(values[name]) is None:
+                return f"{name} of 0 or more, not {shown(values[name])}"
         if values["blocking_seconds"] is not None:
             self.blocked(kind, values["blocking_seconds"])
         if not values["ok"]:

@@ -7,8 +7,7 @@ so is counted, told once and changes nothing; what follows it is right again.
 
 from __future__ import annotations
 
-from math import inf
-from time import perf_counter
+from collections.abc import Sequence
 from typing import Any
 
 from exporter.recording.notices import tell_once
@@ -18,27 +17,9 @@ from exporter.training.buffers import SpanBuffer, SpanUpdate
 from exporter.training.calls import Began, Call, Ended
 from exporter.training.job import Job, is_untold_save
 from exporter.training.open_spans import OpenSpan, OpenSpans, SpanStack
-from exporter.training.span_kinds import (
-    BEGAN,
-    BEGIN,
-    CALL,
-    END,
-    ENDED,
-    ENTER,
-    FAIL,
-    FIELDS,
-    FIRST_CODE,
-    FIRST_KIND,
-    KINDS,
-    MODES,
-    NUMBERS,
-    VALUES,
-    Kind,
-)
+from exporter.training.span_kinds import BEGAN, BEGIN, END, ENTER, FAIL, FIRST_CODE, FIRST_KIND, KINDS, Kind
 from exporter.training.spans import ErrorEvent, Span, Telemetry
 
-AT_ONCE = 64
-"""Items interpreted between two looks at the clock."""
 MOST_REFUSED = 1000
 """Begins that are refused inside one open span of their kind, which nobody will end then."""
 _ONE_OF_A_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
@@ -49,7 +30,7 @@ def time_of(code: int, value: Any) -> float | None:
     """Give the time of a mark; None for a number, which belongs to the mark before it."""
     if code >= FIRST_CODE:
         return value if code & 7 < BEGAN else value.time  # type: ignore[no-any-return]  # floats and calls
-    return value.time if code == CALL else None
+    return value.time if code == kinds.CALL else None
 
 
 class Interpreter:
@@ -69,26 +50,11 @@ class Interpreter:
 
     # Marks -----------------------------------------------------------------------------------------------
 
-    def take(self, buffer: SpanBuffer, items: list[Any], seconds: float = inf) -> int:
-        """Interpret the marks of one buffer, codes and values in turn, for about so long.
-
-        Returns:
-            How many items were interpreted.
-        """
+    def take(self, buffer: SpanBuffer, items: Sequence[Any]) -> None:
+        """Interpret marks of one buffer, codes and values in turn."""
         stack = self.open.stack_of(buffer)
-        position, total, until = 0, len(items), perf_counter() + seconds
-        while position < total:
-            end = min(position + AT_ONCE, total)
-            for place in range(position, end, 2):
-                self._mark(stack, items[place], items[place + 1])
-            position = end
-            if perf_counter() > until:
-                break
-        return position
-
-    def take_one(self, buffer: SpanBuffer, code: int, value: Any) -> None:
-        """Interpret one mark of a buffer."""
-        self._mark(self.open.stack_of(buffer), code, value)
+        for place in range(0, len(items), 2):
+            self._mark(stack, items[place], items[place + 1])
 
     def _mark(self, stack: SpanStack, code: int, value: Any) -> None:
         """Interpret one mark; a defect of ours costs this one, not those after it."""
@@ -107,17 +73,18 @@ class Interpreter:
                 elif what == BEGAN:
                     at = value.span.start_event.timestamp.perf_counter_seconds
                     self._begin(stack, kind, at, value.name, value, entered=value.entered)
-                elif what == ENDED:
+                elif what == kinds.ENDED:
                     self._ended(stack, kind, value)
                 else:
                     self._update(stack, kind, value)
-            elif code >= NUMBERS:
+            elif code >= kinds.NUMBERS:
                 self.trains = True
-                field, mode = FIELDS[(code - NUMBERS) & 7], MODES[(code - NUMBERS) >> 3]
+                number = code - kinds.NUMBERS
+                field, mode = kinds.FIELDS[number & 7], kinds.MODES[number >> 3]
                 wrong = self.job.progress.number(field, mode, value)
                 if wrong is not None:
                     self.job.wrong("record", field, f"{field} {wrong}, not {shown(value)}")
-            elif code == VALUES:
+            elif code == kinds.VALUES:
                 self.job.ask(value)
             else:
                 self.now = value.time

@@ -16,10 +16,9 @@ from exporter.training import span_kinds as kinds
 from exporter.training.attributes import TracingTimestamp, shown
 from exporter.training.calls import Began, Call, Ended
 from exporter.training.checkpoints import Checkpoints, Work
-from exporter.training.facts import Facts
-from exporter.training.metrics import Families, Misuse
+from exporter.training.metrics import Families, Misuse, amount
 from exporter.training.phase_clock import PhaseClock
-from exporter.training.progress import SKIPPED, Loop, Progress, is_count
+from exporter.training.progress import SKIPPED, Facts, Loop, Progress, is_count
 from exporter.training.spans import NO_TELEMETRY, Telemetry
 
 if TYPE_CHECKING:
@@ -320,10 +319,8 @@ class Job:
         number, seconds, mode = values["step"], values["seconds"], values["mode"]
         if number is not None and not is_count(number):
             return f"step of 0 or more, not {shown(number)}"
-        if seconds is not None:
-            usable = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-            if not usable or not 0 <= seconds < 1e9:
-                return f"seconds of 0 or more, not {shown(seconds)}"
+        if seconds is not None and amount(seconds, 1e9) is None:
+            return f"seconds of 0 or more, not {shown(seconds)}"
         if mode != "train":
             self.progress.step(mode, seconds, at)
             return None

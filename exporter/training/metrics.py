@@ -30,6 +30,12 @@ REPORTED: deque[tuple[str, str, str]] = deque(maxlen=10_000)
 """What was reported and is not counted yet: (call, rule, expected)."""
 
 
+def amount(value: object, below: float = LARGEST) -> float | None:
+    """Give a number of 0 or more, and below a bound, as a float; None for anything else."""
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
+    return float(value) if usable else None  # type: ignore[arg-type]  # as just seen
+
+
 class Series:
     """One series: the total of a counter or histogram, or the value of a gauge, and how often it has changed."""
 

@@ -1,19 +1,23 @@
-"""Progress: loops and their position, steps and what they took, and what was trained in them.
+"""Progress: loops and their position, steps and what they took, what was trained in them, and facts about the run.
 
-Used by the recording thread of the training process.
+Used by the recording thread of the training process; exceptions are looked at on the thread on which they were raised:
+their class, their text and their operating-system error only.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import isnan
 from statistics import median
 from typing import Any
 
-from exporter.training.facts import Facts
-from exporter.training.metrics import LARGEST, Families, Series
+from exporter.recording.identity import clean_text
+from exporter.training.attributes import shown
+from exporter.training.metrics import LARGEST, Families, Series, amount
 
 LONGEST_OF = 100
 IDEAL_OF = 200
@@ -25,10 +29,41 @@ SKIPPED = ("overflow", "nonfinite")
 _NONFINITE = {"loss": "loss", "grad_norm": "grad"}
 _GAUGES = frozenset({"loss", "grad_norm", "learning_rate", "loss_scale"})
 
+_TEXTS = ("job_name", "framework", "framework_version", "model", "precision", "flops_method")
+_RATES = ("flops_per_token", "hardware_flops_per_token", "flops_per_sample", "peak_flops")
+_ENVIRONMENT = {
+    "job_id": ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"),
+    "job_name": ("SLURM_JOB_NAME", "LSB_JOBNAME", "PBS_JOBNAME"),
+    "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+    "user": ("SLURM_JOB_USER", "USER", "LOGNAME"),
+    "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"),
+}
+"""What launchers say; the job's own word goes before it."""
+
+_CLASSES = {
+    "user": ("KeyboardInterrupt",),
+    "gpu_memory": ("OutOfMemoryError",),
+    "gpu": ("AcceleratorError",),
+    "nccl_timeout": ("DistBackendError",),
+    "network": ("DistNetworkError", "DistStoreError", "ConnectionError", "TimeoutError"),
+    "host": ("MemoryError",),
+    "storage": ("EOFError",),
+}
+"""Why the job ends, by the class of its exception."""
+_TEXTS_OF_ERRORS = {
+    "gpu_memory": ("out of memory",),
+    "nccl_timeout": ("NCCL",),
+    "gpu": ("CUDA error", "CUDNN", "cuBLAS", "CUBLAS"),
+    "storage": ("No space left",),
+    "network": ("Connection reset", "Connection refused", "Connection closed"),
+    "host": ("DataLoader worker",),
+}
+_STORAGE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE})
+
 
 def is_count(value: object) -> bool:
     """Tell whether a value can be a number of steps or samples."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
+    return isinstance(value, int) and amount(value) is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +118,7 @@ class Progress:
         self._train: tuple[Series, Series] | None = None
         self._given: set[str] = set()
         self._gauges: dict[tuple[str, str], Series] = {}
-        self._expected = (0.0, 0.0)
+        self._expected: dict[str, float] = {}
         self._epoch: float | None = None
 
     def reset(self) -> None:
@@ -112,11 +147,10 @@ class Progress:
             self._compute.append(compute)
         if self.steps == 1:  # it compiles and warms up
             return
-        recent = self._recent
-        if len(recent) >= FEWEST and seconds > self._slow:
+        if len(self._recent) >= FEWEST and seconds > self._slow:
             self._families.counter("training.slow_step_excess", "seconds").add(seconds - self._ideal)
-        recent.append(seconds)
-        if len(recent) == FEWEST:
+        self._recent.append(seconds)
+        if len(self._recent) == FEWEST:
             self._update_ideal()
         self._changed = True
 
@@ -139,27 +173,22 @@ class Progress:
     def expect(self, samples: float, tokens: float | None) -> None:
         """Note what a step has trained according to the configuration; the job may yet say so itself."""
         self.count_expected()
-        self._expected = (samples, tokens or 0.0)
+        self._expected = {"samples": samples, "tokens": tokens or 0.0}
 
     def count_expected(self) -> None:
         """Count what is noted, unless the job says such numbers itself."""
-        expected, self._expected = self._expected, (0.0, 0.0)
-        for field, number in zip(("samples", "tokens"), expected, strict=True):
+        expected, self._expected = self._expected, {}
+        for field, number in expected.items():
             if number and field not in self._given:
                 self._add(field, number, "train")
 
     def number(self, field: str, mode: str, value: object) -> str | None:
         """Take a number that the job recorded; gives what is wrong with it, None where nothing is."""
-        if type(value) is not float and type(value) is not int:
-            return "to be a number"
-        try:
-            number = float(value)
-        except OverflowError:
-            return "to be within the range of floating-point numbers"
         if field in _GAUGES:
-            return self._gauge(field, mode, number)
-        if not 0 <= number < LARGEST:
-            return f"to be finite, 0 or more and below {LARGEST:g}"
+            return self._gauge(field, mode, value)
+        number = amount(value)
+        if number is None:
+            return f"to be a number of 0 or more and below {LARGEST:g}"
         if field == "epoch":
             if self._epoch is not None and number > self._epoch:
                 self._families.counter("training.epochs").add(number - self._epoch)
@@ -173,20 +202,22 @@ class Progress:
             self._add(field, number, mode)
         return None
 
-    def _gauge(self, field: str, mode: str, number: float) -> str | None:
+    def _gauge(self, field: str, mode: str, value: object) -> str | None:
         """Keep the latest finite value; count one of a loss or norm that is not finite."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return "to be a number"
         gauge, kind = self._gauges.get((field, mode)), _NONFINITE.get(field)
         if gauge is None:
             labels = {"mode": mode} if field == "loss" else {}
             gauge = self._gauges[field, mode] = self._families.gauge(f"training.{field}", **labels)
             for name in ("nan", "inf") if kind is not None else ():
                 self._families.counter("training.nonfinite", kind=str(kind), value=name)
-        if isfinite(number):
-            gauge.set(number)
-        elif kind is None:
+        if amount(abs(value), 1e308) is not None:
+            gauge.set(float(value))
+        elif kind is None or isinstance(value, int):
             return "to be finite"
         else:
-            name = "nan" if isnan(number) else "inf"
+            name = "nan" if isnan(value) else "inf"
             self._families.counter("training.nonfinite", kind=kind, value=name).add()
         return None
 
@@ -224,3 +255,100 @@ class Progress:
         self._families.gauge("training.step_longest", "seconds").set(self.longest)
         if self._compute:
             self._families.gauge("training.rank_compute", "seconds").set(median(self._compute))
+
+
+class Facts:
+    """What is known of the run; a number is None while nobody said. They are those of `describe`."""
+
+    world_size: int | None = None
+    peak_flops: float | None = None
+    flops_per_token: float | None = None
+    hardware_flops_per_token: float | None = None
+    flops_per_sample: float | None = None
+
+    def __init__(self, families: Families, environment: Mapping[str, str] = os.environ) -> None:
+        self._families = families
+        self._texts: dict[str, str] = {}
+        for fact, variables in _ENVIRONMENT.items():
+            for variable in reversed(variables):
+                self._say(fact, environment.get(variable))
+
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Give all texts, sorted by name."""
+        return tuple(sorted(self._texts.items()))
+
+    def application(self, name: str, values: Mapping[str, Any]) -> None:
+        """Take what the configuration says of the application, callables asked."""
+        self._say("application", name)
+        self._say("session_tag", values.get("session_tag"))
+        if values.get("is_baseline_run") is not None:
+            self._say("is_baseline", str(bool(values["is_baseline_run"])).lower())
+        self._set_world_size(values.get("world_size"))
+
+    def training(self, values: Mapping[str, Any]) -> None:
+        """Take what the configuration says of the training."""
+        tag = values.get("perf_tag")
+        self._say("perf_tag", ",".join(tag) if isinstance(tag, list) else tag)
+        self.ask(values)
+        self.target(values.get("train_iterations_target"))
+
+    def ask(self, values: Mapping[str, Any]) -> None:
+        """Take what the job's callables say."""
+        if values.get("flops_per_sample"):
+            self.flops_per_sample = float(values["flops_per_sample"])
+        self._set_world_size(values.get("world_size"))
+
+    def target(self, step: object) -> None:
+        """Take the step at which the training is to end."""
+        number = amount(step, 1e308)
+        if number:
+            self._families.gauge("training.step_target").set(number)
+
+    def describe(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Take what the job says by itself; gives what is wrong: the field, and what was expected."""
+        wrong = []
+        for name, value in values.items():
+            number = amount(value, 1e308)
+            if name in _TEXTS:
+                self._say(name, value)
+            elif not number or (name not in _RATES and not isinstance(value, int)):
+                what = {"step_target": "a step above 0", "world_size": "a number of ranks"}
+                wrong.append((name, f"to be {what.get(name, 'a number above 0')}"))
+            elif name == "step_target":
+                self.target(value)
+            elif name == "world_size":
+                self._set_world_size(value)
+            else:
+                setattr(self, name, number)
+        return wrong
+
+    def _say(self, name: str, value: object) -> None:
+        text = value if isinstance(value, str) else shown(value) if isinstance(value, int | float) else ""
+        if clean_text(text):
+            self._texts[name] = clean_text(text)
+
+    def _set_world_size(self, value: object) -> None:
+        if isinstance(value, int) and value > 0:
+            self.world_size = value
+            self._texts["world_size"] = str(value)
+
+
+def reason_of(exception: BaseException) -> str:
+    """Tell why an exception ends the job, one of `END_REASONS`, "" where it does not; never raises."""
+    if isinstance(exception, SystemExit):
+        code = exception.code
+        return "" if code is None or (isinstance(code, int) and code == 0) else "exit"
+    if isinstance(exception, GeneratorExit):
+        return ""
+    for each in type(exception).__mro__:
+        for reason, names in _CLASSES.items():
+            if each.__name__ in names:
+                return reason
+    if isinstance(exception, OSError) and exception.errno in _STORAGE:
+        return "storage"
+    try:
+        text = str(exception) if isinstance(exception, RuntimeError) else ""
+    except Exception:  # noqa: BLE001  # the job's own class
+        text = ""
+    found = (reason for reason, parts in _TEXTS_OF_ERRORS.items() if any(part in text for part in parts))
+    return next(found, "exit")

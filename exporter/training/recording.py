@@ -12,7 +12,6 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
 from operator import itemgetter
 from time import monotonic, time
 from typing import Any
@@ -28,21 +27,18 @@ from exporter.training.metrics import REPORTED, Families, Misuse
 from exporter.training.span_kinds import Kind
 from exporter.training.spans import NO_TELEMETRY, Span, Telemetry
 
-SLICE_SECONDS = 0.0002
-"""Interpreting between two chances for the job's threads."""
+PIECE_ITEMS = 256
+"""Items drained of each thread between two chances for the job's threads: some 0.2 ms."""
 CHUNK_ITEMS = 1 << 17
-"""Items drained at once."""
-SLICE_ITEMS = 1 << 11
-"""The same, where the time is limited."""
-MIXED_ITEMS = 256
-"""Items drained of each thread at once, where several mark at the same time."""
+"""The same, by a thread that interprets what it has noted itself."""
 HELP_ITEMS = 1024
 """Items that a thread which makes a rare call interprets at most."""
 PATIENCE_SECONDS = 1.0
 """The longest that the recording thread waits for a job's thread which interprets, and a call whose misuse is to be
 raised for the recording thread."""
 
-Mark = tuple[float, int, SpanBuffer, int, Any]
+Mark = tuple[float, int, SpanBuffer, tuple[int, Any]]
+"""Its time, its place among those that were drained with it, its buffer, its code and value."""
 
 
 class TrainingRecording:
@@ -93,7 +89,7 @@ class TrainingRecording:
         more = True
         while more:
             with self._alone(PATIENCE_SECONDS) as alone:
-                more = alone and self._piece(SLICE_SECONDS, until)
+                more = alone and self._piece(PIECE_ITEMS, until)
                 if alone and not more:
                     for buffer in buffers.forget_ended():
                         self._interpreter.forget(buffer)
@@ -208,13 +204,9 @@ class TrainingRecording:
                 self._owner = None
             lock.release()
 
-    def _piece(self, seconds: float, until: float) -> bool:
-        """Interpret some marks for about so long, by whoever holds the lock; marks after `until` may stay for later.
-
-        Returns:
-            Whether there are more.
-        """
-        interpreter, hurried = self._interpreter, seconds < inf
+    def _piece(self, most: int, until: float) -> bool:
+        """Interpret some marks, by whoever holds the lock; those after `until` may stay. Tells whether there are more."""
+        interpreter = self._interpreter
         self._job.offset = time() - monotonic()
         self._misuse.count_reported()
         busy = [buffer for buffer in buffers.all_buffers() if buffer.items or buffer.waiting]
@@ -225,24 +217,21 @@ class TrainingRecording:
                 interpreter.dropped(buffer, buffer.dropped - buffer.counted)
                 buffer.counted = buffer.dropped
         if len(busy) == 1:
-            (buffer,) = busy
-            items = buffer.take(SLICE_ITEMS if hurried else CHUNK_ITEMS)
-            buffer.waiting = items[interpreter.take(buffer, items, seconds) :]
-            more = bool(buffer.waiting or buffer.items)
+            interpreter.take(busy[0], busy[0].take(most))
+            more = bool(busy[0].items)
         else:
-            marks = in_order(busy, until, MIXED_ITEMS if hurried else CHUNK_ITEMS)
-            for _, _, buffer, code, value in marks:
-                interpreter.take_one(buffer, code, value)
+            marks = in_order(busy, until, most)
+            for _, _, buffer, mark in marks:
+                interpreter.take(buffer, mark)
             more = bool(marks)
-        return (
-            more and interpreter.now < until
-        )  # a thread that marks all the time would never let it come to an end
+        # A thread that marks all the time would never let it come to an end.
+        return more and interpreter.now < until
 
     def _try(self) -> bool:
         """Interpret all there is on this thread, if nobody else does."""
         with self._alone(0) as alone:
             until = monotonic()
-            while alone and self._piece(inf, until):
+            while alone and self._piece(CHUNK_ITEMS, until):
                 pass
             return alone
 
@@ -262,7 +251,7 @@ class TrainingRecording:
         """Interpret at once, and raise what was wrong since the last call; not while the job's own exception passes."""
         problems: list[str] = []
         with self._alone(PATIENCE_SECONDS) as alone:
-            while alone and self._piece(inf, monotonic()):
+            while alone and self._piece(CHUNK_ITEMS, monotonic()):
                 pass
             if alone:
                 problems = list(self._misuse.latest)
@@ -278,32 +267,24 @@ class TrainingRecording:
 
 
 def in_order(busy: list[SpanBuffer], until: float, most: int) -> list[Mark]:
-    """Drain so many items of several buffers, and give their marks in order: (time, number, buffer, code, value).
+    """Drain so many items of several buffers, and give their marks in order.
 
     Marks after `until` stay for later: another buffer, drained before, may have an earlier one by now.
     """
-    drained: list[tuple[SpanBuffer, list[Any], list[Mark]]] = []
-    number = 0
+    drained: list[Mark] = []
     for buffer in busy:
-        items = buffer.take(most)
-        marks = []
-        at = 0.0
+        items, at = buffer.take(most), 0.0
         for position in range(0, len(items), 2):
-            code, value = items[position], items[position + 1]
-            found = time_of(code, value)
-            at = at if found is None else max(at, found)
-            marks.append((at, number, buffer, code, value))
-            number += 1
+            mark = items[position], items[position + 1]
+            at = max(at, time_of(*mark) or at)
+            drained.append((at, len(drained), buffer, mark))
         if buffer.items:
             until = min(until, at)  # it has more, which may come before the others'
-        drained.append((buffer, items, marks))
-    ready: list[Mark] = []
-    for buffer, items, marks in drained:
-        now = bisect_right(marks, until, key=itemgetter(0))
-        ready += marks[:now]
-        buffer.waiting = items[2 * now :]
-    ready.sort(key=itemgetter(0, 1))
-    return ready
+    drained.sort(key=itemgetter(0, 1))
+    ready = bisect_right(drained, until, key=itemgetter(0))
+    for _, _, buffer, mark in sorted(drained[ready:], key=itemgetter(1)):
+        buffer.waiting += mark
+    return drained[:ready]
 
 
 TRAINING = TrainingRecording()

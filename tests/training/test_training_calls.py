@@ -19,8 +19,8 @@ from training_support import begun_anew, configured, exported, misuses, of, publ
 from exporter import training
 from exporter.ledger.admission import OWN, fits
 from exporter.recording.values import families_of
-from exporter.training.facts import Facts
 from exporter.training.metrics import Families
+from exporter.training.progress import Facts
 from exporter.training.recording import TRAINING
 
 
