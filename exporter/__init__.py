@@ -8,7 +8,7 @@ job except the construction of a Stat that cannot be, waits on it, or outlives i
 from __future__ import annotations
 
 from exporter import training
-from exporter.errors import DefinitionError, EventsLostError, ExporterError
+from exporter.errors import DefinitionError, ExporterError
 from exporter.process import configure, flush, shutdown
 from exporter.recording import events
 from exporter.recording.event_values import Event, Severity
@@ -26,7 +26,6 @@ __all__ = [
     "Aggregation",
     "DefinitionError",
     "Event",
-    "EventsLostError",
     "ExporterError",
     "Severity",
     "Sidecar",

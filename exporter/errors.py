@@ -6,7 +6,6 @@ is counted instead.
 
     ExporterError
     ├── DefinitionError(ValueError)       a Stat that cannot be: name, unit, label, window, aggregation, buckets
-    ├── EventsLostError                   raised by an event handler: so many events did not arrive
     ├── FeedError
     │   ├── FeedFormatError               damaged bytes, or a format version of the future
     │   └── FeedDirectoryError            the directory is missing, foreign or not a directory
@@ -40,18 +39,6 @@ class DefinitionError(ExporterError, ValueError):
         self.field = field
         self.found = found
         self.allowed = allowed
-
-
-class EventsLostError(ExporterError):
-    """Raised by a handler of events when some of those that it was given since its last flush are lost.
-
-    Nobody sees it but the handler's own worker, which counts `lost` events under the label value `reason`.
-    """
-
-    def __init__(self, message: str, *, lost: int, reason: str) -> None:
-        super().__init__(message)
-        self.lost = lost
-        self.reason = reason
 
 
 class FeedError(ExporterError):

@@ -60,7 +60,8 @@ def flush(timeout_seconds: float = 5.0) -> bool:
             if state.tensors is not None:
                 state.tensors.collect()
         Hooks.collect()
-        EVENTS.flush(timeout_seconds)
+        RECORDER.drain(timeout_seconds)
+        EVENTS.flush(max(deadline - monotonic(), 0.1))
         arrived = RECORDER.flush(max(deadline - monotonic(), 0.1))
         TRAINING.flush(max(deadline - monotonic(), 0.1))
     except Exception as error:  # noqa: BLE001  # an error of CUDA, or a defect of ours: not the loop's problem

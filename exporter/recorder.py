@@ -28,7 +28,7 @@ from exporter.recording.stat import REGISTRY
 from exporter.recording.state import BUFFER_SAMPLES, StatState
 from exporter.recording.values import Ending, ProcessIdentity, Recording, StatReading
 from exporter.recording.windows import WindowClock
-from exporter.recording.worker import Worker
+from exporter.recording.worker import Worker, end_all
 from exporter.training.buffers import Hooks
 from exporter.training.recording import TRAINING
 from exporter.version import __version__
@@ -50,6 +50,8 @@ STUCK_SECONDS = 5.0
 """A callback of a passive Stat that runs for longer is said to hang."""
 EXIT_SECONDS = 2.0
 """The longest that an exiting process waits for the recording thread to finish what it is at."""
+DRAIN_SECONDS = 0.5
+"""The same, before its handlers are given the last windows."""
 
 
 class Recorder:
@@ -104,51 +106,52 @@ class Recorder:
         finally:
             self._starting.release()
 
+    def drain(self, timeout_seconds: float) -> bool:
+        """Put together what was added, on the caller's thread, so that handlers get the windows which that closes."""
+        return self._guarded(self._collect, timeout_seconds)
+
     def flush(self, timeout_seconds: float) -> bool:
         """Drain everything and write it, on the caller's thread; says whether it was written in time."""
-
-        def step() -> bool:
-            self._close_windows()
-            return self._publish(final=False)
-
-        return self._guarded(step, timeout_seconds)
+        return self._guarded(lambda: self._close_windows() and self._publish(final=False), timeout_seconds)
 
     def flush_soon(self) -> None:
         """Have the recording thread flush at once, without waiting for it: a checkpoint was saved."""
         self._hurry = True
-        with suppress(RuntimeError):  # it is awake
-            self._alarm.release()
+        self._wake()
 
     def shutdown(self) -> None:
         """Write the last recording and end the thread; again is harmless. Later samples are not recorded."""
         if self._stopping:
             return
         self._stopping = True
-        with suppress(RuntimeError):  # it is awake
-            self._alarm.release()
+        self._wake()
+        self.drain(DRAIN_SECONDS)
         EVENTS.close()
-        self._passive.finish()(0.2, "exit")
+        end_all([self._passive], seconds=0.2, reason="exit")
         # A thread that wants the interpreter lock while it is being torn down is ended by the C library, which may
         # abort the process: so none of ours is left running, if it can be helped.
         until = monotonic() + EXIT_SECONDS
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(EXIT_SECONDS)
-
-        def step() -> bool:
-            if _in_use():
-                self._close_windows()
-                TRAINING.drain(self._give_way)
-                TRAINING.close()  # first, so that what the exporters could not take is on the last recording
-                self._publish(final=True)
-            if self._writer is not None:
-                self._writer.close()
-            return True
-
         # Where the recording thread hangs in a write the last recording is lost, and the process ends all the same.
-        self._guarded(step, max(until - monotonic(), 0.1))
+        self._guarded(self._write_last, max(until - monotonic(), 0.1))
         TRAINING.close()
         end_notices()
+
+    def _write_last(self) -> bool:
+        if _in_use():
+            self._close_windows()
+            TRAINING.drain(self._give_way)
+            TRAINING.close()  # first, so that what the exporters could not take is on the last recording
+            self._publish(final=True)
+        if self._writer is not None:
+            self._writer.close()
+        return True
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it is awake
+            self._alarm.release()
 
     def renew(self) -> None:
         """Begin anew under another identity: what was recorded so far stays with the old one.
@@ -251,7 +254,12 @@ class Recorder:
         self._drain_all(TICK_SECONDS, above=HIGH_WATER)
         return True
 
-    def _close_windows(self) -> None:
+    def _collect(self) -> bool:
+        self._close_windows()
+        self._drain_all(None)
+        return True
+
+    def _close_windows(self) -> bool:
         wall, now = time(), monotonic()
         by_length: dict[float, list[StatState]] = {}
         for state in REGISTRY.states():
@@ -271,6 +279,7 @@ class Recorder:
             for state in by_length[seconds]:
                 self._give_way()
                 state.close_window(started, ended, late_windows=late >= seconds, wall=wall)
+        return True
 
     def _publish(self, *, final: bool, within_seconds: float | None = None) -> bool:
         TRAINING.drain(self._give_way)
@@ -367,14 +376,14 @@ class Recorder:
             return False
         if rules is not None:
             wrong = REGISTRY.override([rule for rule in rules if not rule.get("events")])
-            of_events = [dict(rule) for rule in rules if rule.get("events")]
-            for rule in of_events:
-                del rule["events"]
+            of_events = [
+                {key: value for key, value in rule.items() if key != "events"}
+                for rule in rules
+                if rule.get("events")
+            ]
             for problem in [*wrong, *EVENTS.override(of_events)]:
-                tell_once(
-                    f"rule {problem}",
-                    f"a recording rule of the sidecar's configuration is left out: {problem}",
-                )
+                told = f"a recording rule of the sidecar's configuration is left out: {problem}"
+                tell_once(f"rule {problem}", told)
         return True
 
 

@@ -26,9 +26,9 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.errors import EventsLostError, ExportError
+from exporter.errors import ExportError
 from exporter.one_logger.names import RecordType
-from exporter.recording.handlers.json_lines import LinesFile, filled
+from exporter.recording.handlers import LinesFile, filled
 from exporter.recording.identity import identity
 from exporter.training.attributes import Attributes, shown
 from exporter.training.buffers import Hooks
@@ -233,9 +233,9 @@ class FileExporter(BaseJsonExporter):
     def _write(self, json_dict: dict[str, Any]) -> None:
         line = json.dumps(json_dict, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
         try:
-            self._file.append(self._path, [line])
-        except EventsLostError as error:
-            raise ExportError(str(error)) from error
+            self._file.append(self._path, line)
+        except OSError as error:
+            raise ExportError(f"{self._path}: {error.strerror or error}") from error
 
 
 _SEPARATOR = " | "

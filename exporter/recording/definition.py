@@ -5,6 +5,7 @@ Used in the training process, at construction and when the configuration's rules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -41,17 +42,16 @@ _MOST_SAMPLES = 1_000_000_000
 
 DEFAULT_AGGREGATIONS = frozenset(map(Aggregation, ("mean", "max", "p50", "p90", "p95", "p99")))
 _STEP_BUCKETS = "0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 300"
-STEP_BUCKETS = tuple(map(float, _STEP_BUCKETS.split()))
 DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {
-    "seconds": STEP_BUCKETS,
+    "seconds": tuple(map(float, _STEP_BUCKETS.split())),
     "ratio": (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
     "bytes": tuple(float(1 << power) for power in range(10, 41, 3)),
 }
 OTHER_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 
 _TAKEN_LABELS = frozenset({"run", "rank", "worker", "role", "le", "quantile", "job", "instance"})
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_WORD = _LETTERS | frozenset("0123456789_")
+_NAME = re.compile(r"[a-zA-Z]\w*(\.\w+)*", re.ASCII)
+_LABEL = re.compile(r"[a-zA-Z]\w*", re.ASCII)
 
 Rule = Mapping[str, object]
 """`match`, a shell pattern of names, and any of `enabled`, `aggregations`, `window_seconds`, `window_samples`, `buckets`."""
@@ -71,31 +71,30 @@ def check_definition(
     min_samples: int = 1,
 ) -> StatDefinition:
     """Make a definition, or raise a DefinitionError that names the value and the allowed ones."""
+    good: object = isinstance(name, str) and len(name) <= LONGEST_NAME and _NAME.fullmatch(name)
+    allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
+    require(good, "name", name, f"{allowed} (at most {LONGEST_NAME} characters)")
     wanted = DEFAULT_AGGREGATIONS if aggregations is None else check_aggregations(aggregations)
     seconds, samples = check_window_seconds(window_seconds), check_window_samples(window_samples)
     if seconds is None and samples is None:
+        allowed = f"at least {SHORTEST_WINDOW_SECONDS} seconds, or at least 1 sample"
         told = "a Stat needs window_seconds, window_samples or both, not None for both"
-        raise DefinitionError(
-            told,
-            field="window_seconds",
-            found=None,
-            allowed=f"at least {SHORTEST_WINDOW_SECONDS} seconds, or at least 1 sample",
-        )
-    _check_unit(unit)
+        raise DefinitionError(told, field="window_seconds", found=None, allowed=allowed)
+    if unit is not None and unit not in UNITS:
+        instead = _INSTEAD.get(unit.lower()) if isinstance(unit, str) else None
+        hint = f"; record {instead} instead" if instead else ""
+        told = f"unknown unit {_shown(unit)}{hint}; allowed: None, {', '.join(UNITS)}"
+        raise DefinitionError(told, field="unit", found=unit, allowed=UNITS)
     if buckets is not None and Aggregation.HISTOGRAM not in wanted:
         told = "buckets are given, but Aggregation.HISTOGRAM is not among the aggregations"
         raise DefinitionError(told, field="buckets", found=buckets, allowed="buckets only with HISTOGRAM")
-    printable = isinstance(help, str) and len(help) <= LONGEST_HELP and help.isprintable()
-    require(printable, "help", help, f"one printable line of at most {LONGEST_HELP} characters")
+    good = isinstance(help, str) and len(help) <= LONGEST_HELP and help.isprintable()
+    require(good, "help", help, f"one printable line of at most {LONGEST_HELP} characters")
     most = samples or _MOST_SAMPLES
-    require(
-        type(min_samples) is int and 1 <= min_samples <= most,
-        "min_samples",
-        min_samples,
-        f"a whole number from 1 to {most}" + (", the window_samples" if samples else ""),
-    )
+    allowed = f"a whole number from 1 to {most}" + (", the window_samples" if samples else "")
+    require(type(min_samples) is int and 1 <= min_samples <= most, "min_samples", min_samples, allowed)
     return StatDefinition(
-        name=_check_name(name),
+        name=name,
         aggregations=wanted,
         window_seconds=seconds,
         window_samples=samples,
@@ -117,7 +116,7 @@ def check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[A
     for each in aggregations:
         value = each.value if isinstance(each, Aggregation) else each
         if value not in allowed:
-            told = f"unknown aggregation {each!r}{_near(value, allowed)}; allowed: {', '.join(allowed)}"
+            told = f"unknown aggregation {each!r}; allowed: {', '.join(allowed)}"
             raise DefinitionError(told, field="aggregations", found=each, allowed=allowed)
         found.add(Aggregation(value))
     return frozenset(found)
@@ -151,15 +150,15 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
 
 def check_label(name: str, value: str) -> None:
     """Accept a constant label, else raise DefinitionError."""
-    if not isinstance(name, str) or not name or name[0] not in _LETTERS or not _WORD.issuperset(name):
-        _refuse("labels", name, "a letter, then letters, digits or '_'", "a label's name")
-    if name in _TAKEN_LABELS or len(name) > LONGEST_NAME:
+    good: object = isinstance(name, str) and len(name) <= LONGEST_NAME and _LABEL.fullmatch(name)
+    require(good, "labels", name, "a letter, then letters, digits or '_'", "a label's name")
+    if name in _TAKEN_LABELS:
         taken = ", ".join(sorted(_TAKEN_LABELS))
-        told = f"the label name {_shown(name)} is taken; not allowed are: {taken}"
+        told = f"the label name {name!r} is taken; not allowed are: {taken}"
         raise DefinitionError(told, field="labels", found=name, allowed=f"not one of {taken}")
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_LABEL_VALUE or not value.isprintable():
-        allowed = f"printable text of 1 to {LONGEST_LABEL_VALUE} characters"
-        _refuse("labels", value, allowed, f"the value of label {name}")
+    good = isinstance(value, str) and 0 < len(value) <= LONGEST_LABEL_VALUE and value.isprintable()
+    allowed = f"printable text of 1 to {LONGEST_LABEL_VALUE} characters"
+    require(good, "labels", value, allowed, f"the value of label {name}")
 
 
 # Rules of the configuration ------------------------------------------------------------------------------------
@@ -203,9 +202,8 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
         return definition, enabled
     changed = definition.replace(**changes)
     if changed.window_seconds is None and changed.window_samples is None:
-        changed = changed.replace(
-            window_seconds=definition.window_seconds, window_samples=definition.window_samples
-        )
+        before = definition.window_seconds, definition.window_samples
+        changed = changed.replace(window_seconds=before[0], window_samples=before[1])
     if changed.window_samples is not None and changed.window_samples < changed.min_samples:
         changed = changed.replace(min_samples=changed.window_samples)
     if Aggregation.HISTOGRAM not in changed.aggregations or not changed.buckets:
@@ -213,34 +211,23 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
     return changed, enabled
 
 
+def require(good: object, field: str, found: object, allowed: str, what: str = "") -> None:
+    """Raise DefinitionError unless a value is good."""
+    if not good:
+        told = f"{what or field} must be {allowed}, not {_shown(found)}"
+        raise DefinitionError(told, field=field, found=found, allowed=allowed)
+
+
 def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> tuple[float, ...]:
     return DEFAULT_BUCKETS.get(unit, OTHER_BUCKETS) if Aggregation.HISTOGRAM in aggregations else ()
 
 
-def _check_name(name: str) -> str:
-    words = name.split(".") if isinstance(name, str) and len(name) <= LONGEST_NAME else []
-    good = all(words) and name[:1] in _LETTERS and _WORD.issuperset("".join(words)) if words else False
-    allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
-    require(good, "name", name, f"{allowed} (at most {LONGEST_NAME} characters)")
-    return name
-
-
-def _check_unit(unit: str | None) -> None:
-    if unit is not None and unit not in UNITS:
-        instead = _INSTEAD.get(unit.lower()) if isinstance(unit, str) else None
-        hint = f"; record {instead} instead" if instead else _near(unit, UNITS)
-        told = f"unknown unit {_shown(unit)}{hint}; allowed: None, {', '.join(UNITS)}"
-        raise DefinitionError(told, field="unit", found=unit, allowed=UNITS)
-
-
 def _check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    if labels is None:
-        return ()
-    good = isinstance(labels, Mapping) and len(labels) <= MOST_LABELS
+    good = labels is None or (isinstance(labels, Mapping) and len(labels) <= MOST_LABELS)
     require(good, "labels", labels, f"a mapping of at most {MOST_LABELS} names to values")
-    for name, value in labels.items():
+    for name, value in (labels or {}).items():
         check_label(name, value)
-    return tuple(sorted(labels.items()))
+    return tuple(sorted((labels or {}).items()))
 
 
 def _check_number(field: str, value: float, *, at_least: float) -> float:
@@ -248,29 +235,9 @@ def _check_number(field: str, value: float, *, at_least: float) -> float:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
     except OverflowError:
         number = -1.0
-    require(
-        isfinite(number) and number >= at_least, field, value, f"a finite number of at least {at_least:g}"
-    )
+    good = isfinite(number) and number >= at_least
+    require(good, field, value, f"a finite number of at least {at_least:g}")
     return number
-
-
-def require(good: bool, field: str, found: object, allowed: str) -> None:
-    """Raise DefinitionError unless a value is good."""
-    if not good:
-        _refuse(field, found, allowed, field)
-
-
-def _refuse(field: str, found: object, allowed: str, what: str) -> None:
-    raise DefinitionError(
-        f"{what} must be {allowed}, not {_shown(found)}", field=field, found=found, allowed=allowed
-    )
-
-
-def _near(value: object, allowed: Iterable[str]) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415  # only errors need it
-
-    near = get_close_matches(str(value).lower(), list(allowed), 1, 0.6)
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _shown(value: object) -> str:

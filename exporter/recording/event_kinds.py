@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import count
@@ -98,12 +97,16 @@ class Kind:
 
     def obey(self, rules: Sequence[Rule], *, recording: bool) -> None:
         """Take the rules that match, the later one winning."""
-        found = _combined(self.type, rules)
-        self.enabled = recording and _is_enabled(found, self.severity)
-        self._sample = float(found.get("sample", 1.0))  # type: ignore[arg-type]  # checked when the rule was made
+        found: dict[str, Any] = {}
+        for rule in rules:
+            if fnmatchcase(self.type, str(rule["match"])):
+                found.update(rule)
+        least = LEVELS[found.get("severity", "debug")]
+        self.enabled = recording and found.get("enabled", True) and LEVELS[self.severity] >= least
+        self._sample = float(found.get("sample", 1.0))
         self.limited = self._sample < 1.0 or "per_second" in found
         rate = found.get("per_second", DEFAULT_PER_SECOND)
-        self._per_second = None if rate is None else float(rate)  # type: ignore[arg-type]  # likewise
+        self._per_second = None if rate is None else float(rate)
         self._ends = 0.0
 
     def route(self, handlers: Iterable[Handle]) -> None:
@@ -148,19 +151,17 @@ class KindTable:
         self._lock = threading.RLock()  # a signal handler may log while its thread makes a kind
         self._wake: Callable[[], None] = lambda: None
         self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
-        self._verdicts: dict[tuple[object, object], bool] = {}
         self._rules: dict[str, Rule] = {}
         self._outer_rules: tuple[Rule, ...] = ()
         self._recording = True
-        self._allowed: frozenset[str] | None = None
-        self._most_types = MOST_TYPES
         self._begin_counts()
 
     def _begin_counts(self) -> None:
         """Count from zero."""
         self._occurrences: dict[Pair, Occurrences] = {}
         self._labels: set[str] = set()
-        self._count_apart()
+        for kind in list(self._kinds.values()):
+            kind.restart(self._occurrences_of(kind.type, kind.severity))
 
     def kind(self, type: str, severity: str) -> Kind:
         """Find or make what is decided about a type and a severity, which are checked as for faces.
@@ -177,7 +178,7 @@ class KindTable:
                 return kind
             kind = Kind(*pair)
             kind.restart(self._occurrences_of(*pair))
-            kind.obey(self._all_rules(), recording=self._recording)
+            kind.obey([*self._outer_rules, *self._rules.values()], recording=self._recording)
             kind.route(self.active)
             if len(self._kinds) < MOST_KINDS:
                 self._kinds[pair] = kind
@@ -188,16 +189,13 @@ class KindTable:
     def enabled(self, type: str, severity: str = "info") -> bool:
         """Whether such an event would be recorded; cheap enough to ask before making its data."""
         try:
-            return self._verdicts[type, severity]
+            return self._kinds[type, severity].enabled
         except (KeyError, TypeError):
             pass
-        with suppress(Exception):  # whatever the job's own object is
-            rule = _combined(str(type), self._all_rules())
-            verdict = self._recording and _is_enabled(rule, find_severity(severity) or "info")
-            if len(self._verdicts) < MOST_KINDS:
-                self._verdicts[type, severity] = verdict
-            return verdict
-        return self._recording
+        try:
+            return self.kind(str(type), find_severity(severity) or "info").enabled
+        except Exception:  # noqa: BLE001  # whatever the job's own object is
+            return self._recording
 
     def limit(self, match: str = "*", **rule: object) -> None:
         """Say what becomes of the events whose types match a shell pattern; the later call wins.
@@ -235,19 +233,6 @@ class KindTable:
             self._obey()
         return wrong
 
-    def count_types(self, allowed: Iterable[str] | None = None, *, most: int = MOST_TYPES) -> None:
-        """Say which types are counted apart: these, or the first that come, and at most so many (0 to 1000).
-
-        The rest is `other`. Counts so far stay where they are.
-        """
-        types = None if allowed is None else frozenset(map(check_type, allowed))
-        if not 0 <= most <= 1000:
-            raise ValueError(f"most must be 0 to 1000, not {most}")
-        with self._lock:
-            self._allowed, self._most_types = types, most
-            self._labels.clear()
-            self._count_apart()
-
     def _counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
         """Tell how many there were, when the latest happened, and how many were kept from the handlers."""
         counts: dict[Pair, int] = {}
@@ -263,18 +248,11 @@ class KindTable:
                     suppressed[label, reason] = suppressed.get((label, reason), 0) + number
         return counts, last, suppressed
 
-    def _all_rules(self) -> list[Rule]:
-        return [*self._outer_rules, *self._rules.values()]
-
     def _obey(self) -> None:
-        self._verdicts = {}
+        rules = [*self._outer_rules, *self._rules.values()]
         for kind in list(self._kinds.values()):
-            kind.obey(self._all_rules(), recording=self._recording)
+            kind.obey(rules, recording=self._recording)
             kind.route(self.active)
-
-    def _count_apart(self) -> None:
-        for kind in list(self._kinds.values()):
-            kind.restart(self._occurrences_of(kind.type, kind.severity))
 
     def _refuse(self, type: str, what: str) -> None:
         """Count something that an event goes without, and say so once for each type."""
@@ -287,26 +265,11 @@ class KindTable:
 
     def _occurrences_of(self, type: str, severity: str) -> Occurrences:
         label = clean_text(type)[:LONGEST_LABEL]
-        if label not in self._labels:
-            if len(self._labels) < self._most_types and (self._allowed is None or type in self._allowed):
-                self._labels.add(label)
-            else:
-                label = OTHER
+        if label not in self._labels and len(self._labels) >= MOST_TYPES:
+            label = OTHER
+        else:
+            self._labels.add(label)
         return self._occurrences.setdefault((label, severity), Occurrences())
-
-
-def _combined(type: str, rules: Sequence[Rule]) -> dict[str, object]:
-    """Put together what all matching rules say of a type."""
-    found: dict[str, object] = {}
-    for rule in rules:
-        if fnmatchcase(type, str(rule["match"])):
-            found.update(rule)
-    return found
-
-
-def _is_enabled(rule: Rule, severity: str) -> bool:
-    least = LEVELS[str(rule.get("severity", "debug"))]
-    return bool(rule.get("enabled", True)) and LEVELS[severity] >= least
 
 
 def check_rule(rule: Rule) -> Rule:

@@ -7,7 +7,6 @@ whose originals do; what `exporter.log` is given is converted and never refused 
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import enum
 import os
 import reprlib
@@ -119,18 +118,17 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
 
 def _converted(value: Any) -> Datum:
-    library = type(value).__module__.partition(".")[0]
-    if not isinstance(value, bool | int | float | str) and not _is_tensor(value):
+    if _is_tensor(value):
+        return _tensor(value)
+    if not isinstance(value, bool | int | float | str):
         if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
             value = value.item()
         elif isinstance(value, os.PathLike):
             value = os.fsdecode(value)
         elif isinstance(value, bytes | bytearray):
             value = bytes(value[:LONGEST_SHOWN]).decode("utf-8", "backslashreplace")
-        elif isinstance(value, dt.date | dt.time | dt.timedelta) or library in {"decimal", "uuid"}:
+        elif type(value).__module__ in {"datetime", "decimal", "uuid"}:
             value = str(value)
-    if _is_tensor(value):
-        return _tensor(value)
     if isinstance(value, bool | int | float | str):
         return _without_subclass(value)
     return _SHORT.repr(value)[:LONGEST_SHOWN]

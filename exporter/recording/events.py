@@ -15,7 +15,7 @@ from datetime import datetime
 from time import monotonic, monotonic_ns, time
 from typing import Any
 
-from exporter.recording.event_kinds import LONGEST_LABEL, OTHER, Kind, KindTable, Pair
+from exporter.recording.event_kinds import LONGEST_LABEL, Kind, KindTable, Pair
 from exporter.recording.event_values import (
     LONGEST_TEXT,
     LONGEST_TYPE,
@@ -28,13 +28,11 @@ from exporter.recording.event_values import (
 )
 from exporter.recording.handle import Adapt, EventHandler, Handle, RawEvent, name_of
 from exporter.recording.identity import clean_text
-from exporter.recording.values import NO_EVENTS, EventsReading
+from exporter.recording.values import EventsReading
 from exporter.recording.worker import end_all, shown
 
 RECENT_EVENTS = 256
 """Latest events that are kept for `recent`."""
-MOST_NAMES = 100
-"""Names of handlers that are counted apart; the rest is `other`."""
 MOST_QUEUED = 1_000_000
 END_SECONDS = 2.0
 """The longest that an unregistration, or the exit of the process, waits for a handler to take what is queued."""
@@ -55,10 +53,8 @@ class EventLog(KindTable):
         super().__init__()
 
     def _begin_counts(self) -> None:
-        self._published = NO_EVENTS
         self._who: tuple[str, int | None] | None = None
         self.latest.clear()
-        self._names: set[str] = set()
         self._leaving: list[Handle] = []  # no longer told, but perhaps still at it
         self._delivered: dict[str, int] = {}
         self._dropped: dict[Pair, int] = {}
@@ -217,11 +213,10 @@ class EventLog(KindTable):
             answers=answers,
         )
         if self._recording:
-            handle.registered = True
             with self._lock:
                 self._tell_only((*self.active, handle))
             if not handle.direct:
-                handle.worker.start()
+                handle.start()
             self._wake()
         return handle
 
@@ -237,12 +232,12 @@ class EventLog(KindTable):
                 return
             self._leaving.append(handle)
             self._tell_only(tuple([each for each in self.active if each is not handle]))
-        end_all([handle.worker], seconds=timeout_seconds, reason="unregistered")
+        end_all([handle], seconds=timeout_seconds, reason="unregistered")
 
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until every handler has taken what was logged before; says whether all have within the time."""
         deadline = monotonic() + timeout_seconds
-        arrived = [each.worker.drain(deadline - monotonic()) for each in self.active]
+        arrived = [each.drain(deadline - monotonic()) for each in self.active]
         return all(arrived)
 
     def close(self, timeout_seconds: float = END_SECONDS) -> None:
@@ -253,7 +248,7 @@ class EventLog(KindTable):
             ended = self.active
             self._leaving += ended
             self._tell_only(())
-        end_all([each.worker for each in ended], seconds=timeout_seconds, reason="exit")
+        end_all(ended, seconds=timeout_seconds, reason="exit")
 
     # What the process's root and the recording thread call -----------------------------------------------
 
@@ -275,18 +270,15 @@ class EventLog(KindTable):
         return self._recording and bool(self._kinds or self.active)
 
     def reading(self) -> EventsReading:
-        """Tell all; the same object as long as nothing has changed. By one thread at a time."""
+        """Tell all; by one thread at a time."""
         with self._lock:
-            for each in [each for each in self._leaving if each.worker.over]:
+            for each in [each for each in self._leaving if each.over]:
                 self._leaving.remove(each)
                 self._add_up(each, self._delivered, self._dropped)
             delivered, dropped = dict(self._delivered), dict(self._dropped)
             for each in (*self._leaving, *self.active):
                 self._add_up(each, delivered, dropped)
-            reading = EventsReading(*self._counts(), delivered, dropped)
-        if reading != self._published:
-            self._published = reading
-        return self._published
+            return EventsReading(*self._counts(), delivered, dropped)
 
     def reset(self) -> None:
         """Count from zero: what was recorded so far belongs to another identity."""
@@ -343,6 +335,8 @@ class EventLog(KindTable):
                 continue
             if event is None:
                 raw = late if isinstance(late, tuple) else late.raw()
+                if raw[7] is None:  # a face knows of no spans
+                    raw = (*raw[:7], self.current_span(), raw[8])
                 event = self._event(raw if payload is None else self._with_payload(raw, payload))
             each.put(event, origin)
         self.latest.append(late if event is None else event)
@@ -356,7 +350,7 @@ class EventLog(KindTable):
     # Inside ----------------------------------------------------------------------------------------------
 
     def _tell_only(self, handles: tuple[Handle, ...]) -> None:
-        for each in self.active:
+        for each in (*self.active, *handles):
             each.registered = each in handles
         self.active = handles
         for kind in list(self._kinds.values()):
@@ -380,11 +374,8 @@ class EventLog(KindTable):
         self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1
     ) -> None:
         name = handle.name
-        if name not in self._names:
-            name = OTHER if len(self._names) >= MOST_NAMES else name
-            self._names.add(name)
         delivered[name] = delivered.get(name, 0) + sign * handle.delivered
-        for reason, lost in handle.worker.lost().items():
+        for reason, lost in handle.lost().items():
             dropped[name, reason] = dropped.get((name, reason), 0) + sign * lost
 
 
@@ -396,5 +387,4 @@ enabled = EVENTS.enabled
 register = EVENTS.register
 unregister = EVENTS.unregister
 limit = EVENTS.limit
-count_types = EVENTS.count_types
 recent = EVENTS.recent

@@ -1,7 +1,7 @@
 """Handle: the way from the event log to one handler, and back.
 
 Used in the training process. A container's own method (`list.append`, `deque.append`, `SimpleQueue.put`) can neither hang
-nor run anybody's code, so it is called at once, on the thread that logs; every other handler has a `Worker`.
+nor run anybody's code, so it is called at once, on the thread that logs; every other handler has a thread and a queue.
 """
 
 from __future__ import annotations
@@ -33,27 +33,25 @@ _CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
 
 
 class EventHandler(Protocol):
-    """An object that is given events.
-
-    It may also have `flush()`, called when its queue has run empty and at the latest after every 256 events: until
-    then its events count as neither delivered nor dropped.
-    """
+    """An object that is given events."""
 
     def handle(self, event: Any) -> object:
         """Take one `Event`, or what `adapt` has made of it."""
         ...
 
 
-class Handle:
+class Handle(Worker):
     """A registered handler: the way to unregister it, and what has become of its events.
 
     Attributes:
         name: Under which it is counted.
+        own: The class of the objects that it takes as they were logged.
         registered: Whether it is still told.
         direct: Whether it is called at once, on the thread that logs.
         answers: Whether a face waits for it; see `answer`.
-        worker: Calls it otherwise.
     """
+
+    _late: Marker | None  # set once it has taken what it was late with
 
     def __init__(
         self,
@@ -68,28 +66,17 @@ class Handle:
         own: type | None,
         answers: bool,
     ) -> None:
-        self.name = name
-        self.own = own
-        self.answers = answers
-        self._late: Marker | None = None  # set once it has taken what it was late with
+        self.name, self.own, self.answers = name, own, answers
         self.registered = False
         self.direct = is_container_method(handler)
         self._end = end
-        self._handle: Callable[[Any], object] = getattr(handler, "handle", None) or handler
-        self._types = types
-        self._level = LEVELS[severity]
-        self._adapt = adapt
-        self._taken = Counter()
-        flush = getattr(handler, "flush", None) if hasattr(handler, "handle") else None
-        self.worker = Worker(self._give, name=f"events-{name}", bound=queue, flush=flush)
+        self._call: Callable[[Any], object] = getattr(handler, "handle", None) or handler
+        self._types, self._level, self._adapt = types, LEVELS[severity], adapt
+        super().__init__(self._give, name=f"events-{name}", bound=queue)
 
     def unregister(self) -> None:
         """Tell it no more; see `EventLog.unregister`."""
         self._end(self)
-
-    def drain(self, timeout_seconds: float) -> bool:
-        """Wait until it has taken what waits now; says whether it has within the time."""
-        return self.worker.drain(timeout_seconds)
 
     def answer(self) -> None:
         """Wait until it has taken what was logged so far: what a face does whose original calls handlers at once.
@@ -99,24 +86,22 @@ class Handle:
         """
         if getattr(_here, "is_handler", False) or not (self._late is None or self._late.is_set()):
             return
-        marker = self.worker.mark()
+        marker = self.mark()
         self._late = None if marker is None or marker.wait(ANSWER_SECONDS) else marker
         if self._late is not None:
-            tell_once(
-                f"late {self.name}",
-                f"the handler {self.name} has not answered within {ANSWER_SECONDS:g} s: it is told without waiting for it",
-            )
+            told = f"has not answered within {ANSWER_SECONDS:g} s: it is told without waiting for it"
+            tell_once(f"late {self.name}", f"the handler {self.name} {told}")
 
     def after_fork(self) -> None:
         """Begin anew."""
         self._late = None
         self._taken = Counter()
-        self.worker.after_fork()
+        super().after_fork()
 
     @property
     def delivered(self) -> int:
         """Events that the handler took."""
-        return self.worker.done + self._taken.read()
+        return self.done + self._taken.read()
 
     def wants(self, type: str, severity: str) -> bool:
         """Whether it is to be given events of this type and severity."""
@@ -125,19 +110,19 @@ class Handle:
 
     def take_at_once(self, item: object) -> None:
         """Call the handler here and now; only for those that are `direct`."""
-        self._handle(item)
+        self._call(item)
         self._taken.bump()
 
-    def put(self, event: Any, origin: object = None) -> None:
+    def put(self, item: Any, origin: object = None, *, bounded: bool = True) -> bool:
         """Hand over one event, or what else its registrar puts in the place of one; never raises, never waits."""
         if self.direct:
-            self.take_at_once(event if self._adapt is None else self._adapt(event, origin))
-        elif self.registered:
-            self.worker.put((event, origin))
+            self.take_at_once(item if self._adapt is None else self._adapt(item, origin))
+            return True
+        return self.registered and super().put((item, origin), bounded=bounded)
 
     def _give(self, item: tuple[Any, object]) -> None:
         _here.is_handler = self.answers
-        self._handle(item[0] if self._adapt is None else self._adapt(*item))
+        self._call(item[0] if self._adapt is None else self._adapt(*item))
 
     def __repr__(self) -> str:
         return f"<Handle {self.name!r}: {'registered' if self.registered else 'unregistered'}>"
@@ -153,7 +138,7 @@ def is_container_method(handler: object) -> bool:
 
 
 def name_of(handler: object) -> str:
-    """Name a handler for people: a function by its name, an object by its class."""
+    """Name a handler that was given no name: a function by its own, an object by its class."""
     if is_container_method(handler):
         return f"{type(handler.__self__).__name__}.{handler.__name__}"  # type: ignore[attr-defined]  # a bound method
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__

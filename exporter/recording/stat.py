@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from exporter.errors import DefinitionError
 from exporter.recording.definition import Rule, apply_rules, check_definition, check_rules, require
+from exporter.recording.events import EVENTS
+from exporter.recording.handle import Handle, name_of
 from exporter.recording.notices import tell_once
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.state import StatState
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 MOST_STATS = 10_000
 """Beyond it a new Stat is made, but not kept: a label that runs away must not fill the job's memory."""
+WAITING_WINDOWS = 10_000
+"""Closed windows that may wait for a handler."""
 
 Identity = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -39,12 +43,13 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._states: dict[Identity, StatState] = {}
-        self._order: tuple[StatState, ...] = ()
+        self._order: list[StatState] = []
         self._origins: dict[Identity, str] = {}  # where each was first made, `file:line`
         self._owners: dict[str, str] = {}  # family or sample name, and the Stat that publishes it
         self._firsts: dict[str, StatDefinition] = {}
         self._rules: list[Rule] = []
         self._switched: list[Rule] = []
+        self._listeners: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
         self._wake: Callable[[], None] = lambda: None
         self.refused = 0  # Stats that were made beyond `MOST_STATS` and are not recorded
         self.recording = True  # False with `EXPORTER_DISABLED=1`
@@ -71,10 +76,8 @@ class Registry:
             if len(self._states) >= MOST_STATS or not self.recording:
                 if self.recording:
                     self.refused += 1
-                    tell_once(
-                        "stats",
-                        f"only {MOST_STATS} Stats are recorded in a process: {definition.name!r} and those made after it are not",
-                    )
+                    told = f"{definition.name!r} and those made after it are not"
+                    tell_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
                 return StatState(definition, wall=time(), samples=0)
             known = self._make(identity, definition, own=own)
             self._wake()
@@ -91,13 +94,12 @@ class Registry:
             kept = self._states.setdefault(identity, state)
             if kept is state:
                 self._origins[identity] = _origin()
-            while len(self._order) != len(self._states):  # a handler may make another between two steps
-                self._order = tuple(self._states.values())
+                self._order.append(state)
             return kept
 
     def states(self) -> tuple[StatState, ...]:
         """The state of every Stat, in order of construction; a snapshot that later Stats do not change."""
-        return self._order
+        return tuple(self._order)
 
     def find(self, name: str, labels: Mapping[str, str] | None = None) -> Stat | None:
         """Look a Stat up by its identity."""
@@ -107,10 +109,6 @@ class Registry:
     def matching(self, pattern: str = "*") -> list[Stat]:
         """List those whose names match a pattern (`*`: any characters, `?`: one), in order of construction."""
         return [Stat.of(each) for each in self._order if fnmatchcase(each.definition.name, pattern)]
-
-    def names(self, pattern: str = "*") -> list[str]:
-        """List their names, each once; one name may stand for Stats of several label sets."""
-        return list(dict.fromkeys(stat.name for stat in self.matching(pattern)))
 
     def switch(self, pattern: str, *, enabled: bool) -> None:
         """Switch the Stats whose names match a shell pattern on or off, those still to be made included.
@@ -133,6 +131,41 @@ class Registry:
                     self._apply(state)
         return wrong
 
+    def on_window(
+        self,
+        handler: Callable[[Stat, WindowReading], object],
+        match: str = "*",
+        *,
+        queue: int = WAITING_WINDOWS,
+    ) -> Handle:
+        """Have a handler given each window that closes with a sample in it, of the Stats whose names match a pattern.
+
+        It is called with the Stat and the window, on a thread of its own, in order; each window that is closed by its
+        number of samples is given, not the last of a flush alone. What it raises, and what its queue of so many windows
+        has no room for, is counted as for handlers of events. `unregister` of what is returned ends it.
+
+        Raises:
+            TypeError: It cannot be called.
+        """
+        return self._listen(handler, lambda state: fnmatchcase(state.definition.name, match), queue)
+
+    def _listen(
+        self,
+        handler: Callable[[Stat, WindowReading], object],
+        wants: Callable[[StatState], bool],
+        queue: int,
+    ) -> Handle:
+        if not callable(handler):
+            raise TypeError(f"a handler of windows must be a callable (stat, window), not {handler!r}")
+        handle = EVENTS.register(
+            lambda item: handler(Stat.of(item[0]), item[1]), types=(), queue=queue, name=name_of(handler)
+        )
+        with self._lock:
+            self._listeners = (*[each for each in self._listeners if each[1].registered], (wants, handle))
+            for state in self._order:
+                self._apply(state)
+        return handle
+
     def after_fork(self) -> None:
         """In a forked child: forget what the parent recorded, keep the Stats."""
         self._lock = threading.RLock()
@@ -143,6 +176,7 @@ class Registry:
         self.discard(objects)  # the recorder sets it later
 
     def _apply(self, state: StatState) -> None:
+        state.listeners = tuple([handle for wants, handle in self._listeners if wants(state)])
         definition, enabled = apply_rules(state.definition, [*self._rules, *self._switched])
         if definition != state.effective or enabled is not state.enabled:
             state.override(definition, enabled=enabled)
@@ -161,9 +195,8 @@ class Registry:
             if reserved or owner != definition.name:
                 whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
                 told = f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name"
-                raise DefinitionError(
-                    told, field="name", found=definition.name, allowed="a name whose families are free"
-                )
+                allowed = "a name whose families are free"
+                raise DefinitionError(told, field="name", found=definition.name, allowed=allowed)
         self._owners.update(dict.fromkeys(names, definition.name))
         self._firsts[definition.name] = definition
 
@@ -175,13 +208,10 @@ class Registry:
         }
         differences = ", ".join(f"{name} {one!r} and now {other!r}" for name, (one, other) in found.items())
         field, (_, value) = next(iter(found.items()))
-        told = (
-            f"the Stat {first.name!r} was first made at {self._origins.get(identity, 'an unknown place')} "
-            f"with another definition: {differences}"
-        )
-        raise DefinitionError(
-            told, field=field, found=value, allowed="the same definition, or another name or labels"
-        )
+        origin = self._origins.get(identity, "an unknown place")
+        told = f"the Stat {first.name!r} was first made at {origin} with another definition: {differences}"
+        allowed = "the same definition, or another name or labels"
+        raise DefinitionError(told, field=field, found=value, allowed=allowed)
 
 
 REGISTRY = Registry()
@@ -292,9 +322,8 @@ class Stat:
         known = stat._state.measure
         if known is not None and known != measure:
             told = f"the passive Stat {name!r} is measured by {known!r} already, and now {measure!r} is to measure it"
-            raise DefinitionError(
-                told, field="measure", found=measure, allowed="one callable for each name and labels"
-            )
+            allowed = "one callable for each name and labels"
+            raise DefinitionError(told, field="measure", found=measure, allowed=allowed)
         stat._state.measure = measure
         return stat
 
@@ -320,6 +349,12 @@ class Stat:
             told = f"the Stat {self.name!r} cannot time: its unit is {unit!r}"
             raise DefinitionError(told, field="unit", found=unit, allowed=("seconds", None))
         return Timer(self.add)
+
+    def on_window(
+        self, handler: Callable[[Stat, WindowReading], object], *, queue: int = WAITING_WINDOWS
+    ) -> Handle:
+        """Have a handler given each window of this Stat that closes with a sample in it; see `Registry.on_window`."""
+        return REGISTRY._listen(handler, lambda state: state is self._state, queue)  # noqa: SLF001  # of this file
 
     def get(self) -> dict[Aggregation, float]:
         """Give the aggregations of the last closed window; empty when there is none, or no sample was in it."""

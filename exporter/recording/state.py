@@ -12,6 +12,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
+from exporter.recording.handle import Handle
 from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import ExactSum, Window
@@ -42,6 +43,7 @@ class StatState:
         own: Whether it is one of the exporter's own families, not one of the job's.
         refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
         closed: The last closed window.
+        listeners: Are given the state and each window of it that closes with a sample in it.
     """
 
     __slots__ = (
@@ -56,7 +58,7 @@ class StatState:
             "_sum",
         ),
         *("_summable", "_value", "_window", "_window_started", "buffer", "closed", "count", "definition"),
-        *("effective", "enabled", "measure", "own", "refusals", "tensors"),
+        *("effective", "enabled", "listeners", "measure", "own", "refusals", "tensors"),
     )
 
     def __init__(
@@ -76,6 +78,7 @@ class StatState:
         self.enabled = True
         self.tensors: TensorReader | None = None
         self.measure: Callable[[], float] | None = None
+        self.listeners: tuple[Handle, ...] = ()
         self._next: StatDefinition | None = None
         self.reset(wall=wall)
 
@@ -219,8 +222,8 @@ class StatState:
         position, total = 0, len(samples)
         while position < total:
             limit = self.effective.window_samples or total  # an override may have ended counting at a close
-            if not self._window.samples and total - position >= 2 * limit:
-                # Only the last closed window can be seen: those before it need not be computed.
+            if not self.listeners and not self._window.samples and total - position >= 2 * limit:
+                # Only the last closed window will be seen: those before it need not be computed.
                 position += ((total - position) // limit - 1) * limit
             part = samples[position : position + limit - self._window.samples]
             self._window.add(part, self._order(part))
@@ -239,6 +242,9 @@ class StatState:
         values = self._window.values() if samples >= self.effective.min_samples else {}
         self.closed = WindowReading(started, ended, samples, values)
         self._reading = None
+        if samples:
+            for each in self.listeners:
+                each.put((self, self.closed))
 
     def _begin_window(self, started: float) -> None:
         if self._next is not None:

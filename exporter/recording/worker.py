@@ -14,7 +14,6 @@ from queue import SimpleQueue
 from time import monotonic, time
 from typing import Any
 
-from exporter.errors import EventsLostError
 from exporter.recording.notices import tell_once
 
 FLUSHED_TOGETHER = 256
@@ -221,13 +220,8 @@ class Worker:
             self.done += waiting
 
     def _fail(self, error: BaseException, items: int) -> None:
-        reason = "error"
-        if isinstance(error, EventsLostError):
-            reason, lost = error.reason, min(error.lost, items)
-            self.done += items - lost
-            items = lost
-        self._lose(reason, items)
-        tell_once(f"worker {self._name} {reason}", f"{self._name} lost {items} {self._what}: {shown(error)}")
+        self._lose("error", items)
+        tell_once(f"worker {self._name}", f"{self._name} lost {items} {self._what}: {shown(error)}")
 
     def _lose(self, reason: str, items: int) -> None:
         # A new dict each time: the recording thread reads it while this one writes.

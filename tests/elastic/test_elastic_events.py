@@ -61,7 +61,7 @@ def destination(
 
 def counted(type_: str, severity: str = "info") -> int:
     exporter.flush()
-    return EVENTS._published.counts.get((type_, severity), 0)  # reading anew is the recording thread's
+    return EVENTS.reading().counts.get((type_, severity), 0)  # reading anew is the recording thread's
 
 
 # The same on both ---------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ WRITES = """
         import os, signal, sys, time
         import exporter
         from exporter import log
-        from exporter.recording.handlers.json_lines import JsonLinesHandler
+        from exporter.recording.handlers import JsonLinesHandler
         FILE = os.environ["EXPORTER_FEED_DIR"] + "/../events.jsonl"
         exporter.events.register(JsonLinesHandler(FILE), name="file", queue=100_000)
 """

@@ -1,0 +1,282 @@
+"""Handlers of events that come with the package: console, JSON lines, logging both ways, TensorBoard.
+
+Used in the training process, each on its worker's thread. A stream that is closed, a full disk or a writer that hangs
+costs events, which are counted, and nothing else. Any callable that takes an `Event`, and any object with
+`handle(event)`, is a handler too.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from math import isfinite
+from pathlib import Path
+from time import gmtime, strftime
+from typing import Any, TextIO
+
+from exporter.recording.event_values import LEVELS, Datum, Event, find_severity
+from exporter.recording.events import log
+
+FROM_LOGS = "log.logger"
+"""The datum that an event has when it was made of a log record: the logger's name."""
+_MARK = "exporter_event"
+_THREADS_OF_HANDLERS = ("exporter-events-", "exporter-notice")
+
+
+# Console -----------------------------------------------------------------------------------------------------
+
+
+class ConsoleHandler:
+    """Writes a line for each event; a stream of None is whatever standard error is at that moment."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    def handle(self, event: Event) -> None:
+        """Write one line and flush it."""
+        stream = sys.stderr if self._stream is None else self._stream
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write((text_line(event) + "\n").encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+
+
+def text_line(event: Event) -> str:
+    """Render `2026-01-31T12:00:00.123Z WARNING rank=0 checkpoint.failed "no space" step=100`, without line end."""
+    rank = "" if event.rank is None else f" rank={event.rank}"
+    try:
+        milliseconds = round(event.timestamp * 1000)
+        at = f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(milliseconds // 1000))}.{milliseconds % 1000:03d}Z"
+    except (OverflowError, ValueError, OSError):
+        at = repr(event.timestamp)  # where no calendar reaches
+    return f"{at} {event.severity.upper()}{rank} {_summary(event)}"
+
+
+def _summary(event: Event) -> str:
+    message = "" if event.message is None else f" {_quoted(event.message)}"
+    data = "".join(f" {_word(name)}={_shown(value)}" for name, value in event.data.items())
+    return f"{_word(event.type)}{message}{data}"
+
+
+def _shown(value: Datum) -> str:
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(each if each.isprintable() else _escape(each) for each in escaped) + '"'
+
+
+def _word(text: str) -> str:
+    return text if text.isprintable() and " " not in text and '"' not in text else _quoted(text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+# JSON lines --------------------------------------------------------------------------------------------------
+
+
+class JsonLinesHandler:
+    """Appends each event as one line of JSON to a file that rotates; what was written survives SIGKILL.
+
+    `{run}`, `{rank}` and `{pid}` in the path stand for those of the process.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 64 << 20, backups: int = 5) -> None:
+        self._pattern = os.path.abspath(os.fspath(path))  # noqa: PTH100  # before the job changes its directory
+        self._file = LinesFile(max_bytes=max_bytes, backups=backups)
+
+    def handle(self, event: Event) -> None:
+        """Write one event."""
+        self._file.append(filled(self._pattern, event.run, event.rank), json_line(event))
+
+
+def json_line(event: Event) -> bytes:
+    """Render an event as JSON, whatever is in it; a number that is not finite becomes text."""
+    fields = event.as_dict()
+    fields["data"] = {
+        name: value if not isinstance(value, float) or isfinite(value) else str(value)
+        for name, value in event.data.items()
+    }
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, object]]:
+    """Read the lines of one file back, each a JSON object; those that were cut short are passed over."""
+    with open(path, "rb") as file:  # noqa: PTH123  # os.PathLike
+        for line in file:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict):
+                yield found
+
+
+def filled(pattern: str, run: str, rank: int | None) -> Path:
+    """Put the process's own into a path, where `{run}`, `{rank}` and `{pid}` stand for it."""
+    run = "".join(each if each.isalnum() or each in "-_." else "_" for each in run)
+    shown = "none" if rank is None else str(rank)
+    return Path(pattern.replace("{run}", run).replace("{rank}", shown).replace("{pid}", str(os.getpid())))
+
+
+class LinesFile:
+    """Appends lines to files, each opened for one line, so that logrotate, a deleted file and a fork need no care.
+
+    A file that would become larger than `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, of
+    which so many `backups` are kept. Several processes may write to one file.
+
+    Raises:
+        TypeError: An argument is no whole number.
+        ValueError: `max_bytes` is below 1024, or `backups` is not 0 to 1000.
+    """
+
+    def __init__(self, *, max_bytes: int, backups: int) -> None:
+        for name, value, least, most in (
+            ("max_bytes", max_bytes, 1024, 1 << 62),
+            ("backups", backups, 0, 1000),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a whole number, not {value!r}")
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be {least} to {most}, not {value}")
+        self._max_bytes = max_bytes
+        self._backups = backups
+
+    def append(self, path: Path, line: bytes) -> None:
+        """Append a line that ends in a newline; missing directories are made. Raises OSError: it is not there as a whole."""
+        while not self._append(path, line):
+            pass
+
+    def rotate(self, path: Path) -> None:
+        """Rotate a file, however small; one that is not there needs none. Raises OSError."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return
+        try:
+            self._rotate(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _append(self, path: Path, line: bytes) -> bool:
+        """Append, or rotate a file that is full, in whose place another one is then written to."""
+        descriptor = _opened(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line  # the last one was cut short, by a full disk or by SIGKILL
+            if size and size + len(line) > self._max_bytes:
+                self._rotate(path, descriptor)
+                return False
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            return True
+        finally:
+            os.close(descriptor)
+
+    def _rotate(self, path: Path, descriptor: int) -> None:
+        # The lock is that of the file that is rotated: of several processes one does it, the others see that the
+        # name stands for another file now.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not (path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))):
+            return
+        if not self._backups:
+            path.unlink()
+        for number in range(self._backups, 0, -1):
+            newer = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
+            if newer.exists():
+                newer.replace(path.with_name(f"{path.name}.{number}"))
+
+
+def _opened(path: Path) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o644)
+
+
+# Logging -----------------------------------------------------------------------------------------------------
+
+
+class EventsFromLogs(logging.Handler):
+    """Logs an event for each log record that reaches it: `logging.getLogger().addHandler(EventsFromLogs())`.
+
+    The event's type is the same for all, since a logger's name in a label would be one series for each; the
+    name, the place and what was raised are data. What handlers of events log is passed over, and so are records that
+    were made of events, also where another thread hands them on.
+    """
+
+    def __init__(
+        self, level: int = logging.WARNING, *, type: str = "log", log: Callable[..., None] = log
+    ) -> None:
+        super().__init__(level)
+        self._type = type
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the event; never raises but where `logging.raiseExceptions` says so."""
+        # The thread that has logged: another one may hand its records on, as a QueueListener does.
+        thread = record.threadName or threading.current_thread().name
+        if hasattr(record, _MARK) or thread.startswith(_THREADS_OF_HANDLERS):
+            return
+        try:
+            data: dict[str, Datum] = {
+                FROM_LOGS: record.name,
+                "log.file": record.pathname,
+                "log.line": record.lineno,
+                "log.function": str(record.funcName),
+            }
+            if record.exc_info and record.exc_info[0] is not None:
+                data["log.exception"] = record.exc_info[0].__name__
+                data["log.traceback"] = logging.Formatter().formatException(record.exc_info)
+            severity = find_severity(record.levelno)
+            self._log(self._type, record.getMessage(), severity=severity, timestamp=record.created, **data)
+        except Exception:  # noqa: BLE001  # a message that cannot be formatted; logging's own rule for handlers
+            self.handleError(record)
+
+
+class LogRecords:
+    """Logs a record for each event, unless the event was made of one; the record has the event as `exporter_event`."""
+
+    def __init__(self, logger: logging.Logger | str = "exporter.events") -> None:
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+
+    def handle(self, event: Event) -> None:
+        """Log one record."""
+        level = LEVELS[event.severity]
+        if FROM_LOGS not in event.data and self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", _summary(event), extra={_MARK: event})
+
+
+# TensorBoard -------------------------------------------------------------------------------------------------
+
+
+class TensorBoardHandler:
+    """Adds each number as `<type>/<name>` and the message as `<type>/message`, at the event's time.
+
+    The writer is a `SummaryWriter`, or what has its `add_scalar` and `add_text`; `step` names the datum that is the step.
+    """
+
+    def __init__(self, writer: Any, *, step: str = "step") -> None:
+        self._writer = writer
+        self._step = step
+
+    def handle(self, event: Event) -> None:
+        """Add what the event has."""
+        step = event.data.get(self._step)
+        at = {"global_step": step if type(step) is int else None, "walltime": event.timestamp}
+        for name, value in event.data.items():
+            if not isinstance(value, str) and name != self._step:
+                self._writer.add_scalar(f"{event.type}/{name}", float(value), **at)
+        if event.message is not None:
+            self._writer.add_text(f"{event.type}/message", event.message, **at)
