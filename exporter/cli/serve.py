@@ -45,8 +45,7 @@ from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.store import StateStore
 from exporter.status.document import policy
 from exporter.status.document import render as render_status
-from exporter.status.history import History
-from exporter.status.readings import Readings
+from exporter.status.readings import History, Readings
 from exporter.status.view import About, view
 from exporter.version import __version__
 from exporter.web.routes import Document

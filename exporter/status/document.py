@@ -1,8 +1,9 @@
 """The status page as HTML: one self-contained document, readable without script and on a telephone.
 
 Used in the sidecar, on a worker thread of the web server. Every text is escaped, since run names and error messages
-come from outside; style and script are files of this package, named in the policy by their hashes, so that nothing
-else can style, run or load.
+come from outside; style and scripts are files of this package, named in the policy by their hashes, so that nothing
+else can style, run or load. uPlot (`uPlot.iife.min.js`, MIT, its licence beside it) draws the plots where there is
+script.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from exporter.collectors.status import CollectorStatus
-from exporter.status.attention import concerns, is_hanging, is_stopped
 from exporter.status.elements import (
     MISSING,
     MOST_ROWS,
@@ -26,47 +26,76 @@ from exporter.status.elements import (
     known,
     marked,
     number,
+    plot,
     quantity,
     share,
+    shares,
     size,
-    spark,
     table,
     text,
+    watts,
 )
-from exporter.status.history import CPU, LOSS, POWER, STEP_COUNT, STEP_SUM, TOKENS
-from exporter.status.readings import Labels
-from exporter.status.view import Gpu, Rank, Run, View
+from exporter.status.readings import (
+    CPU,
+    DISK,
+    LOSS,
+    MEMORY,
+    NETWORK,
+    POWER,
+    STEP_COUNT,
+    STEP_SUM,
+    TOKENS,
+    Line,
+)
+from exporter.status.view import Gpu, Rank, Run, View, concerns
 
 MANY_RANKS = 16
-"""Beyond this the table of ranks is folded."""
+"""Of more ranks the first are shown, which are those in trouble, and the others folded."""
 FEW_STATISTICS = 8
-"""Up to this that of statistics is not."""
+"""Up to this the table of statistics is not folded."""
 _CAUSES = 3
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
 """Those that stand for a statistic, the best first."""
+_STATES = {
+    "running": "good",
+    "finished": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "hung": "bad",
+    "stalled": "warn",
+}
+_CONDITIONS = {
+    "alive": marked("good", "alive"),
+    "slow": marked("warn", "slow"),
+    "silent": marked("bad", "silent"),
+    "hangs": marked("bad", "no progress"),
+}
 
 
 @lru_cache(maxsize=1)
-def _assets() -> tuple[str, str]:
-    folder = Path(__file__).parent
-    return (folder / "page.css").read_text(encoding="utf-8"), (folder / "live.js").read_text(encoding="utf-8")
+def _assets() -> tuple[str, str, str]:
+    library_style, style, library, script = (
+        (Path(__file__).parent / name).read_text(encoding="utf-8")
+        for name in ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "live.js")
+    )
+    return library_style + style, library, script
 
 
 @lru_cache(maxsize=1)
 def policy() -> str:
-    """The Content-Security-Policy of the page: its own style and script, its own address, and nothing else."""
-    style, script = (
+    """The Content-Security-Policy of the page: its own style and scripts, its own address, and nothing else."""
+    style, *scripts = (
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in _assets()
     )
     return (
-        f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:; "
+        f"default-src 'none'; style-src {style}; script-src {' '.join(scripts)}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 
 def render(seen: View) -> bytes:
     """Write the document, UTF-8."""
-    style, script = _assets()
+    style, library, script = _assets()
     found = concerns(seen)
     mark = "● " if any(concern.urgent for concern in found) else ""
     warnings = "".join(
@@ -75,26 +104,23 @@ def render(seen: View) -> bytes:
     )
     if len(found) > MOST_ROWS:
         warnings += f'<p class="dim">and {len(found) - MOST_ROWS} more</p>'
+    node = text(seen.about.node)
     parts = (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
         '<link rel="icon" href="data:,">',
         '<noscript><meta http-equiv="refresh" content="15"></noscript>',
-        f"<title>{mark}{text(seen.about.node)} · training-exporter</title><style>{style}</style></head><body>",
-        '<p id="live"></p><main>',
-        _header(seen),
-        f'<section id="attention">{warnings}</section>'
+        f"<title>{mark}{node} · training-exporter</title><style>{style}</style></head><body>",
+        f'<header><h1>{node}</h1><p id="live"></p></header><main>',
+        _state(seen),
+        f'<section id="attention" aria-label="Attention">{warnings}</section>'
         if found
         else '<p class="calm">Nothing needs attention.</p>',
         _runs(seen),
-        _ranks(seen),
-        _gpus(seen),
-        _machine(seen),
+        f'<div class="columns"><div>{_ranks(seen)}{_machine(seen)}</div>{_gpus(seen)}</div>',
         _statistics(seen),
-        _energy_sources(seen),
         _collectors(seen),
-        _footer(seen),
-        f"</main><script>{script}</script></body></html>\n",
+        f"</main>{_footer(seen)}<script>{library}</script><script>{script}</script></body></html>\n",
     )
     return "".join(parts).encode("utf-8", "replace")
 
@@ -103,12 +129,12 @@ def _time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) + " UTC"
 
 
-def _header(seen: View) -> str:
+def _state(seen: View) -> str:
     about, series = seen.about, seen.readings.value("exporter_series")
     ready = marked("good", "ready") if about.not_ready is None else marked("bad", "not ready")
     told = "" if series is None else f" · {series:.0f} series"
     up = marked("dim", f"up {duration(about.now - about.started)}{told} · {_time(about.now)}")
-    return f"<header><h1>{text(about.node)}</h1><span>{ready}</span>{up}</header>"
+    return f"<p>{ready} {up}</p>"
 
 
 def _runs(seen: View) -> str:
@@ -133,15 +159,13 @@ def _run(seen: View, run: Run) -> str:
     def total(family: str) -> float | None:
         return readings.total(family, run=name)
 
+    def lines(title: str, line: Line, unit: str = "") -> str:
+        return plot(title, {title: line}, unit, now, of=name)
+
     info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
     facts = " · ".join(f"{text(key)} {text(fact)}" for key, fact in info.items() if key != "run" and fact)
     attempt = value("training_attempt")
     step_seconds = past.recent(STEP_SUM, name, per=STEP_COUNT)
-    wall, productive = value("training_wall_seconds_total"), value("training_productive_seconds_total")
-    goodput = productive / wall if wall and productive is not None else None
-    saved = value("training_checkpoint_last_success_timestamp_seconds")
-    unsaved = goodput is not None and saved is None and run.state not in {"finished", "failed"}
-    explained = "<small>nothing is saved yet: work counts once it is, or when the job ends well</small>"
     losses = readings.rows("training_badput_seconds_total", run=name)
     badput = sorted(((seconds, labels["cause"]) for labels, seconds in losses if seconds > 0), reverse=True)
     lost = ", ".join(
@@ -150,19 +174,17 @@ def _run(seen: View, run: Run) -> str:
     costs: dict[str, float] = {}
     for labels, amount in readings.rows("training_cost_total", run=name):
         costs[labels["currency"]] = costs.get(labels["currency"], 0.0) + amount
-    nonfinite, rates = total("training_nonfinite_total"), past.rates(STEP_SUM, name, per=STEP_COUNT)
+    nonfinite = total("training_nonfinite_total")
+    saved = value("training_checkpoint_last_success_timestamp_seconds")
     cells = (
-        cell("step time", known(step_seconds, duration), spark(rates, "step time", duration)),
-        cell(
-            "loss",
-            known(value("training_loss", mode="train"), number),
-            spark(past.levels(LOSS, name), "loss", number),
-        ),
+        cell("step time", known(step_seconds, duration)),
+        cell("steps per second", known(past.recent(STEP_COUNT, name), number)),
+        cell("loss", known(value("training_loss", mode="train"), number)),
         cell("not finite", marked("bad", f"{nonfinite:.0f}") if nonfinite else ""),
         cell("tokens per second", known(past.recent(TOKENS, name), number)),
         cell("gradient norm", known(value("training_grad_norm"), number)),
         cell("learning rate", known(value("training_learning_rate"), number)),
-        cell("goodput", known(goodput, share), explained if unsaved else ""),
+        _goodput(seen, run),
         cell("at risk, unsaved", known(value("training_uncommitted_seconds"), duration)),
         cell("last checkpoint", ago(saved, now)),
         cell("restarts", known(total("training_restarts_total"), number)),
@@ -171,12 +193,35 @@ def _run(seen: View, run: Run) -> str:
         *(cell("cost here", f"{amount:,.2f} {text(currency)}") for currency, amount in costs.items()),
         cell("lost to", lost and f"<small>{lost}</small>"),
     )
+    plots = (
+        lines("loss", past.levels(LOSS, name)),
+        lines("step time", past.rates(STEP_SUM, name, per=STEP_COUNT), "seconds"),
+        lines("tokens per second", past.rates(TOKENS, name)),
+    )
+    state = run.state and " " + marked(_STATES.get(run.state, "dim"), run.state)
     again = "" if attempt is None or attempt <= 1 else " " + marked("warn", f"attempt {attempt:.0f}")
     position = _position(value("training_step"), value("training_step_target"), step_seconds)
     return (
-        f'<section class="card"><h3>{text(name)}{again}</h3>'
-        f'{facts and f"<p class=facts>{facts}</p>"}{position}<dl class="grid">{"".join(cells)}</dl></section>'
+        f'<section class="card" aria-label="{text(name)}"><h3>{text(name)}{state}{again}</h3>'
+        f'{facts and f"<p class=facts>{facts}</p>"}{position}<dl class="grid">{"".join(cells)}</dl>'
+        f"{shares(run.phases, 'last minute of all ranks')}<div class=plots>{''.join(plots)}</div></section>"
     )
+
+
+def _goodput(seen: View, run: Run) -> str:
+    value = seen.readings.value
+    wall, productive = (
+        value(f"training_{each}_seconds_total", run=run.name) for each in ("wall", "productive")
+    )
+    if not wall or productive is None:
+        return ""
+    never = value("training_checkpoint_last_success_timestamp_seconds", run=run.name) is None
+    unsaved = value("training_uncommitted_seconds", run=run.name) or 0.0
+    below = ""
+    if never and run.state not in {"finished", "failed"}:
+        below = "nothing is saved yet: work counts once it is, or when the job ends well"
+        below += f"; with it {share((productive + unsaved) / wall)}" if unsaved else ""
+    return cell("goodput", share(productive / wall), below and f"<small>{below}</small>")
 
 
 def _position(step: float | None, target: float | None, step_seconds: float | None) -> str:
@@ -202,21 +247,13 @@ def _ranks(seen: View) -> str:
     other_nodes = any(rank.node not in {"", seen.about.node} for rank in seen.ranks)
 
     def row(rank: Rank) -> dict[str, str]:
-        if not rank.alive:
-            verdict = marked("dim", "unknown" if rank.alive is None else "ended")
-        elif is_stopped(rank, now=now):
-            verdict = marked("bad", "silent")
-        elif is_hanging(rank, seen.runs.get(rank.run), now=now):
-            verdict = marked("bad", "no progress")
-        else:
-            verdict = marked("good", "alive")
         since = "" if rank.phase_seconds is None else " " + marked("dim", duration(rank.phase_seconds))
         return {
             "run": text(rank.run) if several_runs else "",
             "rank": text(rank.rank),
             "worker": text(rank.worker),
             "role": text(rank.role),
-            "process": verdict,
+            "process": _CONDITIONS.get(rank.condition) or marked("dim", rank.condition),
             "phase": text(rank.phase) + since if rank.phase and rank.alive else MISSING,
             "last step": ago(rank.progress, now),
             "own time a step": known(rank.compute_seconds, duration),
@@ -225,19 +262,25 @@ def _ranks(seen: View) -> str:
             "node": text(rank.node) if other_nodes else "",
         }
 
-    content = table(seen.ranks, row, numbers="rank, worker, last step, own time a step, snapshot")
-    return folded("ranks", f"Ranks ({len(seen.ranks)})", content, unfolded=len(seen.ranks) <= MANY_RANKS)
-
-
-def _watts(value: float | None) -> str:
-    return number(value, "W")
+    numbers = "rank, worker, last step, own time a step, snapshot"
+    content = table("Ranks", seen.ranks[:MANY_RANKS], row, numbers=numbers)
+    if others := seen.ranks[MANY_RANKS:]:
+        title = f"{len(others)} more ranks"
+        content += folded("ranks", title, table(title, others, row, numbers=numbers))
+    return f"<section><h2>Ranks ({len(seen.ranks)})</h2>{content}</section>"
 
 
 def _gpus(seen: View) -> str:
     if not seen.gpus:
-        return ""
+        told = [
+            status.message or "; ".join(status.unsupported)
+            for status in seen.collectors
+            if status.name == "gpu"
+        ]
+        return f'<section><h2>GPUs</h2><p class="card">No GPU. {text(" ".join(told))}</p></section>'
     names = {labels["uuid"]: labels.get("name", "") for labels, _ in seen.readings.rows("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in seen.gpus}
+    past, now = seen.past, seen.about.now
 
     def row(gpu: Gpu) -> dict[str, str]:
         def value(family: str, **labels: str) -> float | None:
@@ -247,56 +290,80 @@ def _gpus(seen: View) -> str:
         used, total = value("gpu_memory_used_bytes"), value("gpu_memory_total_bytes")
         limit = value("gpu_power_limit_watts", limit="enforced")
         of = " " + marked("dim", f"of {limit:.0f}") if limit else ""
-        line = spark(seen.past.levels(POWER, gpu.uuid), f"power of GPU {gpu.index}", _watts, floor=0.0)
+        users = [rank.rank or rank.role for rank in seen.ranks if rank.uuid == gpu.uuid and rank.alive]
         return {
             "GPU": text(gpu.index),
             "model": text(names.get(gpu.uuid, "")) if len(models) > 1 else "",
+            "rank": text(", ".join(users)),
             "state": (marked("good", "up") if gpu.up else marked("bad", "lost")) + (held or ""),
             "busy": known(value("gpu_utilization_ratio"), share),
             "tensor cores": known(value("gpu_tensor_activity_ratio", pipe="any"), share),
             "memory": MISSING if used is None else f"{size(used)} {marked('dim', f'of {size(total)}')}",
-            "power": known(value("gpu_power_watts"), lambda watts: f"{watts:.0f} W{of}"),
-            "lately": line,
+            "power": known(value("gpu_power_watts"), lambda power: f"{power:.0f} W{of}"),
             "temperature": known(value("gpu_temperature_celsius", sensor="gpu"), "{:.0f} °C".format),
             "energy": known(seen.readings.total("gpu_energy_joules_total", uuid=gpu.uuid), energy),
         }
 
     model = marked("dim", f" · {text(next(iter(models)))}") if len(models) == 1 and models != {""} else ""
-    content = table(seen.gpus, row, numbers="GPU, busy, tensor cores, memory, power, temperature, energy")
-    return f"<h2>GPUs ({len(seen.gpus)}){model}</h2>{content}"
+    content = table(
+        "GPUs", seen.gpus, row, numbers="GPU, busy, tensor cores, memory, power, temperature, energy"
+    )
+    plots = "".join(
+        plot(
+            title,
+            {f"GPU {gpu.index}": past.levels(what, gpu.uuid) for gpu in seen.gpus},
+            unit,
+            now,
+            floor=0.0,
+        )
+        for title, what, unit in (("GPU power", POWER, "watts"), ("GPU memory", MEMORY, "bytes"))
+    )
+    plots = plots and f'<div class="card plots">{plots}</div>'
+    return f"<section><h2>GPUs ({len(seen.gpus)}){model}</h2>{content}{plots}</section>"
+
+
+def _of(used: float | None, whole: float | None) -> str:
+    """A share of something of a size."""
+    return f"{share(used / whole)} <small>of {size(whole)}</small>" if whole and used is not None else ""
 
 
 def _machine(seen: View) -> str:
-    value, total = seen.readings.value, seen.readings.total
-    all_bytes, available = value("host_memory_total_bytes"), value("host_memory_available_bytes")
-    memory = ""
-    if all_bytes and available is not None:
-        memory = f"{share((all_bytes - available) / all_bytes)} <small>of {size(all_bytes)}</small>"
-    use = spark(seen.past.levels(CPU), "use of the CPUs", share, floor=0.0)
-    cells = (
-        cell("CPU", known(value("host_cpu_utilization_ratio"), share), use),
-        cell("CPUs", known(value("host_cpus", kind="online"), number)),
-        cell("memory used", memory),
-        cell("CPU power", known(total("host_cpu_power_watts"), _watts)),
-        cell("GPU power", known(total("gpu_power_watts"), _watts)),
+    readings, past = seen.readings, seen.past
+    value, total = readings.value, readings.total
+    memory, available = value("host_memory_total_bytes"), value("host_memory_available_bytes")
+    rooms = {labels["mountpoint"]: room for labels, room in readings.rows("host_filesystem_avail_bytes")}
+    disks = (
+        (1 - rooms[labels["mountpoint"]] / whole, labels["mountpoint"], whole)
+        for labels, whole in readings.rows("host_filesystem_size_bytes")
+        if whole >= 2**30 and labels["mountpoint"] in rooms
     )
-    return f'<h2>Machine</h2><div class="card"><dl class="grid">{"".join(cells)}</dl></div>'
+    fullest = max(disks, default=None)
 
+    def rate(what: str) -> str:
+        return known(past.recent(what, ""), lambda bytes_: f"{size(bytes_)}/s")
 
-def _energy_sources(seen: View) -> str:
-    sources = [labels for labels, _ in seen.readings.rows("exporter_energy_source_info")]
-    if not sources:
-        return ""
-
-    def row(labels: Labels) -> dict[str, str]:
-        return {
-            "component": text(labels["component"]),
-            "device": text(labels.get("name") or labels["device"]),
-            "read from": text(labels["source"]),
-            "how": "measured" if labels.get("measured") == "true" else marked("warn", "modelled"),
-        }
-
-    return folded("energy", f"Where energy is read ({len(sources)})", table(sources, row), unfolded=False)
+    cells = (
+        cell("CPU", known(value("host_cpu_utilization_ratio"), share)),
+        cell("CPUs", known(value("host_cpus", kind="online"), number)),
+        cell("memory used", _of(memory and available and memory - available, memory)),
+        cell("shared memory used", _of(value("host_shm_used_bytes"), value("host_shm_size_bytes"))),
+        cell(f"fullest disk, {text(fullest[1])}", _of(fullest[0] * fullest[2], fullest[2]))
+        if fullest
+        else "",
+        cell("disks, read and written", rate(DISK)),
+        cell("network, in and out", rate(NETWORK)),
+        cell("CPU power", known(total("host_cpu_power_watts"), watts)),
+        cell("GPU power", known(total("gpu_power_watts"), watts)),
+    )
+    plots = (
+        plot("CPU", {"CPU": past.levels(CPU, "")}, "ratio", seen.about.now, floor=0.0),
+        plot("network", {"network": past.rates(NETWORK, "")}, "bytes", seen.about.now, floor=0.0),
+        plot("disks", {"disks": past.rates(DISK, "")}, "bytes", seen.about.now, floor=0.0),
+    )
+    return (
+        f'<h2>Machine</h2><section class="card" aria-label="Machine"><dl class="grid">{"".join(cells)}</dl>'
+        f'<div class="plots">{"".join(plots)}</div></section>'
+    )
 
 
 def _statistics(seen: View) -> str:
@@ -321,7 +388,7 @@ def _statistics(seen: View) -> str:
 
     silent = sum(0 in counts for counts in samples.values())
     title = f"Recorded statistics ({len(counted)}{f', {silent} with gaps' if silent else ''})"
-    content = table(counted, row, numbers="over ranks")
+    content = table("Recorded statistics", counted, row, numbers="over ranks")
     return folded("statistics", title, content, unfolded=len(counted) <= FEW_STATISTICS)
 
 
@@ -343,21 +410,19 @@ def _collectors(seen: View) -> str:
     ordered = sorted(seen.collectors, key=lambda status: status.success is not False)
     failing = sum(status.success is False for status in seen.collectors)
     title = f"Collectors ({len(ordered)}{f', {failing} failing' if failing else ''})"
-    return folded(
-        "collectors", title, table(ordered, row, numbers="every, age, took"), unfolded=bool(failing)
-    )
+    content = table("Collectors", ordered, row, numbers="every, age, took")
+    return folded("collectors", title, content, unfolded=bool(failing))
 
 
 def _footer(seen: View) -> str:
     about = seen.about
-    links = {
-        about.telemetry_path: "Metrics",
-        "/-/ready": "Ready",
-        "/-/healthy": "Healthy",
-        "/config": "Configuration",
-    }
-    anchors = "".join(f'<a href="{text(path)}">{name}</a>' for path, name in links.items())
+    links = (
+        *((about.telemetry_path, "Metrics"), ("/-/ready", "Ready")),
+        *(("/-/healthy", "Healthy"), ("/config", "Configuration")),
+    )
+    anchors = "".join(f'<a href="{text(path)}">{name}</a>' for path, name in links)
     return (
-        f"<footer><nav>{anchors}</nav><p>training-exporter {text(about.version)}, started {_time(about.started)}, feed "
-        f"<code>{text(about.feed_directory)}</code>. A dash is no data: it is never an old number.</p></footer>"
+        f'<footer><nav aria-label="Pages">{anchors}</nav><p>training-exporter {text(about.version)}, started '
+        f"{_time(about.started)}, feed <code>{text(about.feed_directory)}</code>. A dash is no data: it is never an "
+        "old number.</p></footer>"
     )

@@ -1,16 +1,18 @@
-"""The pieces that the status page is made of: numbers as people read them, escaped text, tables, folds, small charts.
+"""The pieces that the status page is made of: numbers as people read them, escaped text, tables, folds, plots.
 
 Used in the sidecar, on a worker thread of the web server. Values come in, HTML goes out; what is not known is a dash.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from math import isfinite
 from typing import TypeVar
 
-from exporter.status.history import KEPT_SECONDS, POINT_SECONDS, Point
+from exporter.status.readings import DRAWN_SECONDS, Line
 
 DASH = "\u2013"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -19,35 +21,40 @@ MOST_ROWS = 200
 LONGEST_TEXT = 300
 MISSING = f'<span class="dim" title="no data">{DASH}</span>'
 
-WIDTH, HEIGHT, MARGIN = 180.0, 36.0, 3.0
-_FEWEST_SLOTS, _MOST_SLOTS = 24, round(KEPT_SECONDS / POINT_SECONDS) + 1
+WIDTH, HEIGHT = 600.0, 120.0
+FEWEST_SECONDS = 300.0
+COLOURS = 8
 
 T = TypeVar("T")
 
 
-def table(items: Sequence[T], row: Callable[[T], Mapping[str, str]], *, numbers: str = "") -> str:
+def table(title: str, items: Sequence[T], row: Callable[[T], Mapping[str, str]], *, numbers: str = "") -> str:
     """A table without the columns that no row has anything for.
 
     Args:
+        title: Its name, for those who cannot see it.
         items: What the rows are made of; those beyond `MOST_ROWS` are counted.
         row: HTML by heading, which is trusted; the same headings for all.
         numbers: The headings of numbers, separated by commas.
     """
     rows = [row(item) for item in items[:MOST_ROWS]]
-    kept = (
-        [head for head in rows[0] if any(cells[head] not in {"", MISSING} for cells in rows)] if rows else []
-    )
+    heads = [
+        head for head in (rows[0] if rows else ()) if any(cells[head] not in {"", MISSING} for cells in rows)
+    ]
     kind = dict.fromkeys(numbers.split(", "), ' class="n"')
-    heads = "".join(f'<th scope="col"{kind.get(head, "")}>{head}</th>' for head in kept)
+    top = "".join(f'<th scope="col"{kind.get(head, "")}>{head}</th>' for head in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td{kind.get(head, '')}>{cells[head]}</td>" for head in kept) + "</tr>"
+        "<tr>" + "".join(f"<td{kind.get(head, '')}>{cells[head]}</td>" for head in heads) + "</tr>"
         for cells in rows
     )
     more = f'<p class="empty dim">and {len(items) - len(rows)} more</p>' if len(items) > len(rows) else ""
-    return f'<div class="card wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{more}</div>'
+    return (
+        f'<div class="card wide" role="region" tabindex="0" aria-label="{title}"><table><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table>{more}</div>"
+    )
 
 
-def folded(name: str, title: str, content: str, *, unfolded: bool) -> str:
+def folded(name: str, title: str, content: str, *, unfolded: bool = False) -> str:
     """A section that can be folded; a reader's choice is kept while the page renews itself."""
     state = " open" if unfolded else ""
     return f'<details id="{name}"{state}><summary><h2>{title}</h2></summary>{content}</details>'
@@ -73,38 +80,77 @@ def ago(at: float | None, now: float) -> str:
     return MISSING if at is None else f"{duration(max(0.0, now - at))} ago"
 
 
-def spark(
-    points: Sequence[Point], name: str, words: Callable[[float | None], str], *, floor: float | None = None
+def plot(
+    title: str, lines: Mapping[str, Line], unit: str, now: float, *, of: str = "", floor: float | None = None
 ) -> str:
-    """A line of what was, the latest at the right edge; nothing where fewer than two points have a number.
+    """What was in the last hour, as lines over time; nothing where no line has two points with a number.
+
+    It can be read without script; the data goes along for the script, which draws it so that the numbers can be pointed at.
 
     Args:
-        points: Oldest first, at most a quarter of an hour; None is a gap.
-        name: What it shows, for those who cannot see it.
-        words: Writes a number.
-        floor: What the lower edge stands for; None for the least of the points.
+        title: What it shows.
+        lines: By name, all with the same times.
+        unit: Base unit of the numbers.
+        now: Unix time of the right edge.
+        of: Of which run or machine, to tell it from others on the page.
+        floor: What the lower edge stands for; None for the least number.
     """
-    known = [value for value in points if value is not None]
-    if len(known) < 2:
+    drawn = {name: [each for each in line if now - each[0] <= DRAWN_SECONDS] for name, line in lines.items()}
+    drawn = {name: line for name, line in drawn.items() if sum(value is not None for _, value in line) > 1}
+    numbers = [value for line in drawn.values() for _, value in line if value is not None]
+    if not numbers:
         return ""
-    low, high = min(known), max(known)
-    bottom = low if floor is None else floor
-    step = WIDTH / (min(max(len(points), _FEWEST_SLOTS), _MOST_SLOTS) - 1)
-    pieces: list[str] = []
-    before: Point = None
-    for index, value in enumerate(points):
-        if value is not None:
-            x = WIDTH - step * (len(points) - 1 - index)
-            y = HEIGHT - MARGIN - (value - bottom) / ((high - bottom) or 1.0) * (HEIGHT - 2 * MARGIN)
-            # A lone point between two gaps is a dot: a line of no length with round ends.
-            pieces.append(f"M{x:.1f} {y:.1f}h0" if before is None else f"L{x:.1f} {y:.1f}")
-        before = value
-    shown = f"{name}, last {duration(POINT_SECONDS * len(points))}"
-    label = escape(f"{shown}: from {words(low)} to {words(high)}, now {words(points[-1])}")
+    low, high = min(numbers) if floor is None else floor, max(numbers)
+    span = max(FEWEST_SECONDS, now - min(line[0][0] for line in drawn.values()))
+    paths = []
+    for place, line in enumerate(drawn.values()):
+        pieces, gap = "", True
+        for at, value in line:
+            if value is not None:
+                x, y = (
+                    WIDTH * (1 - (now - at) / span),
+                    (HEIGHT - 6) * (1 - (value - low) / ((high - low) or 1.0)) + 3,
+                )
+                # A lone point between two gaps is a dot: a line of no length with round ends.
+                pieces += f"M{x:.0f} {y:.0f}h0" if gap else f"L{x:.0f} {y:.0f}"
+            gap = value is None
+        paths.append(f'<path class="c{place % COLOURS}" d="{pieces}" vector-effect="non-scaling-stroke"/>')
+    words = partial(quantity, unit=unit)
+    ends = [line[-1][1] for line in drawn.values()]
+    latest = words(ends[0]) if len(ends) == 1 else f"{len(ends)} lines"
+    told = f"{title}, last {duration(span)}: from {words(min(numbers))} to {words(high)}, now {latest}"
+    rounded = [
+        [None if value is None else float(f"{value:.4g}") for _, value in line] for line in drawn.values()
+    ]
+    times = [round(at) for at, _ in next(iter(drawn.values()))]
+    told_script = {"unit": unit, "floor": floor, "names": list(drawn), "data": [times, *rounded]}
+    data = json.dumps(told_script, separators=(",", ":"))
+    levels = "".join(f"<span>{words(value)}</span>" for value in (high, (high + low) / 2, low))
     return (
-        f'<svg class="spark" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{label}"><title>{label}</title>'
-        f'<path d="{"".join(pieces)}" vector-effect="non-scaling-stroke"/></svg>'
+        f'<figure class="plot" id="{text(f"{title}-{of}")}" data-plot="{escape(data)}"><figcaption>{title} '
+        f'<b>{latest if len(ends) == 1 else ""}</b></figcaption><div class="area"><div class="y">{levels}</div>'
+        f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" aria-label="{text(told)}">'
+        f'<path class="axes" d="M0 3H600M0 60H600M0 117H600" vector-effect="non-scaling-stroke"/>{"".join(paths)}</svg>'
+        f'<div class="x"><span>{duration(span)} ago</span><span>{duration(span / 2)}</span><span>now</span></div></div>'
+        "</figure>"
+    )
+
+
+def shares(parts: Mapping[str, float], title: str) -> str:
+    """What a whole is made of: a bar, and each part in words, the largest first."""
+    whole = sum(parts.values())
+    ordered = sorted(parts.items(), key=lambda item: -item[1])[:COLOURS] if whole > 0 else []
+    bars, words, x = [], [], 0.0
+    for place, (name, part) in enumerate(ordered):
+        width = WIDTH * part / whole
+        bars.append(f'<rect class="c{place}" x="{x:.1f}" width="{width:.1f}" height="10"/>')
+        words.append(f'<span class="whole"><i class="c{place}"></i>{text(name)} {share(part / whole)}</span>')
+        x += width
+    if not words:
+        return ""
+    return (
+        f'<figure class="shares"><figcaption>{title}: {" ".join(words)}</figcaption><svg viewBox="0 0 {WIDTH:.0f} 10" '
+        f'preserveAspectRatio="none" aria-hidden="true">{"".join(bars)}</svg></figure>'
     )
 
 
@@ -165,7 +211,12 @@ def energy(joules: float | None) -> str:
     return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else number(joules, "J")
 
 
-_WORDS = {"seconds": duration, "bytes": size, "ratio": share, "joules": energy}
+def watts(value: float | None) -> str:
+    """Watts."""
+    return number(value, "W")
+
+
+_WORDS = {"seconds": duration, "bytes": size, "ratio": share, "joules": energy, "watts": watts}
 
 
 def quantity(value: float | None, unit: str) -> str:

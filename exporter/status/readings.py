@@ -1,14 +1,55 @@
-"""Readings: the samples of a page by the names of their families. Values only, no threads."""
+"""Readings: the samples of a page by the names of their families, and history: a few numbers of the last hour.
+
+Used in the sidecar. `History.note` is called after a pass over the feed, the rest by the web server's worker threads.
+Memory is bounded: a number of tracks, each of a fixed number of points. A point without a number is a gap.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from prometheus_client.core import Metric
 
 from exporter.families import visible_name
 
+POINT_SECONDS = 10.0
+DRAWN_SECONDS = 3600.0
+PACE_SECONDS = 300.0
+FEWEST_BEFORE_SECONDS = 600.0
+MOST_TRACKS = 400
+"""Runs, GPUs and what is drawn of them; a page shows far fewer."""
+
+STEP_SUM, STEP_COUNT, TOKENS, LOSS, NONFINITE = "step seconds", "steps", "tokens", "loss", "nonfinite"
+PHASE, POWER, MEMORY, CPU, THROTTLED = "phase", "power", "memory", "cpu", "throttled"
+NETWORK, DISK = "network", "disk"
+HEAT = "thermal"
+"""All heat, the only word of drivers before 575; the others are parts of it, and the brake."""
+HEAT_AND_POWER = frozenset({"hw_thermal", "sw_thermal", "hw_power_brake"})
+_DRAWN: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+    (TOKENS, "training_tokens_total", "run", {"mode": "train"}),
+    (LOSS, "training_loss", "run", {"mode": "train"}),
+    (NONFINITE, "training_nonfinite_total", "run", {}),
+    (POWER, "gpu_power_watts", "uuid", {}),
+    (MEMORY, "gpu_memory_used_bytes", "uuid", {}),
+    (CPU, "host_cpu_utilization_ratio", "", {}),
+    (NETWORK, "host_network_receive_bytes_total", "", {}),
+    (NETWORK, "host_network_transmit_bytes_total", "", {}),
+    (DISK, "host_disk_read_bytes_total", "", {}),
+    (DISK, "host_disk_written_bytes_total", "", {}),
+)
+"""Track, family, the label that tells whose it is, and which samples; those of one track add up."""
+
 Labels = Mapping[str, str]
+Track = tuple[str, ...]
+"""What is noted, and of which run, GPU or phase."""
+Line = Sequence[tuple[float, float | None]]
+"""Numbers by Unix time, oldest first; None is a gap."""
 
 
 class Readings:
@@ -55,3 +96,133 @@ class Readings:
         sums = {frozenset(found.items()): value for found, value in self.rows(name, "_sum", **labels)}
         for found, count in self.rows(name, "_count", **labels):
             yield found, count, sums.get(frozenset(found.items()))
+
+
+class History:
+    """Notes numbers at about even intervals.
+
+    Args:
+        seconds: Between two points.
+        kept: How far it reaches back.
+        clock: Tells the Unix time of a point.
+    """
+
+    def __init__(
+        self,
+        *,
+        seconds: float = POINT_SECONDS,
+        kept: float = DRAWN_SECONDS + PACE_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = threading.Lock()  # held for copying and appending only
+        self._times: deque[tuple[float, float]] = deque(maxlen=round(kept / seconds) + 1)  # monotonic, Unix
+        self._tracks: dict[Track, array[float]] = {}  # a number for each time, NaN for none
+
+    def is_due(self, now: float) -> bool:
+        """Whether a point is to be noted; `now` is monotonic."""
+        with self._lock:
+            # Passes over the feed may be as far apart themselves, give or take a little.
+            return not self._times or now - self._times[-1][0] >= 0.9 * self._seconds
+
+    def note(self, now: float, readings: Readings) -> None:
+        """Add a point; `now` is monotonic."""
+        point: dict[Track, float] = {}
+        for track, value in _tracks(readings):
+            if track in point or len(point) < MOST_TRACKS:
+                point[track] = point.get(track, 0.0) + value
+        with self._lock:
+            self._times.append((now, self._clock()))
+            gone = [track for track in self._tracks if track not in point]
+            excess = len(gone) + len(point) - MOST_TRACKS
+            for place, track in enumerate(gone):
+                if place < excess or all(map(math.isnan, self._tracks[track])):
+                    del self._tracks[track]
+            for track in {**self._tracks, **point}:
+                numbers = self._tracks.setdefault(track, array("d", [math.nan] * (len(self._times) - 1)))
+                numbers.append(point.get(track, math.nan))
+                del numbers[: -len(self._times)]
+
+    def levels(self, *track: str) -> Line:
+        """The numbers of a gauge."""
+        return [(at, value) for _, at, value, _ in self._points(track)]
+
+    def rates(self, *track: str, per: str | None = None) -> Line:
+        """The growth of a counter since the point before, per second or per unit of another counter.
+
+        A gap where either number was missing, where the counter fell, and where nothing grew to divide by.
+        """
+        spans = pairwise(self._points(track, per))
+        return [(after[1], _rate(before, after)) for before, after in spans]
+
+    def recent(self, *track: str, per: str | None = None, seconds: float = 60.0) -> float | None:
+        """The same over the last while as one number."""
+        points = self._points(track, per)
+        if len(points) < 2:
+            return None
+        # Where points are further apart than that, over the last two.
+        first = next(point for point in points if points[-1][0] - point[0] <= seconds)
+        return _rate(min(first, points[-2]), points[-1])
+
+    def pace(self, run: str) -> tuple[float, float] | None:
+        """Seconds a step took in the last minutes, and in the hour before; None where either is not known."""
+        points = [point for point in self._points((STEP_SUM, run), STEP_COUNT) if point[2] is not None]
+        if not points or points[-1][0] - points[0][0] < PACE_SECONDS + FEWEST_BEFORE_SECONDS:
+            return None
+        divide = next(point for point in points if points[-1][0] - point[0] <= PACE_SECONDS)
+        now, before = _rate(divide, points[-1]), _rate(points[0], divide)
+        return None if now is None or before is None else (now, before)
+
+    def growth(self, *track: str, seconds: float = 900.0) -> float:
+        """How much a counter has grown over the last while; 0 where nothing is known."""
+        points = self._points(track)
+        spans = pairwise(point for point in points if points[-1][0] - point[0] <= seconds)
+        return sum(_grown(before[2], after[2]) or 0.0 for before, after in spans)
+
+    def _points(self, track: Track, per: str | None = None) -> list[_Point]:
+        with self._lock:
+            times, numbers = list(self._times), list(self._tracks.get(track, ()))
+            units = [now for now, _ in times]
+            if per is not None:
+                units = list(self._tracks.get((per, *track[1:]), ()))
+        if not numbers or not units:
+            return []
+        return [
+            (now, at, _known(number), _known(unit))
+            for (now, at), number, unit in zip(times, numbers, units, strict=True)
+        ]
+
+
+_Point = tuple[float, float, float | None, float | None]
+"""Monotonic and Unix time, the number, and what its growth is divided by."""
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def _grown(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None or after < before else after - before
+
+
+def _rate(first: _Point, last: _Point) -> float | None:
+    grown, over = _grown(first[2], last[2]), _grown(first[3], last[3])
+    return None if grown is None or not over else grown / over
+
+
+def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
+    for labels, count, seconds in readings.means("training_step_duration_seconds", mode="train"):
+        yield (STEP_COUNT, labels["run"]), count
+        if seconds is not None:
+            yield (STEP_SUM, labels["run"]), seconds
+    for what, family, owner, of in _DRAWN:
+        for labels, value in readings.rows(family, **of):
+            yield (what, labels.get(owner, "")), value
+    for labels, value in readings.rows("training_phase_seconds_total"):
+        yield (PHASE, labels["run"], labels["phase"]), value
+    events = [*readings.rows("gpu_clocks_event_seconds_total")]
+    in_parts = {labels["uuid"] for labels, _ in events if labels["reason"] in HEAT_AND_POWER}
+    for labels, value in events:
+        if labels["reason"] in (HEAT_AND_POWER if labels["uuid"] in in_parts else {HEAT}):
+            yield (THROTTLED, labels["uuid"]), value

@@ -1,20 +1,52 @@
-"""View: the exporter, runs, ranks and GPUs as the status page and its warnings need them.
+"""View: the exporter, runs, ranks and GPUs as the status page tells them, and what of them needs somebody.
 
 Used in the sidecar, on a worker thread of the web server. What one family says alone is read where it is shown. A
-number that nobody has is None, and is shown as missing. Nothing here knows HTML.
+number that nobody has is None, and is shown as missing. Nothing here knows HTML. The thresholds are those of the alert
+rules where there is one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
-from exporter.status.history import KEPT_SECONDS, STEP_COUNT, STEP_SUM, THROTTLED, History
-from exporter.status.readings import Readings
+from exporter.status.elements import duration
+from exporter.status.readings import (
+    DRAWN_SECONDS,
+    NONFINITE,
+    PHASE,
+    STEP_COUNT,
+    STEP_SUM,
+    THROTTLED,
+    History,
+    Readings,
+)
+from exporter.training.phases import PHASES
 
+STOPPED_SECONDS = 15.0
+"""A living process whose snapshot is older has stopped, or hangs in the kernel."""
+HANG_SECONDS = 60.0
+HANG_STEPS = 10.0
+"""No step for so many usual ones, and at least so long, is a hang; the same as `training_run_state` goes by."""
+STRAGGLER_RATIO = 0.75
+"""Of the fastest rank's own work to another's."""
+SLOWER_RATIO = 1.25
+SLOW_SAVE_TIMES = 10.0
+SLOW_SAVE_SECONDS = 10.0
+"""A save is no matter before that, however short saves are."""
+THROTTLED_RATIO = 0.05
+NEAR_LIMIT_CELSIUS = 5.0
+LONG_PHASES = frozenset(
+    row.name for row in PHASES.values() if not row.work and not row.waiting and row.badput != "other"
+)
+"""In these no step is expected to end."""
+
+TROUBLES = {"silent": 0, "hangs": 1, "slow": 2}
+"""Conditions of a living process, the worst first."""
 _OF_RANKS = {
     "training_feed_alive": "alive",
     "training_feed_last_update_timestamp_seconds": "updated",
@@ -48,9 +80,11 @@ class Run:
     reason: str
     since: float | None
     attempt_steps: float | None
-    usual_seconds: float | None  # mean of the steps of the last quarter of an hour
+    usual_seconds: float | None  # mean of the last hour's steps
     pace: tuple[float, float] | None  # mean of the last minutes' steps, and of those of the hour before
     save_seconds: float | None  # mean of its checkpoints' saves
+    fastest_seconds: float | None  # own work in a step of the rank that needs the least
+    phases: Mapping[str, float]  # seconds a second that its ranks spent in each phase in the last minute
 
 
 @dataclass(slots=True)
@@ -63,6 +97,7 @@ class Rank:
     role: str
     node: str = ""
     gpu: str = ""
+    uuid: str = ""
     alive: float | None = None
     updated: float | None = None
     phase: str = ""
@@ -70,6 +105,12 @@ class Rank:
     progress: float | None = None  # of its last step
     compute_seconds: float | None = None  # its own time in a step, without waiting
     rivals: float = 0.0  # further living processes that train as this rank of the run
+    condition: str = "unknown"  # unknown, ended, alive, or one of `TROUBLES`
+
+    @property
+    def title(self) -> str:
+        """The process in words."""
+        return f"{f'rank {self.rank}' if self.rank else self.role or 'a process'} of {self.run}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +125,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that the page tells."""
+    """All that the page tells; ranks in trouble come first."""
 
     about: About
     readings: Readings
@@ -95,11 +136,21 @@ class View:
     gpus: Sequence[Gpu]
 
 
+class Concern(NamedTuple):
+    """One line of what is wrong, of what and since when; urgent when somebody should get up for it."""
+
+    urgent: bool
+    text: str
+
+
 def view(about: About, readings: Readings, past: History, collectors: Sequence[CollectorStatus] = ()) -> View:
     """Look at everything once."""
     ranks = _ranks(readings)
     names = {rank.run for rank in ranks if rank.run}
     names |= {labels["run"] for labels, _ in readings.rows("training_wall_seconds_total")}
+    runs = {name: _run(name, readings, past, ranks) for name in sorted(names)}
+    for rank in ranks:
+        rank.condition = _condition(rank, runs.get(rank.run), about.now)
     gpus = [
         Gpu(labels["gpu"], labels["uuid"], up == 1, past.recent(THROTTLED, labels["uuid"]))
         for labels, up in readings.rows("gpu_up")
@@ -109,28 +160,32 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
         readings=readings,
         past=past,
         collectors=collectors,
-        runs={name: _run(name, readings, past) for name in sorted(names)},
-        ranks=ranks,
+        runs=runs,
+        ranks=sorted(ranks, key=lambda rank: TROUBLES.get(rank.condition, len(TROUBLES))),
         gpus=sorted(gpus, key=lambda each: each.index.zfill(12)),
     )
 
 
-def _run(name: str, readings: Readings, past: History) -> Run:
+def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) -> Run:
     states = readings.rows("training_run_state", run=name)
     why = next((labels for labels, _ in readings.rows("training_run_state_info", run=name)), {})
     since = None
     with contextlib.suppress(ValueError):
         since = float(why.get("since", ""))
     saves = readings.means("training_checkpoint_duration_seconds", run=name)
+    phases = {phase: past.recent(PHASE, name, phase) or 0.0 for phase in PHASES}
+    own = (rank.compute_seconds for rank in ranks if rank.run == name and rank.alive)
     return Run(
         name=name,
         state=next((labels["state"] for labels, holds in states if holds), ""),
         reason=why.get("reason", ""),
         since=since,
         attempt_steps=readings.value("training_attempt_steps", run=name),
-        usual_seconds=past.recent(STEP_SUM, name, per=STEP_COUNT, seconds=KEPT_SECONDS),
+        usual_seconds=past.recent(STEP_SUM, name, per=STEP_COUNT, seconds=DRAWN_SECONDS),
         pace=past.pace(name),
         save_seconds=max((spent / count for _, count, spent in saves if spent and count), default=None),
+        fastest_seconds=min(filter(None, own), default=None),
+        phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
     )
 
 
@@ -139,16 +194,16 @@ def _ranks(readings: Readings) -> list[Rank]:
 
     def rank(labels: Mapping[str, str]) -> Rank:
         run, number, worker, role = (labels.get(name, "") for name in ("run", "rank", "worker", "role"))
-        return found.setdefault(
-            (run, number, worker, "" if number else role), Rank(run, number, worker, role)
-        )
+        key = (run, number, worker, "" if number else role)
+        return found.setdefault(key, Rank(run, number, worker, role))
 
     for family, field in _OF_RANKS.items():
         for labels, value in readings.rows(family):
             setattr(rank(labels), field, value)
     for labels, _ in readings.rows("training_rank_info"):
         told = rank(labels)
-        told.role, told.node, told.gpu = (labels.get(name, "") for name in ("role", "node", "gpu"))
+        for field in ("role", "node", "gpu", "uuid"):
+            setattr(told, field, labels.get(field, ""))
     for labels, value in readings.rows("training_phase_active"):
         if value == 1:
             rank(labels).phase = labels["phase"]
@@ -157,3 +212,111 @@ def _ranks(readings: Readings) -> list[Rank]:
         if told.updated is not None:
             told.phase_seconds = max(0.0, told.updated - value)
     return sorted(found.values(), key=lambda each: (each.run, each.rank.zfill(12), each.worker, each.role))
+
+
+def _condition(rank: Rank, run: Run | None, now: float) -> str:
+    if not rank.alive:
+        return "unknown" if rank.alive is None else "ended"
+    if rank.updated is not None and now - rank.updated > STOPPED_SECONDS:
+        return "silent"
+    # The first step may compile.
+    works = rank.phase not in LONG_PHASES and (run is None or run.attempt_steps != 0)
+    longest = max(HANG_STEPS * ((run and run.usual_seconds) or 0.0), HANG_SECONDS)
+    if works and rank.progress is not None and now - rank.progress > longest:
+        return "hangs"
+    # A straggler's own work takes longer than the others', which wait for it.
+    fastest = run and run.fastest_seconds
+    return "slow" if fastest and fastest < STRAGGLER_RATIO * (rank.compute_seconds or 0.0) else "alive"
+
+
+def concerns(seen: View) -> list[Concern]:
+    """Everything that is wrong, the urgent first."""
+    found = [*_of_the_exporter(seen), *_of_ranks(seen), *_of_runs(seen), *_of_gpus(seen)]
+    return sorted(found, key=lambda each: not each.urgent)
+
+
+def _of_ranks(seen: View) -> Iterator[Concern]:
+    now = seen.about.now
+    living = {rank.run for rank in seen.ranks if rank.alive}
+    for rank in seen.ranks:
+        run, of = seen.runs.get(rank.run), rank.title
+        if rank.condition == "silent":
+            silent = duration(now - (rank.updated or now))
+            yield Concern(True, f"{of} lives but has told nothing for {silent}: stopped, or stuck")
+        elif rank.condition == "hangs":
+            still = duration(now - (rank.progress or now))
+            yield Concern(True, f"{of} has finished no step for {still}, now in {rank.phase or '?'}")
+        elif rank.condition == "slow":
+            own, fastest = duration(rank.compute_seconds), duration(run.fastest_seconds if run else None)
+            yield Concern(False, f"{of} is slow: {own} of its own in a step, the fastest {fastest}")
+        elif rank.condition == "ended" and rank.run in living and rank.rank:
+            yield Concern(True, f"{of} has ended while other ranks live")
+        if rank.rivals:
+            more = f"{rank.rivals:.0f} more" if rank.rivals > 1 else "another"
+            remedy = "give one of the jobs another run name"
+            yield Concern(True, f"{more} living process trains as {of}: {remedy}")
+        usual, spent = run and run.save_seconds, rank.phase_seconds
+        saves = rank.alive and rank.phase.startswith("checkpoint_save")
+        if saves and usual and spent and spent > max(SLOW_SAVE_TIMES * usual, SLOW_SAVE_SECONDS):
+            yield Concern(True, f"{of} has been saving for {duration(spent)}, usually {duration(usual)}")
+
+
+def _of_runs(seen: View) -> Iterator[Concern]:
+    for name, run in seen.runs.items():
+        since = "" if run.since is None else f" {duration(max(0.0, seen.about.now - run.since))} ago"
+        why = f": {run.reason}" if run.reason else ""
+        if run.state in {"failed", "lost"}:
+            what = "failed" if run.state == "failed" else "was lost"
+            yield Concern(True, f"{name} {what}{since} and has not begun again{why}")
+        elif run.state == "stalled":
+            yield Concern(False, f"{name} has made no step for long{why}")
+        elif run.state == "hung" and not any(
+            rank.run == name and rank.condition == "hangs" for rank in seen.ranks
+        ):
+            yield Concern(True, f"{name} hangs{why}")
+        if run.pace is not None and run.pace[0] > SLOWER_RATIO * run.pace[1]:
+            now, before = map(duration, run.pace)
+            yield Concern(False, f"{name} is slower: {now} a step, {before} in the hour before")
+        if seen.past.growth(NONFINITE, name):
+            yield Concern(True, f"values of {name} were not finite (NaN, infinite) a short while ago")
+
+
+def _of_gpus(seen: View) -> Iterator[Concern]:
+    value, present = seen.readings.value, len(seen.gpus)
+    expected = value("gpu_devices_expected")
+    if value("gpu_nvml_up") == 0 and expected:
+        yield Concern(True, "NVML does not answer, though there are GPUs")
+    if expected is not None and 0 < present < expected:
+        yield Concern(True, f"{present} of {expected:.0f} GPUs are there")
+    for gpu in seen.gpus:
+        if not gpu.up:
+            yield Concern(True, f"GPU {gpu.index} does not answer")
+        if value("gpu_reset_required", uuid=gpu.uuid):
+            yield Concern(True, f"GPU {gpu.index} must be reset before the driver works with it")
+        elif value("gpu_recovery_action", uuid=gpu.uuid):
+            yield Concern(True, f"the driver asks for a recovery of GPU {gpu.index}")
+        margin = value("gpu_temperature_margin_celsius", uuid=gpu.uuid, threshold="nearest")
+        if (gpu.throttled_ratio or 0.0) > THROTTLED_RATIO:
+            share = f"{100 * (gpu.throttled_ratio or 0.0):.0f} %"
+            yield Concern(False, f"heat or power held GPU {gpu.index} back for {share} of the last minute")
+        elif margin is not None and margin < NEAR_LIMIT_CELSIUS:
+            yield Concern(False, f"GPU {gpu.index} is {margin:.0f} °C from its limit")
+
+
+def _of_the_exporter(seen: View) -> Iterator[Concern]:
+    if seen.about.not_ready is not None:
+        yield Concern(True, f"not ready: {seen.about.not_ready}")
+    for job in seen.about.silent_jobs:
+        if job.silence is not None:
+            told = f"run {job.run} records nothing: {job.silence.found}; remedy: {job.silence.remedy}"
+            yield Concern(True, told)
+    for status in seen.collectors:
+        if status.success is False:
+            yield Concern(False, f"collector {status.name} fails: {status.message or status.reason}")
+    value = seen.readings.value
+    if dropped := seen.readings.total("exporter_series_dropped_total"):
+        yield Concern(False, f"{dropped:.0f} series did not fit on the metrics page")
+    if withheld := value("exporter_ledger_withheld_ranks"):
+        yield Concern(False, f"totals of {withheld:.0f} ranks are withheld: the state cannot be written")
+    if value("exporter_config_last_reload_successful") == 0:
+        yield Concern(False, "the configuration could not be reloaded; the one before is in force")

@@ -204,10 +204,13 @@ class Routes:
         headers = {"Vary": "Accept, Accept-Encoding", **({"Content-Encoding": "gzip"} if packed else {})}
         return Answer(200, body, form.content_type, headers, scrape=request.method == "GET" and found)
 
-    async def _landing(self, _: Request, deadline: float) -> Answer:
+    async def _landing(self, request: Request, deadline: float) -> Answer:
         made = await self._pages.run("landing", self._application.landing, deadline)
         headers = {"Content-Security-Policy": made.policy, "Cache-Control": "no-store"}
-        return Answer(200, made.body, _HTML, headers)
+        body = made.body
+        if accepts_gzip(request.header("accept-encoding")):
+            body, headers["Content-Encoding"] = compress(body), "gzip"
+        return Answer(200, body, _HTML, headers)
 
     async def _configuration(self, _: Request, deadline: float) -> Answer:
         text = await self._pages.run("configuration", self._application.configuration, deadline)

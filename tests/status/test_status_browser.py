@@ -50,10 +50,15 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
 
 def test_it_is_drawn_without_a_complaint_and_asks_nobody_else(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running:
-        wait_until(lambda: "NVIDIA H100" in running.ask("/")[1], seconds=20)
+        wait_until(lambda: 'id="GPU power-"' in running.ask("/")[1], seconds=30)
         tab.open(f"http://{running.address}/")
         tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
         wide = tab.value("document.documentElement.scrollWidth <= window.innerWidth")
+        plot = "document.querySelector('figure[id=\"GPU power-\"] .u-over')"
+        tab.value(f"{plot}.scrollIntoView({{block: 'center'}})")
+        place = tab.value(f"(({{x, y, width}}) => [x + width - 1, y + 9])({plot}.getBoundingClientRect())")
+        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
+        tab.wait_for(f"/GPU 7[0-9.]+ W/.test({plot}.closest('figure').innerText)")
 
     assert "GPUs (8)" in tab.text()
     assert wide
@@ -70,6 +75,25 @@ def test_on_a_telephone_only_tables_scroll_sideways(tmp_path: Path, tab: Tab) ->
         tab.open(f"http://{running.address}/")
 
         assert tab.value("document.documentElement.scrollWidth") <= 360
+
+
+def test_by_keyboard_every_table_can_be_reached_and_keeps_the_focus_over_a_renewal(
+    tmp_path: Path, tab: Tab
+) -> None:
+    with sidecar(tmp_path, "--gpu.replay=h100") as running:
+        wait_until(lambda: "NVIDIA H100" in running.ask("/")[1], seconds=20)
+        tab.open(f"http://{running.address}/")
+        tab.value(
+            "window.before = document.querySelector('main'); document.querySelector('main .wide').focus()"
+        )
+        tab.wait_for("window.before !== document.querySelector('main')")
+
+        assert tab.value("document.activeElement.getAttribute('aria-label')") == "GPUs"
+        assert tab.value("document.querySelectorAll('.wide:not([tabindex=\"0\"])').length") == 0
+        assert tab.value("[...document.body.children].map((each) => each.tagName).join()").startswith(
+            "HEADER,MAIN,FOOTER"
+        )
+        assert tab.value("document.getElementById('live').closest('header') !== null")
 
 
 def test_without_script_it_says_the_same_and_renews_itself(tmp_path: Path, tab: Tab) -> None:

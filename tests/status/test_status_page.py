@@ -15,15 +15,13 @@ from prometheus_client.core import Metric
 import exporter.status
 from exporter.collectors.status import CollectorStatus
 from exporter.families import Distribution, FamilySpec, FamilyType
-from exporter.status.attention import concerns
-from exporter.status.document import policy, render
-from exporter.status.elements import MOST_ROWS, duration, energy, number, size, spark
-from exporter.status.history import History
-from exporter.status.readings import Readings
-from exporter.status.view import About, view
+from exporter.status.document import MANY_RANKS, policy, render
+from exporter.status.elements import MOST_ROWS, duration, energy, number, plot, size
+from exporter.status.readings import History, Readings
+from exporter.status.view import About, concerns, view
 
 NOW = 10_000.0
-VOID = {"meta", "link", "path"}
+VOID = {"meta", "link", "path", "rect"}
 Rows = dict[str, list[tuple[dict[str, str], float | Distribution]]]
 
 
@@ -73,7 +71,8 @@ class Document(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.open[-1:] not in (["style"], ["script"]):
+            self.text.append(data)
 
     @property
     def words(self) -> str:
@@ -278,10 +277,15 @@ def test_a_run_that_is_slower_than_in_its_own_hour_before_is_called_out(
 
 
 def test_a_goodput_of_nothing_before_the_first_save_is_explained() -> None:
-    rows: Rows = {**JOB, "training_productive_seconds_total": of(0.0)}
+    rows: Rows = {
+        **JOB,
+        "training_productive_seconds_total": of(0.0),
+        "training_uncommitted_seconds": of(850.0),
+    }
     saved: Rows = {"training_checkpoint_last_success_timestamp_seconds": of(NOW - 5)}
 
-    assert "nothing is saved yet" in page(rows).words
+    assert "goodput 0 % nothing is saved yet" in page(rows).words
+    assert "with it 85 %" in page(rows).words
     assert "nothing is saved yet" not in page(rows | saved).words
 
 
@@ -306,6 +310,60 @@ def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]
         "the driver asks for a recovery of GPU 3",
         "heat or power held GPU 3 back for 80 % of the last minute",
     ]
+
+
+def test_a_machine_without_a_gpu_says_so_with_the_reason() -> None:
+    words = page({}, status(name="gpu", unsupported=("GPUs are not watched (library_not_found)",))).words
+
+    assert "GPUs No GPU. GPUs are not watched (library_not_found)" in words
+
+
+def test_a_gpu_names_the_rank_that_is_on_it() -> None:
+    gpus: Rows = {
+        "gpu_up": [({"gpu": str(each), "uuid": f"GPU-{each}"}, 1.0) for each in range(2)],
+        "training_rank_info": of(1.0, rank="0", gpu="1", uuid="GPU-1"),
+    }
+    words = page({**JOB, **gpus}).words
+
+    assert "GPU rank state 0 up 1 0 up" in words
+
+
+def test_a_run_tells_its_state_and_where_the_last_minute_went() -> None:
+    past = History(seconds=5)
+    for tick in range(4):
+        rows: Rows = {
+            "training_phase_seconds_total": of(3.0 * tick, rank="0", phase="forward")
+            + of(1.0 * tick, rank="1", phase="data_loading"),
+            "training_step_duration_seconds": of(Distribution(10 * tick, 20.0 * tick), mode="train"),
+        }
+        past.note(5.0 * tick, Readings(families(rows)))
+    words = page({**JOB, "training_run_state": of(1.0, state="running")}, past=past).words
+
+    assert "night running" in words
+    assert "last minute of all ranks: forward 75 % data_loading 25 %" in words
+    assert "steps per second 2" in words
+
+
+def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
+    past = History(seconds=5)
+    for tick in range(3):
+        moved: Rows = {
+            f"host_{name}_total": [({"device": "x"}, 2**20 * 5.0 * tick)]
+            for name in ("network_receive_bytes", "network_transmit_bytes", "disk_read_bytes")
+        }
+        past.note(5.0 * tick, Readings(families(moved)))
+    mounts = [("/", 2.0**40, 2.0**39), ("/data", 2.0**40, 2.0**38), ("/tiny", 4096.0, 0.0)]
+    rows: Rows = {
+        "host_filesystem_size_bytes": [({"mountpoint": name}, whole) for name, whole, _ in mounts],
+        "host_filesystem_avail_bytes": [({"mountpoint": name}, room) for name, _, room in mounts],
+        "host_shm_size_bytes": [({}, 2.0**30)],
+        "host_shm_used_bytes": [({}, 2.0**28)],
+    }
+    words = page(rows, past=past).words
+
+    assert "fullest disk, /data 75 % of 1 TiB" in words
+    assert "shared memory used 25 % of 1 GiB" in words
+    assert "disks, read and written 1 MiB/s network, in and out 2 MiB/s" in words
 
 
 def test_collectors_that_fail_come_first_with_their_reason() -> None:
@@ -358,18 +416,39 @@ def test_foreign_text_is_shown_and_cannot_act(text: str) -> None:
     bad = status(name=hostile, success=False, message=hostile)
     document = page(rows, bad, node=hostile, not_ready=hostile, feed_directory=hostile)
 
-    assert document.tags.count("script") == 1
+    assert document.tags.count("script") == 2
     assert "img" not in document.tags
     assert not [name for name in document.names if name.startswith("on")]
     assert "<script>alert(1)</script>" in document.words
 
 
 def test_a_crowd_does_not_make_a_crowd_of_rows() -> None:
-    crowd: Rows = {"training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MOST_ROWS + 5)]}
+    crowd: Rows = {
+        "training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MOST_ROWS + 50)]
+    }
     document = page(crowd)
 
-    assert document.words.count(" alive ") == MOST_ROWS
-    assert "and 5 more" in document.words
+    assert document.words.count(" alive ") == MANY_RANKS + MOST_ROWS
+    assert f"and {50 - MANY_RANKS} more" in document.words
+
+
+def test_of_many_ranks_the_slow_and_the_silent_one_come_first() -> None:
+    ranks = range(64)
+    rows: Rows = {
+        "training_feed_alive": [({"run": "night", "rank": str(n)}, 1.0) for n in ranks],
+        "training_rank_compute_seconds": [
+            ({"run": "night", "rank": str(n)}, 0.5 if n == 47 else 0.2) for n in ranks
+        ],
+        "training_feed_last_update_timestamp_seconds": of(NOW - 60, rank="33"),
+    }
+    table = page(rows).words.split("Ranks (64)")[1]
+
+    assert re.findall(r"(\d+) (silent|slow|alive)", table)[:3] == [
+        ("33", "silent"),
+        ("47", "slow"),
+        ("0", "alive"),
+    ]
+    assert "48 more ranks" in table
 
 
 def test_the_policy_names_the_style_and_the_script_of_the_page_by_their_hashes() -> None:
@@ -381,22 +460,42 @@ def test_the_policy_names_the_style_and_the_script_of_the_page_by_their_hashes()
     assert "unsafe" not in policy()
 
 
-def test_a_gap_in_the_past_is_a_gap_in_the_line() -> None:
-    drawn = spark([1.0, 2.0, None, 2.0, 1.0], "x", str)
+def test_a_plot_has_axes_in_words_a_gap_where_there_was_none_and_its_numbers_for_the_script() -> None:
+    line = [(NOW - 1800 + 300 * place, value) for place, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
+    drawn = plot("step time", {"step time": line}, "seconds", NOW, of="<night>")
+    document = Document(drawn.encode())
 
-    assert re.findall(r"[ML]", drawn.split('d="')[1]) == ["M", "L", "M", "L"]
-    assert spark([None, None, 3.0], "x", str) == ""
+    assert "step time 1.5 s 2.0 s 1.5 s 1.0 s 30 min ago 15 min now" in document.words
+    assert re.findall(r"[ML]", drawn.split('class="c0" d="')[1].split('"')[0]) == ["M", "L", "M", "L"]
+    assert 'id="step time-&lt;night&gt;"' in drawn
+    assert "[1.0,2.0,null,2.0,1.5]" in drawn
+    assert plot("x", {"x": [(NOW - 5, None), (NOW, 3.0)]}, "", NOW) == ""
 
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
-    past = History(seconds=5)
+    now = [0.0]
+    past = History(seconds=5, clock=lambda: NOW + now[0])
     for at, tokens in ((0, 0.0), (5, 50.0), (10, None), (15, 100.0), (20, 20.0), (25, 70.0)):
         rows: Rows = (
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
-        past.note(float(at), Readings(families(rows)))
+        now[0] = at
+        past.note(now[0], Readings(families(rows)))
 
-    assert past.rates("tokens", "r") == [10.0, None, None, None, 10.0]
+    assert past.rates("tokens", "r") == [
+        *((NOW + 5, 10.0), (NOW + 10, None), (NOW + 15, None), (NOW + 20, None), (NOW + 25, 10.0))
+    ]
+
+
+def test_history_is_bounded_however_many_runs_come_and_go() -> None:
+    past = History(seconds=5, kept=500)
+    for tick in range(300):
+        runs = range(10 * tick, 10 * tick + 10)
+        rows: Rows = {"training_loss": [({"run": str(run), "mode": "train"}, 1.0) for run in runs]}
+        past.note(5.0 * tick, Readings(families(rows)))
+
+    assert [value for _, value in past.levels("loss", "2999")][-2:] == [None, 1.0]
+    assert past.levels("loss", "2500") == []
 
 
 def test_history_forgets_what_is_old_and_is_due_at_even_times() -> None:
@@ -407,7 +506,7 @@ def test_history_forgets_what_is_old_and_is_due_at_even_times() -> None:
 
     assert not past.is_due(99 * 5.0 + 4.0)
     assert past.is_due(99 * 5.0 + 4.99)
-    assert len(past.levels("loss", "r")) == 5
+    assert past.levels("loss", "r") == []
 
 
 @pytest.mark.parametrize(
