@@ -11,7 +11,7 @@ WORKERS ?= 3
 # A limit is for what hangs; a busy machine of CI is not at fault (as in tests/waiting.py).
 PATIENCE ?= $(if $(CI),--timeout=80,)
 
-.PHONY: setup system check lint types test bench attack docs demo dashboards rules clean
+.PHONY: setup system check lint types test bench soak fuzz attack docs demo dashboards rules clean
 
 setup: $(BIN)/.installed
 
@@ -43,6 +43,14 @@ test: setup system
 
 bench: setup
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || failed=1; done; exit $${failed:-0}
+
+# A busy node for twenty minutes; SOAK=8h for the patient.
+soak: setup system
+	SOAK=$(or $(SOAK),20m) $(BIN)/python benchmarks/soak.py
+
+# Every property test, and with them every reader of bytes from outside, on twenty times as many examples: some minutes.
+fuzz: setup system
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m hypothesis --hypothesis-profile=fuzz --timeout=0
 
 # The table of docs/SECURITY.md: some eight minutes, on 127.0.0.1.
 attack: setup system

@@ -18,6 +18,7 @@ atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
 
 # The machines are shared: how long an example takes says nothing.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fuzz", settings.get_profile("shared"), max_examples=2000)
 settings.load_profile("shared")
 
 

@@ -1,0 +1,420 @@
+"""A busy node for minutes or hours: what must hold whatever ends, hangs or comes back.
+
+Ranks of one run start, end, crash, are killed, stopped and restarted at random, each with a diary of its own; the sidecar
+and its NVML child are killed; scrapers come and go; the feed directory fills. A real Prometheus scrapes meanwhile. Prints
+a report and ends with status 1 if one of these does not hold:
+
+- the steps of a rank are those of its diary; of an attempt that was killed the last second and a half may be missing;
+- no counter of the training steps back in Prometheus, kills of the sidecar included;
+- memory, descriptors and threads of sidecar and child are level (the slope of the second half of each of their lives);
+- every scrape is answered while the sidecar lives, and the feed directory holds a file for each rank at most twice.
+
+    python benchmarks/soak.py              twenty minutes; SOAK=30s, SOAK=8h for other times; SEED=7 repeats a run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+RANKS, STEPS_A_SECOND = 4, 20
+RUN = "soak"
+# A kill loses what was recorded since the last snapshot, which is written once a second.
+UNWRITTEN = 1.5
+LEVEL_MIB_PER_HOUR, LEVEL_COUNT = 20.0, 3
+KINDS = ("ends", "raises", "killed", "stopped", "ends")
+
+
+def duration(text: str) -> float:
+    """Seconds of `30s`, `20m` or `8h`."""
+    return float(text[:-1]) * SECONDS[text[-1]]
+
+
+def be_rank(diary: Path, seconds: float, end: str) -> None:
+    """One attempt of a rank: train for some seconds, write every step into the diary after it, and end in some way."""
+    from exporter import training
+
+    stop = time.monotonic() + seconds
+    # Unbuffered: what a killed attempt has done is in its diary.
+    with diary.open("ab", buffering=0) as steps, training.training_loop(train_iterations_start=0):
+        while time.monotonic() < stop:
+            with training.training_iteration():
+                time.sleep(1 / STEPS_A_SECOND)
+                training.record(loss=2.0, samples=4)
+            steps.write(b".")
+        if end == "raises":
+            raise RuntimeError("as asked")
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class Rank:
+    """A rank, its attempts and what they may have lost."""
+
+    number: int
+    diary: Path
+    process: subprocess.Popen[bytes] | None = None
+    kills: int = 0
+    attempts: int = 0
+    stopped_until: float = 0.0
+    ending: str = ""
+
+    def tend(self, now: float, feed: Path, dice: random.Random, *, again: bool) -> None:
+        """Start an attempt where none lives; wake one that was stopped for long enough; count one that was killed."""
+        if self.process is None:
+            if again:
+                self.begin(feed, dice)
+        elif self.stopped_until:
+            if now > self.stopped_until:
+                self.process.send_signal(signal.SIGCONT)
+                self.stopped_until = 0.0
+        elif (status := self.process.poll()) is not None:
+            self.kills += status == -signal.SIGKILL
+            self.process = None
+        elif self.ending == "stopped" and dice.random() < 0.05:
+            self.process.send_signal(signal.SIGSTOP)
+            self.stopped_until, self.ending = now + dice.uniform(2, 6), ""
+
+    def begin(self, feed: Path, dice: random.Random) -> None:
+        """Start an attempt."""
+        self.ending = dice.choice(KINDS)
+        self.attempts += 1
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "rank", self.diary, str(dice.uniform(3, 12)), self.ending],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "EXPORTER_FEED_DIR": str(feed),
+                "EXPORTER_RUN": RUN,
+                "RANK": str(self.number),
+                "WORLD_SIZE": str(RANKS),
+            },
+            stderr=subprocess.DEVNULL,
+        )
+
+    def kill(self) -> None:
+        """End the attempt, whatever it does."""
+        if self.process is not None:
+            self.process.kill()
+            self.kills += self.process.wait() == -signal.SIGKILL
+            self.process = None
+
+    def steps(self) -> int:
+        """What the diary has."""
+        return self.diary.stat().st_size if self.diary.exists() else 0
+
+
+@dataclass
+class Life:
+    """What was measured of one process while it lived."""
+
+    what: str
+    times: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+    def look(self, process: psutil.Process, now: float) -> None:
+        """Measure it once."""
+        with contextlib.suppress(psutil.Error):
+            rss, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
+            self.times.append(now)
+            self.memory.append(rss / 2**20)
+            self.files.append(files)
+            self.threads.append(threads)
+
+    def half(self, values: Sequence[float]) -> Sequence[float]:
+        """The second half of a life, the first being its warm-up."""
+        return values[len(values) // 2 :]
+
+    def level(self) -> tuple[bool, str]:
+        """Whether it grows no more, and what to say of it. Lives of less than a minute are too short to tell."""
+        if not self.times or self.times[-1] - self.times[0] < 60:
+            return True, ""
+        slope = statistics.linear_regression(self.half(self.times), self.half(self.memory)).slope * 3600
+        spread = max(self.half(self.memory)) - min(self.half(self.memory))
+        files = max(self.half(self.files)) - min(self.half(self.files))
+        threads = max(self.half(self.threads)) - min(self.half(self.threads))
+        # A slope says nothing where all of it is less than what an allocator takes at once.
+        holds = (slope < LEVEL_MIB_PER_HOUR or spread < 2) and max(files, threads) <= LEVEL_COUNT + RANKS
+        return holds, (
+            f"{self.what}: {self.times[-1] - self.times[0]:.0f} s, {self.memory[-1]:.1f} MiB, {slope:+.1f} MiB/h, "
+            f"descriptors {min(self.files)} to {max(self.files)}, threads {min(self.threads)} to {max(self.threads)}"
+        )
+
+
+class Node:
+    """The directory, the sidecar and Prometheus."""
+
+    def __init__(self, directory: Path, feed: Path) -> None:
+        self.feed, self.directory = feed, directory
+        self.port, self.prometheus_port = free_port(), free_port()
+        self.lives: list[Life] = []
+        self.sidecar: subprocess.Popen[bytes] | None = None
+        self.prometheus: subprocess.Popen[bytes] | None = None
+        self.restarts = self.scrapes = self.failed = 0
+        self.slowest = 0.0
+        (directory / "state").mkdir()
+
+    def start_sidecar(self) -> None:
+        """Start the sidecar, on the same port and directories each time."""
+        self.sidecar = subprocess.Popen(
+            [sys.executable, "-m", "exporter", f"--web.listen-address=127.0.0.1:{self.port}", "--gpu.replay=h100",
+             f"--feed.dir={self.feed}", f"--state.dir={self.directory / 'state'}", "--log.level=error"],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+        self.lives.append(Life("sidecar"))
+        wait_until(lambda: self.page("/-/ready"), "the sidecar")
+
+    def start_prometheus(self) -> None:
+        """Start the real one, which scrapes each second."""
+        (self.directory / "prometheus.yml").write_text(
+            yaml.safe_dump(
+                {
+                    "global": {"scrape_interval": "1s"},
+                    "scrape_configs": [
+                        {"job_name": "training", "static_configs": [{"targets": [f"127.0.0.1:{self.port}"]}]}
+                    ],
+                }
+            )
+        )
+        self.prometheus = subprocess.Popen(
+            ["prometheus", f"--config.file={self.directory / 'prometheus.yml'}", "--log.level=error",
+             f"--storage.tsdb.path={self.directory / 'tsdb'}", f"--web.listen-address=127.0.0.1:{self.prometheus_port}"],
+        )  # fmt: skip
+
+    def page(self, path: str = "/metrics") -> str:
+        """The page, or "" while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return str(answer.read(), "utf-8")
+        except OSError:
+            return ""
+
+    def scrape(self) -> None:
+        """Scrape beside Prometheus, and note how long it took."""
+        began = time.monotonic()
+        self.scrapes += 1
+        self.failed += not self.page()
+        self.slowest = max(self.slowest, time.monotonic() - began)
+
+    def child(self) -> psutil.Process | None:
+        """The NVML child."""
+        with contextlib.suppress(psutil.Error, AttributeError):
+            return next(iter(psutil.Process(self.sidecar.pid).children()), None)  # type: ignore[union-attr]
+        return None
+
+    def look(self, now: float) -> None:
+        """Measure sidecar and child."""
+        if self.sidecar is None or self.sidecar.poll() is not None:
+            raise SystemExit(f"the sidecar ended by itself, with {self.sidecar and self.sidecar.returncode}")
+        self.lives[-1].look(psutil.Process(self.sidecar.pid), now)
+        if child := self.child():
+            name = f"NVML child {child.pid}"
+            life = next((each for each in self.lives if each.what == name), None) or Life(name)
+            if life not in self.lives:
+                self.lives.insert(0, life)
+            life.look(child, now)
+
+    def kill_sidecar(self) -> None:
+        """End it without a chance to write anything, and start the next."""
+        assert self.sidecar is not None
+        self.sidecar.kill()
+        self.sidecar.wait()
+        self.restarts += 1
+        self.start_sidecar()
+
+    def backwards(self) -> list[str]:
+        """Counters of the training that stepped back in Prometheus."""
+        names = [
+            name
+            for name in self.ask("label/__name__/values")
+            if re.fullmatch(r"training_.+_(total|count|sum)", name)
+        ]
+        asked = ((name, self.ask("query", query=f"resets({name}[1d]) > 0")["result"]) for name in names)
+        return [f"{name}{series['metric']}" for name, result in asked for series in result]
+
+    def ask(self, what: str, **parameters: str) -> Any:
+        """Ask Prometheus."""
+        address = (
+            f"http://127.0.0.1:{self.prometheus_port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        )
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return json.load(answer)["data"]
+
+    def steps(self) -> dict[str, float]:
+        """`training_steps_total` by rank, now."""
+        return {
+            sample.labels["rank"]: sample.value
+            for family in text_string_to_metric_families(self.page())
+            for sample in family.samples
+            if sample.name == "training_steps_total" and sample.labels["mode"] == "train"
+        }
+
+    def end(self) -> None:
+        """End sidecar and Prometheus."""
+        for process in (self.sidecar, self.prometheus):
+            if process is not None:
+                process.terminate()
+                process.wait(30)
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_until(condition: object, what: str, seconds: float = 60.0) -> None:
+    """Wait for a condition.
+
+    Raises:
+        SystemExit: It did not come.
+    """
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > end:
+            raise SystemExit(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def directories() -> Iterator[tuple[Path, Path]]:
+    """A directory on disk, and one in shared memory for the feed."""
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-") as disk,
+        tempfile.TemporaryDirectory(prefix="soak-", dir="/dev/shm") as shared,
+    ):
+        yield Path(disk), Path(shared)
+
+
+def soak(seconds: float, seed: int) -> list[str]:
+    """Let it run, and give what does not hold."""
+    dice = random.Random(seed)
+    found: list[str] = []
+    with directories() as (disk, feed):
+        node = Node(disk, feed)
+        ranks = [Rank(number, disk / f"diary-{number}") for number in range(RANKS)]
+        try:
+            node.start_sidecar()
+            if shutil.which("prometheus"):
+                node.start_prometheus()
+            began = time.monotonic()
+            while (now := time.monotonic()) < began + seconds:
+                for rank in ranks:
+                    rank.tend(now, feed, dice, again=dice.random() < 0.5)
+                if dice.random() < 0.3:
+                    node.scrape()
+                node.look(now)
+                event = dice.random()
+                if event < 0.2 / 60:
+                    node.kill_sidecar()
+                elif event < 0.6 / 60 and (child := node.child()):
+                    child.kill()
+                elif event < 1.0 / 60:
+                    # As full as it can be for a second: what cannot be written is written later.
+                    stuffing = feed / "stuffing"
+                    with contextlib.suppress(OSError):
+                        stuffing.write_bytes(bytes(1 << 20))
+                    stuffing.unlink(missing_ok=True)
+                time.sleep(0.2)
+            for rank in ranks:
+                if rank.stopped_until and rank.process:
+                    rank.process.send_signal(signal.SIGCONT)
+                rank.kill()
+            found += compare(node, ranks)
+        finally:
+            for rank in ranks:
+                rank.kill()
+            node.end()
+    return found
+
+
+def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
+    """Hold the page, Prometheus and the processes against what is known; print it."""
+    found = []
+    files = [path.name for path in node.feed.iterdir() if path.is_file()]
+    told = {rank.number: rank.steps() for rank in ranks}
+
+    def due() -> bool:
+        shown = node.steps()
+        return all(shown.get(str(rank.number), 0) >= told[rank.number] - lost(rank) for rank in ranks)
+
+    with contextlib.suppress(SystemExit):
+        wait_until(due, "the last steps", 15)
+    shown = node.steps()
+    print("rank  attempts  killed  steps in its diary  on /metrics")
+    for rank in ranks:
+        steps = shown.get(str(rank.number), 0.0)
+        print(f"{rank.number:4}  {rank.attempts:8}  {rank.kills:6}  {told[rank.number]:18}  {steps:11.0f}")
+        if not told[rank.number] - lost(rank) <= steps <= told[rank.number] + rank.kills:
+            found.append(
+                f"rank {rank.number}: {told[rank.number]} steps in the diary, {steps:.0f} on /metrics"
+            )
+    print(f"sidecar killed {node.restarts} times; {node.scrapes} scrapes beside Prometheus, {node.failed} failed, "
+          f"the slowest {node.slowest * 1000:.0f} ms")  # fmt: skip
+    print(f"{len(files)} files in the feed directory after {sum(rank.attempts for rank in ranks)} processes")
+    if len(files) > 2 * RANKS + 8:
+        found.append(f"the feed directory grows: {sorted(files)}")
+    if node.failed:
+        found.append(f"{node.failed} scrapes failed")
+    if node.prometheus is not None:
+        back = node.backwards()
+        print(f"counters that stepped back in Prometheus: {len(back)}")
+        found += [f"stepped back: {name}" for name in back]
+    for life in node.lives:
+        holds, text = life.level()
+        if text:
+            print(text)
+        if not holds:
+            found.append(f"grows: {text}")
+    return found
+
+
+def lost(rank: Rank) -> float:
+    """How many steps may be missing: those that were not written when it was killed."""
+    return rank.kills * UNWRITTEN * STEPS_A_SECOND
+
+
+def main() -> int:
+    """Run it; the status."""
+    if sys.argv[1:2] == ["rank"]:
+        be_rank(Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+        return 0
+    seconds = duration(os.environ.get("SOAK", "20m"))
+    seed = int(os.environ.get("SEED") or random.randrange(10_000))
+    print(f"{seconds:.0f} s, seed {seed}", flush=True)
+    found = soak(seconds, seed)
+    print("\n".join(["does not hold:", *found]) if found else "everything holds")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

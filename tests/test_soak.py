@@ -1,0 +1,26 @@
+"""The soak program itself, for some seconds: what holds for hours is for `make soak` to show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from prometheus_support import needs_prometheus
+from rules_support import ROOT
+
+
+@needs_prometheus
+@pytest.mark.timeout(240)
+def test_ranks_that_come_and_go_are_counted_as_their_diaries_have_it() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/soak.py"],
+        env={**os.environ, "SOAK": "20s", "SEED": "11"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "everything holds" in done.stdout
