@@ -1,64 +1,172 @@
-"""What functions of NVML do on a replayed GPU.
+"""What a replayed GPU can be asked, under which names a description has it, and what functions of NVML then do.
 
-Used in the NVML child, by the replay's library. Arguments come as pynvml passes them to C: numbers as ctypes integers or
-plain ones, results as `byref()` objects, into which the answer is written. Versions of structures are checked as NVML
-checks them, and lists have NVML's protocols for telling their length. Source: nvml.h; traps as seen with pynvml.
+Used in the NVML child by the replay's library; the tables also by `description`, to find mistakes, and by `capture`. The
+ids of throttle counters are written down here apart from the child's `readings`, so that the one finds mistakes in the
+other. Arguments come as pynvml passes them to C: numbers as ctypes integers or plain ones, results as `byref()` objects,
+into which the answer is written. Versions of structures are checked as NVML checks them, and lists have NVML's protocols
+for telling their length. Source: nvml.h; traps as seen with pynvml.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import ALL_LINKS
 from exporter.replay.machine import ReplayedGpu
-from exporter.replay.readings import (
-    BY_NUMBER,
-    LINK_FIELDS,
-    MEMORY_ERRORS,
-    ONE_NUMBER,
-    SAMPLES,
-    SEVERAL,
-    STRUCTURES,
-    SUMMABLE_FIELDS,
-    TEXTS,
-    fields_of_driver,
+
+ONE_NUMBER = {
+    "nvmlDeviceGetPowerUsage": "power",
+    "nvmlDeviceGetTotalEnergyConsumption": "energy",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_enforced",
+    "nvmlDeviceGetPowerManagementDefaultLimit": "power_limit_default",
+    "nvmlDeviceGetNumFans": "fans",
+    "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_generation",
+    "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_generation_max",
+    "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
+    "nvmlDeviceGetMaxPcieLinkWidth": "pcie_width_max",
+    "nvmlDeviceGetPcieReplayCounter": "pcie_replays",
+    "nvmlDeviceGetSupportedEventTypes": "event_types",
+    "nvmlDeviceGetNumaNodeId": "numa_node",
+    "nvmlDeviceGetArchitecture": "architecture",
+}
+"""Functions that give one number, and the reading that it is."""
+
+BY_NUMBER = {
+    "nvmlDeviceGetClockInfo": ("", "clock_sm", "clock_memory"),
+    "nvmlDeviceGetTemperature": ("temperature",),
+    "nvmlDeviceGetTemperatureThreshold": ("", "threshold_slowdown"),
+}
+"""Functions that give one number of several, chosen by a number before it; "" for one that nobody asks for."""
+
+SEVERAL = {
+    "nvmlDeviceGetMigMode": ("mig_mode", "mig_mode"),
+    "nvmlDeviceGetRemappedRows": (
+        *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
+    ),
+}
+"""Functions that give several numbers; supported where the first is, of which the others are copies if left out."""
+
+TEXTS = {
+    "nvmlDeviceGetName": "name",
+    "nvmlDeviceGetUUID": "uuid",
+    "nvmlDeviceGetSerial": "serial",
+    "nvmlDeviceGetVbiosVersion": "vbios",
+    "nvmlDeviceGetBoardPartNumber": "board",
+}
+
+MEMORY_ERRORS = {
+    (kind, counter, location): f"ecc_{scope}{word}_{place}"
+    for kind, word in enumerate(("corrected", "uncorrected"))
+    for counter, scope in enumerate(("", "aggregate_"))
+    for location, place in ((2, "dram"), (7, "sram"))
+}
+
+STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
+    "nvmlDeviceGetUtilizationRates": (None, {"gpu": "utilization", "memory": "memory_utilization"}),
+    "nvmlDeviceGetTemperatureV": (0x0100000C, {"temperature": "temperature"}),
+    "nvmlDeviceGetMarginTemperature": (0x01000008, {"marginTemperature": "temperature_margin"}),
+    "nvmlDeviceGetSramEccErrorStatus": (0x01000068, {"bThresholdExceeded": "sram_threshold"}),
+}
+"""Version of the structure, and the reading in each member; supported where the first reading is."""
+
+FIELDS = {
+    74: "throttle_sw_power_cap",
+    75: "throttle_thermal",
+    76: "throttle_sync_boost",
+    77: "throttle_board_limit",
+    78: "throttle_low_utilization",
+    79: "throttle_reliability",
+    82: "memory_temperature",
+    91: "nvlinks",
+    230: "recovery_action",
+    **dict.fromkeys((38, 45, 52, 59, 160), "nvlink_errors"),
+    **dict.fromkeys((173, 179, 180), "pcie_errors"),
+}
+"""Fields of a whole GPU."""
+
+LINK_FIELDS = {
+    138: "nvlink_transmit_kib",
+    139: "nvlink_receive_kib",
+    161: "nvlink_errors",
+    162: "nvlink_errors",
+    163: "nvlink_errors",
+    202: "nvlink_transmit_bytes",
+    204: "nvlink_receive_bytes",
+    **dict.fromkeys(range(206, 216), "nvlink_errors_fifth"),
+}
+"""Fields whose scope is a link; the readings are those of one link."""
+
+SUMMABLE_FIELDS = frozenset({138, 139})
+"""Those that can be asked over all links."""
+
+_THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
+_SMOOTHING = "power_smoothing"
+
+SAMPLES = {0: ("power", 0.02, 119), 1: ("utilization", 0.2, 71), 2: ("memory_utilization", 0.2, 71)}
+"""The driver's buffers by kind: the reading, seconds between samples, how many there are."""
+
+READINGS = tuple(
+    dict.fromkeys(
+        name
+        for names in (
+            (
+                "memory_total",
+                "memory_used",
+                "memory_reserved",
+                "fan_speed",
+                "sample_buffers",
+                "nvlinks_active",
+            ),
+            (name for name in ONE_NUMBER.values() if name != "architecture"),
+            *(names for table in (BY_NUMBER, SEVERAL) for names in table.values()),
+            MEMORY_ERRORS.values(),
+            *(members.values() for _, members in STRUCTURES.values()),
+            *(FIELDS.values(), LINK_FIELDS.values(), _THERMAL, (_SMOOTHING,)),
+        )
+        for name in names
+        if name
+    )
 )
+"""What a GPU can be asked, by its name in a description; docs/replay.md has the units."""
+
+
+def fields_of_driver(driver: str) -> dict[int, str]:
+    """The readings of fields by id, as a driver has them."""
+    major, _, rest = driver.partition(".")
+    version = int(major), int(rest.partition(".")[0])
+    first, second = dict.fromkeys((251, 252, 253), _SMOOTHING), dict.fromkeys((269, 270, 271), _SMOOTHING)
+    if version < (570, 0):
+        return FIELDS
+    if (575, 0) <= version < (580, 82):
+        first = dict(zip(first, _THERMAL, strict=True))
+    elif version >= (580, 82):
+        second = dict(zip(second, _THERMAL, strict=True))
+    return {**FIELDS, **first, **second}
 
 
 class RefusedError(Exception):
     """A call that ends with an error of NVML's, by its name."""
 
 
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A call on a GPU: when, and what it would give.
 
     Attributes:
-        gpu: The GPU.
         moment: Seconds on the timeline.
         wall: Unix seconds.
         driver: Version of the driver.
-        newest_field: Greater ids of fields are invalid; None where there is no such.
         returned: What the description says that this call gives; None where the readings count.
     """
 
-    def __init__(
-        self,
-        gpu: ReplayedGpu,
-        moment: float,
-        wall: float,
-        *,
-        driver: str,
-        newest_field: int | None,
-        returned: float | None,
-    ) -> None:
-        self.gpu = gpu
-        self.moment = moment
-        self.wall = wall
-        self.driver = driver
-        self.newest_field = newest_field
-        self.returned = returned
+    gpu: ReplayedGpu
+    moment: float
+    wall: float
+    driver: str
+    returned: float | None
 
     def maybe(self, name: str) -> float | None:
         """A reading now, or what the description says instead."""
@@ -108,7 +216,7 @@ def _one_number(reading: str) -> Call:
 
 def _by_number(readings: tuple[str, ...]) -> Call:
     def call(asked: Asked, which: Any, result: Any) -> None:
-        if not 0 <= number(which) < len(readings):
+        if not 0 <= number(which) < len(readings) or not readings[number(which)]:
             raise RefusedError("not_supported")
         put(result, asked.reading(readings[number(which)]))
 
@@ -191,12 +299,6 @@ def _nvlink_state(asked: Asked, link: Any, result: Any) -> None:
     put(result, int(number(link) < (links if active is None else active)))
 
 
-def _nvlink_errors(asked: Asked, link: Any, _counter: Any, result: Any) -> None:
-    if not 0 <= number(link) < (asked.gpu.readings.at("nvlinks_active", asked.moment) or 0):
-        raise RefusedError("not_supported")
-    put(result, asked.reading("nvlink_errors"))
-
-
 def _memory_errors(asked: Asked, *arguments: Any) -> None:
     *which, result = arguments
     kind, counter, location = map(number, which)
@@ -211,9 +313,8 @@ def _field_values(asked: Asked, count: Any, array: Any) -> None:
     for value in behind(array)[: number(count)]:
         value.timestamp = int(asked.wall * 1e6)
         field = value.fieldId
-        invalid = asked.newest_field is not None and field > asked.newest_field
-        found = None if invalid else _field(asked, readings, field, value.scopeId)
-        value.nvmlReturn = 2 if invalid else 3 if found is None else 0
+        found = _field(asked, readings, field, value.scopeId)
+        value.nvmlReturn = 3 if found is None else 0
         if found is None:
             continue
         if not isfinite(found):
@@ -239,17 +340,6 @@ def _field(asked: Asked, readings: dict[int, str], field: int, scope: int) -> fl
     if scope == ALL_LINKS:
         return value * active if field in SUMMABLE_FIELDS else None
     return value if scope < active else None
-
-
-def _retired_pages(asked: Asked, cause: Any, count: Any, pages: Any) -> None:
-    """A first call without an array asks for the number."""
-    value = int(asked.reading(("retired_pages_sbe", "retired_pages_dbe")[number(cause) & 1]))
-    space = behind(count).value
-    put(count, value)
-    if value and (pages is None or space < value):
-        raise RefusedError("insufficient_size")
-    for place in range(value):
-        pages[place] = 0x1000 * (place + 1)
 
 
 def _processes(asked: Asked, count: Any, array: Any) -> None:
@@ -282,7 +372,6 @@ def _process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> No
         array[place].pid = process["pid"]
         array[place].timeStamp = time
         array[place].smUtil = int(process["sm"] * level)
-        array[place].memUtil = int(process["memory_bandwidth"] * level)
 
 
 def _samples(asked: Asked, kind: Any, since: Any, value_type: Any, count: Any, array: Any) -> None:
@@ -326,10 +415,8 @@ CALLS: dict[str, Call] = {
     "nvmlDeviceGetCudaComputeCapability": _capability,
     "nvmlDeviceGetPciInfo_v3": _pci_info,
     "nvmlDeviceGetNvLinkState": _nvlink_state,
-    "nvmlDeviceGetNvLinkErrorCounter": _nvlink_errors,
     "nvmlDeviceGetMemoryErrorCounter": _memory_errors,
     "nvmlDeviceGetFieldValues": _field_values,
-    "nvmlDeviceGetRetiredPages": _retired_pages,
     "nvmlDeviceGetComputeRunningProcesses_v2": _processes,
     "nvmlDeviceGetComputeRunningProcesses_v3": _processes,
     "nvmlDeviceGetProcessUtilization": _process_utilization,

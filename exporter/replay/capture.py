@@ -10,16 +10,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from exporter.collectors.gpu.nvml import gpm
-from exporter.collectors.gpu.nvml.device import ARCHITECTURES, Device, DownError
+from exporter.collectors.gpu.nvml.device import ARCHITECTURES, Device, DownError, Field
+from exporter.collectors.gpu.nvml.integrals import (
+    ACTIVITY,
+    ACTIVITY_DETAILS,
+    GRAPHICS_ACTIVITY,
+    RATES,
+    Metrics,
+)
 from exporter.collectors.gpu.nvml.library import CallFailedError, Library
 from exporter.collectors.gpu.nvml.readings import MEMORY_V2
-from exporter.replay.library import SYMBOLS
-from exporter.replay.readings import (
+from exporter.replay.calls import (
     BY_NUMBER,
     LINK_FIELDS,
     MEMORY_ERRORS,
@@ -27,15 +32,16 @@ from exporter.replay.readings import (
     SEVERAL,
     fields_of_driver,
 )
+from exporter.replay.library import SYMBOLS
 
 _COUNTERS = ("energy", "throttle_", "nvlink_transmit_", "nvlink_receive_")
 # One reading of a description is behind several of these, so they are written down by their number.
 _SHARED_FIELDS = frozenset({38, 45, 52, 59, 160, 173, 179, 180})
-_METRICS = ((gpm.GRAPHICS_ACTIVITY, *gpm.ACTIVITY, *gpm.ACTIVITY_DETAILS), tuple(gpm.RATES))
 _SECONDS = 2.0
 _ALL_ONES = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 
-Values = dict[str, float]
+Look = dict[str, dict[str, float]]
+"""What a card says at a moment: readings by name, `fields` and `gpm` by their number."""
 
 
 class Card:
@@ -52,33 +58,30 @@ class Card:
     """
 
     def __init__(self, library: Library, index: int, *, driver: str, clock: Callable[[], float]) -> None:
-        named = fields_of_driver(driver)
-        self._named = {number: name for number, name in named.items() if number not in _SHARED_FIELDS}
+        self._named = fields_of_driver(driver)
         self._library = library
         self._clock = clock
         self._handle = library.call("nvmlDeviceGetHandleByIndex", index)
         self._device = Device(library, self._handle, index=index, reprobe_seconds=0)
-        self._metrics = gpm.Metrics(self._device, "gpm", "nvmlGpmSampleGet")
+        self._metrics = Metrics(self._device, "gpm", "nvmlGpmSampleGet")
         self.name = str(self._ask("nvmlDeviceGetName") or "")
         # One that is not known yet is as new as the newest.
         newest = max(ARCHITECTURES.items())[1]
         self.architecture = ARCHITECTURES.get(self._ask("nvmlDeviceGetArchitecture"), newest)
         self.capability = ".".join(map(str, self._ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)))
 
-    def look(self) -> tuple[Values, Values, Values]:
-        """Ask for everything that has a name, for field values and performance counters by their number."""
-        values: Values = {}
+    def look(self) -> Look:
+        """Ask for everything."""
+        self._device.now = self._clock()
         try:
-            for name, value in (*self._numbers(), *self._structures(), *self._fields()):
-                if value is not None and isfinite(value):
-                    values.setdefault(name, value)
-            fields = self._device.fields(sorted(_SHARED_FIELDS))
-            self._device.now = self._clock()
-            metrics = self._metrics.read(*_METRICS) or {}
+            values = {name: value for name, value in self._values() if value is not None and isfinite(value)}
+            fields = self._fields(_SHARED_FIELDS)
+            metrics = self._metrics.read((GRAPHICS_ACTIVITY, *ACTIVITY, *ACTIVITY_DETAILS), RATES) or {}
         except DownError as error:
             sys.stderr.write(f"{self.name} has gone: {error.reason}\n")
-            return {}, {}, {}
-        return values, _by_text(fields), _by_text(metrics)
+            return {"values": {}, "fields": {}, "gpm": {}}
+        by_number = ({str(key): value for key, value in found.items()} for found in (fields, metrics))
+        return {"values": values, **dict(zip(("fields", "gpm"), by_number, strict=True))}
 
     def processes(self) -> list[dict[str, int]]:
         """Who computes on it."""
@@ -110,19 +113,21 @@ class Card:
         except CallFailedError:
             return None
 
-    def _numbers(self) -> Iterator[tuple[str, float | None]]:
+    def _fields(self, wanted: Iterable[Field]) -> dict[Field, float]:
+        return self._device.fields(dict.fromkeys(wanted, float))
+
+    def _values(self) -> Iterator[tuple[str, float | None]]:
         for call, name in ONE_NUMBER.items():
             if name != "architecture":
                 yield name, self._ask(call)
         for call, names in BY_NUMBER.items():
             for place, name in enumerate(names):
-                yield name, self._ask(call, place)
+                if name:
+                    yield name, self._ask(call, place)
         for call, names in SEVERAL.items():
             yield from zip(names, self._ask(call) or (None,) * len(names), strict=True)
         for which, name in MEMORY_ERRORS.items():
             yield name, self._ask("nvmlDeviceGetMemoryErrorCounter", *which)
-
-    def _structures(self) -> Iterator[tuple[str, float | None]]:
         rates = self._ask("nvmlDeviceGetUtilizationRates")
         yield "utilization", getattr(rates, "gpu", None)
         yield "memory_utilization", getattr(rates, "memory", None)
@@ -132,30 +137,20 @@ class Card:
         yield "temperature_margin", self._ask("nvmlDeviceGetMarginTemperature")
         yield "fan_speed", self._ask("nvmlDeviceGetFanSpeed_v2", 0)
         yield "sample_buffers", 1 if self._ask("nvmlDeviceGetSamples", 0, 0) else None
-        filled, calls = (
-            self._device.filled,
-            ("nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetGpuFabricInfoV"),
-        )
-        status = filled("sram_threshold", calls[0], "c_nvmlEccSramErrorStatus_v1_t")
-        yield "sram_threshold", getattr(status, "bThresholdExceeded", None)
-        fabric = filled("fabric", calls[1], "c_nvmlGpuFabricInfo_v2_t")
-        yield "fabric_state", getattr(fabric, "state", None) or None
-        for cause, name in enumerate(("retired_pages_sbe", "retired_pages_dbe")):
-            pages = self._ask("nvmlDeviceGetRetiredPages", cause)
-            yield name, None if pages is None else len(pages)
-
-    def _fields(self) -> Iterator[tuple[str, float | None]]:
-        for number, value in self._device.fields(self._named).items():
-            if isinstance(number, int) and value not in _ALL_ONES:
-                yield self._named[number], value
-        ports = int(self._device.fields((91,)).get(91) or 0)
+        sram = "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t"
+        yield "sram_threshold", getattr(self._device.filled("sram", *sram), "bThresholdExceeded", None)
+        named = {field: name for field, name in self._named.items() if field not in _SHARED_FIELDS}
+        for field, value in self._fields(named).items():
+            if isinstance(field, int) and value not in _ALL_ONES:
+                yield named[field], value
+        ports = int(self._fields((91,)).get(91) or 0)
         active = [link for link in range(ports) if self._ask("nvmlDeviceGetNvLinkState", link)]
         if ports:
             yield "nvlinks_active", len(active)
         for link in active[:1]:
-            for field, value in self._device.fields([(field, link) for field in LINK_FIELDS]).items():
-                if isinstance(field, tuple):
-                    yield LINK_FIELDS[field[0]], value
+            for scoped, value in self._fields((field, link) for field in LINK_FIELDS).items():
+                if isinstance(scoped, tuple):
+                    yield LINK_FIELDS[scoped[0]], value
 
 
 def capture(
@@ -183,7 +178,7 @@ def capture(
             cards.append(Card(library, index, driver=described["driver"], clock=clock))
         except CallFailedError as failure:  # noqa: PERF203 - it costs only itself
             sys.stderr.write(f"GPU {index} is left out: {failure}\n")
-    looks: list[list[tuple[Values, Values, Values]]] = []
+    looks: list[list[Look]] = []
     for _ in range(3):  # performance counters are known from the second on
         if looks:
             wait(_SECONDS)
@@ -191,15 +186,14 @@ def capture(
     models: dict[str, dict[str, Any]] = {}
     gpus = []
     for card, before, after in zip(cards, looks[-2], looks[-1], strict=True):
-        values, fields, metrics = (_growing(*pair) for pair in zip(before, after, strict=True))
+        values = _growing(before["values"], after["values"])
         key = card.name.lower().replace(" ", "-")
         model = {
             "name": card.name,
             "architecture": card.architecture,
             "compute_capability": card.capability,
+            **after,
             "values": values,
-            "fields": fields,
-            "gpm": metrics,
             "mig": card.instances(),
         }
         usual = models.setdefault(key, model)["values"]
@@ -208,7 +202,7 @@ def capture(
     return {**described, "models": models, "gpus": gpus}
 
 
-def _growing(before: Values, after: Values) -> dict[str, Any]:
+def _growing(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
     """Numbers as a description has them; what only grows with its pace."""
     found: dict[str, Any] = dict(after)
     for name, value in after.items():
@@ -216,10 +210,6 @@ def _growing(before: Values, after: Values) -> dict[str, Any]:
             pace = max(0.0, value - before.get(name, value)) / _SECONDS
             found[name] = {"idle": round(pace, 3), "counter_from": int(value)}
     return found
-
-
-def _by_text(values: Mapping[Any, float]) -> Values:
-    return {str(number): value for number, value in values.items()}
 
 
 def write(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:

@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 
 from exporter.collectors.gpu.nvml.device import ARCHITECTURES
 from exporter.collectors.gpu.nvml.library import CODES
-from exporter.collectors.gpu.nvml.visible import MOST_GPUS
+from exporter.collectors.gpu.options import MOST_GPUS
 from exporter.config.loader import suggest
 from exporter.config.options import Duration, Range, Ratio
+from exporter.replay.calls import READINGS
 from exporter.replay.library import COST_KEYS, SYMBOLS
 from exporter.replay.machine import EVERY_CALL
-from exporter.replay.readings import READINGS
 
 Problems = Iterator[tuple[str, str]]
 """What the loader asks of a dataclass: keys, and what is wrong with their values."""
@@ -96,7 +96,6 @@ class Process:
     pid: Annotated[int, Range(1, 0xFFFFFFFF)]
     memory: Annotated[int, Range(0)] | None = None
     sm: Annotated[float, Range(0)] | None = None
-    memory_bandwidth: Annotated[float, Range(0)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,6 @@ class TimelineEntry:
     mig: tuple[Instance, ...] | None = None
     processes: tuple[Process, ...] | None = None
     xid: tuple[Annotated[int, Range(0, 100_000)], ...] = ()
-    event: tuple[Literal["mig_config"], ...] = ()
     driver: str | None = None
 
     def problems(self) -> Problems:
@@ -185,7 +183,6 @@ class MachineDescription:
     nvml: str = "13.580.95.05"
     cuda: str = "13.0"
     missing: tuple[str, ...] = ()
-    newest_field: int | None = None
     newest_metric: int | None = None
     shared: bool = False
     costs: Mapping[str, Annotated[float, Range(0, 1000)]] = field(default_factory=dict)

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from exporter.collectors.gpu.nvml.gpm import LEAST_SECONDS
+from exporter.collectors.gpu.nvml.events import XID
+from exporter.collectors.gpu.nvml.integrals import LEAST_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
-from exporter.replay.calls import CALLS, Asked, RefusedError, behind, check_version, number, put
+from exporter.replay.calls import CALLS, SAMPLES, Asked, RefusedError, behind, check_version, number, put
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
-from exporter.replay.readings import SAMPLES
 
 _GPU_BASE = 0x1000
 _INSTANCE_BASE = 0x100000
@@ -167,14 +167,8 @@ class ReplayLibrary:
         if gpu is None:
             getattr(self, f"_{_OF_LIBRARY[symbol]}")(*arguments)
             return
-        asked = Asked(
-            gpu,
-            self._moment,
-            self._clock.wall(),
-            driver=self._machine.driver(self._moment),
-            newest_field=self._description["newest_field"],
-            returned=returned,
-        )
+        moment = self._moment
+        asked = Asked(gpu, moment, self._clock.wall(), self._machine.driver(moment), returned)
         if instance is not None:
             self._on_instance(symbol, instance, asked, arguments[1])
         elif symbol in CALLS:
@@ -292,7 +286,7 @@ class ReplayLibrary:
     def _register(self, asked: Asked, mask: Any, event_set: Any) -> None:
         if number(mask) & ~int(asked.reading("event_types")):
             raise RefusedError("not_supported")
-        self._events.register(asked.gpu, number(mask), asked.moment, event_set=_address(event_set))
+        self._events.register(asked.gpu, asked.moment, event_set=_address(event_set))
 
     def _wait(self, event_set: Any, result: Any, milliseconds: Any) -> None:
         end = time.monotonic() + number(milliseconds) / 1000
@@ -302,7 +296,7 @@ class ReplayLibrary:
             if happened is not None:
                 event = behind(result)
                 event.device = ctypes.cast(_GPU_BASE + happened[0].index, type(event.device))
-                event.eventType, event.eventData = happened[1:]
+                event.eventType, event.eventData = XID, happened[1]
                 return
             if self._events.broken_since(address, self._moment) is not None:
                 raise RefusedError("gpu_is_lost")

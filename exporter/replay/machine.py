@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from math import cos, inf, nan, pi, sin
 from typing import Any
 
-from exporter.collectors.gpu.nvml.events import MIG_CONFIG, XID
-
 EVERY_CALL = "*"
 
 _RIPPLE_SECONDS = 3.1
@@ -121,7 +119,7 @@ class Fault:
     Attributes:
         entry: As described.
         errors: NVML's names of errors by call.
-        reports: What the driver reports when it begins: bits and data of events.
+        xids: What the driver reports when it begins.
     """
 
     def __init__(self, entry: dict[str, Any]) -> None:
@@ -131,7 +129,7 @@ class Fault:
         self.errors = {call: name.lower() for call, name in entry["errors"].items()}
         if entry["lost"]:
             self.errors[EVERY_CALL] = "gpu_is_lost"
-        self.reports = [(XID, xid) for xid in entry["xid"]] + [(MIG_CONFIG, 0) for _ in entry["event"]]
+        self.xids: list[int] = entry["xid"]
 
     def is_of(self, index: int | None) -> bool:
         """Whether it is about a GPU, or about calls on none."""
@@ -226,33 +224,31 @@ class ReplayedEvents:
 
     def __init__(self, machine: ReplayedMachine) -> None:
         self._machine = machine
-        self._registered: dict[int, list[tuple[ReplayedGpu, int, float]]] = {}  # by set: GPU, mask, since
+        self._registered: dict[int, list[tuple[ReplayedGpu, float]]] = {}  # by set, since when
         self._told: set[tuple[int, int, int]] = set()
 
-    def register(self, gpu: ReplayedGpu, mask: int, moment: float, *, event_set: int) -> None:
-        """Ask for the events of a GPU from now on."""
-        self._registered.setdefault(event_set, []).append((gpu, mask, moment))
+    def register(self, gpu: ReplayedGpu, moment: float, *, event_set: int) -> None:
+        """Ask for the Xids of a GPU from now on."""
+        self._registered.setdefault(event_set, []).append((gpu, moment))
 
-    def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int, int] | None:
-        """The next one that has happened and was not told: its GPU, kind and data."""
+    def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int] | None:
+        """The next Xid that has happened and was not told, with its GPU."""
         broken = self.broken_since(event_set, moment)
         end = moment if broken is None else broken
-        for gpu, mask, since in self._registered.get(event_set, ()):
+        for gpu, since in self._registered.get(event_set, ()):
             for place, fault in enumerate(gpu.faults):
-                if not since <= fault.at <= end:
-                    continue
-                for which, (bit, data) in enumerate(fault.reports):
+                for which, xid in enumerate(fault.xids if since <= fault.at <= end else ()):
                     key = (gpu.index, place, which)
-                    if mask & bit and key not in self._told:
+                    if key not in self._told:
                         self._told.add(key)
-                        return gpu, bit, data
+                        return gpu, xid
         return None
 
     def broken_since(self, event_set: int, moment: float) -> float | None:
         """Since when a GPU of a set is lost; None while none is."""
         since = [
             each.at
-            for gpu, _, _ in self._registered.get(event_set, ())
+            for gpu, _ in self._registered.get(event_set, ())
             for each in self._machine.under_way(gpu.index, moment)
             if each.entry["removed"] or each.errors.get(EVERY_CALL) == "gpu_is_lost"
         ]

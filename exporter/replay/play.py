@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from exporter.collectors.gpu.nvml import child
+from exporter.collectors.gpu.nvml import child, encode, parse
 from exporter.collectors.gpu.nvml.events import Events
 from exporter.collectors.gpu.nvml.library import Library
-from exporter.collectors.gpu.nvml.protocol import encode, parse
 from exporter.collectors.gpu.nvml.sampler import Sampler
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.replay.library import Clock, ReplayLibrary

@@ -145,7 +145,7 @@ def test_a_reload_switches_the_machine_off_and_on(tmp_path: Path) -> None:
         assert "gpu" not in running.collectors()
         reconfigured(running, tmp_path, f"replay: t4, {QUICK}")
         wait_until(lambda: gpus_up(running) == 1)
-        reconfigured(running, tmp_path, f"replay: h100, {QUICK}, reprobe: 500s")
+        reconfigured(running, tmp_path, f"replay: h100, {QUICK}, details: true")
         wait_until(lambda: gpus_up(running) == 8 and counters(page(running)).keys() >= before.keys())
         after = counters(page(running))
 
@@ -204,12 +204,12 @@ def gap(points: dict[float, float]) -> float:
 
 
 @needs_prometheus
-@pytest.mark.timeout(40)
+@pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("at: 2s, until: 5s, gpus: [3], lost: true", "gpu_is_lost"),
-        ('at: 2s, until: 7s, gpus: [3], hang: ["*"]', "hung"),
+        ("at: 8s, until: 12s, gpus: [3], lost: true", "gpu_is_lost"),
+        ('at: 8s, until: 14s, gpus: [3], hang: ["*"]', "hung"),
     ],
     ids=["lost", "hanging"],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.collectors.gpu.nvml.buffers import Ring
+from exporter.collectors.gpu.nvml.integrals import Ring
 
 
 def take(ring: Ring, samples: list[tuple[float, float]], at: float, moment: float | None = None) -> None:

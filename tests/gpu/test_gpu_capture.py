@@ -42,7 +42,7 @@ def captured(described: MachineDescription) -> str:
 
 def shown(described: MachineDescription) -> set[tuple[str, ...]]:
     """The families of the first GPU, with their further labels."""
-    families = replay(described, 70, details=True, per_link=True, include=["0"]).families(per_link=True)
+    families = replay(described, 70, details=True, include=["0"]).families()
     return {
         (family.name, *(text for name, text in sorted(sample.labels.items()) if name not in {"gpu", "uuid"}))
         for family in families

@@ -45,7 +45,7 @@ def captured() -> MachineDescription:
 @pytest.fixture(scope="module")
 def collector(captured: MachineDescription) -> Iterator[GpuCollector]:
     assert captured.gpus
-    watched = GpuCollector(GpuOptions(details=True, per_link=True))
+    watched = GpuCollector(GpuOptions(details=True))
     watched.start()
     wait_until(lambda: value(watched, "gpu_nvml_up") == 1, seconds=60)
     yield watched
@@ -72,7 +72,7 @@ def test_a_capture_shows_what_the_machine_does(
     captured: MachineDescription, passes: list[tuple[float, Sequence[Metric]]]
 ) -> None:
     _, families = passes[-1]
-    again = replay(captured, 70, details=True, per_link=True).families(per_link=True)
+    again = replay(captured, 70, details=True).families()
     gauges = {each.name for each in families if each.name.startswith("gpu_")}
 
     assert_sound(again)

@@ -20,7 +20,7 @@ from waiting import wait_until
 from exporter.collectors.gpu.child_process import command_of
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.kernel_log import KernelLog
-from exporter.collectors.gpu.nvml.protocol import encode, parse
+from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.gpu.publishing import SPECS
 from exporter.collectors.scheduler import Scheduler
@@ -83,7 +83,7 @@ def child_says(first: dict[str, Any], *more: bytes) -> dict[str, Any]:
 
 def saying(program: str) -> list[str]:
     """The command of a child that does something else."""
-    return [sys.executable, "-c", f"from exporter.collectors.gpu.nvml.protocol import encode; {program}"]
+    return [sys.executable, "-c", f"from exporter.collectors.gpu.nvml import encode; {program}"]
 
 
 @pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
@@ -272,7 +272,8 @@ def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
 
 def test_a_new_driver_is_taken_without_a_gap(tmp_path: Path) -> None:
     update = '\ntimeline:\n  - {at: 3s, driver: "590.44.01"}\n'
-    with watching(described(tmp_path, update)) as collector:
+    # Time for a new process on a busy machine.
+    with watching(described(tmp_path, update), timings=dataclasses.replace(QUICK, deadline=8.0)) as collector:
         wait_until(lambda: nvml_up(collector))
         gaps = 0
 

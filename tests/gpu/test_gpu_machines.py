@@ -71,14 +71,14 @@ def test_eight_large_gpus_cost_about_seven_hundred_series(h100: Replayed) -> Non
 
 
 def test_every_reading_of_the_child_has_its_family() -> None:
-    known = {reading for each in GPU_FAMILIES for reading in each.readings} | {
+    known = {each.reading for each in GPU_FAMILIES} | {
         "energy_millijoules",
         "power_joules",
         "power_samples",
         "processes",
         "mig",
     }
-    played = replay("h100", 12, details=True, per_link=True)
+    played = replay("h100", 12, details=True)
 
     for message in played.samples:
         for entry in message["gpus"]:
@@ -86,23 +86,13 @@ def test_every_reading_of_the_child_has_its_family() -> None:
 
 
 def test_details_can_be_asked_for() -> None:
-    played = replay("h100", 65, details=True, per_link=True)
-    families = played.families(per_link=True)
+    families = replay("h100", 65, details=True).families()
 
     assert_sound(families)
-    assert len(values(families, "gpu_nvlink_up")) == 8 * 18
-    links = values(families, "gpu_nvlink_transmit_bytes_total")
-    assert len(links) == 8 * 18
-
-
-def test_links_apart_and_together_are_the_same_bytes(h100: Replayed) -> None:
-    apart = values(
-        replay("h100", 65, per_link=True).families(per_link=True), "gpu_nvlink_transmit_bytes_total"
-    )
-    together = values(h100.families(), "gpu_nvlink_transmit_bytes_total")
-
-    first = {labels: number for labels, number in together.items() if labels[0] == "0"}
-    assert list(first.values()) == [sum(number for labels, number in apart.items() if labels[0] == "0")]
+    pipes = {labels[2] for labels in values(families, "gpu_tensor_activity_ratio")}
+    assert pipes == {"any", "hmma", "imma", "dfma", "dmma"}
+    scopes = {labels[3] for labels in values(families, "gpu_ecc_errors_total")}
+    assert scopes == {"volatile", "aggregate"}
 
 
 def test_gpm_can_be_switched_off() -> None:
@@ -135,7 +125,7 @@ def test_slow_calls_are_rare(h100: Replayed) -> None:
 
 
 def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
-    busy = h100.readings("busy_seconds_gpm")
+    busy = h100.readings("busy_seconds")
     together = [
         (values["power_joules"], values["energy_millijoules"] / 1000)
         for message in h100.samples

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from gpu_support import DATA, replay, small
 
-from exporter.collectors.gpu.nvml.buffers import Buffers
+from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.nvml.device import Device
+from exporter.collectors.gpu.nvml.integrals import Buffers
 from exporter.collectors.gpu.nvml.library import Library
-from exporter.collectors.gpu.nvml.protocol import encode, parse
 from exporter.collectors.gpu.state import GpuRegistry
 
 TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
@@ -53,8 +53,8 @@ def counter_at(moment: float) -> float:
 def played() -> tuple[GpuRegistry, dict[float, float]]:
     """The trace at its pace, through the child's reader, the pipe and the sidecar's registry."""
     trace = Trace()
-    device = Device(Library(trace, clock=time.monotonic), None, index=0, uuid="", reprobe_seconds=600)
-    buffers = Buffers(device, READ_EVERY_SECONDS)
+    device = Device(Library(trace, clock=time.monotonic), None)
+    buffers = Buffers(device, READ_EVERY_SECONDS, {})
     registry, samples = GpuRegistry(), dict[float, float]()
     trace.now = 0.01
     counted_at = -COUNTER_EVERY_SECONDS

@@ -10,7 +10,7 @@ from gpu_support import SMALL, Replayed, assert_sound, machine, replay, small, v
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collectors.gpu.nvml.units import GarbageError, celsius, count, hertz, ratio, size, watts
+from exporter.collectors.gpu.nvml.device import GarbageError, celsius, count, hertz, ratio, size, watts
 from exporter.replay.description import UNCHANGED
 from exporter.replay.machines import load_machine
 
@@ -105,11 +105,9 @@ timeline:
       pcie_width: 4294967295
       fans: 4294967295
       nvlinks: 1000000
-      ecc_mode: 77
       ecc_corrected_dram: 18446744073709551615
       remapped_correctable: 4294967295
       remapping_pending: 9
-      retired_pages_sbe: 0
       recovery_action: 4294967295
       mig_mode: 4294967295
     fields: {"74": infinity, "82": 999999, "197": infinity, "169": nan, "170": 18446744073709551615}
@@ -119,8 +117,8 @@ timeline:
 
 def test_garbage_is_absent_and_counted() -> None:
     described = SMALL.replace("gpus:", '    gpm: {"1": 50, "2": 50}\ngpus:') + GARBAGE
-    played = replay(machine(described), 70, details=True, per_link=True)
-    families = played.families(per_link=True)
+    played = replay(machine(described), 70, details=True)
+    families = played.families()
 
     assert played.farewell == "released"
     assert_sound(families)
@@ -132,7 +130,6 @@ def test_garbage_is_absent_and_counted() -> None:
         "gpu_clock_hertz",
         "gpu_sm_activity_ratio",
         "gpu_recovery_action",
-        "gpu_ecc_mode",
     ):
         assert all(labels[-1] == "nvml_power" for labels in values(families, name)), name
     assert set(values(families, "gpu_up").values()) == {1.0}

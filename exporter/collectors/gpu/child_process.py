@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import exporter
-from exporter.collectors.gpu.nvml.protocol import ProtocolError, encode, messages
+from exporter.collectors.gpu.nvml import ProtocolError, encode, messages
 
 CHILD = "exporter.collectors.gpu.nvml.child"
 """The module that the child runs."""

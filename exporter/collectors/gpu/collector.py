@@ -18,8 +18,7 @@ from typing import Any
 from exporter.collectors.gpu.child_process import CHILD, Heard, NvmlChild, command_of
 from exporter.collectors.gpu.counters import CounterTotal
 from exporter.collectors.gpu.kernel_log import KernelLog
-from exporter.collectors.gpu.nvml.visible import expected_devices
-from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions
+from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expected_devices
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
 from exporter.collectors.gpu.state import GpuRegistry, GpuTotals, PowerSample
 from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, RELEASED, STARTING, Supervisor, Timings
@@ -137,7 +136,6 @@ class GpuCollector:
                 reason,
                 self._supervisor.restarts,
                 expected=expected,
-                per_link=self._options.per_link,
                 per_call=self._options.details,
                 kernel_xids=self._kernel_log.read(),
             )

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-REASONS = ("wrap", "reset", "backwards", "jump", "glitch")
-"""Why a number did not follow on: a register's width, a new beginning, a step back to no beginning, a step that is
-too large, a single wrong number."""
+REASONS = ("wrap", "reset", "glitch")
+"""Why a number did not follow on: a register's width, a new beginning, a single wrong number."""
 
 _SLACK_SECONDS = 0.25
 _TOLERANCE = 1.1
 _WIDTH = 1 << 32
-_DISTRUST_SECONDS = 600.0
-_MOST_DOUBTS = 3
+_MOST_DOUBTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +27,12 @@ class CounterRule:
         most_per_second: The fastest that it can count, in the family's unit; None where there is no such limit.
         from_zero: Whether the total begins at 0 and not at what the driver has counted so far.
         of_process: Whether it counts since the NVML child began, so that a new child begins at 0.
-        withdraw: Whether a step that is too large casts doubt on what it is, so that it is not shown for a while.
     """
 
     scale: float = 1.0
     most_per_second: float | None = None
     from_zero: bool = False
     of_process: bool = False
-    withdraw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,6 @@ class Counter:
     _suspect: tuple[float, float] | None = None
     _doubts: int = 0  # numbers in a row that follow on from nothing
     _child: int | None = None
-    _distrusted_until: float = 0.0
 
     def advance(self, raw: float, time: float, child: int) -> float:
         """Take a number of a child's, with its monotonic time; gives by how much the total grew, in the raw unit."""
@@ -87,15 +82,11 @@ class Counter:
         else:
             self._suspect = (raw, time)
             self._doubts += 1
-            if self.rule.withdraw and self._doubts > 1:
-                self._distrusted_until = time + _DISTRUST_SECONDS
         return self.total - before
 
-    def value(self, now: float) -> float | None:
+    def value(self) -> float | None:
         """Give the total in the family's unit; None while it is in doubt."""
-        if now < self._distrusted_until or self._doubts >= _MOST_DOUBTS:
-            return None
-        return self.total * self.rule.scale
+        return None if self._doubts >= _MOST_DOUBTS else self.total * self.rule.scale
 
     def keep(self, now: float) -> CounterTotal | None:
         """Give what a later life needs to go on; None for what begins in the same way without."""
@@ -121,16 +112,9 @@ class Counter:
         self, last: tuple[float, float], suspect: tuple[float, float], raw: float, time: float
     ) -> None:
         grown = raw - suspect[0]
-        if suspect[0] > last[0]:
-            reason = "jump"  # nobody knows what it counted in between
-            if self.rule.withdraw:
-                self._distrusted_until = time + _DISTRUST_SECONDS
-        elif suspect[0] <= self._most(suspect[1] - last[1]):
-            reason = "reset"
-            grown += suspect[0]
-        else:
-            reason = "backwards"
-        self._accept(grown, raw, time, reason)
+        if suspect[0] < last[0] and suspect[0] <= self._most(suspect[1] - last[1]):
+            grown += suspect[0]  # it began at 0; else nobody knows what it counted in between
+        self._accept(grown, raw, time, "reset")
 
     def _follows(self, last: tuple[float, float], raw: float, time: float) -> bool:
         return 0 <= raw - last[0] <= self._most(time - last[1])

@@ -6,8 +6,7 @@ about NVML itself. A reading is a number, or a mapping from the values of furthe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from exporter.collectors.gpu.counters import CounterRule
 from exporter.families import FamilySpec, family
@@ -24,7 +23,7 @@ ENERGY_RULE = CounterRule(scale=0.001, most_per_second=10_000.0, from_zero=True)
 _NVLINK = CounterRule(most_per_second=2e13)
 _NVLINK_KIB = CounterRule(scale=1024, most_per_second=2e13)
 # A counter of seconds cannot run faster than the clock; one that does is another metric under the same id.
-_SECONDS = CounterRule(scale=1e-9, most_per_second=1.0, withdraw=True)
+_SECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +32,17 @@ class GpuFamily:
 
     Attributes:
         spec: Its labels are `gpu`, `uuid`, then those of the reading.
-        readings: Of a gauge all are shown; of a counter the first that a GPU offers counts.
-        rules: How each reading of a counter is added up; empty for a gauge.
-        by_link: Whether the first label of the reading is a link, told apart only when asked for.
+        reading: Of the child; families may have several, a row each.
+        rule: How a counter is added up; None for a gauge.
+        by_link: Whether the reading's first label is an NVLink, over which it is summed.
         rare: Labels that are left out while they never counted.
     """
 
     spec: FamilySpec
-    readings: tuple[str, ...]
-    rules: Mapping[str, CounterRule] = field(default_factory=dict)
+    reading: str
+    rule: CounterRule | None = None
     by_link: bool = False
-    rare: frozenset[str] = frozenset()
+    rare: tuple[str, ...] = ()
 
 
 def of_gpu(name: str, help: str, source: str, *labels: str) -> FamilySpec:
@@ -51,21 +50,21 @@ def of_gpu(name: str, help: str, source: str, *labels: str) -> FamilySpec:
     return family(name, help, source, "gpu", "uuid", *labels)
 
 
-def _gauge(name: str, help: str, source: str, readings: str | tuple[str, ...], *labels: str) -> GpuFamily:
-    found = (readings,) if isinstance(readings, str) else readings
-    return GpuFamily(of_gpu(name, help, source, *labels), found)
+def _gauge(name: str, help: str, source: str, reading: str, *labels: str) -> GpuFamily:
+    return GpuFamily(of_gpu(name, help, source, *labels), reading)
 
 
 def _counter(
     name: str,
     help: str,
     source: str,
-    rules: Mapping[str, CounterRule],
+    reading: str,
+    rule: CounterRule,
     *labels: str,
     by_link: bool = False,
-    rare: frozenset[str] = frozenset(),
+    rare: tuple[str, ...] = (),
 ) -> GpuFamily:
-    return GpuFamily(of_gpu(name, help, source, *labels), tuple(rules), rules, by_link, rare)
+    return GpuFamily(of_gpu(name, help, source, *labels), reading, rule, by_link, rare)
 
 
 # Every ratio of the performance counters is the mean over the time between two samples; nothing is missed in between.
@@ -89,7 +88,8 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         "gpu_utilization_busy_seconds_total",
         "Time in which at least one kernel ran, with nothing missed in between. Absent on a divided GPU (MIG).",
         "integral of GPM 1, else of nvmlDeviceGetSamples(GPU_UTILIZATION_SAMPLES)",
-        {"busy_seconds_gpm": OF_CHILD, "busy_seconds": OF_CHILD},
+        "busy_seconds",
+        OF_CHILD,
     ),
     _gauge(
         "gpu_memory_total_bytes",
@@ -123,16 +123,19 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         "power_limit",
         "limit",
     ),
-    _gauge(
-        "gpu_temperature_celsius",
-        "Temperature of the chip, and of its memory where there is a sensor.",
-        "nvmlDeviceGetTemperatureV, field 82",
-        ("temperature", "temperature_memory"),
-        "sensor",
+    *(
+        _gauge(
+            "gpu_temperature_celsius",
+            "Temperature of the chip, and of its memory where there is a sensor.",
+            "nvmlDeviceGetTemperatureV, field 82",
+            reading,
+            "sensor",
+        )
+        for reading in ("temperature", "temperature_memory")
     ),
     _gauge(
         "gpu_temperature_threshold_celsius",
-        "Temperature at which the card slows down; with details also the other limits. Absent where there are margins only, as on data centre cards from Hopper on.",
+        "Temperature at which the card slows down. Absent where there are margins only, as on data centre cards from Hopper on.",
         "nvmlDeviceGetTemperatureThreshold",
         "temperature_threshold",
         "threshold",
@@ -146,7 +149,7 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
     ),
     _gauge(
         "gpu_clock_hertz",
-        "Clock of the SMs and of the memory; with details also graphics and video.",
+        "Clock of the SMs and of the memory.",
         "nvmlDeviceGetClockInfo * 1e6",
         "clock",
         "clock",
@@ -155,10 +158,11 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         "gpu_clocks_event_seconds_total",
         "Time in which a reason held the clocks back, since the driver was loaded. Absent for a reason that the driver does not count, and for one that ran faster than the clock; sw_thermal, hw_thermal and hw_power_brake before driver 575, where thermal is all heat; board_limit, reliability and sync_boost also as long as they never did.",
         "fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
-        {"throttle_nanoseconds": _SECONDS},
+        "throttle_nanoseconds",
+        _SECONDS,
         "reason",
         # Most machines never see these, and nobody waits for them: eight GPUs would have 24 series of zeros.
-        rare=frozenset({"board_limit", "reliability", "sync_boost"}),
+        rare=("board_limit", "reliability", "sync_boost"),
     ),
     _gauge(
         "gpu_fan_speed_ratio",
@@ -219,25 +223,29 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         "gpu_pcie_transmit_bytes_total",
         "Bytes that the GPU sent over PCIe, packet headers included. Absent before Hopper.",
         "GPM 20 integrated",
-        {"pcie_transmit_gpm": OF_CHILD},
+        "pcie_transmit_gpm",
+        OF_CHILD,
     ),
     _counter(
         "gpu_pcie_receive_bytes_total",
         "Bytes that the GPU received over PCIe, packet headers included. Absent before Hopper.",
         "GPM 21 integrated",
-        {"pcie_receive_gpm": OF_CHILD},
+        "pcie_receive_gpm",
+        OF_CHILD,
     ),
     _counter(
         "gpu_pcie_replays_total",
         "Packets that had to be sent again over PCIe.",
         "nvmlDeviceGetPcieReplayCounter",
-        {"pcie_replays": _PLAIN},
+        "pcie_replays",
+        _PLAIN,
     ),
     _counter(
         "gpu_pcie_errors_total",
         "Errors of the PCIe link: correctable, non_fatal, fatal. Absent on older drivers.",
         "fields 173, 179, 180",
-        {"pcie_errors": _PLAIN},
+        "pcie_errors",
+        _PLAIN,
         "kind",
     ),
     _gauge(
@@ -247,76 +255,38 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         "nvlink_links",
         "state",
     ),
-    _gauge(
-        "gpu_nvlink_up",
-        "Whether an NVLink port is in use. Absent unless links are told apart.",
-        "nvmlDeviceGetNvLinkState",
-        "nvlink_up",
-        "link",
-    ),
-    _counter(
-        "gpu_nvlink_transmit_bytes_total",
-        "Bytes that the GPU sent over NVLink, over all ports unless links are told apart. Absent without NVLink.",
-        "field 138 * 1024, else field 202, else (or once the register has wrapped) GPM 61 integrated",
-        {
-            "nvlink_transmit_kibibytes": _NVLINK_KIB,
-            "nvlink_transmit_bytes": _NVLINK,
-            "nvlink_transmit_gpm": OF_CHILD,
-        },
-        "link",
-        by_link=True,
-    ),
-    _counter(
-        "gpu_nvlink_receive_bytes_total",
-        "Bytes that the GPU received over NVLink, over all ports unless links are told apart. Absent without NVLink.",
-        "field 139 * 1024, else field 204, else (or once the register has wrapped) GPM 60 integrated",
-        {
-            "nvlink_receive_kibibytes": _NVLINK_KIB,
-            "nvlink_receive_bytes": _NVLINK,
-            "nvlink_receive_gpm": OF_CHILD,
-        },
-        "link",
-        by_link=True,
+    *(
+        _counter(
+            f"gpu_nvlink_{way}_bytes_total",
+            f"Bytes that the GPU {did} over NVLink, over all ports. Absent without NVLink.",
+            f"field {kib} * 1024, else field {plain}, else GPM {gpm} integrated",
+            f"nvlink_{way}_{reading}",
+            rule,
+            by_link=True,
+        )
+        for way, did, kib, plain, gpm in (
+            ("transmit", "sent", 138, 202, 61),
+            ("receive", "received", 139, 204, 60),
+        )
+        for reading, rule in (("kibibytes", _NVLINK_KIB), ("bytes", _NVLINK), ("gpm", OF_CHILD))
     ),
     _counter(
         "gpu_nvlink_errors_total",
-        "Errors of NVLink by kind, over all ports unless links are told apart. Absent without NVLink.",
-        "fields 38, 45, 160 to 163, of the fifth generation 206 to 215, else nvmlDeviceGetNvLinkErrorCounter",
-        {"nvlink_errors": _PLAIN},
-        *("link", "kind"),
+        "Errors of NVLink by kind, over all ports. Absent without NVLink.",
+        "fields 38, 45, 52, 59, 160 to 163, of the fifth generation 206 to 215",
+        "nvlink_errors",
+        _PLAIN,
+        "kind",
         by_link=True,
-    ),
-    _gauge(
-        "gpu_fabric_state",
-        "Whether the GPU has joined its NVLink fabric: 1 not begun, 2 under way, 3 done. Absent without a fabric.",
-        "nvmlDeviceGetGpuFabricInfoV().state",
-        "fabric_state",
-    ),
-    _counter(
-        "gpu_c2c_transmit_bytes_total",
-        "Bytes that the GPU sent to a Grace CPU. Absent without one.",
-        "GPM 102 integrated",
-        {"c2c_transmit_gpm": OF_CHILD},
-    ),
-    _counter(
-        "gpu_c2c_receive_bytes_total",
-        "Bytes that the GPU received from a Grace CPU. Absent without one.",
-        "GPM 103 integrated",
-        {"c2c_receive_gpm": OF_CHILD},
     ),
     # Errors that the card's owner should know of.
     _counter(
         "gpu_ecc_errors_total",
         "Memory errors: volatile ones since the driver was loaded, with details also aggregate ones over the card's life. Absent without ECC.",
         "nvmlDeviceGetMemoryErrorCounter",
-        {"ecc_errors": _PLAIN},
+        "ecc_errors",
+        _PLAIN,
         *("kind", "scope", "location"),
-    ),
-    _gauge(
-        "gpu_ecc_mode",
-        "Whether ECC is on. Absent without ECC.",
-        "nvmlDeviceGetEccMode",
-        "ecc_mode",
     ),
     _gauge(
         "gpu_sram_ecc_threshold_exceeded",
@@ -344,31 +314,15 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         "remapped_rows_failed",
     ),
     _gauge(
-        "gpu_retired_pages",
-        "Pages of memory that are no longer used, because of several single bit errors (sbe) or a double bit error (dbe). Absent from Ampere on.",
-        "nvmlDeviceGetRetiredPages",
-        "retired_pages",
-        "kind",
-    ),
-    _gauge(
         "gpu_recovery_action",
         "What the driver wants to be done: 0 nothing, 1 reset the GPU, 2 reboot, 3 drain peer to peer traffic, 4 drain and reset, 5 recover the IMEX domain, 6 reset the bus, 7 reboot the system. Absent on drivers before 565.",
         "field 230",
         "recovery_action",
     ),
-    _gauge(
-        "gpu_mig_mode",
-        "Whether the GPU is divided. Absent where it cannot be.",
-        "nvmlDeviceGetMigMode",
-        "mig_mode",
-    ),
 )
 
-COUNTER_OF = {reading: each for each in GPU_FAMILIES for reading in each.rules}
-"""The family that counts a reading."""
-
 RULES = {
-    **{reading: rule for each in GPU_FAMILIES for reading, rule in each.rules.items()},
+    **{each.reading: each.rule for each in GPU_FAMILIES if each.rule is not None},
     ENERGY_READING: ENERGY_RULE,
     **dict.fromkeys((INTEGRAL_READING, "xids"), OF_CHILD),
 }

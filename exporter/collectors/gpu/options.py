@@ -1,71 +1,107 @@
 """The options of the GPU collector, as they stand in the configuration and as the NVML child is given them.
 
-Used in the sidecar and in the NVML child. Values only.
+Used in the sidecar and in the NVML child; pure. Which GPUs there are to watch also goes by CUDA_VISIBLE_DEVICES, read as
+CUDA reads it: numbers, or the beginnings of UUIDs; the first entry that names no GPU ends the list. Numbers count the GPUs
+that may be used in NVML's order, that of the PCI bus: CUDA's own is the same wherever all GPUs are alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from exporter.config.options import Duration, Glob, Range
+from exporter.config.options import Duration, Glob, Range, option
 
+MOST_GPUS = 64
+"""Of one machine that are watched."""
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+_FEWEST_CHARACTERS = 5  # "GPU-" and a digit
 
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
     """Which GPUs are watched, and how closely."""
 
-    mode: Literal["auto", "required"] = field(
-        default="auto",
-        metadata=_help(
-            "auto: watch what there is. required: the exporter is not ready while NVML does not answer."
-        ),
+    mode: Literal["auto", "required"] = option(
+        "auto",
+        "auto: watch what there is. required: the exporter is not ready while NVML does not answer.",
     )
-    replay: str | None = field(
-        default=None,
-        metadata=_help("A described machine to play in place of NVIDIA's library: its name, or a file."),
+    replay: str | None = option(
+        None, "A described machine to play in place of NVIDIA's library: its name, or a file."
     )
-    include: tuple[Glob, ...] = field(
-        default=(),
-        metadata={
-            "help": "Patterns of the GPUs to watch: NVML's index, UUID, PCI address or model. None means all. Where "
-            "CUDA_VISIBLE_DEVICES names GPUs, they choose among those.",
-            "example": ("GPU-8*", "0"),
-        },
+    include: tuple[Glob, ...] = option(
+        (),
+        "Patterns of the GPUs to watch: NVML's index, UUID, PCI address or model. None means all. Where "
+        "CUDA_VISIBLE_DEVICES names GPUs, they choose among those.",
+        example=("GPU-8*", "0"),
     )
-    exclude: tuple[Glob, ...] = field(
-        default=(), metadata={"help": "Patterns of the GPUs not to watch.", "example": ("*T400*",)}
+    exclude: tuple[Glob, ...] = option((), "Patterns of the GPUs not to watch.", example=("*T400*",))
+    gpm: bool = option(
+        True, "Whether to sample performance counters (SM, tensor and memory activity) from Hopper on."
     )
-    gpm: bool = field(
-        default=True,
-        metadata=_help(
-            "Whether to sample performance counters (SM, tensor and memory activity) from Hopper on."
-        ),
+    details: bool = option(
+        False,
+        "Also aggregate errors and finer kinds of activity, about 10 more series a GPU; and NVML's cost by function.",
     )
-    details: bool = field(
-        default=False,
-        metadata=_help(
-            "Also further limits and clocks, aggregate errors and finer kinds, about 20 more series a GPU; and NVML's cost by function."
-        ),
+    period: Annotated[Duration, Range(0.1, 60)] = option(
+        1.0, "Time between two passes over the GPUs; below a second the slower passes are sped up too."
     )
-    per_link: bool = field(default=False, metadata=_help("Tell NVLinks apart instead of adding them up."))
-    period: Annotated[Duration, Range(0.1, 60)] = field(
-        default=1.0,
-        metadata=_help(
-            "Time between two passes over the GPUs; below a second the slower passes are sped up too."
-        ),
-    )
-    retry: Annotated[Duration, Range(0.1, 3600)] = field(
-        default=30.0, metadata=_help("How often a lost GPU is tried again.")
-    )
-    reprobe: Annotated[Duration, Range(1, 86400)] = field(
-        default=600.0, metadata=_help("When what a GPU does not have is asked for again.")
-    )
+    retry: Annotated[Duration, Range(0.1, 3600)] = option(30.0, "How often a lost GPU is tried again.")
+
+    def choose(self, names: Sequence[str]) -> bool:
+        """Whether a GPU with these names (index, UUID, bus, model) is among those to sample."""
+        return (not self.include or _matches(names, self.include)) and not _matches(names, self.exclude)
 
 
 DEFAULT_OPTIONS = GpuOptions()
 """Watch what there is."""
+
+
+def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict[int, int] | None:
+    """Give the number under which the job sees each GPU.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+        uuids: By place among the GPUs that may be used: the UUID, then those of its instances.
+
+    Returns:
+        The job's number by place; none where the GPUs that the variable names are not there. None where it names no
+        GPU, so that all are taken.
+    """
+    if visible is None or expected_devices(visible) is None:
+        return None
+    numbers: dict[int, int] = {}
+    for place, entry in enumerate(visible.split(",")):
+        index = _index_of(entry.strip(), uuids)
+        if index is None:
+            break
+        numbers.setdefault(index, place)
+    return numbers
+
+
+def expected_devices(visible: str | None) -> int | None:
+    """Count the GPUs that the variable asks for, whether or not they are there; None where it says nothing."""
+    entries = set()
+    for entry in (visible or "").split(","):
+        text = entry.strip()
+        if not (text.isdecimal() or text.startswith(("GPU-", "MIG-"))):
+            break
+        entries.add(text)
+    return len(entries) or None
+
+
+def _index_of(entry: str, uuids: Mapping[int, Sequence[str]]) -> int | None:
+    if entry.isdecimal():
+        return int(entry) if int(entry) in uuids else None
+    # The old spelling of an instance is MIG-GPU-<uuid>/<gi>/<ci>.
+    wanted = entry.removeprefix("MIG-").partition("/")[0] if entry.startswith("MIG-GPU-") else entry
+    if len(wanted) < _FEWEST_CHARACTERS:
+        return None
+    found = {index for index, names in uuids.items() if any(name.startswith(wanted) for name in names)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)

@@ -159,7 +159,7 @@ _MIG = {
 
 SPECS = (
     *STATUS_SPECS,
-    *(each.spec for each in GPU_FAMILIES),
+    *dict.fromkeys(each.spec for each in GPU_FAMILIES),
     *(ENERGY, _XIDS, _XID_TIME, _MIG_INFO),
     *_MIG.values(),
 )
@@ -188,7 +188,6 @@ def gpu_families(
     restarts: Mapping[str, int],
     *,
     expected: int | None = None,
-    per_link: bool = False,
     per_call: bool = True,
     kernel_xids: KernelXids,
 ) -> Collected:
@@ -199,7 +198,6 @@ def gpu_families(
         reason: Why NVML does not answer; "" while it does.
         restarts: By reason, how often its process was started again.
         expected: How many GPUs there should be, if that is known from elsewhere.
-        per_link: Whether NVLinks are told apart.
         per_call: Whether functions of NVML are told apart.
         kernel_xids: What the kernel's log says.
     """
@@ -209,10 +207,7 @@ def gpu_families(
     for gpu in gpus:
         if gpu.down == "":
             for each in GPU_FAMILIES:
-                if each.rules:
-                    _add_counter(block, gpu, each, now=registry.time, per_link=per_link)
-                else:
-                    _add_gauge(block, gpu, each)
+                _add_readings(block, gpu, each)
             for source, joules in gpu.joules().items():
                 block.add(ENERGY, joules, *gpu.labels, source)
             _add_instances(block, gpu)
@@ -249,35 +244,20 @@ def _add_status(
         block.add(_INFO, 1, *gpu.labels, *identity, *driver, str(gpu.index))
 
 
-def _add_gauge(block: _Block, gpu: GpuState, each: GpuFamily) -> None:
-    for reading in each.readings:
-        value = gpu.values.get(reading)
-        if isinstance(value, dict):
-            for label, number in value.items():
-                block.add(each.spec, number, *gpu.labels, *label.split("/"))
-        elif value is not None:
-            block.add(each.spec, value, *gpu.labels)
-
-
-def _add_counter(block: _Block, gpu: GpuState, each: GpuFamily, *, now: float, per_link: bool) -> None:
-    shown = next((reading for reading in each.readings if gpu.values.get(reading) is not None), None)
-    if shown is None:
+def _add_readings(block: _Block, gpu: GpuState, each: GpuFamily) -> None:
+    value = gpu.values.get(each.reading)
+    if value is None:
         return
-    totals: dict[str, float] = {}
-    if len(each.readings) > 1:
-        totals = gpu.chains.get(each.spec.name, {})
-    else:
-        for label, counter in gpu.counters[shown].items():
-            value = counter.value(now)
-            if value or (value is not None and label not in each.rare):
-                totals[label] = value
+    found: dict[str, float | None] = value if isinstance(value, dict) else {"": value}
+    if each.rule is not None:
+        # All that ever counted: a link that went down keeps its part of the sum, which would fall without it.
+        found = {label: counter.value() for label, counter in gpu.counters[each.reading].items()}
     sums: dict[tuple[str, ...], float] = {}
-    for label, total in totals.items():
-        own = tuple(label.split("/")) if len(each.spec.labels) > len(gpu.labels) else ()
-        if each.by_link and not per_link:
-            # A link that went down keeps its part of the sum, which would fall without it.
-            own = ("", *own[1:])
-        sums[own] = sums.get(own, 0) + total
+    for label, number in found.items():
+        if number is None or (not number and label in each.rare):
+            continue
+        own = tuple(label.split("/"))[each.by_link :] if label else ()
+        sums[own] = sums.get(own, 0) + number
     for own, total in sums.items():
         block.add(each.spec, total, *gpu.labels, *own)
 

@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exporter.collectors.gpu.counters import Counter, CounterTotal
-from exporter.collectors.gpu.families import (
-    COUNTER_OF,
-    ENERGY_READING,
-    ENERGY_RULE,
-    INTEGRAL_READING,
-    OF_CHILD,
-    RULES,
-    GpuFamily,
-)
+from exporter.collectors.gpu.families import ENERGY_READING, ENERGY_RULE, INTEGRAL_READING, OF_CHILD, RULES
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 
 POWER_SAMPLES_SECONDS = 30.0
@@ -40,7 +32,6 @@ GpuTotals = Mapping[str, Mapping[str, CounterTotal]]
 
 COUNTER_SOURCE, INTEGRAL_SOURCE = "nvml_counter", "nvml_power"
 
-_ENGINES = {"sm": "sm", "mem": "memory", "enc": "encoder", "dec": "decoder"}
 _FALLBACK, _SHOWN = "fallback_joules|", "shown_joules|"
 
 
@@ -56,7 +47,6 @@ class GpuState:
         identity: What it is.
         values: The latest readings.
         counters: By reading, then by its labels.
-        chains: Totals of families with several sources, by family, then by labels.
         xid_times: By number, when the last one came.
         fallback_joules: Power integrated over time while there is no energy counter; None while there always was.
         shown_joules: The energy so far: what the counter said last, and power integrated since.
@@ -70,7 +60,6 @@ class GpuState:
     identity: Mapping[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, dict[str, Counter]] = field(default_factory=dict)
-    chains: dict[str, dict[str, float]] = field(default_factory=dict)
     xid_times: dict[str, float] = field(default_factory=dict)
     fallback_joules: float | None = None
     shown_joules: float = 0.0
@@ -99,18 +88,15 @@ class GpuState:
         if values.get(ENERGY_READING) is not None:
             self.counter(ENERGY_READING)  # known before power is integrated, which then stands in for nothing
         self._take_power(values.pop("power_samples", None))
-        for reading, value in values.items():
-            if value is None:
-                self.values.pop(reading, None)
-            else:
-                self.values[reading] = value
+        self.values = {name: value for name, value in {**self.values, **values}.items() if value is not None}
         for reading, value in values.items():
             if value is None:
                 continue
             if reading in {ENERGY_READING, INTEGRAL_READING}:
                 self._count_energy(reading, value, time, child, rests=rests)
-            elif reading in COUNTER_OF:
-                self._count(reading, value, time, child)
+            elif reading in RULES:
+                for label, raw in value.items() if isinstance(value, dict) else (("", value),):
+                    self.counter(reading, label).advance(raw, time, child)
         if ENERGY_READING in self.counters:
             since = max(0.0, self._integral - self._integral_at_counter)
             # The counter corrects the integral; a total never falls.
@@ -154,8 +140,6 @@ class GpuState:
             yield _FALLBACK, CounterTotal(self.fallback_joules, 0, 0)
         if self.shown_joules:
             yield _SHOWN, CounterTotal(self.shown_joules, 0, 0)
-        for name, chain in self.chains.items():
-            yield from ((f"{name}|{label}", CounterTotal(total, 0, 0)) for label, total in chain.items())
 
     def resume(self, totals: Mapping[str, CounterTotal], now: float) -> None:
         """Go on from counters that were kept."""
@@ -167,8 +151,6 @@ class GpuState:
                 self.shown_joules = kept.total
             elif name in RULES:
                 self.counter(name, label).resume(kept, now)
-            elif any(name == family.spec.name for family in COUNTER_OF.values()):
-                self.chains.setdefault(name, {})[label] = kept.total
 
     def _take_power(self, samples: tuple[int, list[int], list[int]] | None) -> None:
         """Remember samples: a time in microseconds, then steps of time and milliwatts."""
@@ -196,29 +178,6 @@ class GpuState:
             self.fallback_joules = (self.fallback_joules or 0.0) + grown
         elif reading == ENERGY_READING:
             self._integral_at_counter = self._integral
-
-    def _count(self, reading: str, value: Any, time: float, child: int) -> None:
-        family = COUNTER_OF[reading]
-        for label, raw in value.items() if isinstance(value, dict) else (("", value),):
-            counter = self.counter(reading, label)
-            grown = counter.advance(raw, time, child)
-            if len(family.readings) > 1 and reading == self._chosen(family):
-                chain = self.chains.setdefault(family.spec.name, {})
-                if label in chain:
-                    chain[label] += grown * counter.rule.scale
-                else:  # the first number of the first source is where the family begins
-                    chain[label] = counter.total * counter.rule.scale
-
-    def _chosen(self, family: GpuFamily) -> str:
-        """The reading that counts, of those of a family that the GPU offers."""
-        offered = [reading for reading in family.readings if self.values.get(reading) is not None]
-        # A register that has wrapped between two looks may have done so more than once.
-        sound = [
-            reading
-            for reading in offered
-            if not any("wrap" in counter.resets for counter in self.counters.get(reading, {}).values())
-        ]
-        return (sound or offered)[0]
 
     @property
     def _integral(self) -> float:
@@ -304,7 +263,7 @@ class GpuRegistry:
                 gpu=str(gpu.number),
                 uuid=gpu.uuid,
                 memory_bytes=about.get("memory"),
-                ratios={name: about[engine] for engine, name in _ENGINES.items() if engine in about},
+                ratios={"sm": about["sm"]} if "sm" in about else {},
             )
             for gpu in self.gpus.values()
             for pid, about in (gpu.values.get("processes") or {}).items()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.collectors.gpu.child_process import Heard, NvmlChild
-from exporter.collectors.gpu.nvml.protocol import ProtocolError
+from exporter.collectors.gpu.nvml import ProtocolError
 
 STARTING, RELEASED = "starting", "released"
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from exporter.collectors.gpu.nvml import encode, messages
 from exporter.collectors.gpu.nvml.device import LibraryDownError
 from exporter.collectors.gpu.nvml.events import Events
 from exporter.collectors.gpu.nvml.library import CallFailedError, Library
-from exporter.collectors.gpu.nvml.protocol import encode, messages
 from exporter.collectors.gpu.nvml.sampler import RestartError, Sampler
 from exporter.collectors.gpu.options import GpuOptions
 

@@ -1,15 +1,17 @@
-"""One GPU, what is known of each thing that can be asked of it, and what it is.
+"""One GPU, what is known of each thing that can be asked of it, and its numbers in base units.
 
-Used in the NVML child, by the thread that samples. A question has a name (`power`, `field.186`). What is unsupported or
+Used in the NVML child, by the thread that samples. A question has a name (`power`, `field.82`). What is unsupported or
 forbidden is not asked again for ten minutes, since some calls take a millisecond to say no; what failed is asked the
-next time. A GPU that is lost is no state of a question: `DeviceDownError` ends the whole pass over it.
+next time. A GPU that is lost is no state of a question: `DeviceDownError` ends the whole pass over it. A driver in trouble
+returns sentinels, all ones, and numbers of a structure that it did not fill: what cannot be is refused with
+`GarbageError`; each bound is far above what hardware of the next years can reach.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
-from math import isfinite
+from collections.abc import Callable, Iterable, Mapping
+from math import inf, isfinite
 from typing import Any
 
 from exporter.collectors.gpu.nvml.library import (
@@ -21,7 +23,6 @@ from exporter.collectors.gpu.nvml.library import (
     Library,
     name_of,
 )
-from exporter.collectors.gpu.nvml.units import BEYOND_COUNTING, GarbageError, count, small
 
 Out = dict[str, Any]
 """Readings by name; None for what is absent now."""
@@ -43,6 +44,19 @@ Field = int | tuple[int, int]
 _FIELDS_CALL = "nvmlDeviceGetFieldValues"
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _LONGEST_TEXT = 128
+_REPROBE_SECONDS = 600.0
+
+_ALL_ONES = frozenset({0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
+
+_BEYOND_COUNTING = (1 << 64) - (1 << 32)
+"""All ones, also as a float, and what is left of them after an addition; no counter gets there."""
+
+_OVERSHOOT_PERCENT = 150.0
+"""Averages of the driver exceed 100 by a little; more is not a percentage."""
+
+
+class GarbageError(ValueError):
+    """A number that cannot be what it is said to be."""
 
 
 class DownError(Exception):
@@ -68,7 +82,6 @@ class Device:
         library: Of the thread that samples.
         handle: NVML's.
         index: NVML's.
-        uuid: NVML's.
         reprobe_seconds: When to ask again for what was not there.
 
     Attributes:
@@ -78,12 +91,11 @@ class Device:
     """
 
     def __init__(
-        self, library: Library, handle: Any, *, index: int = 0, uuid: str = "", reprobe_seconds: float
+        self, library: Library, handle: Any, *, index: int = 0, reprobe_seconds: float = _REPROBE_SECONDS
     ) -> None:
         self.library = library
         self.handle = handle
         self.index = index
-        self.uuid = uuid
         self.now = 0.0
         self.answered = 0
         self.last_error = ""
@@ -127,8 +139,15 @@ class Device:
         value = made()
         return None if self.ask(item, call, ctypes.byref(value)) is None else value
 
-    def fields(self, wanted: Iterable[Field]) -> dict[Field, float]:
-        """Read field values in one call, which costs the sum of its members; those that have a value now, as they are."""
+    def fields(self, wanted: Mapping[Field, Callable[[Any], Any]]) -> dict[Field, Any]:
+        """Read field values in one call, which costs the sum of its members.
+
+        Args:
+            wanted: What makes the value of each field's number; raises GarbageError.
+
+        Returns:
+            Those that have a value now.
+        """
         asked = [field for field in wanted if not self.lacks(field_item(field))]
         if not asked:
             return {}
@@ -138,32 +157,22 @@ class Device:
             for field in asked:
                 self.fail(field_item(field), _FIELDS_CALL, failure.error)
             return {}
-        found: dict[Field, float] = {}
+        found: dict[Field, Any] = {}
         for field, value in zip(asked, values, strict=False):
             error = member_error(value.nvmlReturn) if value.nvmlReturn else ""
-            number = None if error else _number_of(value)
-            if number is None:
-                self.fail(field_item(field), _FIELDS_CALL, error or GARBAGE)
-            else:
-                self.answered += 1
-                found[field] = number
+            try:
+                if not error:
+                    found[field] = wanted[field](_number_of(value))
+                    self.answered += 1
+            except GarbageError:
+                error = GARBAGE
+            if error:
+                self.fail(field_item(field), _FIELDS_CALL, error)
         return found
 
     def counts(self, wanted: Iterable[Field]) -> dict[Field, int]:
         """Read field values that are counters or numbers of things."""
-        found = {
-            field: self.converted(field, number, lambda raw: count(int(raw)))
-            for field, number in self.fields(wanted).items()
-        }
-        return {field: value for field, value in found.items() if value is not None}
-
-    def converted(self, field: Field, number: float, convert: Callable[[Any], Any]) -> Any:
-        """Convert a field's value; None where it cannot be."""
-        try:
-            return convert(number)
-        except GarbageError:
-            self.fail(field_item(field), _FIELDS_CALL, GARBAGE)
-            return None
+        return self.fields(dict.fromkeys(wanted, lambda raw: count(int(raw))))
 
     def lacks(self, item: str) -> bool:
         """Whether this GPU does not have it, or not for us, as far as was asked lately."""
@@ -197,7 +206,6 @@ class Device:
         """What it is, as texts for labels; what it does not tell is an empty text."""
         ask = self.ask
         architecture = ask("architecture", "nvmlDeviceGetArchitecture", convert=small)
-        capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability", convert=_version)
         found = {
             "name": ask("name", "nvmlDeviceGetName", convert=_text),
             "pci_bus_id": ask("pci", "nvmlDeviceGetPciInfo", convert=lambda info: _text(info.busId)),
@@ -206,7 +214,9 @@ class Device:
             "board": ask("board", "nvmlDeviceGetBoardPartNumber", convert=_text),
             "minor": ask("minor", "nvmlDeviceGetMinorNumber", convert=small),
             "numa_node": ask("numa_node", "nvmlDeviceGetNumaNodeId", convert=small),
-            "compute_capability": capability,
+            "compute_capability": ask(
+                "compute_capability", "nvmlDeviceGetCudaComputeCapability", convert=_version
+            ),
             "architecture": None if architecture is None else ARCHITECTURES.get(architecture, "other"),
         }
         return {name: "" if value is None else str(value) for name, value in found.items()}
@@ -224,13 +234,13 @@ def field_item(field: Field) -> str:
     return f"field.{field[0]}.{field[1]}" if isinstance(field, tuple) else f"field.{field}"
 
 
-def _number_of(value: Any) -> float | None:
-    """The member of NVML's value union that its type code names; None where that is no number."""
+def _number_of(value: Any) -> float:
+    """The member of NVML's value union that its type code names; raises GarbageError where that is no number."""
     kind = value.valueType
-    if not 0 <= kind < len(_UNION_MEMBERS):
-        return None
-    number: float = getattr(value.value, _UNION_MEMBERS[kind])
-    return number if isfinite(number) and abs(number) < BEYOND_COUNTING else None
+    number: float = getattr(value.value, _UNION_MEMBERS[kind]) if 0 <= kind < len(_UNION_MEMBERS) else inf
+    if not isfinite(number) or abs(number) >= _BEYOND_COUNTING:
+        raise GarbageError(number)
+    return number
 
 
 def _text(text: Any) -> str:
@@ -241,3 +251,64 @@ def _text(text: Any) -> str:
 def _version(pair: Any) -> str:
     major, minor = pair
     return f"{small(major)}.{small(minor)}"
+
+
+def count(number: int) -> int:
+    """Check a counter."""
+    if not isinstance(number, int) or not 0 <= number < _BEYOND_COUNTING:
+        raise GarbageError(number)
+    return number
+
+
+def small(number: int) -> int:
+    """Check a number of things, a mode or a generation: from 0 to 2^31 - 2."""
+    if not isinstance(number, int) or not 0 <= number < 0x7FFFFFFF:
+        raise GarbageError(number)
+    return number
+
+
+def flag(number: int) -> int:
+    """Check a 0 or 1."""
+    if number not in (0, 1):
+        raise GarbageError(number)
+    return number
+
+
+def ratio(percent: float) -> float:
+    """Percent into 0 to 1."""
+    if not isfinite(percent) or not -0.5 <= percent <= _OVERSHOOT_PERCENT:
+        raise GarbageError(percent)
+    return min(max(percent / 100, 0.0), 1.0)
+
+
+def watts(milliwatts: float) -> float:
+    """Milliwatts into watts, below 100 kW."""
+    return _within(milliwatts, 0, 1e8) / 1000
+
+
+def temperature(degrees: float) -> float:
+    """Check a temperature in degrees Celsius; -1 is all ones, which NVML gives for one that it does not have."""
+    if degrees == -1:
+        raise GarbageError(degrees)
+    return celsius(degrees)
+
+
+def celsius(degrees: float) -> float:
+    """Check a temperature, or a distance between two: -300 to 300."""
+    return float(_within(degrees, -300, 300))
+
+
+def hertz(megahertz: float) -> float:
+    """Megahertz into hertz, below 100 GHz."""
+    return _within(megahertz, 0, 1e5) * 1e6
+
+
+def size(number: int) -> int:
+    """Check a number of bytes, below 1 PiB."""
+    return int(_within(number, 0, 1 << 50))
+
+
+def _within(number: float, least: float, most: float) -> float:
+    if number in _ALL_ONES or not isfinite(number) or not least <= number <= most:
+        raise GarbageError(number)
+    return number

@@ -1,4 +1,4 @@
-"""Events that the driver pushes: Xids, and that the instances of a GPU have changed.
+"""Events that the driver pushes: Xids.
 
 Used in the NVML child. One thread waits for them, the only one besides the sampler's that calls NVML; it asks for
 nothing else. On a virtual clock there is no thread: the sampler polls. A GPU that is lost makes every wait for the set
@@ -18,7 +18,6 @@ from exporter.collectors.gpu.nvml.device import Device, DeviceDownError
 from exporter.collectors.gpu.nvml.library import DEVICE_DOWN, CallFailedError, Library
 
 XID = 0x8
-MIG_CONFIG = 0x100
 _WAIT_MILLISECONDS = 1000
 _PAUSE_SECONDS = 1.0
 _MOST_XIDS = 200
@@ -36,10 +35,9 @@ class Events:
     def __init__(self, library: Library, *, wall: Callable[[], float]) -> None:
         self.library = library
         self._wall = wall
-        self._lock = threading.Lock()  # guards the next three
+        self._lock = threading.Lock()  # guards the next two
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
-        self._mig_changed: set[int] = set()
         self._set: Any = None
         self._in_set: set[int] = set()
         self._failed = False  # there are no events on this machine
@@ -81,13 +79,6 @@ class Events:
         with self._lock:
             return dict(self._xids.get(index, {}))
 
-    def mig_changed(self, index: int) -> bool:
-        """Whether the instances of a GPU have changed since this was asked."""
-        with self._lock:
-            changed = index in self._mig_changed
-            self._mig_changed.discard(index)
-            return changed
-
     def _create(self, library: Library) -> Any:
         try:
             return library.call("nvmlEventSetCreate")
@@ -97,11 +88,10 @@ class Events:
 
     def _register(self, device: Device, event_set: Any) -> None:
         supported = device.ask("events", "nvmlDeviceGetSupportedEventTypes")
-        mask = (supported or 0) & (XID | MIG_CONFIG)  # any unsupported bit makes the whole registration fail
-        if not mask:
+        if not (supported or 0) & XID:  # an unsupported bit makes the whole registration fail
             return
         try:
-            device.library.call("nvmlDeviceRegisterEvents", device.handle, mask, event_set)
+            device.library.call("nvmlDeviceRegisterEvents", device.handle, XID, event_set)
         except CallFailedError as failure:
             device.fail("events.registration", failure.call, failure.error)
             return
@@ -129,17 +119,11 @@ class Events:
             return failure.error
         with self._lock:
             index = self._indices.get(_address(event.device))
-            if index is not None:
-                self._count(index, event.eventType, event.eventData)
+            if index is not None and event.eventType == XID:
+                xids, xid = self._xids.setdefault(index, {}), str(event.eventData)
+                if xid in xids or len(xids) < _MOST_XIDS:
+                    xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._wall())
         return ""
-
-    def _count(self, index: int, kind: int, data: int) -> None:
-        if kind == XID:
-            xids = self._xids.setdefault(index, {})
-            if str(data) in xids or len(xids) < _MOST_XIDS:
-                xids[str(data)] = (xids.get(str(data), (0, 0.0))[0] + 1, self._wall())
-        elif kind == MIG_CONFIG:
-            self._mig_changed.add(index)
 
 
 def _address(handle: Any) -> int:

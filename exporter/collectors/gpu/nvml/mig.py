@@ -1,7 +1,7 @@
 """The instances of a GPU that is divided (MIG).
 
-Used in the NVML child. Which instances there are is asked every minute, and when the driver says that it has changed;
-their memory and activity more often. What a whole GPU knows about utilisation it does not know while it is divided.
+Used in the NVML child. Which instances there are is asked every minute, and when one no longer answers; their memory and
+activity more often. What a whole GPU knows about utilisation it does not know while it is divided.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, Out
-from exporter.collectors.gpu.nvml.gpm import Metrics
+from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, Out, flag, small
+from exporter.collectors.gpu.nvml.integrals import Metrics
 from exporter.collectors.gpu.nvml.library import CallFailedError
 from exporter.collectors.gpu.nvml.readings import MEMORY, ask
-from exporter.collectors.gpu.nvml.units import flag, small
 
 _MOST_INSTANCES = 16
 _SM_ACTIVITY = 2
+_REPROBE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class Instance:
-    """A compute instance, whose questions `asker` asks; `known` while its memory can be read."""
+    """A compute instance, of which a device can be asked; `known` while its memory can be read."""
 
-    asker: Device
+    device: Device
+    uuid: str
     gpu_instance: int
     compute_instance: int
     profile: str
@@ -45,16 +46,13 @@ class Mig:
         self._metrics: dict[int, Metrics] = {}  # by GPU instance, and what they said last
         self._sm_activity: dict[int, float | None] = {}
 
-    def find(self, out: Out) -> None:
+    def find(self) -> None:
         """See which instances there are."""
-        before = self._uuids_by_number()
+        before = self.uuids()
         mode = self._device.ask("mig_mode", "nvmlDeviceGetMigMode", convert=lambda pair: flag(pair[0]))
-        out["mig_mode"] = mode
         self._instances, self.changed = list(self._found()) if mode else [], False
-        now = self._uuids_by_number()
-        for number in [each for each in self._metrics if before.get(each) != now.get(each)]:
-            self._metrics.pop(number).free()
-            self._sm_activity.pop(number, None)
+        if self.uuids() != before:
+            self.free()
 
     def read(self, out: Out) -> None:
         """Read the memory of the instances, and put all about them together."""
@@ -65,9 +63,8 @@ class Mig:
         # One without a compute instance is not among them; NVML would refuse it.
         for number in {instance.gpu_instance for instance in self._instances}:
             if number not in self._metrics:
-                self._metrics[number] = Metrics(
-                    self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number
-                )
+                made = Metrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
+                self._metrics[number] = made
             found = self._metrics[number].read((_SM_ACTIVITY,))
             if found is not None:
                 activity = self._metrics[number].ratios(found)
@@ -75,7 +72,7 @@ class Mig:
 
     def uuids(self) -> list[str]:
         """Name the instances."""
-        return [instance.asker.uuid for instance in self._instances]
+        return [instance.uuid for instance in self._instances]
 
     def free(self) -> None:
         """Give NVML's memory back."""
@@ -83,12 +80,6 @@ class Mig:
             metrics.free()
         self._metrics.clear()
         self._sm_activity.clear()
-
-    def _uuids_by_number(self) -> dict[int, list[str]]:
-        found: dict[int, list[str]] = {}
-        for each in self._instances:
-            found.setdefault(each.gpu_instance, []).append(each.asker.uuid)
-        return found
 
     def _found(self) -> Iterator[Instance]:
         device = self._device
@@ -100,26 +91,29 @@ class Mig:
                 if failure.error not in {"not_found", "invalid_argument"}:
                     device.fail("mig.handle", failure.call, failure.error)
                 continue
-            asker = Device(device.library, handle, index=device.index, reprobe_seconds=60.0)
-            asker.now = device.now
+            part = Device(device.library, handle, index=device.index, reprobe_seconds=_REPROBE_SECONDS)
+            part.now = device.now
             try:
-                instance = _identify(asker)
+                uuid = part.ask("uuid", "nvmlDeviceGetUUID", convert=str)
+                gpu_instance = part.ask("gi", "nvmlDeviceGetGpuInstanceId", convert=small)
+                compute_instance = part.ask("ci", "nvmlDeviceGetComputeInstanceId", convert=small)
+                name = part.ask("name", "nvmlDeviceGetName", convert=str) or ""
             except DeviceDownError:  # it was taken apart in this moment; the whole is judged by its own calls
                 continue
-            if instance is not None:
-                yield instance
+            if uuid is not None and gpu_instance is not None and compute_instance is not None:
+                profile = name.partition(" MIG ")[2][:32]
+                yield Instance(part, uuid, gpu_instance, compute_instance, profile)
 
     def _describe(self, instance: Instance) -> dict[str, Any]:
-        asker = instance.asker
-        asker.now = self._device.now
+        instance.device.now = self._device.now
         try:
-            total, used = ask(asker, MEMORY) or (None, None)
+            total, used = ask(instance.device, MEMORY) or (None, None)
         except DeviceDownError:
             total = used = None
         self.changed |= instance.known and total is None
         instance.known = total is not None
         return {
-            "uuid": asker.uuid,
+            "uuid": instance.uuid,
             "gi": instance.gpu_instance,
             "ci": instance.compute_instance,
             "profile": instance.profile,
@@ -127,14 +121,3 @@ class Mig:
             "memory_used": used,
             "sm": self._sm_activity.get(instance.gpu_instance),
         }
-
-
-def _identify(asker: Device) -> Instance | None:
-    uuid = asker.ask("uuid", "nvmlDeviceGetUUID")
-    gpu_instance = asker.ask("gi", "nvmlDeviceGetGpuInstanceId", convert=small)
-    compute_instance = asker.ask("ci", "nvmlDeviceGetComputeInstanceId", convert=small)
-    if not isinstance(uuid, str) or gpu_instance is None or compute_instance is None:
-        return None
-    asker.uuid = uuid
-    name = asker.ask("name", "nvmlDeviceGetName", convert=str) or ""
-    return Instance(asker, gpu_instance, compute_instance, name.partition(" MIG ")[2][:32])

@@ -1,8 +1,8 @@
-"""What a GPU is asked by a call or a field value, as tables: a row is a question, with its tier.
+"""What a GPU is asked by a call or a field value, as tables: a row is a question, with its tier. And its processes.
 
 Used in the NVML child. Readings leave in base units, counters as NVML gives them (nanoseconds): the sidecar adds them
-up. What costs more than microseconds, or changes when somebody sets it, is in a slower tier. Links, sample buffers,
-performance counters, processes and instances have files of their own.
+up. What costs more than microseconds, or changes when somebody sets it, is in a slower tier. Process ids are those of the
+host's namespace, as the driver knows no other; they go to the sidecar as values and never become labels.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import Device, Out
-from exporter.collectors.gpu.nvml.units import (
+from exporter.collectors.gpu.nvml.device import (
+    Device,
     GarbageError,
+    Out,
     celsius,
     count,
     flag,
@@ -24,6 +25,7 @@ from exporter.collectors.gpu.nvml.units import (
     temperature,
     watts,
 )
+from exporter.collectors.gpu.nvml.library import GARBAGE, CallFailedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,13 @@ MEMORY_V2 = 0x02000028
 """The version of NVML's structure that tells apart what the driver reserves."""
 
 _MOST_ACTIONS = 64
+_MOST_FANS = 8
+
+_PROCESS_UTILIZATION = "nvmlDeviceGetProcessUtilization"
+_MOST_PROCESSES = 256
+_LONGEST_SAMPLE_SECONDS = 5.0
+_LARGEST_PID = 1 << 22
+"""Of Linux; a driver whose structure differs from the binding's (535.43, 535.86) gives others."""
 
 
 def _rates(rates: Any) -> tuple[float, ...]:
@@ -61,10 +70,6 @@ def _rates(rates: Any) -> tuple[float, ...]:
 
 def _memory(info: Any) -> tuple[int, ...]:
     return size(info.total), size(info.used)
-
-
-def _first_flag(pair: Any) -> int:
-    return flag(pair[0])
 
 
 def _rows(rows: Any) -> tuple[Any, ...]:
@@ -90,8 +95,9 @@ MEMORY = Question(
 FAST = (
     Question(("utilization", "bandwidth_utilization"), "nvmlDeviceGetUtilizationRates", _rates),
     MEMORY,
+    Question("power", "nvmlDeviceGetPowerUsage", watts),
 )
-"""Every pass; with the power, which has two sources (`read_power`)."""
+"""Every pass."""
 
 CLOSE = (
     Question(
@@ -102,12 +108,8 @@ CLOSE = (
         "gpu",
         before=("nvmlDeviceGetTemperature", 0),
     ),
-    *(
-        Question(
-            "clock", "nvmlDeviceGetClockInfo", hertz, (number,), name, details=name in {"graphics", "video"}
-        )
-        for number, name in enumerate(("graphics", "sm", "memory", "video"))
-    ),
+    Question("clock", "nvmlDeviceGetClockInfo", hertz, (1,), "sm"),
+    Question("clock", "nvmlDeviceGetClockInfo", hertz, (2,), "memory"),
 )
 """With the sample buffers, every 2 s."""
 
@@ -122,17 +124,7 @@ MEDIUM = (
 SLOW = (
     Question("power_limit", "nvmlDeviceGetEnforcedPowerLimit", watts, label="enforced"),
     Question("power_limit", "nvmlDeviceGetPowerManagementDefaultLimit", watts, label="default"),
-    *(
-        Question(
-            "temperature_threshold",
-            "nvmlDeviceGetTemperatureThreshold",
-            temperature,
-            (number,),
-            name,
-            details=name != "slowdown",
-        )
-        for number, name in enumerate(("shutdown", "slowdown", "mem_max", "gpu_max"))
-    ),
+    Question("temperature_threshold", "nvmlDeviceGetTemperatureThreshold", temperature, (1,), "slowdown"),
     *(
         Question(
             "ecc_errors",
@@ -146,13 +138,8 @@ SLOW = (
         for scope_number, scope in enumerate(("volatile", "aggregate"))
         for location, location_number in (("dram", 2), ("sram", 7))
     ),
-    Question("ecc_mode", "nvmlDeviceGetEccMode", _first_flag),
     Question(
         ("remapped_rows", "remapped_rows_pending", "remapped_rows_failed"), "nvmlDeviceGetRemappedRows", _rows
-    ),
-    *(
-        Question("retired_pages", "nvmlDeviceGetRetiredPages", len, (number,), name)
-        for number, name in enumerate(("sbe", "dbe"))
     ),
     Question("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", label="current"),
     Question("pcie_generation", "nvmlDeviceGetMaxPcieLinkGeneration", label="max"),
@@ -192,13 +179,9 @@ def throttle_fields(driver_version: str) -> dict[int, str]:
 
 def read(device: Device, questions: tuple[Question, ...], out: Out) -> None:
     """Ask all questions of a tier; what has no answer now is None."""
-    values = device.fields([each.source for each in questions if isinstance(each.source, int)])
+    values = device.fields({each.source: each.convert for each in questions if isinstance(each.source, int)})
     for each in questions:
-        if isinstance(each.source, int):
-            number = values.get(each.source)
-            answer = None if number is None else device.converted(each.source, number, each.convert)
-        else:
-            answer = ask(device, each)
+        answer = values.get(each.source) if isinstance(each.source, int) else ask(device, each)
         if isinstance(each.reading, tuple):
             out.update(zip(each.reading, answer or (None,) * len(each.reading), strict=True))
         elif not each.label:
@@ -218,14 +201,6 @@ def ask(device: Device, question: Question) -> Any:
     return answer
 
 
-def read_power(device: Device, out: Out) -> None:
-    """Read the power; from a field where there is no call for it."""
-    out["power"] = device.ask("power", "nvmlDeviceGetPowerUsage", convert=watts)
-    if out["power"] is None and device.lacks("power"):
-        found = device.fields((185,)).get(185)
-        out["power"] = None if found is None else device.converted(185, found, watts)
-
-
 def read_throttling(device: Device, fields: dict[int, str], out: Out) -> None:
     """Read for how long which reason held the clocks back."""
     found = device.counts(fields)
@@ -236,7 +211,9 @@ def read_fans(device: Device, out: Out) -> None:
     """Read how fast each fan is meant to turn."""
     call = "nvmlDeviceGetFanSpeed_v2"
     fans = device.ask("fans", "nvmlDeviceGetNumFans", convert=small) or 0
-    speeds = {str(fan): device.ask(f"fan.{fan}", call, fan, convert=ratio) for fan in range(min(fans, 8))}
+    speeds = {
+        str(fan): device.ask(f"fan.{fan}", call, fan, convert=ratio) for fan in range(min(fans, _MOST_FANS))
+    }
     out["fan_speed"] = {fan: speed for fan, speed in speeds.items() if speed is not None} or None
 
 
@@ -246,3 +223,73 @@ def read_sram(device: Device, out: Out) -> None:
         "sram_threshold", "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t"
     )
     out["sram_threshold"] = None if status is None else int(status.bThresholdExceeded != 0)
+
+
+def _memories(processes: Any) -> dict[int, int | None]:
+    """Memory by process id; None where the driver does not tell it (some MIG modes, vGPU)."""
+    found: dict[int, int | None] = {}
+    for process in processes:
+        if process.pid > _LARGEST_PID:
+            raise GarbageError(process.pid)
+        used = process.usedGpuMemory
+        if used is not None:
+            used = size(used)
+        before = found.get(process.pid)
+        # On a MIG GPU a process is listed once for each instance that it uses.
+        found[process.pid] = used if before is None else before + (used or 0)
+    return found
+
+
+_RUNNING = Question(
+    "processes",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    _memories,
+    before=("nvmlDeviceGetComputeRunningProcesses_v2",),
+)
+
+
+class Processes:
+    """Which processes compute on a GPU, their memory on it, and how busy they keep it."""
+
+    def __init__(self) -> None:
+        self._last = 0  # driver's time of the newest sample, µs
+
+    def read(self, device: Device, *, wall: float, out: Out) -> None:
+        """Read who is there, and what each did since the last time."""
+        running = ask(device, _RUNNING)
+        out["processes"] = out["processes_running"] = None
+        if running is None:
+            return
+        out["processes_running"] = len(running)
+        busy = self._utilization(device, wall=wall)
+        out["processes"] = {
+            str(pid): {"memory": memory, **({"sm": busy[pid]} if pid in busy else {})}
+            for pid, memory in list(running.items())[:_MOST_PROCESSES]
+        }
+
+    def _utilization(self, device: Device, *, wall: float) -> dict[int, float]:
+        item = "processes.utilization"
+        if device.lacks(item):
+            return {}
+        # With 0 the driver gives a last, stale sample of every process it remembers.
+        since = self._last or int((wall - _LONGEST_SAMPLE_SECONDS) * 1e6)
+        try:
+            samples = device.library.call(_PROCESS_UTILIZATION, device.handle, since)
+        except CallFailedError as failure:
+            # Nothing new: some drivers say so by success with no samples, of which the binding makes an error.
+            if failure.error not in {"success", "not_found"}:
+                device.fail(item, failure.call, failure.error)
+            return {}
+        found: dict[int, list[float]] = {}
+        future = int((wall + _LONGEST_SAMPLE_SECONDS) * 1e6)
+        for sample in samples:
+            if not since < sample.timeStamp <= future:
+                continue
+            try:
+                found.setdefault(sample.pid, []).append(ratio(sample.smUtil))
+            except GarbageError:
+                device.library.count_error(_PROCESS_UTILIZATION, GARBAGE)
+            self._last = max(self._last, sample.timeStamp)
+        if self._last > future:  # the wall clock was set back
+            self._last = 0
+        return {pid: sum(ratios) / len(ratios) for pid, ratios in found.items() if ratios}

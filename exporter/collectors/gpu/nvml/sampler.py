@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.collectors.gpu.nvml import readings
-from exporter.collectors.gpu.nvml.buffers import Buffers
 from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, DownError, LibraryDownError, Out
 from exporter.collectors.gpu.nvml.events import Events
-from exporter.collectors.gpu.nvml.gpm import Gpm
+from exporter.collectors.gpu.nvml.integrals import Buffers, Gpm, Totals
 from exporter.collectors.gpu.nvml.library import GARBAGE, LIBRARY_DOWN, CallFailedError, Library
 from exporter.collectors.gpu.nvml.links import Links
 from exporter.collectors.gpu.nvml.mig import Mig
-from exporter.collectors.gpu.nvml.processes import Processes
-from exporter.collectors.gpu.nvml.visible import MOST_GPUS, is_chosen, job_numbers
-from exporter.collectors.gpu.options import GpuOptions
+from exporter.collectors.gpu.options import MOST_GPUS, GpuOptions, job_numbers
 
 FAST, CLOSE, ACTIVITY, MEDIUM, SLOW = "fast", "close", "activity", "medium", "slow"
 
@@ -65,13 +62,14 @@ class Attached:
             tier: tuple(each for each in questions if options.details or not each.details)
             for tier, questions in QUESTIONS.items()
         }
-        self._buffers = Buffers(device, self._periods[CLOSE])
-        self._gpm = Gpm(device, options)
-        self._links = Links(device, options)
-        self._processes = Processes()
+        totals: Totals = {}
+        self._buffers = Buffers(device, self._periods[CLOSE], totals)
+        self._gpm = Gpm(device, options, totals)
+        self._links = Links(device)
+        self._processes = readings.Processes()
         self._due = dict.fromkeys(PERIODS, now)
 
-    def read(self, now: float, wall: float, *, mig_changed: bool) -> Out:
+    def read(self, now: float, wall: float) -> Out:
         """Make a pass; gives what it read.
 
         Raises:
@@ -81,16 +79,15 @@ class Attached:
         device.now, device.answered, device.last_error = now, 0, ""
         out: Out = {}
         readings.read(device, self._questions[FAST], out)
-        readings.read_power(device, out)
         if device.answered == 0 and device.last_error != GARBAGE:
             # Not one of these calls has an answer: if it is not lost, the handle is stale.
             raise DeviceDownError(device.last_error or "invalid_argument")
-        looked = self._is_due(SLOW, now) or mig_changed or self.mig.changed
+        looked = self._is_due(SLOW, now) or self.mig.changed
         if looked:  # first of all: others go by what is found here
             readings.read(device, self._questions[SLOW], out)
             readings.read_sram(device, out)
             self._links.read_slow(out)
-            self.mig.find(out)
+            self.mig.find()
         medium = self._is_due(MEDIUM, now)
         # Always with the energy counter, which the integral of power goes on from.
         if self._is_due(CLOSE, now) or medium:
@@ -104,6 +101,8 @@ class Attached:
             self._gpm.read(out)
             if self._options.gpm:
                 self.mig.sample()
+            if self._links.traffic:  # counted by the links themselves
+                out.update(nvlink_transmit_gpm=None, nvlink_receive_gpm=None)
         if active or looked:
             self.mig.read(out)
         if medium:
@@ -259,8 +258,7 @@ class Sampler:
         attached = slot.attached
         if attached is not None:
             try:
-                changed = self._events.mig_changed(slot.index)
-                entry["values"] = attached.read(now, wall, mig_changed=changed)
+                entry["values"] = attached.read(now, wall)
                 if not attached.told:
                     entry["identity"] = attached.device.identity()
                     attached.told = True
@@ -291,13 +289,7 @@ class Sampler:
         finally:
             self._library.subject = None
         slot.uuid, slot.down, slot.tried = str(uuid), "", 0
-        device = Device(
-            self._library,
-            handle,
-            index=slot.index,
-            uuid=slot.uuid,
-            reprobe_seconds=self._options.reprobe,
-        )
+        device = Device(self._library, handle, index=slot.index)
         device.now = now
         slot.attached = Attached(device, self._options, self._throttling, now=now)
         try:
@@ -325,7 +317,7 @@ class Sampler:
             uuids[place] = [slot.uuid]
             if self._visible and "MIG-" in self._visible and slot.attached is not None:
                 try:
-                    slot.attached.mig.find({})
+                    slot.attached.mig.find()
                     uuids[place] += slot.attached.mig.uuids()
                 except DeviceDownError as error:
                     self._lose(slot, error.reason, now)
@@ -349,8 +341,7 @@ class Sampler:
         except DeviceDownError as error:
             self._lose(slot, error.reason, now)
             return
-        names = (str(slot.index), slot.uuid, identity["pci_bus_id"], identity["name"])
-        if not is_chosen(names, options.include, options.exclude):
+        if not options.choose((str(slot.index), slot.uuid, identity["pci_bus_id"], identity["name"])):
             self._selected.discard(slot.index)
 
     def _look_for_change(self) -> None:
