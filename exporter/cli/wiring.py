@@ -95,6 +95,7 @@ class Wiring:
                 gpu_use=self._gpu_use,
                 alive=self._alive,
                 work=lambda: jobs.work,
+                power=lambda after: {} if self.gpu is None else self.gpu.power_samples(after),
             ),
             self._pages,
             self._lock,

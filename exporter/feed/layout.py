@@ -53,7 +53,8 @@ and that of a process that tells of its training (`TrainingReading`, field by fi
 
     "training":{"facts":[[name, value], ...],"phase":"forward","phases":{"init":1.5,"forward":0.25},"loop":1,
     "steps":3,"segments":[[loop, first step, last step, seconds], ...],"finished":false,"failure":"",
-    "timeline":[[end of a bin, [[phase, seconds], ...]], ...],"phase_since":1700000060.0,"work_seconds":0.25,
+    "history_until":51234.56,"history_phases":["forward","backward"],"history":[0,125000,1,240000,0,95000],
+    "phase_since":1700000060.0,"work_seconds":0.25,
     "open_seconds":0.0,"failed_seconds":0.0,"committed_seconds":0.0,"first_step":0,"step":3}
 """
 

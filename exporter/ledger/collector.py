@@ -34,6 +34,7 @@ from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.ledger.admission import Admission, StatFamilies
 from exporter.ledger.energy.attribution import ProcessWork, WorkUse
+from exporter.ledger.energy.measured import gone_on
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, run_info_families
 from exporter.ledger.goodput import families as goodput_families
@@ -229,12 +230,14 @@ class JobCollector:
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
         """Tell what the processes do, for whoever divides energy by it."""
-        processes = [
-            ProcessWork(who.run, who.rank, who.id, training.phases, devices.alone(pids.get(who.id)))
-            for each in slots
-            for who, training in [(each.process.identity, each.process.training)]
-            if training is not None and each.process.living and who.rank is not None
-        ]
+        before = {each.process: each.stays for each in self.work.processes}
+        processes = []
+        for each in slots:
+            who, training = each.process.identity, each.process.training
+            if training is not None and each.process.living and who.rank is not None:
+                stays = gone_on(before.get(who.id, ()), training)
+                _, device = devices.of(pids.get(who.id)) or ("", "")
+                processes.append(ProcessWork(who.run, who.rank, who.id, training.phases, device, stays))
         processes.sort(key=lambda each: (each.run, each.rank))
         return WorkUse(tuple(processes), self.sessions.flows())
 

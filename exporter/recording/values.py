@@ -267,9 +267,11 @@ class TrainingReading(Value):
     finished: bool = False  # whether the application ended in order: then all of its work counts as committed
     failure: str = ""  # why it ended or is about to, one of `END_REASONS`; "" for nothing
     longest_step_seconds: float | None = None  # of the last hundred, without the first; None before
-    # (end of the bin on the monotonic clock, (phase, seconds) in it): the last bins of a tenth of a second, aligned
-    # to multiples of it
-    timeline: tuple[tuple[float, tuple[tuple[str, float], ...]], ...] = ()
+    # what the main thread did in the last seconds, the oldest first: by turns a phase, by its place in
+    # `history_phases`, and microseconds; up to `history_until` on the monotonic clock
+    history_until: float = 0.0
+    history_phases: tuple[str, ...] = ()
+    history: tuple[int, ...] = ()
     # model FLOP for one token, forward and backward; None where nobody said
     flops_per_token: float | None = None
     # the same with what is computed again; None where nobody said

@@ -351,6 +351,7 @@ class Job:
     def reading(self) -> TrainingReading:
         """Tell what the feed carries besides the families, up to the time to which the phases were counted."""
         clock, progress, work, iteration = self.clock, self.progress, self.work, self.iteration
+        until, phases, history = clock.history.reading()
         return TrainingReading(
             facts=self.facts.pairs(),
             phase=clock.active,
@@ -370,7 +371,9 @@ class Job:
             finished=self._finished,
             failure=self._failure,
             longest_step_seconds=progress.longest,
-            timeline=clock.timeline(),
+            history_until=until,
+            history_phases=phases,
+            history=history,
             flops_per_token=self.facts.flops_per_token,
             hardware_flops_per_token=self.facts.hardware_flops_per_token,
             peak_flops=self.facts.peak_flops,

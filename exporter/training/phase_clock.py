@@ -12,22 +12,17 @@ from math import floor
 from exporter.training.metrics import PHASE_BUCKETS, Families
 from exporter.training.phases import PHASES
 
-BINS_PER_SECOND = 10
-MOST_BINS = 25
-"""Bins of the timeline that are kept: two and a half seconds."""
 INIT, OTHER = "init", "other"
-
-Timeline = tuple[tuple[float, tuple[tuple[str, float], ...]], ...]
 
 
 class PhaseTotals:
-    """What was counted of one phase: exclusive seconds, of those the ones in the present bin, entries and durations."""
+    """What was counted of one phase: exclusive seconds, entries and durations."""
 
-    __slots__ = ("row", "seconds", "bin_seconds", "entries", "durations")
+    __slots__ = ("row", "seconds", "entries", "durations")
 
     def __init__(self, name: str, families: Families) -> None:
         self.row = PHASES[name]
-        self.seconds = self.bin_seconds = 0.0
+        self.seconds = 0.0
         self.entries = families.counter("training.phase_entries", phase=name)
         self.durations = (
             families.histogram("training.phase_duration", PHASE_BUCKETS, phase=name)
@@ -43,11 +38,61 @@ class PhaseEntry:
     own_seconds = 0.0
 
 
+class PhaseHistory:
+    """What the main thread did in the last seconds, for whoever measured something else meanwhile, such as power.
+
+    Stays in a phase are told one by one, except that those of one phase within a bin, as long as a sample of power, are one:
+    what changes a thousand times a second is as good by its share of the bin.
+    """
+
+    BINS_PER_SECOND = 50
+    SECONDS = 7.0
+    """A sidecar that is scraped rarely looks every 5 s."""
+    MOST = 2048
+
+    def __init__(self, at: float) -> None:
+        self._bin = floor(at * self.BINS_PER_SECOND)
+        self._bin_end = (self._bin + 1) / self.BINS_PER_SECOND
+        self._in_bin: dict[str, float] = {}
+        self._stays: deque[tuple[str, float]] = deque(maxlen=self.MOST)  # up to the begin of the present bin
+
+    def add(self, phase: str, began: float, until: float) -> None:
+        """Take a stay, which begins where the last one ended."""
+        if until >= self._bin_end:
+            self._in_bin[phase] = self._in_bin.get(phase, 0.0) + self._bin_end - began
+            for each in self._in_bin.items():
+                self._append(*each)
+            self._in_bin.clear()
+            self._bin = floor(until * self.BINS_PER_SECOND)
+            began = self._bin / self.BINS_PER_SECOND
+            self._append(phase, began - self._bin_end)
+            self._bin_end = (self._bin + 1) / self.BINS_PER_SECOND
+        if until > began:
+            self._in_bin[phase] = self._in_bin.get(phase, 0.0) + until - began
+
+    def _append(self, phase: str, seconds: float) -> None:
+        if self._stays and self._stays[-1][0] == phase:
+            seconds += self._stays.pop()[1]
+        self._stays.append((phase, seconds))
+
+    def reading(self) -> tuple[float, tuple[str, ...], tuple[int, ...]]:
+        """Give the time up to which it tells, the phases, and by turns the place of one among them and microseconds."""
+        numbers: list[int] = []
+        places: dict[str, int] = {}
+        told = 0.0
+        for phase, seconds in reversed(self._stays):
+            numbers += (round(seconds * 1e6), places.setdefault(phase, len(places)))
+            told += seconds
+            if told >= self.SECONDS:
+                break
+        return self._bin / self.BINS_PER_SECOND, tuple(places), tuple(reversed(numbers))
+
+
 class PhaseClock:
     """The phases of the main thread, from the monotonic time at which the process's recording began.
 
     `last` is the time up to which is counted, `since` when the active phase began; `work` and `waits` are the seconds of
-    all phases that are work, or in which a rank waits.
+    all phases that are work, or in which a rank waits; `history` tells the last seconds stay by stay.
     """
 
     def __init__(self, families: Families, began: float) -> None:
@@ -57,22 +102,18 @@ class PhaseClock:
         self._base = self._active = self._of(INIT)
         self._active.entries.add()
         self.work = self.waits = 0.0
-        self._begin_timeline(began)
-
-    def _begin_timeline(self, at: float) -> None:
-        self.last = self.since = at
-        self._bin = floor(at * BINS_PER_SECOND) + 1
-        self._bin_end = self._bin / BINS_PER_SECOND
-        self._bins: deque[tuple[float, tuple[tuple[str, float], ...]]] = deque(maxlen=MOST_BINS)
+        self.last = self.since = began
+        self.history = PhaseHistory(began)
 
     def reset(self, at: float) -> None:
         """Count from zero; what is open stays open."""
         for totals in self._totals.values():
-            totals.seconds = totals.bin_seconds = 0.0
+            totals.seconds = 0.0
         for entry in self._stack:
             entry.own_seconds = 0.0
         self.work = self.waits = 0.0
-        self._begin_timeline(max(at, self.last))
+        self.last = self.since = max(at, self.last)
+        self.history = PhaseHistory(self.last)
 
     @property
     def active(self) -> str:
@@ -122,15 +163,18 @@ class PhaseClock:
 
     def advance(self, at: float) -> None:
         """Count the time up to a moment; one before the last is taken as the last."""
-        while at >= self._bin_end:
-            self._count(self._bin_end)
-            self._close_bin(at)
-        if at > self.last:
-            self._count(at)
-
-    def timeline(self) -> Timeline:
-        """Give the bins that are over, the oldest first: when each ended, and the seconds of phases in it."""
-        return tuple(self._bins)
+        if at <= self.last:
+            return
+        passed, totals = at - self.last, self._active
+        self.history.add(totals.row.name, self.last, at)
+        self.last = at
+        totals.seconds += passed
+        if totals.row.work:
+            self.work += passed
+        if totals.row.waiting:
+            self.waits += passed
+        if self._stack:
+            self._stack[-1].own_seconds += passed
 
     def publish(self, offset: float) -> None:
         """Bring the families up to date, with the offset of the wall clock from the monotonic one."""
@@ -152,27 +196,3 @@ class PhaseClock:
         if totals is not self._active:
             self._active = totals
             self.since = self.last
-
-    def _count(self, at: float) -> None:
-        passed, totals = at - self.last, self._active
-        self.last = at
-        totals.seconds += passed
-        totals.bin_seconds += passed
-        if totals.row.work:
-            self.work += passed
-        if totals.row.waiting:
-            self.waits += passed
-        if self._stack:
-            self._stack[-1].own_seconds += passed
-
-    def _close_bin(self, at: float) -> None:
-        spent = sorted((name, each.bin_seconds) for name, each in self._totals.items() if each.bin_seconds)
-        self._bins.append((self._bin_end, tuple(spent)))
-        self._bin += 1
-        behind = floor(at * BINS_PER_SECOND) - self._bin - MOST_BINS
-        if behind > 0:  # a long phase: of its bins only those that will be kept are cut
-            self._bin += behind
-            self._count((self._bin - 1) / BINS_PER_SECOND)
-        self._bin_end = self._bin / BINS_PER_SECOND
-        for totals in self._totals.values():
-            totals.bin_seconds = 0.0

@@ -109,7 +109,9 @@ trainings = st.builds(
     segments=st.lists(segments, max_size=3).map(tuple),
     finished=st.booleans(),
     failure=texts,
-    timeline=st.lists(st.tuples(times, phases), max_size=3).map(tuple),
+    history_until=times,
+    history_phases=st.lists(texts, max_size=3).map(tuple),
+    history=st.lists(st.integers(0, 10**7), max_size=6).map(tuple),
     peak_flops=st.none() | seconds,
 )
 
@@ -420,7 +422,7 @@ def test_an_aggregation_of_the_future_is_left_out_and_not_the_file() -> None:
         lambda what, when, totals: totals.update(training=[]),
         lambda what, when, totals: totals.update(training={"step": 1.5}),
         lambda what, when, totals: totals.update(training={"segments": [[1, 1, 2]]}),
-        lambda what, when, totals: totals.update(training={"timeline": [[0.1, [["init"]]]]}),
+        lambda what, when, totals: totals.update(training={"history": [0, 0.5]}),
     ],
 )
 def test_content_that_could_not_be_published_is_refused(change: Callable[..., object]) -> None:

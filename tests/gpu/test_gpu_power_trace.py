@@ -3,74 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import json
-import time
 from collections import defaultdict
-from typing import Any
 
 import pytest
-from gpu_support import DATA, replay, small
+from gpu_support import replay, small
+from power_trace_support import EPOCH, TRACE, Card, counter_at
 
-from exporter.collectors.gpu.nvml import encode, parse
-from exporter.collectors.gpu.nvml.device import Device
-from exporter.collectors.gpu.nvml.integrals import Buffers
-from exporter.collectors.gpu.nvml.library import Library
 from exporter.collectors.gpu.state import GpuRegistry
 
-TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
-EPOCH = 1_700_000_000.0
 READ_EVERY_SECONDS = 2.0
 COUNTER_EVERY_SECONDS = 10.0
 LAST_READ = 18.01
 
 
-class Trace:
-    """What NVML would have said at a moment of the trace."""
-
-    NVMLError = RuntimeError
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def nvmlDeviceGetSamples(self, _handle: object, _kind: int, last: int) -> tuple[int, list[Any]]:  # noqa: N802
-        pynvml = pytest.importorskip("pynvml")
-        ring = [each for each in TRACE["power_samples_watts"] if each[0] <= self.now][-119:]
-        samples = (pynvml.c_nvmlSample_t * len(ring))()
-        for sample, (at, watts) in zip(samples, ring, strict=True):
-            sample.timeStamp = int((EPOCH + at) * 1e6)
-            sample.sampleValue.uiVal = int(watts * 1000)
-        return 1, [sample for sample in samples if sample.timeStamp > last]
-
-
-def counter_at(moment: float) -> float:
-    """The energy counter, joules; the trace has it every half second."""
-    points = TRACE["energy_counter_joules"]
-    (begin, low), (end, high) = next(pair for pair in itertools.pairwise(points) if moment < pair[1][0])
-    return float(low + (high - low) * (moment - begin) / (end - begin))
-
-
 @pytest.fixture(scope="module")
 def played() -> tuple[GpuRegistry, dict[float, float]]:
     """The trace at its pace, through the child's reader, the pipe and the sidecar's registry."""
-    trace = Trace()
-    device = Device(Library(trace, clock=time.monotonic), None)
-    buffers = Buffers(device, READ_EVERY_SECONDS, {})
-    registry, samples = GpuRegistry(), dict[float, float]()
-    trace.now = 0.01
-    counted_at = -COUNTER_EVERY_SECONDS
-    while trace.now < 19.7:
-        device.now = trace.now
-        out: dict[str, Any] = {}
-        buffers.read_power(wall=EPOCH + trace.now, out=out)
-        if trace.now - counted_at >= COUNTER_EVERY_SECONDS:
-            counted_at = trace.now
-            out["energy_millijoules"] = 1000 * counter_at(trace.now)
-        entry = {"index": 0, "uuid": "GPU-a", "number": 0, "values": out}
-        message = {"kind": "sample", "time": trace.now, "gpus": [entry]}
-        registry.take_sample(parse(encode(message)), 1)
-        samples.update(registry.power_samples({})["GPU-a"])
-        trace.now += READ_EVERY_SECONDS
-    return registry, samples
+    card, samples = Card(), dict[float, float]()
+    now, counted_at = 0.01, -COUNTER_EVERY_SECONDS
+    while now < 19.7:
+        counts = now - counted_at >= COUNTER_EVERY_SECONDS
+        counted_at = now if counts else counted_at
+        card.read(now, counter=counts)
+        samples.update(card.registry.power_samples({})[card.uuid])
+        now += READ_EVERY_SECONDS
+    return card.registry, samples
 
 
 def test_the_mean_power_of_phases_of_100_ms_is_theirs(

@@ -128,24 +128,50 @@ def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
     assert values["training.phase_duration", (("phase", "validation"),)][:2] == (1, 4.0)
 
 
-def test_the_timeline_tells_the_last_two_and_a_half_seconds_in_tenths() -> None:
+def test_the_history_tells_each_stay_of_the_last_seconds() -> None:
     by_hand = ByHand(began=0.0)
     by_hand.take(
         entered(kinds.TRAINING_ITERATION, 10.0)
         + entered(kinds.MODEL_FORWARD, 10.25)
         + left(kinds.MODEL_FORWARD, 10.32)
     )
-    by_hand.values(10.65)
+    by_hand.values(17.25)
 
-    timeline = by_hand.reading().timeline
-    ends = [end for end, _ in timeline]
-    bins = {round(end, 1): dict(seconds) for end, seconds in timeline}
-    assert len(timeline) == 25
-    assert ends == pytest.approx([8.2 + 0.1 * number for number in range(25)])
-    assert bins[10.3] == pytest.approx({"iteration": 0.05, "forward": 0.05})
-    assert bins[10.4] == pytest.approx({"iteration": 0.08, "forward": 0.02})
-    assert bins[9.9] == pytest.approx({"init": 0.1})
-    assert sum(sum(seconds.values()) for seconds in bins.values()) == pytest.approx(2.5)
+    assert history(by_hand) == [
+        (10.0, 10.25, "iteration"),
+        (10.25, 10.32, "forward"),
+        (10.32, 17.24, "iteration"),
+    ]
+
+
+def test_the_history_of_a_thousand_changes_a_second_has_what_each_phase_had_of_a_sample() -> None:
+    by_hand = ByHand(began=0.0)
+    for step in range(200):
+        at = step / 100
+        by_hand.take(
+            entered(kinds.MODEL_FORWARD, at)
+            + left(kinds.MODEL_FORWARD, at + 0.002)
+            + entered(kinds.MODEL_BACKWARD, at + 0.002)
+            + left(kinds.MODEL_BACKWARD, at + 0.008)
+        )
+    by_hand.values(2.0)
+    stays = history(by_hand)
+
+    assert len(stays) == 50 * 2 * 3
+    first = [(phase, pytest.approx(until - began)) for began, until, phase in stays[:3]]
+    assert first == [("forward", 0.004), ("backward", 0.012), ("init", 0.004)]
+    assert [each[2] for each in stays[3:6]] == ["forward", "backward", "init"]
+
+
+def history(by_hand: ByHand) -> list[tuple[float, float, str]]:
+    """Begin, end and phase of every stay that the feed carries."""
+    reading = by_hand.reading()
+    at = reading.history_until - sum(reading.history[1::2]) / 1e6
+    found = []
+    for place, microseconds in zip(reading.history[::2], reading.history[1::2], strict=True):
+        found.append((round(at, 6), round(at + microseconds / 1e6, 6), reading.history_phases[place]))
+        at += microseconds / 1e6
+    return found
 
 
 def test_the_table_says_of_each_phase_either_that_it_is_work_or_what_it_is_lost_to() -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
+from exporter.ledger.energy.measured import Stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ class ProcessWork:
     rank: int
     process: str
     phases: Mapping[str, float]  # seconds in each so far
-    device: str = ""  # UUID of the GPU that it alone holds
+    device: str = ""  # UUID of the one GPU that it holds
+    stays: tuple[Stay, ...] = ()  # its last seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.keeping import Keeper, Page
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.energy import families
-from exporter.ledger.energy.attribution import WorkUse, shares_of
-from exporter.ledger.energy.devices import Devices
+from exporter.ledger.energy.attribution import Share, WorkUse, shares_of
+from exporter.ledger.energy.devices import Device, Devices
+from exporter.ledger.energy.measured import PowerSource, PowerSplitter, Split
 from exporter.ledger.energy.node_lock import LockStatus, NodeLock
 from exporter.ledger.energy.runs import RunEnergy
 from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, CarbonFile, Intensity, Tariffs
@@ -49,6 +50,7 @@ class Sources:
     gpu_use: Callable[[], Sequence[GpuProcessUse]]
     alive: Callable[[], Collection[str] | None]  # the runs that live, as the feed says
     work: Callable[[], WorkUse] = WorkUse
+    power: PowerSource = lambda _after: {}  # a default
 
 
 @dataclass(slots=True, eq=False)
@@ -147,6 +149,7 @@ class EnergyCollector:
         self._divided_at: float | None = None
         self._began_at = 0.0  # the first pass of this sidecar
         self._shares: dict[tuple[str, ...], float] = {}
+        self._splitter = PowerSplitter()
 
     def _open_devices(self, collected: Collected) -> bool:
         """Learn what was counted before; False where it is not known, or another sidecar keeps it."""
@@ -192,6 +195,7 @@ class EnergyCollector:
         held = {use.uuid for use in gpu_use}
         # That nobody works is certain only where processes are listed at all.
         idle = False if held or (alive is not None and not alive) else None
+        self._splitter.take(self._sources.power, wall=self._clock(), now=now)
         readings = self._sources.readings()
         self._devices.update(readings, now, working=lambda device: True if device in held else idle)
         work, use, whole = self._sources.work(), self._sources.use(), None
@@ -241,17 +245,31 @@ class EnergyCollector:
             run.counters.begin([each for each in work.processes if each.run == name])
             run.counters.hold(None, 1 / len(runs), seconds, tariffs)
         for device in self._devices:
-            for share in shares_of(device.reading, before or use, use, gpu_use, whole):
+            shares = shares_of(device.reading, before or use, use, gpu_use, whole)
+            split = self._measured(device, shares, work, now)
+            keeps = 0.0
+            if split is not None:
+                keeps = min(device.pending, split.waiting) if split.joules else device.pending
+            for share in shares:
                 self._shares[share.run, device.reading.component, device.reading.device] = share.ratio
                 run = runs[share.run]
                 # What CPUs have done is known from the second time on; until then their energy waits.
                 waits = before is None and share.method == "cpu_share"
-                joules = 0.0 if waits else device.pending + (device.bridged if run.survived else 0.0)
+                bridged = device.bridged if run.survived else 0.0
+                joules = 0.0 if waits else device.pending - keeps + bridged
                 used, intensity = share.ratio * joules, self._intensity
-                run.counters.use(device.reading, share.method, used, seconds, tariffs, intensity)
+                run.counters.use(device.reading, share.method, used, seconds, tariffs, intensity, split)
                 run.counters.hold(device.reading, share.ratio, seconds, tariffs)
             if before is not None or whole is not None or device.reading.component in {"gpu", "dram"}:
-                device.settle()
+                device.settle(keeps)
+
+    def _measured(self, device: Device, shares: Sequence[Share], work: WorkUse, now: float) -> Split | None:
+        """Split what a GPU drew by phase, where it served one run alone and that is known of all the time."""
+        uuid, ranks = device.reading.device, []
+        if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged:
+            ours = [each for each in work.processes if each.run == shares[0].run]
+            ranks = [each.stays for each in ours if each.device == uuid or len(ours) == 1]
+        return self._splitter.split(uuid, ranks, now)
 
     def _save(self, collected: Collected) -> None:
         self._saved = False

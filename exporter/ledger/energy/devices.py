@@ -8,6 +8,7 @@ lived before and after, not to one that has started since.
     ("total", component, device, source)    as EnergyCounter.row
     ("mark", boot, component, device, source)    as EnergyCounter.mark
     ("idle", component, device, source)     as IdlePower.row
+    ("pending", boot, component, device, source)    joules that are not divided
     ("pass", boot)                          monotonic time of the last pass
 """
 
@@ -45,9 +46,9 @@ class Device:
     )  # time, joules, integral of power
     idle: IdlePower = field(default_factory=IdlePower)
 
-    def settle(self) -> None:
-        """Forget what was pending: it is divided, or was nobody's."""
-        self.pending = self.bridged = 0.0
+    def settle(self, waiting: float = 0.0) -> None:
+        """Forget what was pending, except for so much: it is divided, or was nobody's."""
+        self.pending, self.bridged = waiting, 0.0
 
     def take(self, reading: EnergyReading, working: bool | None) -> None:
         """Count a reading; `working` tells whether somebody works on the device, None where that is not known."""
@@ -116,6 +117,7 @@ class Devices:
                 device.idle.resume(self._rows.get(("idle", *key), ()))
                 if total := self._rows.get(("total", *key)):
                     device.counter.resume(total, self._rows.get(("mark", self._boot, *key), ()))
+                    device.bridged = self._rows.get(("pending", self._boot, *key), (0.0,))[0] or 0.0
             device.take(reading, working(reading.device))
             present.append(device)
         self._present = tuple(present)
@@ -139,6 +141,8 @@ class Devices:
             rows["total", component, name, source] = device.counter.row()
             rows["mark", self._boot, component, name, source] = device.counter.mark()
             rows["idle", component, name, source] = device.idle.row()
+            if device.pending + device.bridged > 0:
+                rows["pending", self._boot, component, name, source] = (device.pending + device.bridged,)
         if self.passed_at is not None:
             rows["pass", self._boot] = (self.passed_at,)
         return rows

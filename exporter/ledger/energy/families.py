@@ -134,10 +134,19 @@ COST = family(
 )
 PHASE_ENERGY = family(
     "training_phase_energy_joules_total",
-    "Energy of the run on this machine by what its processes did, split by the time in each phase "
-    "(method: time_share). With the phase unattributed it sums to the run's energy. " + _WORK,
-    "energy of an interval * time in the phase / time",
+    "Energy of the run on this machine by what its processes did. Methods: power_samples (a GPU's power every 20 ms, "
+    "integrated over the phases of the ranks on it and scaled to its counter; where the run has the GPU for itself), exclusive "
+    "(of an interval in one phase), time_share (by the time in each). With the phase unattributed it sums to the run's "
+    "energy. " + _WORK,
+    "energy of an interval * integral of power in the phase / integral of power",
     *("run", "phase", "component", "method"),
+)
+PHASE_QUALITY = family(
+    "training_phase_energy_quality_ratio",
+    "Part of a phase's energy of method power_samples in stays of 50 ms and more (two and a half samples); the rest is mixed with that "
+    "of the phases before and after, so that differences between phases are too small. Absent where nothing was measured.",
+    "1 - energy in short stays / energy",
+    *("run", "phase"),
 )
 PRODUCTIVE_ENERGY = family(
     "training_productive_energy_joules_total",
@@ -157,5 +166,6 @@ WASTED_ENERGY = family(
 SPECS: tuple[FamilySpec, ...] = (
     *(COUNTING, SOURCE_INFO, RESOLUTION, GAP, RESETS, CROSSCHECK, GPU_IDLE),
     *(ENERGY, SHARE, PUE, INTENSITY, INTENSITY_TIME, CARBON, EMBODIED),
-    *(WATER, PRICE, DEVICE_PRICE, COST, PHASE_ENERGY, PRODUCTIVE_ENERGY, WASTED_ENERGY),
+    *(WATER, PRICE, DEVICE_PRICE, COST, PHASE_ENERGY, PHASE_QUALITY),
+    *(PRODUCTIVE_ENERGY, WASTED_ENERGY),
 )

@@ -7,7 +7,8 @@ split so that both sums are the run's energy at every moment:
     energy = phases + unattributed
            = productive + wasted by cause + that of uncommitted work
 
-The energy of an interval is split by the time in each phase. Energy of work waits in a pool until goodput says what has
+The energy of a GPU that the run has for itself is split by its power in each phase (`power_samples`); other energy by the
+time in each (`time_share`), unless there was only one (`exclusive`). Energy of work waits in a pool until goodput says what has
 become of that work: the share of the uncommitted seconds that has become productive, or was lost, takes the same share
 of the pool with it. What is left of it when the run begins another task was lost.
 
@@ -15,6 +16,7 @@ of the pool with it. What is left of it when the run begins another task was los
     ("carbon", component)                 grams      ("cost", kind, currency)    money
     ("embodied", component)               grams      ("alive", boot)             monotonic time of the last pass
     ("phase", phase, component, method)   joules     ("productive",), ("wasted", cause)   joules
+    ("blurred", phase)                    joules of those in stays too short to be told apart
     ("pool",)                             joules of uncommitted work
     ("flow", session)                     productive, lost and hung seconds that have been taken out of it
 """
@@ -28,6 +30,7 @@ from exporter.collectors.keeping import Rows
 from exporter.families import FamilySpec
 from exporter.ledger.energy import families
 from exporter.ledger.energy.attribution import Flows, ProcessWork
+from exporter.ledger.energy.measured import UNATTRIBUTED, Split
 from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, Intensity, Tariffs
 from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES
 from exporter.training.phases import WORK
@@ -44,8 +47,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
 }
 """The first word of a row, and the family whose labels are the others, after `run`."""
 
-UNATTRIBUTED = "unattributed"
-TIME_SHARE = "time_share"
+POWER_SAMPLES, EXCLUSIVE, TIME_SHARE = "power_samples", "exclusive", "time_share"
 
 
 class RunEnergy:
@@ -77,9 +79,13 @@ class RunEnergy:
         return "" if self._flow is None else self._flow[0]
 
     def samples(self) -> Iterator[tuple[FamilySpec, tuple[str, ...], float]]:
-        """Give every counter: its family, its labels without the run, its value."""
+        """Give everything: its family, its labels without the run, its value."""
         for (kind, *labels), value in sorted(self._counters.items()):
-            yield FAMILIES[kind], tuple(labels), value
+            if kind in FAMILIES:
+                yield FAMILIES[kind], tuple(labels), value
+            if kind == "phase" and labels[2] == POWER_SAMPLES and value and labels[0] != UNATTRIBUTED:
+                blurred = self._counters.get(("blurred", labels[0]), 0.0)
+                yield families.PHASE_QUALITY, (labels[0],), max(0.0, 1 - blurred / value)
 
     # What is used ---------------------------------------------------------------------------------------
 
@@ -91,8 +97,12 @@ class RunEnergy:
         seconds: float,
         tariffs: Tariffs,
         intensity: Intensity | None = None,
+        split: Split | None = None,
     ) -> None:
-        """Add the run's share of a device's energy over some seconds, and what it emits, drinks and costs now."""
+        """Add the run's share of a device's energy over some seconds, and what it emits, drinks and costs now.
+
+        The split is what was measured of its phases, where the device was the run's alone.
+        """
         component = reading.component
         self._add(joules, "energy", component, method)
         at_site = joules * (1.0 if tariffs.pue is None else tariffs.pue)
@@ -104,7 +114,7 @@ class RunEnergy:
             self._add(at_site / JOULES_PER_KWH * tariffs.source_water, "water", "source")
         if tariffs.price_per_joule is not None:
             self._add(at_site * tariffs.price_per_joule, "cost", "electricity", tariffs.currency)
-        self._split(component, reading.device, joules, seconds)
+        self._split(component, reading.device, joules, seconds, split)
 
     def hold(self, reading: EnergyReading | None, ratio: float, seconds: float, tariffs: Tariffs) -> None:
         """Add the rent and the making of the run's share of a device for some seconds; None is the machine as a whole."""
@@ -128,7 +138,7 @@ class RunEnergy:
         self._before = {each.process: each.phases for each in processes}
         self._tells = self._tells or bool(processes)
 
-    def _split(self, component: str, device: str, joules: float, seconds: float) -> None:
+    def _split(self, component: str, device: str, joules: float, seconds: float, split: Split | None) -> None:
         """Split what the run has used of one device since the last division."""
         if not self._tells:
             return
@@ -137,21 +147,35 @@ class RunEnergy:
             self._add(0.0, "productive")
             for cause in CAUSES:
                 self._add(0.0, "wasted", cause)
-        # What was done most to a device: by the process that holds it, else by the lowest rank.
+        measured = 0.0 if split is None else sum(split.joules.values())
+        if split is not None and measured > 0:
+            method, weights, total = POWER_SAMPLES, split.joules, measured
+            for phase, part in split.blurred.items():
+                self._add(joules * part / measured, "blurred", phase)
+        else:
+            method, weights, total = self._by_time(device, seconds)
+        rest = joules
+        for phase, weight in weights.items():
+            if phase != UNATTRIBUTED:
+                part = joules * weight / total
+                rest -= part
+                self._add(part, "phase", phase, component, method)
+                self._spend(phase, part)
+        rest = max(0.0, rest)
+        self._add(rest, "phase", UNATTRIBUTED, component, TIME_SHARE if method == EXCLUSIVE else method)
+        self._add(rest, "wasted", "other")
+
+    def _by_time(self, device: str, seconds: float) -> tuple[str, Mapping[str, float], float]:
+        """Give the method, the seconds in each phase and those in all; of the process that did most to a device."""
+        # By the process that holds it, else by the lowest rank.
         holders = [each for each in self._spent if each[0].device == device] or self._spent
-        _, spent, known = holders[0] if holders else (None, {}, False)
+        if not holders:
+            return TIME_SHARE, {}, seconds
+        _, spent, known = holders[0]
         total = sum(spent.values())
         if not known:  # it may have begun within the interval
-            seconds = max(seconds, total)
-        rest = joules
-        for phase, lasted in spent.items():
-            part = joules * lasted / (total if known else seconds)
-            rest -= part
-            self._add(part, "phase", phase, component, TIME_SHARE)
-            self._spend(phase, part)
-        rest = max(0.0, rest)
-        self._add(rest, "phase", UNATTRIBUTED, component, TIME_SHARE)
-        self._add(rest, "wasted", "other")
+            total = max(seconds, total)
+        return EXCLUSIVE if known and len(spent) == 1 else TIME_SHARE, spent, total
 
     def settle(self, flows: Flows | None) -> None:
         """Take out of the pool what is known by now not to be in it."""
@@ -221,5 +245,5 @@ class RunEnergy:
             elif kind == "flow":
                 _, lost, hung = values
                 self._flow = (name[1], first, lost or 0.0, hung or 0.0)
-            elif kind in FAMILIES:
+            elif kind in {*FAMILIES, "blurred"}:
                 self._counters[name] = first

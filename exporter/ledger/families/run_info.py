@@ -83,12 +83,6 @@ class RankDevices:
         held = self._of_pid.get(pid, ())
         return next(iter(held)) if len(held) == 1 else None
 
-    def alone(self, pid: int | None) -> str:
-        """Give the UUID of the GPU that a process holds and nobody else does; "" where there is none such."""
-        _, mine = self.of(pid) or ("", "")
-        holders = [held for held in self._of_pid.values() if any(uuid == mine for _, uuid in held)]
-        return mine if len(holders) == 1 else ""
-
     def name(self, pid: int | None) -> str:
         """Give the model of a process's GPU; "" where it is not known."""
         # Where nobody can tell who uses what, as in a container, it does not matter if all are the same.
