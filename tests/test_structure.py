@@ -23,9 +23,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sidecar": {"errors", "recording.notices", "feed"},
     "": {"errors", "version", "process", "sidecar", "recording", "training"},
     "monitor": {"errors", "recording"},
-    "elastic": {"errors", "recording"},
+    "patching": {"recording.notices"},
+    "elastic": {"errors", "patching", "recording"},
     "training": {"errors", "one_logger", "recording"},  # the other package's names, in its __init__ alone
-    "bridges": {"elastic", "errors", "one_logger", "recording", "training"},
+    "bridges": {"elastic", "errors", "one_logger", "patching", "recording", "training"},
     "one_logger": {"errors", "recording", "training", "version"},
     "families": {"errors"},
     "config": {"errors"},

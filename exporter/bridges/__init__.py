@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from exporter.bridges import (
     accelerate,
-    elastic,
     keras,
     one_logger,
     torch_loop,
@@ -21,6 +20,7 @@ from exporter.bridges import (
     torch_stats,
     transformers,
 )
+from exporter.elastic import bridge as elastic
 from exporter.recording.notices import tell_once
 
 BRIDGES: dict[str, Callable[[], None]] = {

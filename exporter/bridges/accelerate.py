@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from exporter.bridges import torch_loop
-from exporter.bridges.patching import Around, never_raises, patch, version_of, when_imported
 from exporter.bridges.sources import set_rank
+from exporter.patching import Around, never_raises, patch, version_of, when_imported
 
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")

@@ -12,7 +12,7 @@ from itertools import islice
 from time import monotonic
 from typing import Any
 
-from exporter.bridges.patching import Around, never_raises, patch
+from exporter.patching import Around, never_raises, patch
 
 MOST_VALUES = 64
 """Values of a dictionary among which an optimizer's state is looked for."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from exporter.bridges import torch_loop
 from exporter.bridges.checkpoints import holds_optimizer
-from exporter.bridges.patching import never_raises, version_of
 from exporter.bridges.sources import set_rank
+from exporter.patching import never_raises, version_of
 
 PACKAGES = ("lightning.fabric", "lightning_fabric")
 

@@ -21,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOOP, SAVE, Discarded, LoopTracker
-from exporter.bridges.patching import (
+from exporter.bridges.sources import ACTIVE, LEADING, Source
+from exporter.patching import (
     Around,
     Hook,
     never_raises,
@@ -30,7 +31,6 @@ from exporter.bridges.patching import (
     version_of,
     when_imported,
 )
-from exporter.bridges.sources import ACTIVE, LEADING, Source
 
 
 def callback() -> Any:

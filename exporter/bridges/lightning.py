@@ -21,8 +21,8 @@ from typing import Any
 from exporter.bridges import torch_hooks
 from exporter.bridges.checkpoints import AsyncSaves
 from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, SAVE, LoopTracker
-from exporter.bridges.patching import Around, never_raises, patch, patch_existing, version_of, when_imported
 from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
+from exporter.patching import Around, never_raises, patch, patch_existing, version_of, when_imported
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

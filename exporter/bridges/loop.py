@@ -14,8 +14,8 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.patching import Around
 from exporter.bridges.sources import EXIT
+from exporter.patching import Around
 
 LOOP, ITERATION, PHASE, EVALUATION, BATCH = "loop", "iteration", "phase", "evaluation", "batch"
 SAVE, LOAD = "save", "load"

@@ -21,8 +21,8 @@ from time import time
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.patching import Around, never_raises, patch, when_imported
 from exporter.bridges.sources import ACTIVE, INSTRUMENTED, Source
+from exporter.patching import Around, never_raises, patch, when_imported
 from exporter.recording.notices import tell_once
 
 _RECORDER = "nv_one_logger.recorder.default_recorder"

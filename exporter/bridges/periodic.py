@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from exporter.bridges.patching import never_raises
+from exporter.patching import never_raises
 from exporter.recording.notices import tell_once
 
 EXIT_SECONDS = 2.0

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
-from exporter.bridges.patching import Around, never_raises
+from exporter.patching import Around, never_raises
 from exporter.recording.identity import identity
 
 WATCHING, INSTRUMENTED, LEADING = 0, 1, 2

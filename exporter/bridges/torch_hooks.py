@@ -17,8 +17,8 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from exporter.bridges.patching import Around, Hook, never_raises, patch, patch_existing, when_imported
 from exporter.bridges.sources import ACTIVE, NOBODY, set_rank
+from exporter.patching import Around, Hook, never_raises, patch, patch_existing, when_imported
 
 SCALE_SECONDS = 1.0
 """How often the loss scale is recorded: it changes every few thousand steps, or at a skipped one."""

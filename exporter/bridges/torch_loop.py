@@ -39,8 +39,8 @@ from exporter.bridges.loop import (
     TurnLoss,
     samples_and_tokens,
 )
-from exporter.bridges.patching import Around, never_raises, patch_existing, version_of
 from exporter.bridges.sources import ACTIVE, EXIT, Source
+from exporter.patching import Around, never_raises, patch_existing, version_of
 
 MOST_FETCHED = 64
 """Batches that are kept until something is trained."""

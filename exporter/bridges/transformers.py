@@ -19,8 +19,8 @@ from typing import Any
 
 from exporter.bridges import torch_hooks
 from exporter.bridges.loop import EVALUATION, ITERATION, LOOP, LoopTracker
-from exporter.bridges.patching import Around, Hook, never_raises, patch_existing, version_of, when_imported
 from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
+from exporter.patching import Around, Hook, never_raises, patch_existing, version_of, when_imported
 
 
 def callback() -> Any:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from time import monotonic_ns, time
-from typing import Any, TypeGuard
+from typing import Any
 
 from exporter.errors import DefinitionError
 from exporter.recording.event_values import check_data
@@ -38,22 +38,20 @@ _BEYOND = 1e15
 GROUP = "torchelastic"
 """torchelastic's own group, which is also the default one of `put_metric`."""
 OUTCOMES = ("success_no_retries", "success_with_retries", "failed_no_retries", "failed_with_retries")
-
-_FUNCTIONS = frozenset(
-    {
-        "LocalElasticAgent._monitor_workers",
-        "LocalElasticAgent._start_workers",
-        "LocalElasticAgent._stop_workers",
-        "SimpleElasticAgent._assign_worker_ranks",
-        "SimpleElasticAgent._initialize_workers",
-        "SimpleElasticAgent._rendezvous",
-        "SimpleElasticAgent._restart_workers",
-        "SimpleElasticAgent.run",
-    }
-)
-_STATES = frozenset({"unknown", "init", "healthy", "unhealthy", "stopped", "succeeded", "failed"})
+_FUNCTIONS = {
+    f"LocalElasticAgent.{name}" for name in ("_monitor_workers", "_start_workers", "_stop_workers")
+} | {
+    f"SimpleElasticAgent.{name}"
+    for name in ("_assign_worker_ranks", "_initialize_workers", "_rendezvous", "_restart_workers", "run")
+}
+_STATES = {"unknown", "init", "healthy", "unhealthy", "stopped", "succeeded", "failed"}
 _SECONDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Upper bounds: a rendezvous waits for other nodes, up to torchelastic's own limit of ten minutes and beyond."""
+
+
+def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Callable[[float], None]:
+    buckets = _SECONDS if kind == "histogram" else None
+    return metric(kind, f"training.elastic.{name}", unit=unit, labels=labels, buckets=buckets)
 
 
 class Platform:
@@ -71,14 +69,13 @@ class Platform:
         """Give the function that takes the values of a platform metric, None where the name is no such metric."""
         if not isinstance(name, str):
             return None
-        if name.startswith("workers."):
-            role, _, what = name.removeprefix("workers.").rpartition(".")
+        owner, _, rest = name.partition(".")
+        function, _, what = rest.partition(".")
+        if owner == "workers":
+            role, _, what = rest.rpartition(".")
             record = self._of_workers(role, what)
         else:
-            owner, _, rest = name.partition(".")
-            function, _, what = rest.partition(".")
-            function = f"{owner}.{function}"
-            record = self._of_function(function, what) if function in _FUNCTIONS else None
+            record = self._of_function(f"{owner}.{function}", what)
         if record is not None:
             AGENT.seen()
         return record
@@ -89,35 +86,32 @@ class Platform:
         if label not in self._roles:
             self._roles.add(label)
             for outcome in (*OUTCOMES, "interrupted"):  # so that the first of them is an increase
-                _runs(label, outcome)
-            metric("counter", "training.elastic.failure_restarts", labels={"worker_role": label})
+                _series("counter", "runs", outcome=outcome, worker_role=label)
+            _series("counter", "failure_restarts", worker_role=label)
         return label
 
     def _of_function(self, function: str, what: str) -> Record | None:
-        labels = {"function": function}
+        if function not in _FUNCTIONS or what not in {"duration.ms", "success", "failure"}:
+            return None
         if what == "duration.ms":
             if function.endswith("._rendezvous"):
-                add = metric("histogram", "training.elastic.rendezvous", unit="seconds", buckets=_SECONDS)
+                add = _series("histogram", "rendezvous", "seconds")
             else:
-                add = metric("summary", "training.elastic.function", unit="seconds", labels=labels)
+                add = _series("summary", "function", "seconds", function=function)
             # A wall clock that was set makes negative durations, which would end the sum of the histogram.
             return _of_numbers(lambda value: add(max(value, 0) / 1000))
-        calls = {
-            outcome: metric(
-                "counter", "training.elastic.function_calls", labels={**labels, "outcome": outcome}
-            )
-            for outcome in ("success", "failure")
-        }.get(what)
-        if calls is None:
-            return None
-        restarts = metric("counter", "training.elastic.restarts")
+        counts = [_series("counter", "function_calls", function=function, outcome=what)]
+        for outcome in {"success", "failure"} - {what}:
+            _series("counter", "function_calls", function=function, outcome=outcome)
+        restarts = _series("counter", "restarts")
+        if (function, what) == ("SimpleElasticAgent._restart_workers", "success"):
+            counts.append(restarts)
 
         def record(_value: object) -> None:
-            calls(1)
-            if function == "SimpleElasticAgent._restart_workers" and what == "success":
-                restarts(1)
-            elif function == "SimpleElasticAgent.run" and what == "failure":
-                _runs(self.role, "interrupted")(1)
+            for count in counts:
+                count(1)
+            if (function, what) == ("SimpleElasticAgent.run", "failure"):
+                _series("counter", "runs", outcome="interrupted", worker_role=self.role)(1)
 
         return record
 
@@ -126,38 +120,31 @@ class Platform:
         if what not in {"remaining_restarts", "flakiness", "run_total", *_STATES} and outcome not in OUTCOMES:
             return None
         label = self.known_role(role)
-        labels = {"worker_role": label}
         if what == "remaining_restarts":
-            return _remaining(labels)
+            return _remaining(label)
         if what == "flakiness":
-            share = metric("summary", "training.elastic.flakiness", unit="ratio", labels=labels)
+            share = _series("summary", "flakiness", "ratio", worker_role=label)
             return _of_numbers(lambda value: share(value / 100))
         if what == "run_total":
-            return _of_numbers(lambda _value: None)  # the sum of the outcomes
+            return lambda _value: None  # the sum of the outcomes
         if what in _STATES:
-            looks = metric(
-                "counter", "training.elastic.worker_state_checks", labels={"state": what, **labels}
-            )
+            looks = _series("counter", "worker_state_checks", state=what, worker_role=label)
             return lambda _value: looks(1)
-        runs = _runs(label, outcome)
+        runs = _series("counter", "runs", outcome=outcome, worker_role=label)
         return _of_numbers(lambda value: runs(1) if value == 1 else None)
-
-
-def _runs(label: str, outcome: str) -> Callable[[float], None]:
-    return metric("counter", "training.elastic.runs", labels={"outcome": outcome, "worker_role": label})
 
 
 def _of_numbers(take: Callable[[float], None]) -> Record:
     def record(value: object) -> None:
-        if _is_number(value):
+        if isinstance(value, int | float) and -_BEYOND < value < _BEYOND:
             take(value)
 
     return record
 
 
-def _remaining(labels: dict[str, str]) -> Record:
-    gauge = metric("gauge", "training.elastic.remaining_restarts", labels=labels)
-    used = metric("counter", "training.elastic.failure_restarts", labels=labels)
+def _remaining(label: str) -> Record:
+    gauge = _series("gauge", "remaining_restarts", worker_role=label)
+    used = _series("counter", "failure_restarts", worker_role=label)
     before: float | None = None
 
     def record(value: float) -> None:
@@ -168,10 +155,6 @@ def _remaining(labels: dict[str, str]) -> Record:
         before = value
 
     return _of_numbers(record)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and -_BEYOND < value < _BEYOND
 
 
 PLATFORM = Platform()
@@ -192,7 +175,7 @@ _BEYOND_MS = 1e14
 
 
 def tell(name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None) -> None:
-    """Tell of an `Event`, whatever is in it; never raises.
+    """Tell of an `Event`, whatever is in it, and wait for the face's handlers; never raises.
 
     Args:
         name: The event's.
@@ -209,9 +192,9 @@ def tell(name: object, source: object, metadata: object, timestamp_ms: object, o
             AGENT.seen(str(metadata.get("run_id") or ""))
         data = {shown(key): _datum(key, value) for key, value in metadata.items() if value is not None}
         type_ = AGENT_STATUS + state if source == "AGENT" and state else name
-        _log(type_, None, state, {"source": _datum("source", source), **data}, timestamp_ms, origin)
         if state and source == "WORKER":
             _count_worker(state, metadata)
+        _log(type_, None, state, {"source": _datum("source", source), **data}, timestamp_ms, origin)
     except Exception:  # noqa: BLE001, S110  # an event of any content: the job must not fail for being watched
         pass
 
@@ -234,24 +217,16 @@ def tell_rendezvous(fields: Mapping[str, object], origin: object = None) -> None
 def _log(
     type_: str, message: str | None, state: str, data: Mapping[str, Any], timestamp_ms: Any, origin: object
 ) -> None:
+    type_ = type_ or "unnamed"
     severity = _SEVERITIES.get(state, "info")
-    kind = EVENTS.kind(type_ or "unnamed", severity)
+    kind = EVENTS.kind(type_, severity)
     if kind.enabled:
         now = time()
         stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _BEYOND_MS
         happened = timestamp_ms / 1000 if stamped else now
-        raw = (
-            type_ or "unnamed",
-            message,
-            severity,
-            check_data(data),
-            happened,
-            now,
-            monotonic_ns(),
-            None,
-            (),
-        )
+        raw = (type_, message, severity, check_data(data), happened, now, monotonic_ns(), None, ())
         EVENTS.record(kind, raw, happened, origin)
+        EVENTS.answer(kind)
 
 
 def shown(value: object) -> str:
@@ -265,20 +240,20 @@ def shown(value: object) -> str:
 def _datum(key: object, value: object) -> str | float | int | bool:
     if isinstance(value, str):
         return value[-LONGEST_ERROR:] if key in {"raw_error", "error_trace"} else value
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 63:
+    if isinstance(value, int) and value.bit_length() > 63:
         return str(value)
-    return value if isinstance(value, bool | int | float) else shown(value)
+    return value if isinstance(value, int | float) else shown(value)
 
 
 def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
     role = PLATFORM.known_role(str(metadata.get("role") or "default"))
     try:
         if state == "START":
-            metric("counter", "training.elastic.worker_starts", labels={"worker_role": role})(1)
+            _series("counter", "worker_starts", worker_role=role)(1)
         elif state in _RESULTS:
             code = "0" if state == "SUCCEEDED" else _exit_code(metadata)
             labels = {"exit_code": code, "result": _RESULTS[state], "worker_role": role}
-            metric("counter", "training.elastic.worker_results", labels=labels)(1)
+            _series("counter", "worker_results", **labels)(1)
     except DefinitionError:  # a name that somebody else has: told when the metrics were made
         pass
 

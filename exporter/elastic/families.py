@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from exporter.elastic.agent import GROUP, PLATFORM, Record
 from exporter.errors import DefinitionError
@@ -23,8 +23,6 @@ LONGEST = 150
 """Characters of a Stat's name made here: its families append to it."""
 MOST_NAMES = 1000
 """Pairs of one process; what comes beyond them is refused and counted. Names made of steps or of hosts run away."""
-MOST_REFUSED = 1000
-"""Refused pairs that are remembered, so that they need not be looked at again."""
 
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _UNITS: dict[str, tuple[str, float, float]] = {
@@ -49,26 +47,13 @@ _UNITS: dict[str, tuple[str, float, float]] = {
 divided by. Words of two meanings (`min`, `mb`) are no units."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricName:
-    """What a pair becomes.
+class MetricName(NamedTuple):
+    """What a pair becomes."""
 
-    Attributes:
-        stat: The Stat's name, the unit not in it.
-        unit: A base unit, None for a plain number.
-        times: Values are multiplied by this,
-        per: then divided by this, to be in the unit.
-    """
-
-    stat: str
-    unit: str | None
-    times: float = 1.0
-    per: float = 1.0
-
-    @property
-    def family(self) -> str:
-        """The name of its main family; pairs that share it cannot be told apart."""
-        return self.stat.replace(".", "_") + (f"_{self.unit}" if self.unit else "")
+    stat: str  # the Stat's name, the unit not in it
+    unit: str | None  # a base unit, None for a plain number
+    times: float = 1.0  # values are multiplied by this,
+    per: float = 1.0  # then divided by this, to be in the unit
 
 
 def metric_name(group: object, name: object) -> MetricName | None:
@@ -108,6 +93,7 @@ def text_of(value: object) -> str:
 
 # Stats ---------------------------------------------------------------------------------------------------------
 
+Pair = tuple[object, object]
 _NUMBER = frozenset({Aggregation.VALUE, Aggregation.MEAN, Aggregation.MAX})
 _DURATION = frozenset({Aggregation.HISTOGRAM, Aggregation.MEAN, Aggregation.MAX})
 
@@ -116,8 +102,8 @@ class MetricStats:
     """The Stats behind the pairs of one process."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, tuple[object, object]] = {}
-        self._records: dict[tuple[object, object], Record] = {}
+        self._owners: dict[str, Pair] = {}  # of each main family
+        self._records: dict[Pair, Record] = {}
 
     def record(self, group: object, name: object, value: object) -> None:
         """Take one value; never raises."""
@@ -127,37 +113,37 @@ class MetricStats:
         except Exception:  # noqa: BLE001  # a group or a name that is nothing that could be a key
             refuse("name")(value)
 
-    def _look_at(self, pair: tuple[object, object]) -> Record:
+    def _look_at(self, pair: Pair) -> Record:
         """Accept or refuse a new pair; two threads may do so at once, and come to the same end."""
-        named = metric_name(*pair)
         record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
+            named = metric_name(*pair)
             if named is None:
                 return refuse("name")  # not remembered: it may be of any length
             record = self._accept(named, pair)
-        if len(self._records) < MOST_NAMES + MOST_REFUSED:
+        if len(self._records) < 2 * MOST_NAMES:
             self._records[pair] = record
         return record
 
-    def _accept(self, named: MetricName, pair: tuple[object, object]) -> Record:
-        if len(self._owners) >= MOST_NAMES and named.family not in self._owners:
+    def _accept(self, named: MetricName, pair: Pair) -> Record:
+        family = named.stat.replace(".", "_") + (f"_{named.unit}" if named.unit else "")
+        if family.endswith(("_total", "_bucket")):  # Prometheus' suffixes of counters and of histograms
+            named, family = named._replace(stat=f"{named.stat}_value"), f"{family}_value"
+        if len(self._owners) >= MOST_NAMES and family not in self._owners:
             return refuse("too_many")
-        if self._owners.setdefault(named.family, pair) == pair:
+        if self._owners.setdefault(family, pair) == pair:
             try:
                 return _recorder(named, pair)
             except DefinitionError as error:
                 reason, why = "definition", str(error)
         else:
-            reason, why = (
-                "collision",
-                f"another pair is the family {named.family} already; choose other names",
-            )
+            reason, why = "collision", "another pair is its family already; choose other names"
         group, name = map(text_of, pair)
         tell_once(f"elastic {group} {name}", f"the metric {name} of group {group} is not recorded: {why}")
         return refuse(reason)
 
 
-def _recorder(named: MetricName, pair: tuple[object, object]) -> Record:
+def _recorder(named: MetricName, pair: Pair) -> Record:
     group, name = map(text_of, pair)
     stat = Stat(
         named.stat,
@@ -189,8 +175,5 @@ STATS = MetricStats()
 @cache
 def refuse(reason: str) -> Callable[[object], None]:
     """Give the function that takes values which are not recorded, and counts them."""
-    try:
-        add = metric("counter", "training.elastic.refused", labels={"reason": reason})
-    except DefinitionError:  # a defect of ours, which must not reach the job
-        return lambda _value: None
+    add = metric("counter", "training.elastic.refused", labels={"reason": reason})
     return lambda _value: add(1)

@@ -18,11 +18,10 @@ from bridges_support import installed_distribution
 from elastic_support import REPOSITORY, child, labelled, page_of, tally, total
 
 import exporter
-from exporter import bridges
-from exporter.bridges import patching
-from exporter.bridges.elastic import is_launcher
+from exporter import bridges, patching
 from exporter.bridges.torch_monitor import MonitorBridge
 from exporter.bridges.torch_stats import WaitCounters
+from exporter.elastic.bridge import is_launcher
 from exporter.recording.events import EVENTS
 
 torch_wanted = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

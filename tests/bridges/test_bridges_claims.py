@@ -13,8 +13,8 @@ import pytest
 from bridges_support import job
 
 from exporter.bridges.loop import samples_and_tokens
-from exporter.bridges.patching import Around, Hook, patch, patch_existing
 from exporter.bridges.sources import INSTRUMENTED, LEADING, NOBODY, WATCHING, ActiveSource, Source
+from exporter.patching import Around, Hook, patch, patch_existing
 
 
 class Library:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import logging
 import math
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from elastic_support import child, labelled, page_of, series
 
 import exporter
-from exporter.elastic import events
+from exporter.elastic import bridge, events
 from exporter.recording.events import EVENTS
 
 pytestmark = pytest.mark.timeout(120)  # torch is imported within
@@ -24,7 +26,8 @@ TORCH = "torch.distributed.elastic.events"
 
 
 @pytest.fixture(autouse=True)
-def _no_handlers() -> Iterator[None]:
+def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(bridge.Faces, "installed", True)  # torch's own module is left as it is
     yield
     events.unconfigure()
 
@@ -116,6 +119,24 @@ def test_the_logger_of_a_destination_has_its_one_handler(
     assert not logger.propagate
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_what_is_listened_to_in_torchs_own_module_keeps_its_one_handler(tmp_path: Path) -> None:
+    program = """
+        import logging
+        from exporter.elastic import events
+        class Printing(events.EventHandler):
+            def record(self, event):
+                print("told", event.name)
+        events.configure(Printing())
+        import torch.distributed.elastic.events as theirs
+        theirs.handlers._log_handlers["mine"] = handler = logging.NullHandler()
+        theirs.record(theirs.Event("of.torch", theirs.EventSource.WORKER), "mine")
+        assert theirs._get_or_create_logger("mine").handlers == [handler]
+    """
+    assert child(tmp_path / "feed", program).stdout == "told of.torch\n"
+    assert labelled(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
+
+
 def test_an_event_is_written_to_its_destination(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = Writing()
     name = destination(module, handler, monkeypatch, "lines")
@@ -194,9 +215,8 @@ main()
 """
     processed: list[events.Event] = []
     exec(compile(page, "page", "exec"), {"processed": processed})
-    events.record(events.Event("promised", events.EventSource.WORKER, metadata={"step": 3}))
     exporter.log("not.of.torchelastic")
-    exporter.flush()
+    events.record(events.Event("promised", events.EventSource.WORKER, metadata={"step": 3}))
 
     (event,) = processed
     assert (event.name, event.metadata) == ("promised", {"step": 3})
@@ -226,7 +246,6 @@ def test_configure_replaces_and_add_handler_adds() -> None:
     events.record(events.Event("one", events.EventSource.WORKER))
     events.unconfigure(second)
     events.record(events.Event("two", events.EventSource.WORKER))
-    exporter.flush()
     events.configure(None)
 
     assert (first.names, second.names, third.names) == ([], ["one"], ["one", "two"])
@@ -311,7 +330,7 @@ def test_what_is_no_event_is_told_so(data: Any, error: type[Exception]) -> None:
         events.Event.deserialize(data)
 
 
-def test_a_level_silences_the_console_and_nothing_else(tmp_path: Any) -> None:
+def test_a_level_silences_the_console_and_nothing_else(tmp_path: Path) -> None:
     program = """
         from exporter.elastic import events
         events.record(events.Event("quiet", events.EventSource.WORKER), "console")
@@ -336,7 +355,7 @@ STATUS = """
 """
 
 
-def test_what_becomes_of_workers_is_told_by_their_events_and_not_by_the_agents(tmp_path: Any) -> None:
+def test_what_becomes_of_workers_is_told_by_their_events_and_not_by_the_agents(tmp_path: Path) -> None:
     child(
         tmp_path / "feed",
         STATUS
@@ -363,7 +382,7 @@ def test_what_becomes_of_workers_is_told_by_their_events_and_not_by_the_agents(t
     )
 
 
-def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Any) -> None:
+def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> None:
     child(
         tmp_path / "feed",
         STATUS + '    status("START", "AGENT")',

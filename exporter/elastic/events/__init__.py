@@ -1,9 +1,9 @@
 """torchelastic's events, name for name: `import exporter.elastic.events as events`.
 
 Used in the training process and in torchrun's agent. Every event counts in `training_events_total`, is given to the
-handlers of `exporter.events` and to those of `configure`, and is written to the destination that it is recorded to.
-Unlike torch's, an event without a timestamp has that of its recording, `LOGLEVEL` silences the console only, and metadata
-that are no JSON are written as text.
+handlers of `exporter.events` and to those of `configure`, which have a thread each and answer before `record` returns, and
+is written to the destination that it is recorded to. Unlike torch's, an event without a timestamp has that of its
+recording, `LOGLEVEL` silences the console only, and metadata that are no JSON are written as text.
 
     class MyEventHandler(events.EventHandler):
         def record(self, event: events.Event): ...
@@ -19,10 +19,13 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from copy import copy
 from time import time
+from typing import Any
 
-from exporter.elastic import agent
+from exporter.elastic import agent, bridge
+from exporter.elastic.bridge import RECORDED
 from exporter.elastic.events.api import (
     Event,
     EventMetadataValue,
@@ -32,15 +35,14 @@ from exporter.elastic.events.api import (
     fields_of,
 )
 from exporter.elastic.events.handlers import (
-    RECORDED,
     EventHandler,
     NullEventHandler,
     PrometheusEventHandler,
-    add_handler,
-    configure,
     get_logging_handler,
-    unconfigure,
 )
+from exporter.recording import events as recorded
+from exporter.recording.event_values import Event as RecordedEvent
+from exporter.recording.handle import Handle
 
 __all__ = [
     "Event",
@@ -60,6 +62,61 @@ __all__ = [
     "unconfigure",
 ]
 
+_registered: list[tuple[EventHandler, Handle]] = []
+
+
+def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
+    """Have events given to a handler, to a list of them, or to nobody; those of before are given no more.
+
+    Prometheus counts events whoever is configured. Raises TypeError: That is no handler: an object with `record(event)`.
+    """
+    handlers: list[Any] = (
+        list(handler) if isinstance(handler, list | tuple) else [] if handler is None else [handler]
+    )
+    for each in handlers:
+        _check(each)
+    unconfigure()
+    for each in handlers:
+        add_handler(each)
+
+
+def add_handler(handler: EventHandler) -> None:
+    """Have events given to one more handler. Raises TypeError: That is no handler: an object with `record(event)`."""
+    _check(handler)
+    bridge.install()
+
+    def take(event: Event | None) -> None:
+        if event is not None:
+            handler.record(event)
+
+    def origin(_event: RecordedEvent, origin: object) -> object:
+        return origin if isinstance(origin, Event) else None
+
+    name = type(handler).__name__
+    _registered.append(
+        (handler, recorded.register(take, name=name, adapt=origin, queue=10_000, answers=True))
+    )
+
+
+def unconfigure(handler: EventHandler | None = None) -> None:
+    """Give events no more to a handler, or to any."""
+    for pair in list(_registered):
+        if handler is None or pair[0] is handler:
+            _registered.remove(pair)
+            pair[1].unregister()
+
+
+def _check(handler: object) -> None:
+    if isinstance(handler, type) or not callable(getattr(handler, "record", None)):
+        raise TypeError(f"an events handler must be an object with record(event), not {handler!r}")
+
+
+def _event_of_torch(name: Any, source: Any, metadata: Any, timestamp_ms: float) -> Event | None:
+    known = str(source) in EventSource.__members__
+    return Event(str(name), EventSource[str(source)], int(timestamp_ms), metadata) if known else None
+
+
+bridge.Faces.event = staticmethod(_event_of_torch)
 _events_loggers: dict[str, logging.Logger] = {}
 
 

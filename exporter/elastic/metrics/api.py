@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from time import perf_counter, time
 from typing import Any, overload
 
+from exporter.elastic import bridge
 from exporter.elastic.families import STATS, refuse
 from exporter.recording.notices import tell_once
 from exporter.recording.timing import AnyFunction, within
@@ -38,7 +39,6 @@ __all__ = [
     "profile",
     "publish_metric",
     "put_metric",
-    "record_to_prometheus",
     "unconfigure",
 ]
 
@@ -83,8 +83,7 @@ class NullMetricHandler(MetricHandler):
 class PrometheusMetricHandler(MetricHandler):
     """Records every metric under `<group>_<name>`, seconds instead of milliseconds.
 
-    It belongs to every group of `exporter.elastic.metrics` unless it is switched off there. In torch's own module it
-    can be configured like any other handler.
+    It belongs to every group of `exporter.elastic.metrics`. In torch's own module it can be configured like any other.
     """
 
     def emit(self, metric_data: MetricData) -> None:
@@ -101,8 +100,6 @@ Handlers = MetricHandler | Sequence[MetricHandler] | None
 
 _handlers: dict[str | None, tuple[MetricHandler, ...]] = {None: ()}
 """The handlers of each group; those of None are for groups without an entry."""
-_recorded: dict[str | None, bool] = {None: True}
-"""Which groups go to Prometheus, likewise."""
 _calling = threading.local()
 
 
@@ -130,12 +127,10 @@ class MetricStream:
         group = self.group_name
         try:
             handlers = _handlers_of(group) if self.handler is None else (self.handler,)
-            is_recorded = _recorded.get(group, _recorded[None])
         except Exception:  # noqa: BLE001  # a group that is nothing that could be a key
             refuse("name")(None)
             return
-        if is_recorded:
-            STATS.record(group, metric_name, metric_value)
+        STATS.record(group, metric_name, metric_value)
         if handlers:
             data = MetricData(time(), group, metric_name, metric_value)
             for handler in handlers:
@@ -162,10 +157,19 @@ def _call(handler: MetricHandler, data: MetricData) -> None:
         busy.discard(id(handler))
 
 
+def _take(stream: Any, name: Any, value: Any) -> None:
+    """Take what a stream of torch's is given, unless its handler records it anyway."""
+    if not isinstance(getattr(stream, "handler", None), PrometheusMetricHandler):
+        getStream(getattr(stream, "group_name", "")).add_value(name, value)
+
+
+bridge.Faces.take = staticmethod(_take)
+
+
 def configure(handler: Handlers, group: str | None = None) -> None:
     """Give a group, or all that have none of their own, its handlers; those of before are replaced, as in torch.
 
-    Prometheus is beside them, whatever they are: see `record_to_prometheus`.
+    Prometheus is beside them, whatever they are; what torch's own modules emit in this process comes to them too.
 
     Args:
         handler: One, or a list of several, in the order in which they are called; None is `unconfigure(group)`.
@@ -178,6 +182,7 @@ def configure(handler: Handlers, group: str | None = None) -> None:
         unconfigure(group)
     else:
         _handlers[group] = _checked(handler)
+        bridge.install()
 
 
 def add_handler(handler: MetricHandler, group: str | None = None) -> None:
@@ -200,11 +205,6 @@ def unconfigure(group: str | None = None, handler: MetricHandler | None = None) 
         _handlers[group] = kept
     else:
         _handlers.pop(group, None)
-
-
-def record_to_prometheus(enabled: bool, group: str | None = None) -> None:
-    """Switch the Prometheus handler off and on again, for a group or for all of which nothing else was said."""
-    _recorded[group] = bool(enabled)
 
 
 def _checked(handler: Handlers) -> tuple[MetricHandler, ...]:

@@ -1,0 +1,159 @@
+"""The bridge to torchelastic: metrics and events of torchrun's agent and of its workers.
+
+Used in the training process and in the agent. Nothing happens before torchelastic's modules are imported, by whomever.
+Then:
+
+- every stream records a value, and gives it to the handlers of `exporter.elastic.metrics`, before it hands it to its
+  own handler, whichever the job has configured in torch;
+- every logger of events is listened to by a filter. A level that `LOGLEVEL` asks for is moved from the logger to its
+  handlers, so that they write what they would have written;
+- events of the rendezvous are made when the job itself has nobody who wants them;
+- whoever makes an agent is the agent: it has no rank, and its run is that of its rendezvous.
+
+It is installed by `exporter.bridges`, and by whoever configures a handler of `exporter.elastic`: a custom launcher, of which
+only the import lines were changed, tells torch's own modules.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from time import time
+from types import ModuleType
+from typing import Any
+
+from exporter.elastic import agent
+from exporter.elastic.families import STATS
+from exporter.patching import patch, when_imported
+from exporter.recording.identity import AGENT
+
+_LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+
+
+RECORDED = "exporter_recorded"
+"""Attribute of log records that stand for events which are recorded already."""
+
+
+class Faces:
+    """How what torch's own modules tell comes to the handlers of the faces, which set this when they are imported.
+
+    Attributes:
+        take: Given a stream of torch's, a name and a value.
+        event: Makes the face's event of name, source, metadata and milliseconds; None of what is none.
+    """
+
+    take: Callable[[Any, Any, Any], None] = staticmethod(
+        lambda stream, name, value: STATS.record(getattr(stream, "group_name", ""), name, value)
+    )
+    event: Callable[[Any, Any, Any, float], object] = staticmethod(lambda *_fields: None)
+    installed = False
+
+
+def install() -> None:
+    """Watch torchelastic from its import on; again is harmless."""
+    if Faces.installed or os.environ.get("EXPORTER_DISABLED") == "1":
+        return
+    Faces.installed = True
+    if is_launcher(sys.orig_argv):
+        AGENT.declare()
+    when_imported(
+        "torch.distributed.elastic.metrics.api", lambda api: patch(api.MetricStream, "add_value", _taken)
+    )
+    when_imported("torch.distributed.elastic.events", _watch_events)
+    when_imported(
+        "torch.distributed.elastic.agent.server.api",
+        lambda api: patch(api.SimpleElasticAgent, "__init__", _agent_made),
+    )
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """Tell whether a Python command line is torchrun's."""
+    arguments = iter(command[1:])
+    for argument in arguments:
+        if argument == "-m":
+            return next(arguments, "") in _LAUNCHERS
+        if argument in {"-W", "-X", "--check-hash-based-pycs"}:
+            next(arguments, None)
+        elif not argument.startswith("-"):
+            return PurePath(argument).name == "torchrun"
+        elif argument == "-c":
+            return False
+    return False
+
+
+def _taken(stream: Any, metric_name: str, metric_value: Any) -> None:
+    Faces.take(stream, metric_name, metric_value)
+
+
+def _agent_made(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
+    try:
+        AGENT.declare(str(spec.rdzv_handler.get_run_id() or ""))
+    except Exception:  # noqa: BLE001  # the job's own rendezvous handler
+        AGENT.declare()
+
+
+def _watch_events(events: ModuleType) -> None:
+    handlers = events.handlers._log_handlers  # noqa: SLF001  # torch has no other registry
+    if isinstance(handlers.get("dynamic_rendezvous"), logging.NullHandler):
+        handlers["dynamic_rendezvous"] = _HANDLER
+    loggers = events._events_loggers  # noqa: SLF001  # nor another place to see loggers being made
+    for logger in loggers.values():
+        _listen(logger)
+    events._events_loggers = _Loggers(loggers)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class _Loggers(dict[str, logging.Logger]):
+    """torch's loggers of events by destination; each is listened to from when it is put in."""
+
+    def __setitem__(self, destination: str, logger: logging.Logger) -> None:
+        _listen(logger)
+        super().__setitem__(destination, logger)
+
+
+def _listen(logger: logging.Logger) -> None:
+    level = logger.level
+    if level > logging.INFO:
+        for handler in logger.handlers:
+            if handler is not _HANDLER and handler.level < level:
+                handler.setLevel(level)
+        logger.setLevel(logging.INFO)
+    logger.addFilter(_HANDLER.handle)  # no handler more: the job may count them
+
+
+class PrometheusEventHandler(logging.Handler):
+    """Records the events that torch's own module logs as lines of JSON; takes no lock and never raises.
+
+    For `logging.getLogger("torchelastic-events-null").addHandler(...)`, or under a name in torch's registry of
+    destinations for `torchrun --event-log-handler NAME`. The bridge does this by itself.
+    """
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Take one record, without the lock that handlers otherwise hold."""
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Record one event, once however many of these take it; what is no event is passed over."""
+        if getattr(record, RECORDED, False):
+            return
+        try:
+            fields = json.loads(record.msg)
+        except (TypeError, ValueError, RecursionError):
+            return
+        if not isinstance(fields, dict):
+            return
+        setattr(record, RECORDED, True)
+        if "node_state" in fields:
+            agent.tell_rendezvous(fields)
+        elif fields.keys() >= {"name", "source", "metadata"}:
+            name, source, metadata = fields["name"], fields["source"], fields["metadata"]
+            stamp = fields.get("timestamp")
+            at = stamp if isinstance(stamp, int | float) and stamp > 0 else time() * 1000
+            agent.tell(name, source, metadata, at, Faces.event(name, source, metadata, at))
+
+
+_HANDLER = PrometheusEventHandler()
