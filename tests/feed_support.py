@@ -11,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from exporter.feed import directory as feed_directory
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.feed.writer import FeedWriter
 from exporter.recording.values import Aggregation, Recording, StatDefinition, StatReading, WindowReading
 
 CHILD = Path(__file__).with_name("feed_child.py")
+
+
+def make_default(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the user's default directory in here; it is not made."""
+    monkeypatch.setattr(feed_directory, "SHARED_MEMORY", str(parent))
+    return Path(feed_directory.default_path())
 
 
 def new_identity(**fields: object) -> ProcessIdentity:

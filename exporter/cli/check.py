@@ -36,7 +36,7 @@ from exporter.cli.silence import look, remedy
 from exporter.config.options import format_duration
 from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError
 from exporter.feed import runs
-from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid
+from exporter.feed.directory import check_directory, default_directory, is_trusted
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.version import __version__
 from exporter.web.listen import bind, parse_addresses
@@ -94,7 +94,7 @@ class Machine:
     @property
     def feed(self) -> Path:
         """The feed directory that the sidecar uses."""
-        return self.configuration.feed.dir or default_directory(own_uid())
+        return self.configuration.feed.dir or default_directory()
 
 
 def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -116,9 +116,8 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def feed_directory(machine: Machine) -> Iterator[Finding]:
     """Whether processes can hand over what they record."""
-    path, uid, subject = machine.feed, own_uid(), "feed directory"
-    trusted = is_trusted(path, uid)
-    if not trusted and not os.path.lexists(path):
+    path, subject = machine.feed, "feed directory"
+    if not is_trusted(path) and not os.path.lexists(path):
         remedy, made = "choose another with --feed.dir and EXPORTER_FEED_DIR", "it is made by the first job"
         if os.access(path.parent, os.W_OK | os.X_OK):
             yield Finding("warn", subject, f"{path} does not exist yet", made)
@@ -126,7 +125,7 @@ def feed_directory(machine: Machine) -> Iterator[Finding]:
             yield Finding("FAIL", subject, f"{path} cannot be created: {path.parent} is not writable", remedy)
         return
     try:
-        check_directory(path, trusted=trusted, uid=uid)
+        check_directory(path)
     except FeedDirectoryError as error:
         found = str(error).removesuffix(f"; {error.remedy}")
         yield Finding("FAIL", subject, found, error.remedy)

@@ -33,7 +33,7 @@ from exporter.cli.flags import (
 from exporter.cli.processes import SETTLE_SECONDS, SidecarProcess, SignalProbe, sidecar_command
 from exporter.errors import FeedError
 from exporter.feed import runs
-from exporter.feed.directory import default_directory, is_trusted, own_uid, prepare_directory
+from exporter.feed.directory import default_directory, prepare_directory
 from exporter.feed.runs import Job, Registration
 from exporter.recording.identity import LAUNCH, launch_name, script_of
 
@@ -119,7 +119,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         raise mistake("command line", f"no command is given: {USAGE}")
     linger_seconds = parse_duration_flag("--run.linger", value_of(given, "--run.linger"))
     directory, page = _directory_and_page(given, environ)
-    feed_directory = (directory or default_directory(own_uid())).absolute()
+    feed_directory = (directory or default_directory()).absolute()
     environment = {
         "EXPORTER_AUTO": "1",
         **environ,
@@ -336,9 +336,8 @@ def _stop_self(number: int) -> None:
 
 def _register(plan: Plan) -> Registration | None:
     """Join the active runs; None, and a line, where the feed directory cannot be used."""
-    uid = own_uid()
     try:
-        prepare_directory(plan.feed_directory, trusted=is_trusted(plan.feed_directory, uid), uid=uid)
+        prepare_directory(plan.feed_directory)
         runs.forget_ends(plan.feed_directory)
         return runs.register(plan.feed_directory)
     except (OSError, FeedError) as error:

@@ -37,7 +37,7 @@ from exporter.config.loader import dump
 from exporter.errors import FeedError, StateError
 from exporter.exposition.page import Page
 from exporter.feed import runs
-from exporter.feed.directory import check_directory, default_directory, is_trusted, own_uid, prepare_directory
+from exporter.feed.directory import check_directory, default_directory, is_trusted, prepare_directory
 from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
@@ -180,9 +180,8 @@ class Sidecar:
     ) -> None:
         self._logs = logs
         self._started = time.time()
-        self.feed_directory = (configuration.feed.dir or default_directory(own_uid())).absolute()
+        self.feed_directory = (configuration.feed.dir or default_directory()).absolute()
         self.feed_passes = 0
-        self._trusted = is_trusted(self.feed_directory, own_uid())
         self._page = Page(max_series=configuration.exposition.max_series)
         self._reloader = Reloader(configuration, read=read, apply=self._apply)
         self.metrics, self.reload = self._page.render, self._reloader.reload
@@ -257,8 +256,12 @@ class Sidecar:
 
     def _check_directories(self) -> None:
         """Find out what is wrong with them while nothing has been touched."""
-        if self._trusted or self.feed_directory.is_symlink() or self.feed_directory.exists():
-            check_directory(self.feed_directory, trusted=self._trusted, uid=own_uid())
+        if (
+            is_trusted(self.feed_directory)
+            or self.feed_directory.is_symlink()
+            or self.feed_directory.exists()
+        ):
+            check_directory(self.feed_directory)
         state = self._reloader.current.state.dir
         if state is not None and not state.is_dir():
             raise StateError(
@@ -266,7 +269,7 @@ class Sidecar:
             )
 
     def _prepare_feed(self) -> None:
-        prepare_directory(self.feed_directory, trusted=self._trusted, uid=own_uid())
+        prepare_directory(self.feed_directory)
 
     # What changes while it runs -------------------------------------------------------------------------
 

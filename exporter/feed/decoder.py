@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 from zlib import crc32
 
 from exporter.errors import FeedFormatError
-from exporter.feed.layout import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, MAX_COUNT, VERSION
+from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, MAX_COUNT, VERSION
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import (
     KINDS,

@@ -18,25 +18,30 @@ from pathlib import Path
 
 from exporter.errors import FeedDirectoryError
 
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  # checked before use
+FALLBACK = "/tmp"  # noqa: S108  # likewise
+_ANOTHER = "choose another with --feed.dir and EXPORTER_FEED_DIR"
+
 
 def own_uid() -> int:
     """Give the user id that this process creates files with."""
     return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has none, and is refused below
 
 
-def default_path(uid: int, *, shared_memory: str = "/dev/shm", fallback: str = "/tmp") -> str:  # noqa: S108  # checked before use
-    """Name the directory that the processes of a user share when nobody chose one."""
-    return os.path.join(shared_memory if os.path.isdir(shared_memory) else fallback, f"exporter-{uid}")
+def default_path() -> str:
+    """Name the directory that the processes of this user share when nobody chose one."""
+    parent = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else FALLBACK
+    return os.path.join(parent, f"exporter-{own_uid()}")
 
 
-def default_directory(uid: int) -> Path:
+def default_directory() -> Path:
     """Give `default_path` as a Path, for the sidecar."""
-    return Path(default_path(uid))
+    return Path(default_path())
 
 
-def is_trusted(path: str | os.PathLike[str], uid: int) -> bool:
+def is_trusted(path: str | os.PathLike[str]) -> bool:
     """Say whether somebody chose this directory, as opposed to the default one of the user."""
-    return os.path.abspath(path) != default_path(uid)
+    return os.path.abspath(path) != default_path()
 
 
 def feed_directory(environment: Mapping[str, str]) -> str:
@@ -45,66 +50,54 @@ def feed_directory(environment: Mapping[str, str]) -> str:
     Raises:
         FeedDirectoryError: It must not or cannot be used.
     """
-    uid = own_uid()
-    path = environment.get("EXPORTER_FEED_DIR") or default_path(uid)
-    prepare_directory(path, trusted=is_trusted(path, uid), uid=uid)
+    path = environment.get("EXPORTER_FEED_DIR") or default_path()
+    prepare_directory(path)
     return path
 
 
-def prepare_directory(path: str | os.PathLike[str], *, trusted: bool, uid: int) -> None:
+def prepare_directory(path: str | os.PathLike[str]) -> None:
     """Make the default directory if it is missing, and check either kind as `check_directory` does."""
-    name = os.fspath(path)
-    if not trusted and sys.platform == "linux":
+    if sys.platform == "linux" and not is_trusted(path):
         try:
-            os.mkdir(name, 0o700)
-            os.chmod(name, 0o700)
+            os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)
         except FileExistsError:
             pass
         except OSError as error:
-            raise FeedDirectoryError(
-                f"cannot create the feed directory ({error.strerror})",
-                path=name,
-                remedy="choose another with --feed.dir and EXPORTER_FEED_DIR",
-            ) from error
-    check_directory(name, trusted=trusted, uid=uid)
+            raise _refusal(f"cannot create the feed directory ({error.strerror})", path, _ANOTHER) from error
+    check_directory(path)
 
 
-def check_directory(path: str | os.PathLike[str], *, trusted: bool, uid: int) -> None:
+def check_directory(path: str | os.PathLike[str]) -> None:
     """Check a directory and change nothing.
 
     Raises:
         FeedDirectoryError: It must not or cannot be used.
     """
-    name = os.fspath(path)
     if sys.platform != "linux":
-        raise FeedDirectoryError(
-            f"the feed needs Linux, this is {sys.platform}",
-            path=name,
-            remedy="statistics are recorded, but nothing can export them from here",
-        )
+        remedy = "statistics are recorded, but nothing can export them from here"
+        raise _refusal(f"the feed needs Linux, this is {sys.platform}", path, remedy)
+    trusted = is_trusted(path)
     try:
-        found = os.stat(name, follow_symlinks=trusted)
+        found = os.stat(path, follow_symlinks=trusted)
     except FileNotFoundError as error:
-        remedy = f"create it: mkdir -p -m 0700 {name}" if trusted else "it is made when the first job records"
-        raise FeedDirectoryError("there is no feed directory", path=name, remedy=remedy) from error
+        remedy = f"create it: mkdir -p -m 0700 {path}" if trusted else "it is made when the first job records"
+        raise _refusal("there is no feed directory", path, remedy) from error
     except OSError as error:
-        raise _refusal(f"cannot look at the feed directory ({error.strerror})", name) from error
+        raise _refusal(f"cannot look at the feed directory ({error.strerror})", path) from error
     if not stat.S_ISDIR(found.st_mode):
         kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a directory"
-        raise _refusal(f"the feed directory is {kind}", name)
+        raise _refusal(f"the feed directory is {kind}", path)
     if trusted:
         return
-    if found.st_uid != uid:
-        raise _refusal(f"the feed directory belongs to uid {found.st_uid}, not to uid {uid}", name)
+    if found.st_uid != own_uid():
+        raise _refusal(f"the feed directory belongs to uid {found.st_uid}, not to uid {own_uid()}", path)
     if found.st_mode & 0o022:
-        raise FeedDirectoryError(
-            f"others may write to the feed directory (mode {stat.S_IMODE(found.st_mode):04o})",
-            path=name,
-            remedy=f"take that from them: chmod 0700 {name}",
-        )
+        told = f"others may write to the feed directory (mode {stat.S_IMODE(found.st_mode):04o})"
+        raise _refusal(told, path, f"take that from them: chmod 0700 {path}")
 
 
-def _refusal(message: str, path: str) -> FeedDirectoryError:
-    return FeedDirectoryError(
-        message, path=path, remedy="remove it, or choose another with --feed.dir and EXPORTER_FEED_DIR"
-    )
+def _refusal(
+    message: str, path: str | os.PathLike[str], remedy: str = f"remove it, or {_ANOTHER}"
+) -> FeedDirectoryError:
+    return FeedDirectoryError(message, path=os.fspath(path), remedy=remedy)

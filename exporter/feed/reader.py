@@ -20,6 +20,7 @@ from pathlib import Path
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed.decoder import ROOM_BYTES, Decoder
 from exporter.feed.directory import check_directory, is_trusted, own_uid
+from exporter.feed.encoder import HEADER, MAX_BYTES
 from exporter.feed.files import (
     FEED,
     LOCK,
@@ -31,7 +32,6 @@ from exporter.feed.files import (
     process_of,
     read_up_to,
 )
-from exporter.feed.layout import HEADER, MAX_BYTES
 from exporter.feed.liveness import RecordLock, holder, remove_process
 from exporter.feed.snapshot import Snapshot
 
@@ -88,16 +88,12 @@ class _Known:
     pid: int | None = None  # the last holder of the lock that could be seen
 
 
-class _RefusedError(Exception):
-    """A file that makes no entry; the argument is the reason."""
-
-
 class FeedReader:
     """Reads a feed directory again and again. Making one touches no file.
 
     The user's default directory may be missing as long as nothing was recorded, and only the user's own files are read in
-    it; in one that somebody chose (`trusted`; None tells it from the path) the files of all users are. Files beyond the
-    limits are refused; those that were read before go first.
+    it; in one that somebody chose the files of all users are. Files beyond the limits are refused; those that were read
+    before go first.
 
     Attributes:
         not_owned: Why the directory cannot be owned, other than that another reader does; "" where it can.
@@ -113,10 +109,9 @@ class FeedReader:
         clock: Callable[[], float] = time.time,
         max_bytes: int = MAX_BYTES,
         max_files: int = MAX_FILES,
-        trusted: bool | None = None,
     ) -> None:
         self._directory = os.fspath(directory)
-        self._trusted = is_trusted(directory, own_uid()) if trusted is None else trusted
+        self._trusted = is_trusted(directory)
         self._monotonic, self._clock = monotonic, clock
         self._max_bytes, self._max_files = max_bytes, max_files
         self._known: dict[str, _Known] = {}
@@ -135,16 +130,15 @@ class FeedReader:
         Raises:
             FeedDirectoryError: The directory is missing (other than the default one), foreign or unreadable.
         """
-        uid = own_uid()
         if not self._trusted and not os.path.lexists(self._directory):
             self._known.clear()
             return Scan((), ())
-        check_directory(self._directory, trusted=self._trusted, uid=uid)
+        check_directory(self._directory)
         try:
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 names = os.listdir(directory)
-                scan = self._scan_files(directory, names, owner=None if self._trusted else uid)
+                scan = self._scan_files(directory, names)
             finally:
                 os.close(directory)
         except OSError as error:
@@ -211,35 +205,35 @@ class FeedReader:
             settle = max(settle, 3 * known.outcome.flush_seconds)
         return (known.pid is not None and _is_gone(known.pid)) or self._monotonic() - known.changed >= settle
 
-    def _scan_files(self, directory: int, names: list[str], *, owner: int | None) -> Scan:
+    def _scan_files(self, directory: int, names: list[str]) -> Scan:
         entries: list[FeedEntry] = []
-        refused: list[tuple[str, str]] = []
         known: dict[str, _Known] = {}
-        files = 0
         self._decoded = sum(each.decoder.cost for name, each in self._known.items() if name in names)
-        for name in sorted([name for name in names if name.endswith(FEED)], key=self._precedence):
+        feeds = [name for name in names if name.endswith(FEED)]
+        of_processes = sorted([name for name in feeds if process_of(name)], key=self._precedence)
+        refused = dict.fromkeys([name for name in feeds if not process_of(name)], "name")
+        refused |= dict.fromkeys(of_processes[self._max_files :], "too_many")
+        for name in of_processes[: self._max_files]:
             each = self._known.get(name) or _Known()
-            files += process_of(name) is not None
             try:
-                if process_of(name) is None or files > self._max_files:
-                    reason = "name" if process_of(name) is None else "too_many"
-                    raise _RefusedError(reason)  # noqa: TRY301  # one way out for every refusal
-                pid = self._look(directory, name, each, owner=owner)
-                known[name] = each
-                if isinstance(each.outcome, str):
-                    raise _RefusedError(each.outcome)  # noqa: TRY301  # likewise
+                pid = self._look(directory, name, each)
             except FileNotFoundError:
                 continue  # removed since the names were read
-            except _RefusedError as error:
-                refused.append((ascii(name)[1:-1], str(error)))
             except OSError as error:
-                refused.append((ascii(name)[1:-1], _REASONS.get(error.errno or 0, "unreadable")))
+                refused[name] = _REASONS.get(error.errno or 0, "unreadable")
+                continue
+            if isinstance(pid, str):
+                refused[name] = pid
+                continue
+            known[name] = each
+            if isinstance(each.outcome, str):
+                refused[name] = each.outcome
             else:
                 age = max(0.0, self._monotonic() - each.changed)
                 entries.append(FeedEntry(each.outcome, pid is not None, age, pid or None))
         self._known = known
         entries.sort(key=lambda entry: (entry.snapshot.process.started, entry.snapshot.process.id))
-        return Scan(tuple(entries), tuple(refused))
+        return Scan(tuple(entries), tuple([(ascii(name)[1:-1], why) for name, why in refused.items()]))
 
     def _precedence(self, name: str) -> tuple[int, str]:
         # Who is read already stays, whatever else is thrown into the directory, and what was refused hides nobody new.
@@ -248,19 +242,19 @@ class FeedReader:
             return 1, name
         return (2 if isinstance(known.outcome, str) else 0), name
 
-    def _look(self, directory: int, name: str, known: _Known, *, owner: int | None) -> int | None:
-        """Bring what is known of a file up to date; gives the holder of its lock."""
+    def _look(self, directory: int, name: str, known: _Known) -> int | str | None:
+        """Bring what is known of a file up to date; gives the holder of its lock, or why the file is refused."""
         try:
             # Before reading: what is read of a process that is dead by then is the last that it wrote.
             pid = holder(name.removesuffix(FEED) + LOCK, directory=directory)
-        except OSError as error:
-            raise _RefusedError("lock") from error
+        except OSError:
+            return "lock"
         descriptor, found = open_regular(name, directory=directory)
         try:
-            if owner is not None and found.st_uid != owner:
-                raise _RefusedError("owner")
+            if not self._trusted and found.st_uid != own_uid():
+                return "owner"
             if found.st_size > self._max_bytes:
-                raise _RefusedError("too_large")
+                return "too_large"
             state = _state(descriptor, found)
             if state != known.state:
                 self._decode(read_up_to(descriptor, found.st_size), name, known, modified=found.st_mtime)

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
-from exporter.feed.directory import is_trusted, own_uid, prepare_directory
-from exporter.feed.encoder import Encoder
+from exporter.feed.directory import is_trusted, prepare_directory
+from exporter.feed.encoder import HEADER, MAX_BYTES, MAX_STATS, Encoder
 from exporter.feed.files import (
     FEED,
     LOCK,
@@ -30,7 +30,6 @@ from exporter.feed.files import (
     read_file,
     replace_file,
 )
-from exporter.feed.layout import HEADER, MAX_BYTES, MAX_STATS
 from exporter.feed.liveness import RecordLock, holder, remove_process
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
@@ -66,13 +65,11 @@ class FeedWriter:
         flush_seconds: float = 1.0,
         clock: Callable[[], float] = time.time,
         max_bytes: int = MAX_BYTES,
-        trusted: bool | None = None,
     ) -> None:
         if not is_process_id(identity.id):
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
         self._directory = os.path.abspath(directory)  # the job may change its working directory later
-        self._trusted = is_trusted(self._directory, own_uid()) if trusted is None else trusted
-        self._mode = SHARED_MODE if self._trusted else OWN_MODE
+        self._mode = SHARED_MODE if is_trusted(self._directory) else OWN_MODE
         self.identity = identity
         self._flush_seconds = flush_seconds
         self._clock = clock
@@ -88,8 +85,7 @@ class FeedWriter:
         self.notice: str | None = None
         self._pid = os.getpid()
         self._cleared = False
-        self._rivals: dict[str, int] | None = None  # names of files and pids
-        self._rivals_at = 0.0
+        self._rivals_at = float("inf")  # when to look who else is this rank
         self._closed = False
 
     def publish(self, recording: Recording) -> bool:
@@ -108,7 +104,8 @@ class FeedWriter:
         finally:
             self._writing.release()
         self.problem = None
-        self._look_for_rivals()
+        if self.identity.trains and self.identity.run_given and self.identity.rank is not None:
+            self._look_for_rivals()
         return True
 
     def close(self) -> None:
@@ -130,7 +127,7 @@ class FeedWriter:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-        prepare_directory(self._directory, trusted=self._trusted, uid=own_uid())
+        prepare_directory(self._directory)
         self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
         if self._lock is None:
             raise BlockingIOError(f"somebody else holds {self._stem}{LOCK}")
@@ -170,27 +167,20 @@ class FeedWriter:
         return data
 
     def _look_for_rivals(self) -> None:
-        """Look who else is this rank, once when it trains; and a while later whether it still is.
-
-        A process that is just being replaced, as in a restart, is no rival.
-        """
-        who, before = self.identity, self._rivals
-        if not (who.trains and who.run_given) or who.rank is None or before == {}:
+        """Look once who else is this rank, a while after it began to train: one that is being replaced is gone by then."""
+        now, who = self._clock(), self.identity
+        self._rivals_at = min(self._rivals_at, now + RIVAL_SECONDS)
+        if now < self._rivals_at:
             return
-        if before is not None and self._clock() < self._rivals_at:
-            return
+        self._rivals_at = float("-inf")
         try:
             names = [name for name in os.listdir(self._directory)[:MOST_CLEARED] if name.endswith(FEED)]
         except OSError:
             return
-        found = {name: pid for name in names if (pid := _rival(self._directory, name, who)) is not None}
-        if before is None:
-            self._rivals, self._rivals_at = found, self._clock() + RIVAL_SECONDS
-            return
-        self._rivals = {}
-        if still := sorted(before.keys() & found.keys()):
+        rival = next((pid for name in names if (pid := _rival(self._directory, name, who))), None)
+        if rival is not None:
             self.notice = (
-                f"rank {who.rank} of the run {who.run!r} is taken by another living process (pid {found[still[0]]});"
+                f"rank {who.rank} of the run {who.run!r} is taken by another living process (pid {rival});"
                 f" this one (pid {who.pid}) is shown as another worker of it: give each process a rank, by"
                 " its launcher, RANK or exporter.configure(rank=…), or each run a name of its own"
             )

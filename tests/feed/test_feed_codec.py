@@ -13,12 +13,11 @@ from feed_support import new_identity, new_recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import exporter.feed.layout
+import exporter.feed.encoder
 from exporter.errors import DefinitionError, FeedFormatError
 from exporter.feed import decoder
 from exporter.feed.decoder import Decoder, decode
-from exporter.feed.encoder import Encoder, encode
-from exporter.feed.layout import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC
+from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, Encoder, encode
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.definition import check_definition
 from exporter.recording.values import (
@@ -228,7 +227,7 @@ def test_the_worked_example_in_the_documentation_is_true() -> None:
     reading = StatReading(StatDefinition("loss", mean), 3, 4.5, window=window, last_sample=1700000061.25)
     identity = new_identity(id=bytes(range(16)).hex(), pid=7, run="r")
     snapshot = Snapshot(identity, 2, 1700000061.5, 1.0, Recording((reading,)), {"write_failed": 1})
-    text = str(exporter.feed.layout.__doc__)
+    text = str(exporter.feed.encoder.__doc__)
 
     data = encode(snapshot)
 

@@ -1,3 +1,5 @@
+"""The feed directory, chosen or default, and the rules that the sidecar leaves in it."""
+
 from __future__ import annotations
 
 import os
@@ -6,109 +8,209 @@ import sys
 from pathlib import Path
 
 import pytest
-from feed_support import needs_root
+from feed_support import make_default, mounted, needs_root
 
-from exporter.errors import FeedDirectoryError
-from exporter.feed.directory import (
-    default_directory,
-    default_path,
-    feed_directory,
-    is_trusted,
-    prepare_directory,
-)
+from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed import directory
+from exporter.feed.directory import default_path, feed_directory, is_trusted, prepare_directory
+from exporter.feed.overrides import OverridesReader, read_overrides, write_overrides
+from exporter.recording.definition import check_rules
 
 UID = os.geteuid()
+RULES = (
+    {"match": "train.*", "enabled": False},
+    {
+        "match": "loss",
+        "aggregations": ["mean", "p95"],
+        "window_seconds": 10.5,
+        "window_samples": None,
+        "buckets": [0.1, 1],
+    },
+)
 
 
-def test_the_default_directory_is_in_shared_memory_and_named_by_the_user(tmp_path: Path) -> None:
-    missing = str(tmp_path / "none")
+@pytest.fixture
+def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's default directory, which is missing."""
+    return make_default(tmp_path, monkeypatch)
 
-    assert default_directory(1000) == Path("/dev/shm/exporter-1000")
-    assert default_path(7, shared_memory=missing, fallback=str(tmp_path)) == f"{tmp_path}/exporter-7"
 
-
-def test_only_the_default_directory_of_the_user_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_directory_is_in_shared_memory_and_named_by_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir("/dev/shm")
 
-    assert not is_trusted("/dev/shm/exporter-1000", 1000)
-    assert not is_trusted("exporter-1000/", 1000)
-    assert is_trusted("/dev/shm/exporter-1000", 1001)
+    assert default_path() == f"/dev/shm/exporter-{UID}"
+    assert [is_trusted(path) for path in (default_path(), f"exporter-{UID}/", "/dev/shm/exporter-12345")] == [
+        False,
+        False,
+        True,
+    ]
+    monkeypatch.setattr(directory, "SHARED_MEMORY", "/dev/none")
+    assert default_path() == f"/tmp/exporter-{UID}"
 
 
-def test_the_default_directory_is_made_private_whatever_the_umask(tmp_path: Path) -> None:
-    path = tmp_path / "feed"
+def test_the_default_directory_is_made_private_whatever_the_umask(default: Path) -> None:
     previous = os.umask(0o777)
     try:
-        prepare_directory(path, trusted=False, uid=UID)
+        prepare_directory(default)
     finally:
         os.umask(previous)
 
-    assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    prepare_directory(path, trusted=False, uid=UID)  # and again is no error
+    assert stat.S_IMODE(default.stat().st_mode) == 0o700
+    prepare_directory(default)  # and again is no error
 
 
 @pytest.mark.parametrize("kind", ["symlink", "dangling symlink", "file"])
-def test_a_default_directory_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
-    path, other = tmp_path / "feed", tmp_path / "other"
+def test_a_default_directory_that_is_none_is_refused(default: Path, tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "other"
     if kind == "file":
-        path.touch()
+        default.touch()
     else:
-        path.symlink_to(other)
+        default.symlink_to(other)
     if kind == "symlink":
         other.mkdir(mode=0o700)
 
     with pytest.raises(FeedDirectoryError) as caught:
-        prepare_directory(path, trusted=False, uid=UID)
+        prepare_directory(default)
 
-    assert caught.value.path == str(path)
+    assert caught.value.path == str(default)
     assert "--feed.dir" in caught.value.remedy
 
 
-@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777, 0o1777])
-def test_a_default_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "feed"
-    path.mkdir()
-    path.chmod(mode)
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o1777])
+def test_a_default_directory_that_others_may_write_to_is_refused(default: Path, mode: int) -> None:
+    default.mkdir()
+    default.chmod(mode)
 
     with pytest.raises(FeedDirectoryError, match=f"{mode:04o}"):
-        prepare_directory(path, trusted=False, uid=UID)
+        prepare_directory(default)
 
 
 @needs_root
-def test_a_default_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "feed"
-    path.mkdir(mode=0o700)
-    os.chown(path, 12345, -1)
+def test_a_default_directory_of_somebody_else_is_refused(default: Path) -> None:
+    default.mkdir(mode=0o700)
+    os.chown(default, 12345, -1)
 
     with pytest.raises(FeedDirectoryError, match="belongs to uid 12345"):
-        prepare_directory(path, trusted=False, uid=UID)
+        prepare_directory(default)
 
 
 def test_a_chosen_directory_may_be_anybodys_but_must_exist(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     with pytest.raises(FeedDirectoryError, match="mkdir -p"):
-        prepare_directory(shared, trusted=True, uid=UID)
+        prepare_directory(shared)
     shared.mkdir()
     shared.chmod(0o777)
     (tmp_path / "link").symlink_to(shared)
 
-    prepare_directory(shared, trusted=True, uid=UID + 1)
-    prepare_directory(tmp_path / "link", trusted=True, uid=UID)
+    prepare_directory(shared)
+    prepare_directory(tmp_path / "link")
 
 
 def test_off_linux_every_directory_is_refused_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    default: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
     with pytest.raises(FeedDirectoryError, match="needs Linux"):
-        prepare_directory(tmp_path / "feed", trusted=False, uid=UID)
+        prepare_directory(default)
 
-    assert not list(tmp_path.iterdir())
+    assert not default.exists()
 
 
-def test_a_process_finds_its_directory_in_the_environment_or_learns_what_is_wrong(tmp_path: Path) -> None:
+def test_a_process_finds_its_directory_in_the_environment_or_learns_what_is_wrong(
+    default: Path, tmp_path: Path
+) -> None:
     assert feed_directory({"EXPORTER_FEED_DIR": str(tmp_path)}) == str(tmp_path)
-    assert feed_directory({"EXPORTER_FEED_DIR": ""}) == default_path(UID)
+    assert feed_directory({"EXPORTER_FEED_DIR": ""}) == str(default)
     with pytest.raises(FeedDirectoryError):
         feed_directory({"EXPORTER_FEED_DIR": str(tmp_path / "missing")})
+
+
+# Rules
+
+
+def test_rules_are_read_as_they_were_written_and_recording_takes_them(tmp_path: Path) -> None:
+    assert read_overrides(tmp_path) is read_overrides(tmp_path / "missing") is None
+    write_overrides(tmp_path, RULES)
+
+    read = read_overrides(tmp_path)
+
+    assert read == RULES
+    assert check_rules(read)[1] == []
+
+
+def test_a_follower_sees_each_change_once_and_a_broken_file_too(tmp_path: Path) -> None:
+    follower = OverridesReader(tmp_path)
+    seen = [OverridesReader(tmp_path / "missing").changed_rules(), follower.changed_rules()]
+    for rules in (RULES, RULES[:1], ()):
+        write_overrides(tmp_path, rules)
+        seen += [follower.changed_rules(), follower.changed_rules()]
+    (tmp_path / "overrides.json").write_text("{")
+    with pytest.raises(FeedFormatError):
+        follower.changed_rules()
+    seen.append(follower.changed_rules())
+    write_overrides(tmp_path, RULES)
+    seen.append(follower.changed_rules())
+    (tmp_path / "overrides.json").unlink()
+    seen += [follower.changed_rules(), follower.changed_rules()]
+
+    assert seen == [None, None, RULES, None, RULES[:1], None, (), None, None, RULES, (), None]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "content"),
+        (b'{"version": 2, "rules": []}', "version"),
+        (b"[]", "content"),
+        (b'{"version": 1, "rules": [{"match": "\xff"}]}', "content"),
+        (b'{"version": 1, "rules": [{"match": 1}]}', "content"),
+        (b" " * (1 << 20) + b"{}", "content"),
+    ],
+)
+def test_a_damaged_file_of_rules_gives_the_documented_error(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    (tmp_path / "overrides.json").write_bytes(content)
+
+    with pytest.raises(FeedFormatError) as caught:
+        read_overrides(tmp_path)
+
+    assert caught.value.reason == reason
+
+
+def test_rules_that_everybody_may_write_are_refused(tmp_path: Path) -> None:
+    write_overrides(tmp_path, RULES)
+    (tmp_path / "overrides.json").chmod(0o646)
+
+    with pytest.raises(FeedDirectoryError, match="everybody"):
+        read_overrides(tmp_path)
+
+
+@needs_root
+def test_rules_are_private_in_the_default_directory_and_somebody_elses_are_refused_there(
+    default: Path, tmp_path: Path
+) -> None:
+    default.mkdir(mode=0o700)
+    for where in (default, tmp_path):
+        write_overrides(where, RULES)
+    modes = [stat.S_IMODE((where / "overrides.json").stat().st_mode) | 0o022 for where in (default, tmp_path)]
+    for where in (default, tmp_path):
+        os.chown(where / "overrides.json", 12345, -1)
+
+    assert modes == [0o622, 0o666]
+    assert read_overrides(tmp_path) == RULES
+    with pytest.raises(FeedDirectoryError, match="12345"):
+        read_overrides(default)
+
+
+def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:
+    with mounted(tmp_path, "-t", "tmpfs", "-o", "size=16k", "tmpfs"):
+        write_overrides(tmp_path, RULES)
+        with pytest.raises(FeedDirectoryError, match="No space"):
+            write_overrides(tmp_path, [{"match": f"{n}" * 500} for n in range(10, 30)])
+
+        assert read_overrides(tmp_path) == RULES
+        assert [path.name for path in tmp_path.iterdir()] == ["overrides.json"]

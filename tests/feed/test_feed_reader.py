@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from feed_support import (
+    make_default,
     mounted,
     needs_root,
     new_identity,
@@ -230,14 +231,15 @@ def test_a_file_above_the_limit_is_refused_unread(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_file_of_somebody_else_is_refused_in_the_default_directory_and_read_in_a_chosen_one(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tmp_path.chmod(0o700)
-    foreign = publish_once(tmp_path)
-    os.chown(tmp_path / f"{foreign}.feed", 12345, 12345)
+    default = make_default(tmp_path, monkeypatch)
+    foreign = [publish_once(where) for where in (default, tmp_path)]
+    for name, where in zip(foreign, (default, tmp_path), strict=True):
+        os.chown(where / f"{name}.feed", 12345, 12345)
 
-    assert len(FeedReader(tmp_path, trusted=True).scan().entries) == 1
-    assert refused(tmp_path, trusted=False) == {f"{foreign}.feed": "owner"}
+    assert len(FeedReader(tmp_path).scan().entries) == 1
+    assert refused(default) == {f"{foreign[0]}.feed": "owner"}
 
 
 @needs_root
@@ -320,9 +322,9 @@ def test_a_crowd_of_empty_files_hides_no_later_job_and_is_cleared(tmp_path: Path
 
 
 def test_a_missing_default_directory_holds_nothing_and_a_missing_chosen_one_is_an_error(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert FeedReader(tmp_path / "feed", trusted=False).scan().entries == ()
+    assert FeedReader(make_default(tmp_path, monkeypatch)).scan().entries == ()
     with pytest.raises(FeedDirectoryError):
         FeedReader(tmp_path / "feed").scan()
 

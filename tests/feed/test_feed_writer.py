@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from feed_support import (
+    make_default,
     mounted,
     new_identity,
     new_recording,
@@ -60,14 +61,14 @@ def test_an_orderly_end_leaves_the_final_snapshot_and_no_life(tmp_path: Path) ->
 
 
 def test_files_are_private_in_the_default_directory_and_shared_as_the_umask_says_elsewhere(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, shared = tmp_path / "own", tmp_path / "shared"
+    own, shared = make_default(tmp_path, monkeypatch), tmp_path / "shared"
     shared.mkdir()
     previous = os.umask(0o027)
     try:
-        for directory, trusted in ((own, False), (shared, True)):
-            writer = FeedWriter(directory, new_identity(), trusted=trusted)
+        for directory in (own, shared):
+            writer = FeedWriter(directory, new_identity())
             assert writer.publish(new_recording())
             writer.close()
     finally:
@@ -194,16 +195,18 @@ def test_a_chosen_directory_that_goes_is_missed_until_it_is_back(tmp_path: Path)
 
 
 @pytest.mark.parametrize("goes", [shutil.rmtree, lambda directory: directory.rename(f"{directory}-moved")])
-def test_the_default_directory_is_made_again_when_it_goes(tmp_path: Path, goes: object) -> None:
-    directory = tmp_path / "feed"
-    writer = FeedWriter(directory, new_identity(), trusted=False)
+def test_the_default_directory_is_made_again_when_it_goes(
+    tmp_path: Path, goes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_default(tmp_path, monkeypatch)
+    writer = FeedWriter(directory, new_identity())
     assert writer.publish(new_recording())
     assert callable(goes)
     goes(directory)
 
     assert writer.publish(new_recording())
 
-    assert only_entry(FeedReader(directory, trusted=False)).alive
+    assert only_entry(FeedReader(directory)).alive
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     writer.close()
 
