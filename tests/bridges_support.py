@@ -155,7 +155,6 @@ def job(
         GAUGES + program,
         check=check,
         timeout=150,
-        PYTHONPATH=f"{site}:{REPOSITORY}",
-        **{**QUIET, **environment},
+        **{"PYTHONPATH": f"{site}:{REPOSITORY}", **QUIET, **environment},
     )
     return Job(done, page_of(feed))

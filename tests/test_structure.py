@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"errors", "one_logger", "recording"},  # the other package's names, in its __init__ alone
     "bridges": {"elastic", "errors", "one_logger", "patching", "recording", "training"},
     "one_logger": {"errors", "recording", "training", "version"},
+    "autoload": set(),
     "families": {"errors"},
     "config": {"errors"},
     "collectors": {

@@ -52,6 +52,8 @@ ASKED_TO_END_SECONDS = 3.0
 """After SIGTERM or Ctrl-C somebody waits for the end, and may kill what does not come to it."""
 KILL_SECONDS = 1.5
 """What the sidecar has, within the time that is given to it, between SIGTERM and SIGKILL."""
+AUTOLOAD = Path(__file__).resolve().parent.parent / "autoload"
+"""First of the job's PYTHONPATH: the bridges of libraries that load no entry point."""
 POLL_SECONDS = 0.1
 QUIET_SECONDS = 2.0
 
@@ -126,6 +128,9 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         FEED_DIRECTORY_VARIABLE: str(feed_directory),
         LAUNCH: launch_name(script_of(command), time.time()),
     }
+    if environment["EXPORTER_AUTO"] == "1" and environ.get("EXPORTER_DISABLED") != "1":
+        paths = (str(AUTOLOAD), environ.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if value_of(given, "--run.name") is not None:
         environment["EXPORTER_RUN"] = value_of(given, "--run.name")
     return Plan(

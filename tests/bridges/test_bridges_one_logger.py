@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from bridges_support import AUTO, LIGHTNING, Job, job, wanted
+from places import PROJECT as REPOSITORY
+
+from exporter.cli.run import AUTOLOAD
 
 pytestmark = [wanted("nv_one_logger"), pytest.mark.timeout(120)]
 
@@ -72,7 +75,13 @@ from exporter.bridges.one_logger import OneLoggerExporter
 configure().with_exporter(OneLoggerExporter()).configure_provider()
 """
 WAYS = {
-    "by the recorder, unasked": ("configure().configure_provider()", {"EXPORTER_AUTO": "1"}),
+    "by the import, in a job of `run` that names exporters of its own": (
+        (
+            "import nv_one_logger.exporter.file_exporter as there, pathlib;"
+            "configure().with_exporter(there.FileExporter(pathlib.Path('told.json'))).configure_provider()"
+        ),
+        {"EXPORTER_AUTO": "1", "PYTHONPATH": f"{AUTOLOAD}:{REPOSITORY}"},
+    ),
     "by the entry point": (
         "configure().with_export_config().configure_provider()",
         {"EXPORTER_AUTO": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
@@ -92,12 +101,7 @@ WAYS = {
 @pytest.fixture(params=WAYS, scope="module")
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     program, environment = WAYS[request.param]
-    auto = "import exporter_auto; exporter_auto.start()\n" if "recorder" in request.param else ""
-    return job(
-        tmp_path_factory.mktemp("one_logger"),
-        auto + PRELUDE + program + "\nwork()",
-        environment,
-    )
+    return job(tmp_path_factory.mktemp("one_logger"), PRELUDE + program + "\nwork()", environment)
 
 
 def test_iterations_are_told_though_exporters_are_not_shown_them(told: Job) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from run_support import (
     FIRST_LINE,
+    REPOSITORY,
     environment,
     finished,
     free_port,
@@ -250,3 +251,19 @@ def test_everything_that_one_launch_starts_shares_its_name_and_another_launch_ha
 
     assert first == again != other
     assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", first)
+
+
+@pytest.mark.parametrize(("auto", "watched"), [("1", True), ("0", False)])
+def test_libraries_without_entry_points_are_watched_and_an_own_sitecustomize_is_loaded(
+    auto: str, watched: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("")
+    code = (
+        "import sitecustomize as own, sys; found = [each for each in sys.meta_path if 'sitecustomize' in str(each)];"
+        "print(own.__file__, bool(found), [each for each in sys.path if 'autoload' in each])"
+    )
+    path = f"{REPOSITORY}:{tmp_path}"
+    command = run_command(tmp_path / "feed", [sys.executable, "-c", code])
+    done = finished(command, env=environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
+
+    assert done.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(watched), "[]\n"]

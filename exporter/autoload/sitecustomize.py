@@ -1,0 +1,41 @@
+"""Loaded by every Python that a job of `training-exporter run` starts, since its folder is the first of PYTHONPATH.
+
+Torch and Lightning find `exporter_auto` by entry points. One-logger and Keras without torch look for none, so their
+import calls it here. No part of the package: it imports nothing of it before that, and whatever goes wrong stays here. The
+environment's own `sitecustomize` is loaded as if this one were not there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+_WATCHED = frozenset({"nv_one_logger", "keras"})
+
+
+class _Finder:
+    """Installs the bridges before the first of the libraries is imported; it finds no module itself."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG003  # as is called
+        if name in _WATCHED:
+            sys.meta_path.remove(cls)
+            with suppress(Exception):
+                __import__("exporter_auto").start()
+
+
+def _give_way() -> None:
+    """Load the sitecustomize that this one stands before, if there is one."""
+    here, own = os.path.dirname(os.path.abspath(__file__)), sys.modules.pop("sitecustomize")  # noqa: PTH100, PTH120  # cheap
+    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]  # noqa: PTH100  # likewise
+    try:
+        with suppress(ImportError):
+            __import__("sitecustomize")
+    finally:
+        sys.modules.setdefault("sitecustomize", own)
+
+
+if os.environ.get("EXPORTER_AUTO") == "1":
+    sys.meta_path.insert(0, _Finder)
+_give_way()
