@@ -9,6 +9,7 @@ import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
+from waiting import PATIENCE
 
 _FEED = tempfile.mkdtemp(prefix="exporter-tests-")
 os.environ["EXPORTER_FEED_DIR"] = _FEED  # before anything imports exporter, which reads it at the first flush
@@ -27,6 +28,13 @@ def _no_launch_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that records in this process names a launch, which the children of the next would share."""
     for name in ("EXPORTER_LAUNCH", "EXPORTER_RANK_OWNER"):
         monkeypatch.delenv(name, raising=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's own limit is for what hangs, too: a busy machine is not at fault."""
+    for item in items:
+        if limit := item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

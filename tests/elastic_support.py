@@ -9,6 +9,8 @@ import textwrap
 import time
 from pathlib import Path
 
+from waiting import PATIENCE
+
 import exporter
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
@@ -65,7 +67,7 @@ def child(
         cwd=feed.parent,  # `-c` looks for modules and distributions there first
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=timeout * PATIENCE,
         check=False,
     )
     assert not check or done.returncode == 0, done.stderr

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from waiting import PATIENCE
+
 from exporter.one_logger.exporters import BaseExporter
 from exporter.one_logger.provider import forget
 from exporter.one_logger.records import current
@@ -123,6 +125,6 @@ def run_python(
         | environment,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=timeout * PATIENCE,
         check=False,
     )

@@ -41,7 +41,7 @@ def wait_for(what: Callable[[], Any], *, seconds: float = 15.0, told: str = "") 
 def fetch(url: str) -> str | None:
     """The body of a successful answer, else None."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=5 * PATIENCE) as answer:
             return str(answer.read().decode())
     except (OSError, urllib.error.HTTPError):
         return None

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
+from waiting import PATIENCE
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Notes every signal it gets, one a line, in the file named by its argument; ends at SIGUSR2, or by itself.
@@ -99,7 +101,7 @@ def parent_of(pid: int) -> int | None:
 
 def scrape(port: int, path: str = "/metrics") -> str:
     """A page of the sidecar."""
-    with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+    with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5 * PATIENCE) as answer:
         page: bytes = answer.read()
         return page.decode()
 

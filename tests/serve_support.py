@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import run_support
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 environment = run_support.environment
 
@@ -23,7 +23,7 @@ environment = run_support.environment
 def exporter(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The exporter's command line, run to its end."""
     command = [sys.executable, "-m", "exporter", *arguments]
-    return run_support.finished(command, env=environment(**more), timeout=15)
+    return run_support.finished(command, env=environment(**more), timeout=15 * PATIENCE)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Sidecar:
 
     def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
         """Status and body of an answer."""
-        connection = http.client.HTTPConnection(self.address, timeout=10)
+        connection = http.client.HTTPConnection(self.address, timeout=10 * PATIENCE)
         with contextlib.closing(connection):
             connection.request(method, path)
             response = connection.getresponse()
@@ -111,4 +111,4 @@ def recording(tmp_path: Path, code: str, rank: int) -> Iterator[None]:
         assert process.stdout.readline() == "recording\n"
         yield
     finally:
-        process.communicate("end\n", timeout=10)
+        process.communicate("end\n", timeout=10 * PATIENCE)

@@ -141,7 +141,7 @@ def fetch(
     method: str = "GET",
     headers: dict[str, str] | None = None,
     context: ssl.SSLContext | None = None,
-    timeout: float = 8.0,
+    timeout: float = 8.0 * PATIENCE,
 ) -> Reply:
     """One request on a connection of its own."""
     began = time.monotonic()
@@ -166,7 +166,7 @@ def scrapes(port: int, count: int = 3, context: ssl.SSLContext | None = None) ->
     return replies
 
 
-def exchange(port: int, sent: bytes, *, timeout: float = 8.0) -> bytes:
+def exchange(port: int, sent: bytes, *, timeout: float = 8.0 * PATIENCE) -> bytes:
     """Send bytes as they are; everything that comes back until the end."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as peer:
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from run_support import REPOSITORY, environment, finished, free_port, page, scrape, started
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from exporter.cli.silence import remedy, silence_of
 from exporter.feed.runs import Silence
@@ -152,6 +152,6 @@ def test_a_job_s_own_exporter_takes_nobody_s_place(tmp_path: Path, name: str, pa
     settings = {"cwd": tmp_path, "env": environment(PYTHONPATH=path), "stdin": subprocess.PIPE}
     with started(command, feed, stdout=subprocess.PIPE, **settings) as run:
         wait_until(lambda: "exporter_build_info" in page(port))
-        output, _ = run.communicate("\n", timeout=20)
+        output, _ = run.communicate("\n", timeout=20 * PATIENCE)
 
     assert (run.returncode, output) == (0, "the job of the user\n")

@@ -15,7 +15,7 @@ import pytest
 from collectors_support import assert_sound, names_of, value_of
 from energy_support import nobody
 from ledger_support import a_process
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from exporter.collectors.job import JobProcess
 from exporter.collectors.processes.collector import ProcessCollector
@@ -206,7 +206,7 @@ def test_the_feed_leads_to_the_process_and_tells_its_end(tmp_path: Path) -> None
     collector = ProcessCollector(job=lambda: jobs.processes, keeper=state)
     jobs.collect()
     alive = collector.collect()
-    trainer.communicate("end\n", timeout=10)
+    trainer.communicate("end\n", timeout=10 * PATIENCE)
     jobs.collect()
     ended = collector.collect()
 

@@ -22,6 +22,7 @@ from run_support import free_port
 from serve_support import environment, sidecar
 from test_goodput_scenarios import Page, wait_for
 from test_goodput_scenarios import page as page_of
+from waiting import PATIENCE
 
 from exporter.ledger.goodput.task import CAUSES
 from exporter.recording.values import END_REASONS
@@ -126,7 +127,9 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
         OMP_NUM_THREADS="1",
     )
     with sidecar(tmp_path, f"--config.file={tmp_path / 'exporter.yaml'}") as running:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=150 * PATIENCE, check=False
+        )
         assert done.returncode == 0, done.stderr
         wait_for(running, lambda found: found.of("uncommitted_seconds", "llama") == 0)
         page = page_of(running)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from goodput_support import PaperJob, Watched
 from ledger_support import START, MemoryFeed, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from waiting import PATIENCE
 
 from exporter.feed.encoder import encode
 from exporter.ledger.store import StateStore
@@ -139,7 +140,7 @@ def test_a_crowd_of_stats_is_shed_and_counted_and_the_sidecar_lives(
 ) -> None:
     a_crowd(tmp_path, processes=processes, stats=stats)
     command = [sys.executable, str(Path(__file__).parent / "crowd_child.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110 * PATIENCE)
 
     assert done.returncode == 0, done.stderr[-2000:]
     peak, shed_by, shed = map(int, done.stdout.split())
