@@ -132,7 +132,7 @@ def _time(at: float) -> str:
 def _state(seen: View) -> str:
     about, series = seen.about, seen.readings.value("exporter_series")
     ready = marked("good", "ready") if about.not_ready is None else marked("bad", "not ready")
-    told = "" if series is None else f" · {series:.0f} series"
+    told = f" · {series:.0f} series" if series else ""
     up = marked("dim", f"up {duration(about.now - about.started)}{told} · {_time(about.now)}")
     return f"<p>{ready} {up}</p>"
 
@@ -357,8 +357,8 @@ def _machine(seen: View) -> str:
     )
     plots = (
         plot("CPU", {"CPU": past.levels(CPU, "")}, "ratio", seen.about.now, floor=0.0),
-        plot("network", {"network": past.rates(NETWORK, "")}, "bytes", seen.about.now, floor=0.0),
-        plot("disks", {"disks": past.rates(DISK, "")}, "bytes", seen.about.now, floor=0.0),
+        plot("network per second", {"network": past.rates(NETWORK, "")}, "bytes", seen.about.now, floor=0.0),
+        plot("disks per second", {"disks": past.rates(DISK, "")}, "bytes", seen.about.now, floor=0.0),
     )
     return (
         f'<h2>Machine</h2><section class="card" aria-label="Machine"><dl class="grid">{"".join(cells)}</dl>'

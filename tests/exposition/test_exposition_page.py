@@ -88,19 +88,6 @@ def test_a_published_family_gives_way_to_a_watched_one() -> None:
     assert value(page, "a", rank="0") == 1.0
 
 
-def test_a_watched_block_is_made_anew_at_every_scrape() -> None:
-    page = Page()
-    made: list[float] = []
-
-    def families() -> Sequence[Metric]:
-        made.append(1.0)
-        return [gauge("own", {"0": float(len(made))})]
-
-    page.watch("self", families)
-
-    assert [value(page, "own", rank="0") for _ in range(3)] == [1.0, 2.0, 3.0]
-
-
 def test_a_watched_block_that_raises_is_missing_alone_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     page = page_of(gauge("a", {"0": 1.0}))
     page.watch("broken", lambda: [gauge("b", {"0": 1 / 0})])
@@ -365,23 +352,3 @@ def test_the_exporters_own_numbers_have_room_before_all_others() -> None:
     assert len(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) <= 60
     assert value(page, "exporter_series_limit") == 60.0
     assert (value(page, "exporter_series_dropped_total", family="host_wild", reason="cap") or 0) > 0
-
-
-def test_a_family_made_later_is_made_by_the_first_scrape_and_judged_there() -> None:
-    spec = FamilySpec("host_late", "gauge", "Late.", ("of",))
-    samples: dict[tuple[str, ...], float] = {("a",): 1.0, ("b",): float("nan")}
-    page = Page()
-    page.publish("one", [spec.later(samples)])
-    samples["c",] = 3.0  # as a test alone may do, to see when they are looked at
-
-    bodies = [page.render(Format.TEXT)]
-    samples["d",] = 4.0
-    bodies.append(page.render(Format.TEXT))
-
-    assert bodies[0] == bodies[1]
-    assert b'host_late{of="a"} 1.0\nhost_late{of="c"} 3.0\n' in bodies[0]
-    assert any(
-        sample.labels == {"family": "host_late", "reason": "value"} and sample.value == 1
-        for family in page.families()
-        for sample in family.samples
-    )

@@ -8,7 +8,7 @@ import pytest
 from exposition_support import dropped, gauge, library_body, page_of, read, text_of, valid_families, value
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client.core import Metric, StateSetMetricFamily, SummaryMetricFamily
+from prometheus_client.core import Metric, StateSetMetricFamily
 from prometheus_client.samples import Exemplar, Sample
 
 from exporter.exposition.negotiation import Format
@@ -121,13 +121,6 @@ def test_timestamps_exemplars_and_times_of_creation_are_not_written() -> None:
     metric.add_sample("foreign_created", {}, 17.0)
 
     assert text_of(page_of(metric)).splitlines()[2:] == ["foreign_total 3.0"]
-
-
-def test_the_quantiles_of_a_foreign_summary_are_written() -> None:
-    summary = SummaryMetricFamily("foreign", "Foreign.", count_value=2, sum_value=3.0)
-    summary.add_sample("foreign", {"quantile": "0.5"}, 1.5)
-
-    assert value(page_of(summary), "foreign", quantile="0.5") == 1.5
 
 
 def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import logging
 import socket
 import threading
-from collections.abc import Coroutine
 
 import pytest
 from web_child import numbers
-from web_support import Child, Page, eventually, exchange, fetch, port_of, read_answer, scrapes, serving
+from web_support import Child, Page, eventually, exchange, fetch, port_of, scrapes, serving
 
-from exporter.errors import ConfigurationError, ListenError, Problem
+from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import Format
-from exporter.web.server import Limits, Server
+from exporter.web.server import Server
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
@@ -40,28 +38,6 @@ def test_metrics_are_given_in_the_form_that_is_asked_for() -> None:
     assert gzip.decompress(openmetrics.body) == b"OPENMETRICS"
     assert plain.headers["vary"] == openmetrics.headers["vary"] == "Accept, Accept-Encoding"
     assert plain.headers["x-content-type-options"] == "nosniff"
-
-
-def test_a_head_on_a_kept_connection_does_not_shift_the_next_answer() -> None:
-    with serving() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as peer:
-        peer.sendall(b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\nGET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
-        head = b""
-        while b"\r\n\r\n" not in head:
-            head += peer.recv(1)
-        status, body = read_answer(peer)
-
-    assert b"Content-Length: 5\r\n" in head
-    assert (status, body) == (200, b"healthy\n")
-
-
-def test_a_client_that_closes_its_side_after_the_request_gets_the_answer() -> None:
-    with serving() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as peer:
-        peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        peer.shutdown(socket.SHUT_WR)
-        status, body = read_answer(peer)
-        end = peer.recv(1)
-
-    assert (status, body, end) == (200, b"up 1\n", b"")
 
 
 def test_the_status_page_is_sent_with_its_own_policy_and_is_never_kept() -> None:
@@ -141,33 +117,6 @@ def test_reload_answers_when_it_is_done_and_says_why_it_failed(method: str) -> N
     assert (good.status, page.reloads) == (200, 1)
     assert bad.status == 500
     assert b"exporter.yml:3:5: unknown key" in bad.body
-
-
-def test_a_reload_asked_for_during_another_is_done_after_it() -> None:
-    class Slow(Page):
-        begun, free = threading.Event(), threading.Event()
-
-        def reload(self) -> None:
-            self.begun.set()
-            self.free.wait(5)
-            self.reloads += 1
-
-    page = Slow()
-    with serving(page, enable_lifecycle=True) as server:
-        askers = [
-            threading.Thread(target=fetch, args=(port_of(server), "/-/reload"), kwargs={"method": "POST"})
-            for _ in range(3)
-        ]
-        askers[0].start()
-        page.begun.wait(5)
-        for asker in askers[1:]:
-            asker.start()
-        eventually(lambda: numbers(server)["exporter_http_connections{running}"] == 3)
-        page.free.set()
-        for asker in askers:
-            asker.join()
-
-    assert page.reloads == 3
 
 
 def test_a_page_that_cannot_be_made_is_an_error_that_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,51 +223,6 @@ def test_a_scrape_in_flight_is_answered_although_the_server_stops() -> None:
     assert status == 0
 
 
-def test_an_evicted_client_does_not_cancel_the_render_for_the_others() -> None:
-    page, begun, free = Page(), threading.Event(), threading.Event()
-
-    class Slow(Page):
-        def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-            begun.set()
-            free.wait(5)
-            return page.body
-
-    with serving(Slow(), limits=Limits(render_seconds=5)) as server:
-        first = socket.create_connection(("127.0.0.1", port_of(server)))
-        first.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Prometheus-Scrape-Timeout-Seconds: 1\r\n\r\n")
-        begun.wait(5)
-        first.close()
-        timer = threading.Timer(1.0, free.set)  # the first is answered 503 after half a second
-        timer.start()
-        reply = fetch(port_of(server))
-        timer.join()
-
-    assert (reply.status, reply.body) == (200, b"up 1\n")
-
-
-def test_a_server_can_be_stopped_twice_and_before_it_was_started() -> None:
-    server = Server(Page(), listen=["127.0.0.1:0"], web_config=None)
-    server.stop()
-    server.start()
-    server.stop()
-    server.stop()
-
-    with pytest.raises(ConnectionRefusedError):
-        fetch(port_of(server))
-
-
-def test_a_server_without_descriptors_for_its_loop_is_an_error_at_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(coroutine: Coroutine[object, object, None]) -> None:
-        coroutine.close()
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr("asyncio.run", fail)
-    with pytest.raises(ListenError, match="Too many open files"):
-        Server(Page(), listen=["127.0.0.1:0"], web_config=None).start()
-
-
 def test_scrapes_are_counted_when_they_were_sent_and_nothing_else_is() -> None:
     page = Page()
     with serving(page) as server:
@@ -345,12 +249,3 @@ def test_made_up_paths_make_one_series() -> None:
         found = [name for name in numbers(server) if name.startswith("exporter_http_requests_total")]
 
     assert found == ["exporter_http_requests_total{malformed,400}", "exporter_http_requests_total{other,404}"]
-
-
-def test_peers_that_break_off_are_counted_by_reason() -> None:
-    with serving() as server:
-        with socket.create_connection(("127.0.0.1", port_of(server))) as peer:
-            peer.sendall(b"GET / HT")
-        counted = eventually(lambda: numbers(server)["exporter_http_connection_errors_total{truncated}"] == 1)
-
-    assert counted

@@ -67,6 +67,19 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
         ('http_server_config:\n  headers:\n    X-XSS-Protection: "a\\nb"\n', "3:23", "printable"),
         ("basic_auth_users:\n  alice: plain-text\n", "2:10", "bcrypt hash"),
         (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$31$')}\n", "2:10", "cost 4 to 18"),
+        *(
+            (f"tls_server_config:\n  cert_file: a\n  key_file: b\n  {line}\n", f"4:{column}", message)
+            for line, column, message in (
+                ("client_auth_type: RequireAnyClientCert", 21, "needs client_ca_file"),
+                ("client_auth_type: Sometimes", 21, "Sometimes is not one of"),
+                ("client_ca_file: ca.pem", 19, "client_auth_type is NoClientCert"),
+                ("client_allowed_sans: [a]", 24, "client_auth_type is NoClientCert"),
+                ("min_version: TLS10", 16, "TLS10"),
+                ("min_version: TLS13\n  max_version: TLS12", 16, "above max_version"),
+                ("cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", 18, "TLS_RSA_WITH_RC4_128_SHA"),
+                ("cipher_suites: [TLS_AES_128_GCM_SHA256]", 18, "only suites of TLS 1.3"),
+            )
+        ),
         (f'basic_auth_users:\n  "a:b": {HASH}\n', "2:3", "can never log in"),
         ("rate_limit: {interval: 1s, burst: 1}\n", "1:1", 'unknown key "rate_limit"'),
     ],

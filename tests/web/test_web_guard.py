@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporter.web.connection import Connection, Guard, State
 from exporter.web.counts import Reason
@@ -32,31 +28,6 @@ def guard_of(*states: State, now: list[float] | None = None) -> tuple[Guard, lis
         guard.move(visitor, State.INCOMPLETE)
         guard.move(visitor, state)
     return guard, visitors
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["admit", "move", "forget"]), st.integers(0, 9), st.sampled_from([*State]))
-    )
-)
-def test_the_guard_is_never_over_its_capacity_and_evicts_nobody_who_is_running(
-    steps: list[tuple[str, int, State]],
-) -> None:
-    guard = Guard(Limits(connections=3, stalled_seconds=0.0))
-    visitors: list[Visitor] = []
-    for step, index, state in steps:
-        running = guard.members(State.RUNNING)
-        here = [visitor for visitor in visitors if visitor.state is not None]
-        if step == "admit" and guard.make_room():
-            visitors.append(Visitor())
-            guard.move(visitors[-1], State.INCOMPLETE)
-        elif step != "admit" and here:
-            guard.move(here[index % len(here)], state if step == "move" else None)
-
-        assert len(guard.members()) <= 3
-        assert not any(
-            visitor.evicted for visitor in [*running, *guard.members()] if type(visitor) is Visitor
-        )
 
 
 @pytest.mark.parametrize(
@@ -85,19 +56,6 @@ def test_an_answer_is_given_up_only_when_it_has_been_stuck_for_a_while() -> None
     now[0] += 0.2
     assert guard.make_room()
     assert visitor.evicted
-
-
-def test_the_capacity_leaves_descriptors_to_the_rest_of_the_process() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        found = []
-        for files in (1024, 256, 70, 40):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-            found.append(Guard(Limits()).capacity)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    assert found == [512, 192, 16, 16]
 
 
 def test_bodies_in_flight_are_bounded_and_one_that_many_send_counts_once() -> None:
