@@ -47,6 +47,8 @@ SI_KERNEL = 0x80
 # A job that handles Ctrl-Z itself may tidy up the terminal before it stops.
 STOP_FOLLOWS_SECONDS = 5.0
 LONG_SECONDS = 3600.0
+KEEP_SECONDS = 2.0
+"""How often it looks whether its registration is still there."""
 
 ASKED_TO_END_SECONDS = 3.0
 """After SIGTERM or Ctrl-C somebody waits for the end, and may kill what does not come to it."""
@@ -214,6 +216,8 @@ class Supervision:
     def _wait_for_job(self) -> int:
         """Pass signals on until the job has ended; its wait status."""
         while self._wait_status is None:
+            if self._registration is not None:
+                self._registration.keep()
             if self._sidecar is not None:
                 self._sidecar.keep()
             self._ask_why_silent()
@@ -264,7 +268,9 @@ class Supervision:
 
     def _wait_seconds(self) -> float:
         idle = None if self._sidecar is None else self._sidecar.wait_seconds()
-        ask = LONG_SECONDS if self._ask_at is None else max(0.0, self._ask_at - time.monotonic())
+        ask = KEEP_SECONDS if self._registration is not None else LONG_SECONDS
+        if self._ask_at is not None:
+            ask = min(ask, max(0.0, self._ask_at - time.monotonic()))
         return ask if idle is None else min(ask, idle)
 
     def _ask_why_silent(self) -> None:

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -88,7 +89,7 @@ def serve(
             if not sidecar.own_feed():
                 _log.debug("another sidecar serves this feed directory")
                 return JOINED
-            active = lambda: runs.any_active(sidecar.feed_directory)  # noqa: E731  (it is a value, not a definition)
+            active = partial(runs.any_active, sidecar.feed_directory, launcher=os.getppid())
             lingering = Lingering(sidecar, active=active, linger_seconds=linger_seconds)
         try:
             sidecar.start()

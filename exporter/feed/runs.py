@@ -69,24 +69,55 @@ class End:
 
 
 class Registration:
-    """A launch that is active until it is released or its process ends; `lock` is held under the name `path`."""
+    """A launch that is active until it is released or its process ends; made by `register`."""
 
-    def __init__(self, path: Path, lock: RecordLock) -> None:
-        self._path = path
-        self._lock = lock
+    def __init__(self, feed_directory: Path) -> None:
+        self._feed_directory = feed_directory
         self._pid = os.getpid()
+        self._job: Job | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        directory = self._feed_directory / RUNS
+        _make_like(directory, self._feed_directory)
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        beginning, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"
+        # Readable by a sidecar of another user, where the directory lets it in.
+        lock = RecordLock.take(os.fspath(beginning), create_mode=0o644)
+        if lock is None:
+            raise FeedError(f"{beginning}: locked by another process")
+        try:
+            # Only now may others see it: without the lock it would look like a run that was killed.
+            beginning.rename(self._path)
+        except OSError:
+            lock.release()
+            beginning.unlink(missing_ok=True)
+            raise
+        lock.path = os.fspath(self._path)
+        self._lock = lock
 
     @property
     def job_file(self) -> str:
         """Where `tell_job` writes."""
         return os.fspath(self._path.with_suffix(JOB))
 
+    def keep(self) -> None:
+        """Register anew if the directory was emptied; never raises."""
+        if self._pid == os.getpid() and not self._lock.keep():
+            with contextlib.suppress(OSError, FeedError):
+                self._lock.release()
+                self._begin()
+                if self._job is not None:
+                    self.tell_job(self._job)
+
     def tell_job(self, job: Job) -> None:
         """Say what was started, and what is known of it; never raises."""
+        self._job = job
         self._write(JOB, dataclasses.asdict(job))
 
     def tell_end(self, job: Job, wait_status: int, *, clock: Callable[[], float] = time.time) -> None:
         """Leave word of how the job ended, its status as `os.waitpid` gave it; never raises."""
+        self.keep()
         status = os.waitstatus_to_exitcode(wait_status)
         self._write(
             ENDED, {"pid": job.pid, "status": status, "at": clock(), "run": job.run, "started": job.started}
@@ -112,34 +143,25 @@ def register(feed_directory: Path) -> Registration:
         OSError: The directory cannot be written.
         FeedError: Somebody plays with its files.
     """
-    directory = feed_directory / RUNS
-    _make_like(directory, feed_directory)
-    name = f"{os.getpid()}-{secrets.token_hex(4)}"
-    beginning, path = directory / f"{name}.new", directory / f"{name}{LOCK}"
-    # Readable by a sidecar of another user, where the directory lets it in.
-    lock = RecordLock.take(os.fspath(beginning), create_mode=0o644)
-    if lock is None:
-        raise FeedError(f"{beginning}: locked by another process")
-    try:
-        # Only now may others see it: without the lock it would look like a run that was killed.
-        beginning.rename(path)
-    except OSError:
-        lock.release()
-        beginning.unlink(missing_ok=True)
-        raise
-    return Registration(path, lock)
+    return Registration(feed_directory)
 
 
-def any_active(feed_directory: Path, writers_alive: Callable[[], bool] | None = None) -> bool:
+def any_active(
+    feed_directory: Path, writers_alive: Callable[[], bool] | None = None, *, launcher: int | None = None
+) -> bool:
     """Whether a run still needs the sidecar: it is alive, or was killed and leaves a job that still records.
 
     Args:
         feed_directory: Where runs register.
         writers_alive: Whether anybody writes the feed; asked only when a run was killed. None asks for the
             locks of the feed's files. What is left of a killed run is removed when nobody records any more.
+        launcher: The process that has started this one. While it lives, it registers again in a directory that was
+            emptied; None where nobody does.
     """
     registered = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in registered):
+        return True
+    if launcher is not None and launcher == os.getppid() and not (feed_directory / RUNS).exists():
         return True
     # A run may have ended in order since the directory was listed: its file is gone, not abandoned.
     abandoned = [path for path in registered if path.exists()]

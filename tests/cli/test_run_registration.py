@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from run_support import environment
+from run_support import environment, free_port, page, run_command, sidecars, started
+from waiting import wait_until
 
 from exporter.feed import runs
 from exporter.feed.liveness import RecordLock
@@ -134,3 +136,21 @@ def test_a_link_in_place_of_a_lock_file_counts_as_nobody(tmp_path: Path) -> None
     assert not runs.any_active(tmp_path, writers_alive=lambda: False)
     assert lock is not None
     lock.release()
+
+
+def test_a_feed_directory_that_is_emptied_under_a_run_costs_neither_its_sidecar_nor_its_numbers(
+    tmp_path: Path,
+) -> None:
+    feed, port = tmp_path / "feed", free_port()
+    feed.mkdir()
+    job = "import time\nfrom exporter import Stat\nfor _ in range(600):\n    Stat('train.loss', ['mean']).add(1.0)\n    time.sleep(0.1)"
+    with started(run_command(feed, [sys.executable, "-c", job], "--run.name=llama", port=port), feed):
+        wait_until(lambda: "train_loss_count{" in page(port))
+        before = sidecars(feed)
+        for path in feed.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        wait_until(lambda: runs.jobs(feed) and runs.owner(feed) == before[0])
+
+        assert [each.run for each in runs.jobs(feed)] == ["llama"]
+        assert sidecars(feed) == before
+        wait_until(lambda: 'training_feed_alive{rank="0",run="llama"} 1' in page(port))
