@@ -1,83 +1,58 @@
-"""A daemon thread that does one thing again and again, until the process ends and once more then.
+"""Looking again and again at what does not call by itself, on a thread of its own, and once more when the process ends.
 
-Used in the training process by bridges that have to look, since what they watch does not call.
+Used in the training process by bridges. A look that hangs costs the further ones, and nothing else.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import threading
 from collections.abc import Callable
+from time import monotonic
 
-from exporter.patching import never_raises
-from exporter.recording.notices import tell_once
+from exporter.recording.events import EVENTS
+from exporter.recording.worker import Worker
 
 EXIT_SECONDS = 2.0
 
 
-def _nothing() -> None:
-    pass
-
-
 class Periodic:
-    """Calls a step, from one thread at a time; what it raises is told once and changes nothing.
+    """Takes a look every so many seconds, at the times of the recording thread.
 
-    `after_fork` is called in a forked child before its first step; `at_exit` at exit, before the last step, and when no
-    thread can be started. An exiting process waits at most `exit_seconds` for a step under way.
+    `after_fork` is called in a forked child; `at_exit` before the last look, for which an exiting process waits at most
+    `exit_seconds`.
     """
 
     def __init__(
         self,
         name: str,
-        step: Callable[[], None],
+        look: Callable[[], None],
         *,
         seconds: float,
-        after_fork: Callable[[], None] = _nothing,
-        at_exit: Callable[[], object] = _nothing,
+        after_fork: Callable[[], None],
+        at_exit: Callable[[], object] = lambda: None,
         exit_seconds: float = EXIT_SECONDS,
     ) -> None:
-        self._name, self._seconds, self._exit_seconds = name, seconds, exit_seconds
-        self._step, self._forked, self._at_exit = map(never_raises, (step, after_fork, at_exit))
-        self._start()
-        # After the recorder's, hence called before it: what the last step records is published.
-        atexit.register(self.stop)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
+        self._seconds, self._exit_seconds, self._due = seconds, exit_seconds, 0.0
+        self._forked, self._at_exit = after_fork, at_exit
+        self._worker = Worker(lambda _: look(), name=name, bound=1, what="looks")
+        self._worker.start()
+        EVENTS.attach(self)
 
-    def _start(self) -> None:
-        self._ended = threading.Event()
-        self._working = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no more threads
-            tell_once(self._name, f"{self._name} does not run: {error}")
-            self._ended.set()
-            self._at_exit()
+    def tick(self) -> None:
+        """Look, if it is time and the last look is over."""
+        now = monotonic()
+        if now >= self._due and self._worker.busy_since is None:
+            self._due = now + self._seconds
+            self._worker.put(None)
 
-    def stop(self) -> None:
-        """End the thread and do the last step; again is harmless."""
-        if self._ended.is_set():
-            return
-        self._ended.set()
+    def close(self) -> None:
+        """Look once more, for the last time."""
         self._at_exit()
-        if self._thread.is_alive():
-            # One that still wants the interpreter lock while the interpreter ends may end the process with it.
-            self._thread.join(self._exit_seconds)
-        if self._working.acquire(timeout=0.1 if self._thread.is_alive() else EXIT_SECONDS):
-            try:
-                self._step()
-            finally:
-                self._working.release()
+        self._worker.drain(self._exit_seconds)
+        self._worker.put(None)
+        self._worker.finish()(self._exit_seconds, "exit")
 
-    def _after_fork(self) -> None:
-        if not self._ended.is_set():
-            self._forked()
-            self._start()
-
-    def _run(self) -> None:
-        ended, working = self._ended, self._working
-        while not ended.wait(self._seconds):
-            with working:
-                self._step()
+    def after_fork(self) -> None:
+        """Begin anew."""
+        self._forked()
+        self._worker.after_fork()
+        self._worker.start()

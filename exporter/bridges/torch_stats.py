@@ -42,26 +42,23 @@ Device = tuple[str, str]
 
 
 class CudaMemory:
-    """Turns what the allocator says into families.
-
-    Args:
-        read: Gives the allocator's numbers of each device that the process uses.
-    """
+    """Turns what the allocator says into families; `read` gives its numbers of each device that the process uses."""
 
     def __init__(self, read: Callable[[], Mapping[Device, Mapping[str, Any]]]) -> None:
         self._read = read
         self._before: dict[tuple[Device, str], int] = {}
 
-    def step(self) -> None:
+    def look(self) -> None:
         """Look once."""
         for device, stats in self._read().items():
             labels = dict(zip(("gpu", "uuid"), device, strict=True))
             for state, (name, kind) in STATES.items():
                 value = stats.get(name, {}).get("all", {}).get(kind)
                 if value is not None:
-                    metric("gauge", "training.gpu_memory", unit="bytes", labels=labels | {"state": state})(
-                        value
+                    gauge = metric(
+                        "gauge", "training.gpu_memory", unit="bytes", labels=labels | {"state": state}
                     )
+                    gauge(value)
             for name, family in COUNTS.items():
                 now = stats.get(name)
                 if now is not None:
@@ -80,7 +77,7 @@ def install_cuda_memory() -> None:
     torch: Any = import_module("torch")
     if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # else it is a torch without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))
-        Periodic("exporter-cuda-memory", memory.step, seconds=MEMORY_SECONDS, after_fork=memory.forget)
+        Periodic("cuda-memory", memory.look, seconds=MEMORY_SECONDS, after_fork=memory.forget)
 
 
 def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
@@ -98,30 +95,24 @@ def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
 
 
 class WaitCounters:
-    """Turns totals into increments.
-
-    Args:
-        read: Gives the counters of this process.
-    """
+    """Turns totals into increments; `read` gives the counters of this process."""
 
     def __init__(self, read: Callable[[], Counters]) -> None:
         self._read = read
         self._before: dict[str, Mapping[str, int]] | None = {}
         self._keys: set[str] = set()
 
-    def step(self) -> None:
+    def look(self) -> None:
         """Look once."""
         if AGENT.is_agent and not AGENT.run_id:
             return  # whose they are is not known yet; they are totals, so nothing is lost
         found = self._read()
-        if self._before is None:
-            self._before = dict(found)  # a forked child's counters begin with its parent's
-            return
+        before, self._before = self._before, dict(found)
+        if before is None:
+            return  # a forked child begins with what its parent had
         for key, now in found.items():
-            before = self._before.get(key, {})
-            if before != now:
-                self._record(key, before, now)
-                self._before[key] = now
+            if now != before.get(key):
+                self._record(key, before.get(key, {}), now)
 
     def forget(self) -> None:
         """In a forked child: what was counted so far is the parent's."""
@@ -150,7 +141,7 @@ class WaitCounters:
 def install_wait_counters() -> None:
     """Look at the wait counters from time to time. Raises ImportError: This torch has none."""
     counters = WaitCounters(_wait_reader())
-    Periodic("exporter-wait-counters", counters.step, seconds=WAIT_SECONDS, after_fork=counters.forget)
+    Periodic("wait-counters", counters.look, seconds=WAIT_SECONDS, after_fork=counters.forget)
 
 
 def _wait_reader() -> Callable[[], Counters]:

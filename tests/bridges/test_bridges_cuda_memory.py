@@ -23,7 +23,7 @@ answers = [{device: stats(10, 20, 3, 0)}, {device: stats(30, 40, 5, 1), other: s
 memory = CudaMemory(lambda: answers.pop(0))
 exporter.configure(run="mine")
 for _ in range(3):
-    memory.step()
+    memory.look()
 exporter.flush()
 """
 
