@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from ledger_support import Page, Sidecar, a_process, a_snapshot
 
+from exporter.families import Distribution
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.goodput.task import Attempt, Goodput
-from exporter.recording.values import TrainingReading
+from exporter.ledger.goodput.task import CAUSES, Attempt, Goodput
+from exporter.recording.values import END_REASONS, TrainingReading
 
 
 @dataclass
@@ -106,6 +108,48 @@ class PaperJob:
         )
 
 
+def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> PaperJob:
+    """A job that is about to begin its training loop."""
+    job = PaperJob(facts=dict(facts))
+    job.spend("init", init)
+    if load:
+        job.spend("checkpoint_load", load)
+    job.begin_loop(first_step)
+    return job
+
+
+def steps(job: PaperJob, count: int, seconds: float = 1.0, data: float = 0.0) -> None:
+    for _ in range(count):
+        job.train(seconds, data=data)
+
+
+def of(page: Page, name: str, run: str = "r", **labels: str) -> float | None:
+    """The value of a family of a run."""
+    value = page.get(f"training_{name}", run=run, **labels)
+    assert not isinstance(value, Distribution)
+    return value if value is None else round(value, 6)
+
+
+def badput(page: Page, run: str = "r") -> dict[str, float]:
+    """Seconds lost, by cause."""
+    causes = {cause: of(page, "badput_seconds_total", run, cause=cause) for cause in CAUSES}
+    return {cause: seconds for cause, seconds in causes.items() if seconds}
+
+
+def reasons(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
+    """Interruptions, or restarts, by reason."""
+    counts = {each: of(page, f"{family}_total", run, reason=each) for each in END_REASONS}
+    return {each: count for each, count in counts.items() if count}
+
+
+def check_identity(page: Page, run: str = "r") -> None:
+    """The parts are the wall."""
+    parts = [of(page, "productive_seconds_total", run), of(page, "uncommitted_seconds", run)]
+    parts += badput(page, run).values()
+    wall = of(page, "wall_seconds_total", run)
+    assert wall == pytest.approx(sum(part or 0.0 for part in parts), abs=1e-4)
+
+
 class Books:
     """The goodput of a task, and the clock of its wall; jobs are followed one after another."""
 
@@ -135,8 +179,7 @@ class Books:
         """The process ends so long after its last snapshot."""
         self.see(job, final=final)
         self.now += after
-        self.goodput.end(self.now)
-        self.goodput.settle(reason)
+        self.goodput.end(self.now, reason)
         self.check()
 
     def wait(self, seconds: float) -> None:

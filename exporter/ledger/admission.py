@@ -22,8 +22,8 @@ from operator import is_
 from prometheus_client.core import Metric
 
 from exporter.families import Distribution, FamilySpec, FamilyType
-from exporter.ledger.families import training
-from exporter.ledger.families.training import IDENTITY_LABELS, LAST_VALUES
+from exporter.ledger.families import IDENTITY_LABELS, training
+from exporter.ledger.families.training import LAST_VALUES
 from exporter.ledger.totals import Moment, Plan, Process, SeriesKey, Shape, Totals, VisibleSlot, shape_of
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.values import (
@@ -241,14 +241,15 @@ class StatFamilies:
             self._places[visible.labels] = admitted, places
         others = [part for part in slot.parts() if part is not process and part.series]
         readings = process.snapshot.recording.stats
-        for plan, place, total, recorded in zip(admitted, places, process.current, readings, strict=True):
-            if plan is None or place is None or total is None:
+        for plan, place, reading in zip(admitted, places, readings, strict=True):
+            if plan is None or place is None or plan.key not in process.series:
                 continue
+            total = process.series[plan.key]
             if others and any(plan.key in part.series for part in others):
-                total = slot.total(plan.key) or total  # noqa: PLW2901  # of all processes, where there were several
+                total = slot.total(plan.key) or total
             self._totals(visible, plan, place, total)
             if visible.fresh and plan.families.samples:
-                self._windows(plan, place, recorded.window)
+                self._windows(plan, place, reading.window)
 
     def _place(self, plan: Plan, visible: VisibleSlot) -> Place | None:
         claim = self._admission.claim(plan)

@@ -127,26 +127,31 @@ class JobCollector:
         rules = GapRules(
             self._stale_after_seconds, self._linger_seconds, options.hang_seconds, options.hang_steps
         )
-        entries: dict[str, FeedEntry] = {}
-        for entry in scan.entries:  # a listing shows twice what was replaced meanwhile
-            before = entries.get(entry.snapshot.process.id)
-            if before is None or before.snapshot.sequence <= entry.snapshot.sequence:
-                entries[entry.snapshot.process.id] = entry
+        # A listing shows twice what was replaced meanwhile: the later one is the last.
+        in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
+        entries = {entry.snapshot.process.id: entry for entry in in_order}
         unreadable = {name.partition(".")[0] for name, _ in scan.refused}
         self._note_feed(now, entries)
         problems = self._ranks.observe(owner, entries, unreadable, now)
-        self._note_refused([*scan.refused, *self._taken(entries)])
-        lingering = [
-            part
-            for rank in self._ranks
-            for slot in rank.slots.values()
-            for part in slot.parts()
-            if rules.lingers(part, now)
+        # Living processes that were taken for dead so long ago that they cannot be told from a copy.
+        taken = [
+            (f"{process_id}.feed", "taken")
+            for process_id, entry in entries.items()
+            if entry.alive and process_id in self._ranks[RankKey.of(entry.snapshot.process)].taken
         ]
+        self._note_refused([*scan.refused, *taken])
+        parts = [part for rank in self._ranks for slot in rank.slots.values() for part in slot.parts()]
+        lingering = [part for part in parts if rules.lingers(part, now)]
         self._admission.count(list(self._ranks.processes()), lingering)
         problems += self._ranks.save()
         problems += self.sessions.update(self._ranks, entries, now)
-        slots = list(self._visible(rules, now))
+        ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))
+        seen = [
+            visible(rank.key, slot, rules, now, counted=rank.safe)
+            for rank in ranks
+            for _, slot in sorted(rank.slots.items())
+        ]
+        slots = [slot for slot in seen if slot is not None]
         collected = self._families(slots, entries, rules, now)
         if owner:
             self._remove_dead(entries)
@@ -172,13 +177,6 @@ class JobCollector:
                 f" {self._directory}" if self._directory else "",
             )
 
-    def _taken(self, entries: Mapping[str, FeedEntry]) -> Iterator[tuple[str, str]]:
-        """Living processes that were taken for dead so long ago that they cannot be told from a copy."""
-        for process_id, entry in entries.items():
-            rank = self._ranks[RankKey.of(entry.snapshot.process)]
-            if entry.alive and process_id in rank.taken:
-                yield f"{process_id}.feed", "taken"
-
     def _note_refused(self, refused: Sequence[tuple[str, str]]) -> None:
         fresh = Counter(reason for _, reason in set(refused) - self._refused)
         self._refusals.update(fresh)
@@ -188,13 +186,6 @@ class JobCollector:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             _log.warning("feed file %r%s refused: %s", names[0], more, reason)
         self._refused = frozenset(refused)
-
-    def _visible(self, rules: GapRules, now: Moment) -> Iterator[VisibleSlot]:
-        for rank in sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role)):
-            for _, slot in sorted(rank.slots.items()):
-                seen = visible(rank.key, slot, rules, now, counted=rank.safe)
-                if seen is not None:
-                    yield seen
 
     def _families(
         self, slots: Sequence[VisibleSlot], entries: Mapping[str, FeedEntry], rules: GapRules, now: Moment
@@ -211,19 +202,17 @@ class JobCollector:
         collected += self.sessions.families()
         runs = {each.labels[0] for each in slots}
         collected += self._states.families(self._ranks.processes(), runs, self.sessions.witnesses, rules, now)
-        collected.add_family(feed.FEED_REFUSED, {(reason,): n for reason, n in self._refusals.items()})
-        collected.add(feed.FEED_OWNER, int(self._ranks.owner))
+        for reason, count in self._refusals.items():
+            collected.add(feed.OF_LEDGER["exporter_feed_refused_total"], count, reason)
+        collected.add(feed.OF_LEDGER["exporter_feed_owner"], int(self._ranks.owner))
         if self._feed.not_owned:
             collected.unsupported.append(
                 f"{self._feed.not_owned}: this exporter cannot own the feed directory, so it removes no files of the dead;"
                 " where it should, remove that file"
             )
-        errors: dict[tuple[str, ...], float] = {
-            ("failed",): self._state.errors,
-            ("damaged",): self._state.damaged,
-        }
-        collected.add_family(feed.STATE_ERRORS, errors)
-        collected.add(feed.STATE_WITHHELD, self._ranks.withheld)
+        for reason, count in (("failed", self._state.errors), ("damaged", self._state.damaged)):
+            collected.add(feed.OF_LEDGER["exporter_ledger_state_errors_total"], count, reason)
+        collected.add(feed.OF_LEDGER["exporter_ledger_withheld_ranks"], self._ranks.withheld)
         return collected
 
     def _work(

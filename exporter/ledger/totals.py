@@ -16,11 +16,10 @@ nothing in it ever falls. What is shown follows the gap rules, which are all her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from operator import lt
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import (
@@ -128,7 +127,7 @@ class Totals:
 
 @dataclass(slots=True, eq=False)
 class Process(Totals):
-    """One process; `plans`, `admitted` and `current` are in the order of the snapshot's Stats."""
+    """One process; `plans` and `admitted` are in the order of the snapshot's Stats."""
 
     KEPT = (*Totals.KEPT, "identity", "written", "sequence", "final", "exception", "failure")
     identity: ProcessIdentity = field(kw_only=True)
@@ -142,7 +141,6 @@ class Process(Totals):
     definitions: list[StatDefinition] | None = None  # of the Stats; None before the first snapshot
     plans: list[Plan | None] = field(default_factory=list)  # None where a Stat may not be published at all
     admitted: list[Plan | None] = field(default_factory=list)  # None also where another's definition stands
-    current: list[StatReading | None] = field(default_factory=list)  # what counts of each Stat
     age_seconds: float = 0.0  # since its last snapshot changed
     unseen: int = 0  # passes in a row in which its file was not there or could not be read
     seen_monotonic: float = 0.0
@@ -179,31 +177,22 @@ class Process(Totals):
         self.progress = progress
 
     def take(self, snapshot: Snapshot) -> None:
-        """Count a newer snapshot in, for the Stats that were admitted.
-
-        A number that is lower than one that was already counted is not believed: whatever made it, the total does not
-        fall.
-        """
+        """Count a newer snapshot in, for the Stats that were admitted: all that a process tells only grows."""
+        self.counted = snapshot
+        if snapshot.sequence < self.sequence:
+            return  # somebody has put an older file in its place
         self.lingering = None
         newer = snapshot.sequence > self.sequence
-        self.current = []
         for plan, reading in zip(self.admitted, snapshot.recording.stats, strict=True):
-            if plan is None:
+            if plan is not None:
+                self.series[plan.key] = reading
+            else:
                 self.refused += newer
-                self.current.append(None)
-                continue
-            old = self.series.get(plan.key)
-            if old is None or _continues(old, reading):
-                old = self.series[plan.key] = reading
-            self.current.append(old)
-        self.counted = snapshot
-        self.events = continued_events(self.events, snapshot.recording.events)
-        self.sequence = max(self.sequence, snapshot.sequence)
-        self.written = snapshot.written
+        self.events, self.dropped = snapshot.recording.events, snapshot.dropped
+        self.sequence, self.written = snapshot.sequence, snapshot.written
         self.final = snapshot.recording.final
         self.exception = "" if snapshot.ending is None else snapshot.ending.exception
         self.failure = "" if self.training is None else self.training.failure
-        self.dropped = _highest(self.dropped, snapshot.dropped)
 
 
 @dataclass(slots=True, eq=False)
@@ -368,39 +357,12 @@ def added_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping
 
 def added_events(before: EventsReading, after: EventsReading) -> EventsReading:
     """Add the reading of a process to the total of those before it."""
-    return _merged(before, after, added_counts) if before and after else before or after or NO_EVENTS
-
-
-def continued_events(old: EventsReading, new: EventsReading) -> EventsReading:
-    """Take a newer reading of the same process; a number that is lower than before is not believed."""
-    return old if new is old or new == old else _merged(old, new, _highest)
-
-
-def _merged(old: EventsReading, new: EventsReading, merge: Callable[[Any, Any], Any]) -> EventsReading:
+    if not before or not after:
+        return before or after or NO_EVENTS
     return EventsReading(
-        merge(old.counts, new.counts),
-        {**old.last, **new.last},
-        merge(old.suppressed, new.suppressed),
-        merge(old.delivered, new.delivered),
-        merge(old.dropped, new.dropped),
-    )
-
-
-def _highest(old: Mapping[Key, int], new: Mapping[Key, int]) -> Mapping[Key, int]:
-    if not old or not new:
-        return old or new
-    return {key: max(old.get(key, 0), new.get(key, 0)) for key in {**old, **new}}
-
-
-def _continues(old: StatReading, new: StatReading) -> bool:
-    if new.count < old.count or new.overflows < old.overflows:
-        return False
-    if new.sum is not None and (old.sum is None or new.sum < old.sum):
-        return False
-    if any(new.rejected.get(reason, 0) < count for reason, count in old.rejected.items()):
-        return False
-    return (
-        new.bucket_counts == old.bucket_counts
-        or new.definition.buckets != old.definition.buckets
-        or not any(map(lt, new.bucket_counts, old.bucket_counts))
+        added_counts(before.counts, after.counts),
+        {**before.last, **after.last},
+        added_counts(before.suppressed, after.suppressed),
+        added_counts(before.delivered, after.delivered),
+        added_counts(before.dropped, after.dropped),
     )

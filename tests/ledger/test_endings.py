@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from goodput_support import Watched
+from goodput_support import Watched, a_job, reasons
 from ledger_support import Clock, Sidecar
-from test_sessions import a_job, reason
 
 from exporter.feed.runs import End
 from exporter.ledger.goodput.run_state import Witnesses
@@ -35,7 +34,7 @@ def killed(
         peer.write().kill()
     first.job.failure = failure
     first.write(final=final)
-    return reason(first.die())
+    return reasons(first.die())
 
 
 def test_a_process_says_itself_why_it_ends(tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_a_rank_that_died_without_a_word_is_the_cause_of_what_the_others_see(
     assert killed(tmp_path, Witnesses(), failure=consequence, final=True, others=("",)) == {"signal": 1}
 
 
-def test_a_process_whose_end_nobody_saw_ended_for_an_unknown_reason(tmp_path: Path) -> None:
+def test_a_process_whose_end_nobody_saw_ended_for_an_unknown_reasons(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     first = Watched(sidecar, job=a_job())
     first.see()
@@ -61,7 +60,7 @@ def test_a_process_whose_end_nobody_saw_ended_for_an_unknown_reason(tmp_path: Pa
     sidecar.restart()
     page = Watched(sidecar, job=a_job()).see()
 
-    assert reason(page) == {"unknown": 1}
+    assert reasons(page) == {"unknown": 1}
 
 
 def test_the_kernel_counts_those_it_kills_for_memory(tmp_path: Path) -> None:
@@ -110,5 +109,5 @@ def test_a_machine_that_began_anew_took_the_job_with_it(tmp_path: Path) -> None:
     second = Watched(sidecar, job=a_job())
     page = second.see()
 
-    assert reason(page) == {"host": 1}
-    assert reason(page, "restarts") == {"host": 1}
+    assert reasons(page) == {"host": 1}
+    assert reasons(page, "restarts") == {"host": 1}

@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from goodput_support import Books, PaperJob
+from goodput_support import Books, PaperJob, a_job, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import PROJECT
 
-from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES, DOWNTIME_LAG_SECONDS, Attempt, Goodput
+from exporter.ledger.goodput.task import CAUSES, DOWNTIME_LAG_SECONDS, Attempt, Goodput
 from exporter.ledger.store import dumps, loads
-
-
-def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0) -> PaperJob:
-    job = PaperJob()
-    job.spend("init", init)
-    if load:
-        job.spend("checkpoint_load", load)
-    job.begin_loop(first_step)
-    return job
-
-
-def steps(job: PaperJob, count: int, seconds: float = 1.0, data: float = 0.0) -> None:
-    for _ in range(count):
-        job.train(seconds, data=data)
-
-
-def test_a_job_that_ends_in_order_has_lost_none_of_its_work() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 5)
-    job.finished = True
-    books.end(job, final=True)
-
-    assert (books.goodput.productive, books.goodput.uncommitted) == (5, 0)
-    assert books.goodput.attempt is not None
-    assert books.goodput.attempt.orderly
-    assert sum(books.goodput.interruptions.values()) == 0
 
 
 def killed_at_100() -> Books:
@@ -183,18 +156,6 @@ def test_a_step_that_never_ended_hung_and_a_short_one_was_lost() -> None:
         assert books.lost() == {"init": 4, cause: held}
 
 
-def test_validation_is_lost_time_unless_the_configuration_says_otherwise() -> None:
-    for validates in (False, True):
-        books, job = Books(), a_job()
-        books.begin(job, validates=validates)
-        job.spend("validation", 3.0)
-        job.spend("test", 2.0)
-        books.see(job)
-
-        assert books.goodput.productive == (5 if validates else 0)
-        assert books.lost() == {"init": 4} | ({} if validates else {"validation": 5})
-
-
 def test_a_process_that_says_nothing_of_training_begins() -> None:
     books = Books()
     books.goodput.begin(Attempt("p", "r", 1, 990.0, 1000.0, written=1000.0), new_after_seconds=0.0)
@@ -242,10 +203,6 @@ def test_the_worked_example_of_the_documentation_is_true() -> None:
     for words in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
         assert words in text
     assert all(f"| `{cause}` |" in text for cause in CAUSES)
-
-
-def test_every_phase_is_lost_to_a_cause_that_is_published() -> None:
-    assert set(CAUSE_OF_PHASE.values()) <= set(CAUSES)
 
 
 class Story:

@@ -18,14 +18,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from goodput_support import check_identity, of, reasons
 from run_support import free_port
 from serve_support import environment, sidecar
-from test_goodput_scenarios import Page, wait_for
 from test_goodput_scenarios import page as page_of
+from test_goodput_scenarios import wait_for
 from waiting import PATIENCE
 
 from exporter.ledger.goodput.task import CAUSES
-from exporter.recording.values import END_REASONS
 
 TRAIN = """
 import json, os, signal, sys, time
@@ -131,7 +131,7 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
             command, env=env, capture_output=True, text=True, timeout=150 * PATIENCE, check=False
         )
         assert done.returncode == 0, done.stderr
-        wait_for(running, lambda found: found.of("uncommitted_seconds", "llama") == 0)
+        wait_for(running, lambda found: of(found, "uncommitted_seconds", "llama") == 0)
         page = page_of(running)
 
     log = Log(tmp_path / "log-0")
@@ -144,29 +144,27 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
     unfinished = sum(line["seconds"] for line in log.lines if line["what"] == "failed")
     lost = log.seconds(0, 20, 24) + log.seconds(1, 30, 36) + unfinished
 
-    assert page.of("attempt", "llama") == 3
-    assert page.of("attempt_steps", "llama") == 20
-    assert page.of("lost_steps_total", "llama") == 5 + 7
-    assert page.of("productive_seconds_total", "llama") == pytest.approx(productive, rel=0.1, abs=0.1)
-    assert page.of("badput_seconds_total", "llama", cause="lost_progress") == pytest.approx(
+    assert of(page, "attempt", "llama") == 3
+    assert of(page, "attempt_steps", "llama") == 20
+    assert of(page, "lost_steps_total", "llama") == 5 + 7
+    assert of(page, "productive_seconds_total", "llama") == pytest.approx(productive, rel=0.1, abs=0.1)
+    assert of(page, "badput_seconds_total", "llama", cause="lost_progress") == pytest.approx(
         lost, rel=0.1, abs=0.2
     )
     starts = [line["start"] for line in log.lines if line["what"] == "begin"]
     ends = [log.at("failed", 0), log.at("killed", 1), log.at("end", 2)]
     wall, away = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
     preparing = sum(log.at("loop", attempt) - starts[attempt] for attempt in range(3))
-    lost_time = {cause: page.of("badput_seconds_total", "llama", cause=cause) or 0.0 for cause in CAUSES}
+    lost_time = {cause: of(page, "badput_seconds_total", "llama", cause=cause) or 0.0 for cause in CAUSES}
 
-    assert page.of("wall_seconds_total", "llama") == pytest.approx(wall, abs=0.5)
+    assert of(page, "wall_seconds_total", "llama") == pytest.approx(wall, abs=0.5)
     # Between its last word and its end a process takes a while, and the exporter has nobody to ask.
     assert lost_time["downtime"] == pytest.approx(away, abs=0.8)
     assert lost_time["init"] + lost_time["checkpoint_load"] == pytest.approx(preparing, abs=0.5)
     assert lost_time["checkpoint_save"] > 0
     assert [lost_time["hang"], lost_time["validation"], lost_time["data_stall"]] == [0, 0, 0]
-    assert [reasons(page, "restarts"), reasons(page, "interruptions")] == [{"signal": 2}, {"signal": 2}]
-    page.check("llama")
-
-
-def reasons(page: Page, family: str) -> dict[str, float]:
-    found = {reason: page.of(f"{family}_total", "llama", reason=reason) or 0.0 for reason in END_REASONS}
-    return {reason: count for reason, count in found.items() if count}
+    assert [reasons(page, "restarts", "llama"), reasons(page, "interruptions", "llama")] == [
+        {"signal": 2},
+        {"signal": 2},
+    ]
+    check_identity(page, "llama")

@@ -10,8 +10,8 @@ from ledger_support import Sidecar, a_process, a_snapshot
 
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.ledger.ranks import Rank, decode
-from exporter.ledger.totals import RankKey, Slot, Totals, added_events, continued_events
-from exporter.recording.values import NO_EVENTS, EventsReading, Recording
+from exporter.ledger.totals import RankKey, Slot, Totals, added_events
+from exporter.recording.values import EventsReading, Recording
 
 WHO = {"run": "r", "rank": "0"}
 
@@ -76,19 +76,6 @@ def readings(draw: st.DrawFn) -> EventsReading:
     last = {pair: draw(st.floats(0, 9)) for pair in counts}
     delivered = draw(st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9)))
     return EventsReading(counts, last, draw(triples), delivered, draw(triples))
-
-
-@given(st.lists(readings(), min_size=1, max_size=5))
-def test_what_one_process_says_never_falls(several: list[EventsReading]) -> None:
-    known = NO_EVENTS
-    for reading in several:
-        later = continued_events(known, reading)
-
-        for name in ("counts", "suppressed", "delivered", "dropped"):
-            before, after = getattr(known, name), getattr(later, name)
-            assert all(after[key] >= number for key, number in before.items())
-            assert all(after[key] >= number for key, number in getattr(reading, name).items())
-        known = later
 
 
 @given(readings(), readings(), readings())

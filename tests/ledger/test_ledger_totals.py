@@ -177,14 +177,14 @@ def test_agents_have_a_role_and_no_rank(sidecar: Sidecar) -> None:
 def test_losses_continue_over_restarts_too(sidecar: Sidecar) -> None:
     for life in range(2):
         process = a_process(started=START + life)
-        reading = a_reading(LOSS, [1.0], rejected={"nan": 2, "new_reason": 1}, overflows=3)
+        reading = a_reading(LOSS, [1.0], rejected={"nan": 2, "capture": 1}, overflows=3)
         sidecar.feed.put(a_snapshot(process, reading, dropped={"write_failed": 4}), alive=False)
 
         page = sidecar.after(1)
 
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="nan") == 4
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="overflow") == 6
-    reasons = {"nan": 4, "overflow": 6, "write_failed": 8, "infinite": None, "other": 2}
+    reasons = {"nan": 4, "overflow": 6, "write_failed": 8, "infinite": None, "capture": 2}
     found = {each: page.get("training_feed_dropped_total", **RANK_0, reason=each) for each in reasons}
     assert found == reasons
 

@@ -7,57 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from goodput_support import PaperJob, Watched, told
+from goodput_support import PaperJob, Watched, a_job, badput, check_identity, of, reasons, steps, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar, a_process, a_snapshot
 
-from exporter.families import Distribution
 from exporter.ledger.goodput.families import SPECS
 from exporter.ledger.goodput.run_state import started_at
 from exporter.ledger.goodput.sessions import GoodputOptions
-from exporter.ledger.goodput.task import CAUSES
 from exporter.ledger.store import file_name
-from exporter.recording.values import END_REASONS
-
-
-def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> PaperJob:
-    job = PaperJob(facts=dict(facts))
-    job.spend("init", init)
-    if load:
-        job.spend("checkpoint_load", load)
-    job.begin_loop(first_step)
-    return job
-
-
-def steps(job: PaperJob, count: int) -> None:
-    for _ in range(count):
-        job.train(1.0)
-
-
-def of(page: Page, name: str, run: str = "r", **labels: str) -> float | None:
-    value = page.get(f"training_{name}", run=run, **labels)
-    assert not isinstance(value, Distribution)
-    return value if value is None else round(value, 6)
-
-
-def badput(page: Page, run: str = "r") -> dict[str, float]:
-    causes = {cause: of(page, "badput_seconds_total", run, cause=cause) for cause in CAUSES}
-    return {cause: seconds for cause, seconds in causes.items() if seconds}
-
-
-def check_identity(page: Page, run: str = "r") -> None:
-    parts = [
-        of(page, "productive_seconds_total", run),
-        of(page, "uncommitted_seconds", run),
-        *badput(page, run).values(),
-    ]
-    assert of(page, "wall_seconds_total", run) == pytest.approx(sum(part or 0.0 for part in parts))
-
-
-def reason(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
-    counts = {each: of(page, f"{family}_total", run, reason=each) for each in END_REASONS}
-    return {each: count for each, count in counts.items() if count}
 
 
 def goodput_names(page: Page) -> set[str]:
@@ -78,9 +36,9 @@ def test_a_killed_job_that_resumes_tells_what_was_lost(tmp_path: Path) -> None:
     resumed = second.see()
 
     assert [of(alive, "productive_seconds_total"), of(alive, "uncommitted_seconds")] == [90, 10]
-    assert [of(alive, "attempt"), of(alive, "attempt_steps"), reason(alive)] == [1, 100, {}]
-    assert reason(dead) == {"signal": 1}
-    assert reason(resumed, "restarts") == {"signal": 1}
+    assert [of(alive, "attempt"), of(alive, "attempt_steps"), reasons(alive)] == [1, 100, {}]
+    assert reasons(dead) == {"signal": 1}
+    assert reasons(resumed, "restarts") == {"signal": 1}
     assert [of(resumed, "attempt"), of(resumed, "lost_steps_total")] == [2, 10]
     assert badput(resumed) == {
         "init": 8,
@@ -196,21 +154,6 @@ def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(tmp_pat
     check_identity(page)
 
 
-def test_a_session_goes_on_in_another_run(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, run="job-1", job=a_job(session_tag="s", perf_tag="a"))
-    steps(first.job, 10)
-    first.job.save(0.0)
-    first.see()
-    first.die()
-    second = Watched(sidecar, run="job-2", job=a_job(10, session_tag="s", perf_tag="b"))
-    page = second.see()
-
-    assert of(page, "productive_seconds_total", "job-1") is None
-    assert [of(page, "productive_seconds_total", "job-2"), of(page, "attempt", "job-2")] == [10, 2]
-    assert badput(page, "job-2") == {"init": 8, "downtime": 4.5}
-
-
 HOLD = """
 import sys
 from pathlib import Path
@@ -299,7 +242,7 @@ def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(tmp_path
     page = sidecar.after(60.0)
     over = sidecar.after(1000.0)
 
-    assert [of(page, "productive_seconds_total"), reason(page)] == [3, {}]
+    assert [of(page, "productive_seconds_total"), reasons(page)] == [3, {}]
     assert goodput_names(over) == set()
 
 

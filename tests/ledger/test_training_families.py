@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elastic_support import child, labelled, page_of, series
 from ledger_support import Sidecar, a_process, a_reading, a_snapshot
 
 from exporter.families import FamilySpec
@@ -86,33 +85,3 @@ def test_what_only_looks_like_such_a_family_is_refused(tmp_path: Path, changes: 
     page = sidecar.collect()
 
     assert "training_loss" not in page.families
-
-
-RECORD = """
-import exporter
-exporter.configure(run="mine")
-from exporter.recording.stat import metric
-metric("counter", "training.elastic.restarts")
-add = metric("counter", "training.elastic.failure_restarts", labels={"worker_role": "a"})
-add(1); add(2)
-left = metric("gauge", "training.elastic.remaining_restarts", labels={"worker_role": "a"})
-left(3); left(-1)
-wait = metric("histogram", "training.elastic.rendezvous", unit="seconds", buckets=(1.0, 5.0))
-wait(0.5); wait(3)
-metric("summary", "training.elastic.flakiness", unit="ratio", labels={"worker_role": "a"})(0.25)
-"""
-
-
-def test_each_kind_becomes_its_one_family_and_a_counter_begins_at_zero(tmp_path: Path) -> None:
-    child(tmp_path / "feed", RECORD + "import exporter, time; exporter.flush()")
-    page = page_of(tmp_path / "feed")
-
-    assert labelled(page, "training_elastic_failure_restarts_total", worker_role="a") == 3
-    assert series(page, "training_elastic_restarts_total") == {'{role="helper",run="mine"}': 0.0}
-    assert labelled(page, "training_elastic_rendezvous_seconds_bucket", le="1.0") == 1
-    assert labelled(page, "training_elastic_rendezvous_seconds_sum") == 3.5
-    assert labelled(page, "training_elastic_flakiness_ratio_sum") == 0.25
-    assert "# TYPE training_elastic_failure_restarts_total counter" in page
-    assert "# TYPE training_elastic_rendezvous_seconds histogram" in page
-    assert "window" not in page
-    assert "training_elastic_restarts_last_sample" not in page

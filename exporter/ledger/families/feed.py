@@ -11,161 +11,78 @@ from dataclasses import replace
 
 from prometheus_client.core import Metric
 
-from exporter.families import FamilySpec, family
-from exporter.ledger.families.training import IDENTITY_LABELS
+from exporter.ledger.families import table
 from exporter.ledger.totals import VisibleSlot, added_events
 from exporter.recording.values import NO_EVENTS
 
-DROP_REASONS = (
-    *("nan", "infinite", "not_a_number", "out_of_range", "capture", "device", "shape", "backlog", "overflow"),
-    *("write_failed", "too_large", "memory", "definition"),
-)
-"""Every reason that this version knows; what a later one reports beside them is `other`."""
 FOREMOST_DROP_REASONS = ("nan", "overflow", "write_failed")
 """Those that begin at 0: what can happen once, to a job that does nothing wrong, is then not missed by an `increase()`."""
 REFUSAL_REASONS = (
-    *(
-        "magic",
-        "version",
-        "truncated",
-        "checksum",
-        "content",
-        "name",
-        "too_many",
-        "too_large",
-        "owner",
-        "symlink",
-    ),
-    *("links", "not_regular", "unreadable", "lock", "taken"),
+    *("magic", "version", "truncated", "checksum", "content", "name", "too_many", "too_large", "owner"),
+    *("symlink", "links", "not_regular", "unreadable", "lock", "taken"),
 )
 """Every reason that the feed reader of this version gives, and the ledger's own (`taken`)."""
-_MOST_DESCRIPTIVE_LABELS = 32
-_LONGEST_DESCRIPTION = 1024
 
-ALIVE = family(
-    "training_feed_alive",
-    "1 while the process lives, 0 while its totals linger after its end; absent then.",
-    "record lock of the process on its lock file",
-    *IDENTITY_LABELS,
-)
-LAST_UPDATE = family(
-    "training_feed_last_update_timestamp_seconds",
-    "Unix time of the last snapshot that the process wrote; grows old when it hangs or is stopped, absent when its"
-    " totals no longer linger.",
-    "Snapshot.written",
-    *IDENTITY_LABELS,
-)
-DROPPED = family(
-    "training_feed_dropped_total",
-    "What was recorded and lost: samples that were rejected (nan to backlog), drains that found a buffer full"
-    " (overflow), snapshots that could not be written (write_failed), Stats that were left out of a snapshot for its"
-    " size (too_large) or that the sidecar has no memory for (memory), readings of a Stat whose family is defined"
-    " otherwise by another process or by the exporter (definition). nan, overflow and write_failed begin at 0, others"
-    " are absent before the first; all are when the rank's totals are.",
-    "StatReading.rejected and .overflows, Snapshot.dropped, admission",
-    *(*IDENTITY_LABELS, "reason"),
-)
-REJECTED = family(
-    "training_stat_rejected_samples_total",
-    "Samples of one Stat that were kept out of every aggregate, and drains that found its buffer full (reason:"
-    " overflow), which lost an unknown number; absent while there are none, since it would be a series for every Stat"
-    " and reason.",
-    "StatReading.rejected, .overflows",
-    *(*IDENTITY_LABELS, "stat", "reason"),
-)
-RANK_INFO = family(
-    "training_rank_info",
-    "The process that is this rank now, or was last, the GPU that it holds (gpu and uuid are absent where it holds"
-    " none or several, or nobody can tell), and what exporter.configure(labels=...) said of it, each as label_<name>;"
-    " absent when its totals no longer linger.",
-    "ProcessIdentity, processes that NVML lists",
-    *(*IDENTITY_LABELS, "local_rank", "node", "version", "gpu", "uuid"),
-)
-CONFLICTS = family(
-    "training_rank_conflicts",
-    "Living processes beyond the first that train as this rank of a run whose name was given: two jobs share the name."
-    " Absent while there are none.",
-    "processes of one rank that have lived together for 15 s",
-    *("run", "rank"),
-)
-EVENTS = family(
-    "training_events_total",
-    "Events that were logged, over all processes that were this rank; types beyond the first 100 of a process, or not"
-    " on its list, are `other`; absent before the first, and when the rank's totals are.",
-    "exporter.log, exporter.monitor.log_event and the bridges",
-    *(*IDENTITY_LABELS, "type", "severity"),
-)
-LAST_EVENT = family(
-    "training_event_last_timestamp_seconds",
-    "Unix time at which the event that was logged last happened; absent before the first, and when the rank's totals no"
-    " longer linger.",
-    "Event.timestamp",
-    *(*IDENTITY_LABELS, "type", "severity"),
-)
-SUPPRESSED = family(
-    "training_events_suppressed_total",
-    "Events that were counted, but not handed to the handlers, since only a share of them is (sampled) or since there"
-    " were too many of their kind in one second (rate_limit); payload counts those that went to the handlers without"
-    " their payload, which could not be made; absent while there are none.",
-    "exporter.events.limit and the configuration's rules",
-    *(*IDENTITY_LABELS, "type", "reason"),
-)
-TAKEN = family(
-    "training_event_handler_events_total",
-    "Events that a handler took; absent where none is registered.",
-    "exporter.events.register",
-    *(*IDENTITY_LABELS, "handler"),
-)
-MISSED = family(
-    "training_event_handler_dropped_total",
-    "Events that a handler missed: its queue was full (queue_full), it raised (error), could not write (write), or had"
-    " not taken them when it was unregistered or its process ended (unregistered, exit); 0 from the start for"
-    " queue_full and error, absent for the others while there are none.",
-    "exporter.events.register",
-    *(*IDENTITY_LABELS, "handler", "reason"),
-)
-FEED_REFUSED = family(
-    "exporter_feed_refused_total",
-    "Feed files that were refused, each once for as long as it is refused for the same reason; other files are not"
-    " affected.",
-    "feed directory",
-    "reason",
-)
-FEED_OWNER = family(
-    "exporter_feed_owner",
-    "1 when this sidecar owns the feed directory: it alone removes files of the dead and keeps the ledger; 0 when"
-    " another does and this one only looks on.",
-    "owner.lock",
-)
-STATE_ERRORS = family(
-    "exporter_ledger_state_errors_total",
-    "Attempts to read, write or lock a state file that failed (failed): the totals of its rank are absent until one"
-    " succeeds. State files that were damaged or of another version and were moved aside (damaged): totals go on from"
-    " what the sidecar and the feed still have.",
-    "state directory",
-    "reason",
-)
-STATE_WITHHELD = family(
-    "exporter_ledger_withheld_ranks",
-    "Ranks whose totals are absent, since their state cannot be written or is kept by another sidecar.",
-    "state directory",
-)
+OF_PROCESSES = table("""
+training_feed_alive{run,rank,worker,role}: 1 while the process lives, 0 while its totals linger after its
+    end; absent then. <- record lock of the process on its lock file
+training_feed_last_update_timestamp_seconds{run,rank,worker,role}: Unix time of the last snapshot that the
+    process wrote; grows old when it hangs or is stopped, absent when its totals no longer linger. <-
+    Snapshot.written
+training_feed_dropped_total{run,rank,worker,role,reason}: What was recorded and lost: samples that were
+    rejected (nan to backlog), drains that found a buffer full (overflow), snapshots that could not be
+    written (write_failed), Stats that were left out of a snapshot for its size (too_large) or that the
+    sidecar has no memory for (memory), readings of a Stat whose family is defined otherwise by another
+    process or by the exporter (definition). nan, overflow and write_failed begin at 0, others are absent
+    before the first; all are when the rank's totals are. <- StatReading.rejected and .overflows,
+    Snapshot.dropped, admission
+training_stat_rejected_samples_total{run,rank,worker,role,stat,reason}: Samples of one Stat that were kept
+    out of every aggregate, and drains that found its buffer full (reason: overflow), which lost an
+    unknown number; absent while there are none, since it would be a series for every Stat and reason. <-
+    StatReading.rejected, .overflows
+training_rank_conflicts{run,rank}: Living processes beyond the first that train as this rank of a run
+    whose name was given: two jobs share the name. Absent while there are none. <- processes of one rank
+    that have lived together for 15 s
+training_events_total{run,rank,worker,role,type,severity}: Events that were logged, over all processes
+    that were this rank; types beyond the first 100 of a process, or not on its list, are `other`; absent
+    before the first, and when the rank's totals are. <- exporter.log, exporter.monitor.log_event and the
+    bridges
+training_event_last_timestamp_seconds{run,rank,worker,role,type,severity}: Unix time at which the event
+    that was logged last happened; absent before the first, and when the rank's totals no longer linger.
+    <- Event.timestamp
+training_events_suppressed_total{run,rank,worker,role,type,reason}: Events that were counted, but not
+    handed to the handlers, since only a share of them is (sampled) or since there were too many of their
+    kind in one second (rate_limit); payload counts those that went to the handlers without their payload,
+    which could not be made; absent while there are none. <- exporter.events.limit and the configuration's
+    rules
+training_event_handler_events_total{run,rank,worker,role,handler}: Events that a handler took; absent
+    where none is registered. <- exporter.events.register
+training_event_handler_dropped_total{run,rank,worker,role,handler,reason}: Events that a handler missed:
+    its queue was full (queue_full), it raised (error), could not write (write), or had not taken them
+    when it was unregistered or its process ended (unregistered, exit); 0 from the start for queue_full
+    and error, absent for the others while there are none. <- exporter.events.register
+""")
 
-OF_PROCESSES = (
-    ALIVE,
-    LAST_UPDATE,
-    DROPPED,
-    REJECTED,
-    CONFLICTS,
-    EVENTS,
-    LAST_EVENT,
-    SUPPRESSED,
-    TAKEN,
-    MISSED,
-)
-SPECS = (*OF_PROCESSES, RANK_INFO, FEED_REFUSED, FEED_OWNER, STATE_ERRORS, STATE_WITHHELD)
+OF_LEDGER = table("""
+training_rank_info{run,rank,worker,role,local_rank,node,version,gpu,uuid}: The process that is this rank
+    now, or was last, the GPU that it holds (gpu and uuid are absent where it holds none or several, or
+    nobody can tell), and what exporter.configure(labels=...) said of it, each as label_<name>; absent
+    when its totals no longer linger. <- ProcessIdentity, processes that NVML lists
+exporter_feed_refused_total{reason}: Feed files that were refused, each once for as long as it is refused
+    for the same reason; other files are not affected. <- feed directory
+exporter_feed_owner: 1 when this sidecar owns the feed directory: it alone removes files of the dead and
+    keeps the ledger; 0 when another does and this one only looks on. <- owner.lock
+exporter_ledger_state_errors_total{reason}: Attempts to read, write or lock a state file that failed
+    (failed): the totals of its rank are absent until one succeeds. State files that were damaged or of
+    another version and were moved aside (damaged): totals go on from what the sidecar and the feed still
+    have. <- state directory
+exporter_ledger_withheld_ranks: Ranks whose totals are absent, since their state cannot be written or is
+    kept by another sidecar. <- state directory
+""")
 
-Samples = dict[FamilySpec, dict[tuple[str, ...], float]]
+SPECS = (*OF_PROCESSES.values(), *OF_LEDGER.values())
+
+Samples = dict[str, dict[tuple[str, ...], float]]
 
 
 def process_families(
@@ -180,16 +97,16 @@ def process_families(
         conflicts: Processes too many, by run and rank.
         gpu_of: Gives index and UUID of the GPU that a process holds, by process id.
     """
-    samples: Samples = {spec: {} for spec in OF_PROCESSES}
-    samples[CONFLICTS].update(conflicts)
+    samples: Samples = {name: {} for name in OF_PROCESSES}
+    samples["training_rank_conflicts"].update(conflicts)
     for each in slots:
-        samples[ALIVE][each.labels] = int(each.process.living)
-        samples[LAST_UPDATE][each.labels] = each.process.written
+        samples["training_feed_alive"][each.labels] = int(each.process.living)
+        samples["training_feed_last_update_timestamp_seconds"][each.labels] = each.process.written
         _count_events(each, samples)
         if each.counted:
             _count_losses(each, samples)
     return [
-        *[spec.family(found) for spec, found in samples.items() if found],
+        *[OF_PROCESSES[name].family(found) for name, found in samples.items() if found],
         *([_rank_info(slots, gpu_of)] if slots else []),
     ]
 
@@ -197,13 +114,13 @@ def process_families(
 def _rank_info(slots: Sequence[VisibleSlot], gpu_of: Callable[[str], tuple[str, str] | None]) -> Metric:
     """Say who is which rank; the family has the union of the labels that the processes were given."""
     names = sorted({name for each in slots for name, _ in each.process.identity.labels})
-    names = names[:_MOST_DESCRIPTIVE_LABELS]
-    spec = replace(RANK_INFO, labels=RANK_INFO.labels + tuple(f"label_{name}" for name in names))
+    spec = OF_LEDGER["training_rank_info"]
+    spec = replace(spec, labels=spec.labels + tuple(f"label_{name}" for name in names))
     samples: dict[tuple[str, ...], float] = {}
     for each in slots:
         who, own = each.process.identity, dict(each.process.identity.labels)
         local_rank = "" if who.local_rank is None else str(who.local_rank)
-        described = [own.get(name, "")[:_LONGEST_DESCRIPTION] for name in names]
+        described = [own.get(name, "") for name in names]
         # The role that is part of the identity is empty for a rank; here it is told in any case.
         told = (*each.labels[:3], who.role, local_rank, who.node, who.version)
         key = (*told, *(gpu_of(who.id) or ("", "")), *described)
@@ -217,15 +134,21 @@ def _count_events(visible: VisibleSlot, samples: Samples) -> None:
     for part in visible.slot.parts():
         total = added_events(total, part.events)
     labels: tuple[str, ...] = visible.labels
-    samples[LAST_EVENT].update({labels + pair: when for pair, when in total.last.items()})
+    samples["training_event_last_timestamp_seconds"].update(
+        {labels + pair: when for pair, when in total.last.items()}
+    )
     if not visible.counted:
         return
-    for spec, counts in ((EVENTS, total.counts), (SUPPRESSED, total.suppressed), (MISSED, total.dropped)):
-        samples[spec].update({labels + pair: count for pair, count in counts.items()})
+    for name, counts in (
+        ("training_events_total", total.counts),
+        ("training_events_suppressed_total", total.suppressed),
+        ("training_event_handler_dropped_total", total.dropped),
+    ):
+        samples[name].update({labels + pair: count for pair, count in counts.items()})
     for handler, count in total.delivered.items():
-        samples[TAKEN].update({(*labels, handler): count})
+        samples["training_event_handler_events_total"].update({(*labels, handler): count})
         for reason in ("queue_full", "error"):
-            samples[MISSED].setdefault((*labels, handler, reason), 0)
+            samples["training_event_handler_dropped_total"].setdefault((*labels, handler, reason), 0)
 
 
 def _count_losses(visible: VisibleSlot, samples: Samples) -> None:
@@ -237,17 +160,17 @@ def _count_losses(visible: VisibleSlot, samples: Samples) -> None:
             if reading.overflows:
                 by_stat[reading.definition.name, "overflow"] += reading.overflows
             for reason, count in reading.rejected.items():
-                by_stat[reading.definition.name, _known(reason)] += count
+                by_stat[reading.definition.name, reason] += count
         for reason, count in part.dropped.items():
-            total[_known(reason)] += count
+            total[reason] += count
         total["definition"] += part.refused
     for (_, reason), count in by_stat.items():
         total[reason] += count
     labels: tuple[str, ...] = visible.labels
     shown = {reason for reason, count in total.items() if count}.union(FOREMOST_DROP_REASONS)
-    samples[DROPPED].update({(*labels, reason): total[reason] for reason in sorted(shown)})
-    samples[REJECTED].update({labels + pair: count for pair, count in by_stat.items() if count})
-
-
-def _known(reason: str) -> str:
-    return reason if reason in DROP_REASONS else "other"
+    samples["training_feed_dropped_total"].update(
+        {(*labels, reason): total[reason] for reason in sorted(shown)}
+    )
+    samples["training_stat_rejected_samples_total"].update(
+        {labels + pair: count for pair, count in by_stat.items() if count}
+    )

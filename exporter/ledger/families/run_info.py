@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.families import FamilySpec
-from exporter.ledger.families.training import IDENTITY_LABELS
+from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.totals import VisibleSlot
 
 FACTS = (

@@ -4,19 +4,9 @@ Runs in the sidecar, on the ledger's collecting thread. The processes of all ran
 left, the kernel's count of OOM kills and the boot of the machine come in; a state with its reason goes out for each run,
 for as long as anything of it is shown, and for `Sessions` the evidence about an end.
 
-| state      | when                                                                                                  |
-|------------|-------------------------------------------------------------------------------------------------------|
-| `starting` | lives, and no step has ended yet; the first one may compile                                           |
-| `running`  | lives, and steps end, or it has ended its training loop                                               |
-| `stalled`  | no step for long, while it waits for data, saves, loads or validates; or its feed is not refreshed    |
-| `hung`     | no step for long, within the step: longer than `goodput.hang_after` and ten usual steps               |
-| `stopped`  | ended by SIGINT or SIGTERM, or by its user                                                            |
-| `finished` | ended with status 0; without `run`: the process exited normally                                       |
-| `failed`   | ended with another status, by another signal, or by an exception                                      |
-| `lost`     | killed or crashed, and nobody saw how                                                                 |
-
-What a process says of its own end is believed first, and of several processes the most telling one. That a peer is
-gone, or does not answer, is what the others say when one of them is killed or crashes: then its own end is looked at.
+The states are those of docs/goodput.md. What a process says of its own end is believed first, and of several processes
+the most telling one. That a peer is gone, or does not answer, is what the others say when one of them is killed or
+crashes: then its own end is looked at.
 """
 
 from __future__ import annotations

@@ -193,8 +193,7 @@ class Session:
         )
         # One that exited normally within a step, while another rank was killed or crashed, did so for want of it.
         believed = attempt.open <= 0 or not evidence.silent
-        goodput.end(ended, status=evidence.status, believed=believed)
-        goodput.settle(evidence.reason)
+        goodput.end(ended, evidence.reason, status=evidence.status, believed=believed)
         if not attempt.orderly:
             extra = {"reason": attempt.reason}
             _log.info("attempt %d of %s ended before its time", attempt.number, self.name, extra=extra)

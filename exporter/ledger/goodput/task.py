@@ -77,9 +77,8 @@ class Attempt:
     final: bool = False  # the process did, as its last snapshot says
     failure: str = ""  # what it said of its end
     ended: float | None = None
-    reason: str = ""  # of its end; "" before that is settled, and for one that did all that it was to do
+    reason: str = ""  # of its end
     orderly: bool = False  # it did
-    settled: bool = False  # why it ended
     completed: bool = False  # all of its work is counted as done
 
     @property
@@ -168,7 +167,7 @@ class Goodput:
                 self._start_over(before)
             else:
                 attempt.number = before.number + 1
-                self.restarts[before.reason or "unknown"] += 1
+                self.restarts[before.reason] += 1
                 self.pending += before.left_behind()
                 self.gap += gap - self.gap_counted
                 attempt.resumed = False
@@ -199,22 +198,24 @@ class Goodput:
             self._commit(attempt, reading)
         self._balance()
 
-    def end(self, at: float, *, status: int | None = None, believed: bool = True) -> None:
-        """Take note of the end of the latest attempt, and of its exit status where somebody saw it.
+    def end(self, at: float, reason: str, *, status: int | None = None, believed: bool = True) -> None:
+        """Take note of the end of the latest attempt, its exit status where somebody saw it, and why, of `END_REASONS`.
 
-        Without one, a process that exited normally and told of no failure may be `believed` to have done all that it was
-        to do.
+        Without a status, a process that exited normally and told of no failure may be `believed` to have done all that
+        it was to do.
         """
         attempt = self.latest
         attempt.ended = at
         said = attempt.finished or (believed and attempt.final and not attempt.failure)
         attempt.orderly = said if status is None else status == 0
+        attempt.reason = "exit" if attempt.orderly else reason
         tail = max(0.0, at - max(attempt.written, attempt.recorded))
         self.target += tail
         lost, attempt.open = attempt.open, 0.0
         if attempt.orderly:
             self.complete()  # what it did after its last step is no work that has to be done again
             return
+        self.interruptions[reason] += 1
         if attempt.phase in WORK:
             lost += tail
         else:
@@ -231,20 +232,12 @@ class Goodput:
     def revive(self) -> None:
         """Take back the end of an attempt: its process lives, and only its lock could not be seen for a while."""
         attempt = self.latest
-        attempt.ended, attempt.orderly, attempt.settled = None, False, False
-
-    def settle(self, reason: str) -> None:
-        """Tell why the latest attempt ended, by one of `END_REASONS`; one that did all that it was to do needs none."""
-        attempt = self.latest
-        attempt.settled = True
-        attempt.reason = "exit" if attempt.orderly else reason
-        if not attempt.orderly:
-            self.interruptions[reason] += 1
+        attempt.ended, attempt.orderly = None, False
 
     def wait(self, since_end: float) -> None:
         """Count the time since the end of the latest attempt, if another one is to be expected."""
         attempt = self.attempt
-        if attempt is None or attempt.ended is None or attempt.orderly or not attempt.settled:
+        if attempt is None or attempt.ended is None or attempt.orderly:
             return
         waited = since_end - DOWNTIME_LAG_SECONDS
         if waited > self.gap_counted:
