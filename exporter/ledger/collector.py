@@ -132,7 +132,7 @@ class JobCollector:
         entries = {entry.snapshot.process.id: entry for entry in in_order}
         unreadable = {name.partition(".")[0] for name, _ in scan.refused}
         self._note_feed(now, entries)
-        problems = self._ranks.observe(owner, entries, unreadable, now)
+        self._ranks.observe(owner, entries, unreadable, now)
         # Living processes that were taken for dead so long ago that they cannot be told from a copy.
         taken = [
             (f"{process_id}.feed", "taken")
@@ -143,8 +143,8 @@ class JobCollector:
         parts = [part for rank in self._ranks for slot in rank.slots.values() for part in slot.parts()]
         lingering = [part for part in parts if rules.lingers(part, now)]
         self._admission.count(list(self._ranks.processes()), lingering)
-        problems += self._ranks.save()
-        problems += self.sessions.update(self._ranks, entries, now)
+        self._ranks.save()
+        self.sessions.update(self._ranks, entries, now)
         ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))
         seen = [
             visible(rank.key, slot, rules, now, counted=rank.safe)
@@ -158,6 +158,7 @@ class JobCollector:
         self._ranks.forget({each.slot for each in slots}, {*entries, *unreadable}, now)
         self.processes = tuple(self._job_processes(slots, entries))
         self.loaded = True
+        problems, self._state.problems = self._state.problems, []
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             collected.problems.append(("state", f"totals are withheld: {problems[0]}{more}"))

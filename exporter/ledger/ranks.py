@@ -272,8 +272,8 @@ class Ranks:
 
     def observe(
         self, owner: bool, entries: Mapping[str, FeedEntry], unreadable: Collection[str], now: Moment
-    ) -> list[str]:
-        """Bind all processes, and load the state of ranks that are new here; give why totals will be withheld.
+    ) -> None:
+        """Bind all processes, and load the state of ranks that are new here.
 
         `entries` are the readable files by process id; those whose id is `unreadable` are there, but were refused.
         """
@@ -289,7 +289,8 @@ class Ranks:
             by_rank.setdefault(RankKey.of(entry.snapshot.process), []).append(entry)
         self._follow_claims(entries)
         present = {*entries, *unreadable}
-        problems = [] if self._resumed else self._resume_recent(by_rank, present, now)
+        if not self._resumed:
+            self._resume_recent(by_rank, present, now)
         for key in by_rank:
             rank = self._ranks.get(key)
             if rank is None:
@@ -299,10 +300,10 @@ class Ranks:
                 self._ranks[key] = Rank(key, rank.slots, rank.taken)
         for key, rank in self._ranks.items():
             if not rank.released:
-                problems += [] if rank.kept else self._load(rank, present, now)
+                if not rank.kept:
+                    self._load(rank, present, now)
                 patience = self._stale_after_seconds
                 rank.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
-        return problems
 
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
         """Take a process that has claimed a rank, or changed its run, from where it was counted until then."""
@@ -313,14 +314,13 @@ class Ranks:
                 self._ranks[before].drop(process_id)
         self._rank_of = found
 
-    def _resume_recent(
-        self, by_rank: Collection[RankKey], present: Collection[str], now: Moment
-    ) -> list[str]:
+    def _resume_recent(self, by_rank: Collection[RankKey], present: Collection[str], now: Moment) -> None:
         """Load the ranks of this sidecar whose processes ended a short while ago, files and all."""
         try:
             keys = self._state.recent(KIND, self._linger_seconds)
         except StateError as error:
-            return [str(error)]
+            self._state.problems.append(str(error))
+            return
         self._resumed = True
         for state_key in keys:
             _, run, number, role, _ = state_key
@@ -328,34 +328,34 @@ class Ranks:
             if key in by_rank or key in self._ranks:
                 continue
             rank = Rank(key)
-            if not self._load(rank, present, now) and rank.slots:
+            self._load(rank, present, now)
+            if rank.slots:
                 self._ranks[key] = rank
             else:
                 self._state.release(state_key)
-        return []
 
-    def _load(self, rank: Rank, present: Collection[str], now: Moment) -> list[str]:
+    def _load(self, rank: Rank, present: Collection[str], now: Moment) -> None:
         """Make a rank complete; until that succeeds, its slots are provisional and its totals withheld."""
         state_key = self._state_key(rank.key)
         try:
             if self.owner and not self._state.claim(state_key):
                 where = f"{rank.key}, in {self._state.directory}"
                 remedy = "end it, or give the runs different names with EXPORTER_RUN"
-                return [f"another sidecar keeps the totals of {where}: {remedy}"]
+                self._state.problems.append(f"another sidecar keeps the totals of {where}: {remedy}")
+                return
             loaded = self._state.load(state_key, decode)
         except StateError as error:
             if self.owner:
-                return [str(error)]
+                self._state.problems.append(str(error))
+                return
             loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
         rank.kept = True
         if loaded is not None:  # else nothing was saved, or it is damaged: memory knows all there is
             rank.slots, rank.taken = loaded
             rank.resume(present, now)
-        return []
 
-    def save(self) -> list[str]:
-        """Write what has changed; what cannot be written is withheld, and why is returned."""
-        problems: list[str] = []
+    def save(self) -> None:
+        """Write what has changed; what cannot be written is withheld."""
         for rank in self:
             if not (self.owner and rank.kept):
                 rank.safe = not self.owner
@@ -366,9 +366,8 @@ class Ranks:
                         self._state.save(self._state_key(rank.key), content)
                     rank.saved, rank.safe = hash(content), True
                 except StateError as error:
-                    problems.append(str(error))
+                    self._state.problems.append(str(error))
                     rank.safe = False
-        return problems
 
     def forget(self, shown: Collection[Slot], present: Collection[str], now: Moment) -> None:
         """Let go of ranks that are over: of their lock at once, of the memory when none of their slots is shown."""

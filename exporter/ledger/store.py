@@ -4,7 +4,7 @@ Runs in the sidecar, called from the threads of the collectors that keep somethi
 own. Bytes come in under a key (kind, run, …) and go to one file per key in `<state directory>/ledger/`; they come back
 after a restart, of this sidecar or of another one on another node when the directory is shared storage.
 
-    training-exporter-ledger 3 3f2a90c4 1234\n              magic, format version, CRC-32 and length of what follows
+    training-exporter-ledger 3 3f2a90c4\n                   magic, format version, CRC-32 of what follows
     {"key": ["rank", "run", "0", "", ""], "keeper": "node7"}\n   whose file it is, and which sidecar wrote it last
     …content…                                               JSON
 
@@ -20,7 +20,7 @@ What holds:
 - A damaged file, one of another version, or something else under its name is never read as zero in silence and never
   overwritten: it is renamed to `<name>.damaged-<unix time>`, logged and counted.
 - No `fsync`: a flush would make each pass wait behind the job's own checkpoint. What a loss of power can leave, an
-  empty or torn file, is found by length and checksum.
+  empty or torn file, is found by its checksum.
 - Files that nobody keeps any more go after 30 days, and the oldest of more than 5,000 before (`tidy`).
 """
 
@@ -48,6 +48,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from exporter.collectors.keeping import Rows
 from exporter.errors import CollectError, StateError
+from exporter.feed.files import replace_file
 
 StateKey = tuple[str, ...]
 """The kind of content, the run ("" for what is of no run), and what tells this file from others of the run."""
@@ -63,7 +64,6 @@ _SUFFIX, _TEMPORARY, _DAMAGED = ".ledger", ".tmp", ".damaged-"
 TIDY_SECONDS = 3600.0
 _IN_USE = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-_NO_FILE = {errno.ELOOP: "it is a symbolic link", errno.EISDIR: "it is a directory"}
 
 
 class _DamagedError(Exception):
@@ -94,6 +94,7 @@ class StateStore:
         keeper: Who writes; a key is loaded at start only by the keeper that saved it last.
         errors: Loads, saves and claims that failed.
         damaged: Files that were moved aside.
+        problems: Why totals are withheld, a sentence each; whoever tells them empties it.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class StateStore:
         self.keeper = socket.gethostname() if keeper is None else keeper
         self.errors = 0
         self.damaged = 0
+        self.problems: list[str] = []
         self._max_bytes = max_bytes
         self._keep_seconds, self._keep_files = keep_seconds, keep_files
         self._clock = clock
@@ -182,21 +184,15 @@ class StateStore:
             if key not in self._claimed:
                 raise OSError(errno.ENOLCK, "another sidecar keeps this rank")
             head = json.dumps({"key": key, "keeper": self.keeper}).encode() + b"\n"
-            size = len(head) + len(content)
-            header = b"%s %d %08x %d\n" % (_MAGIC, _VERSION, zlib.crc32(content, zlib.crc32(head)), size)
-            if size > self._max_bytes:
-                raise OSError(errno.EFBIG, f"{size} bytes are more than {self._max_bytes}")
+            header = b"%s %d %08x\n" % (_MAGIC, _VERSION, zlib.crc32(content, zlib.crc32(head)))
+            data = header + head + content
+            if len(data) > self._max_bytes:
+                raise OSError(errno.EFBIG, f"{len(data)} bytes are more than {self._max_bytes}")
             temporary = path.with_name(path.name + _TEMPORARY)
             self._clear(path)
             self._clear(temporary)
-            temporary.unlink(missing_ok=True)  # of a sidecar that was killed here; nobody else's, by the lock
-            try:
-                with open(temporary, "xb", opener=_open) as file:
-                    file.write(header + head + content)
-                temporary.replace(path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+            # A leftover is that of a sidecar that was killed here; nobody else's, by the lock.
+            replace_file(str(path), data, temporary=str(temporary), mode=0o600)
 
     def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
         """List the keys of a kind that this keeper saved in the last so many seconds.
@@ -261,25 +257,20 @@ class StateStore:
     def _read(self, path: Path) -> tuple[dict[str, object], bytes]:
         try:
             with open(path, "rb", opener=_open) as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise _DamagedError("it is not a regular file")
-                if status.st_size > self._max_bytes + _LONGEST_HEADER:
-                    raise _DamagedError(f"it is larger than {self._max_bytes} bytes")
-                header, rest = file.readline(_LONGEST_HEADER).split(), file.read(self._max_bytes + 1)
+                header, rest = file.readline(_LONGEST_HEADER).split(), file.read(self._max_bytes)
         except OSError as error:
-            if error.errno in _NO_FILE:
-                raise _DamagedError(_NO_FILE[error.errno]) from error
+            if error.errno in {errno.ELOOP, errno.EISDIR}:
+                raise _DamagedError("it is a link, or a directory") from error
             raise
-        if len(header) != 4 or header[0] != _MAGIC:
+        if len(header) != 3 or header[0] != _MAGIC:
             raise _DamagedError("it is no state file, or empty")
         if header[1] != b"%d" % _VERSION:
             version = header[1].decode(errors="replace")
             raise _DamagedError(f"it has format version {version}, and this program knows {_VERSION} only")
-        if header[3] != b"%d" % len(rest):
-            raise _DamagedError(f"it ends after {len(rest)} bytes")
         if header[2] != b"%08x" % zlib.crc32(rest):
-            raise _DamagedError("its checksum does not fit")
+            raise _DamagedError("it is torn, or its checksum does not fit")
         first, _, content = rest.partition(b"\n")
         return json.loads(first), content
 

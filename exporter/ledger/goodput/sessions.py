@@ -244,12 +244,13 @@ class Sessions:
 
     # One pass -------------------------------------------------------------------------------------------
 
-    def update(self, ranks: Ranks, entries: Mapping[str, FeedEntry], now: Moment) -> list[str]:
-        """Count what the processes of rank 0 have brought, and save it; give why goodput is withheld."""
+    def update(self, ranks: Ranks, entries: Mapping[str, FeedEntry], now: Moment) -> None:
+        """Count what the processes of rank 0 have brought, and save it."""
         if not ranks.owner:
             self._let_go_of_all()
-            return []
-        problems = [] if self._resumed else self._resume_recent(now)
+            return
+        if not self._resumed:
+            self._resume_recent(now)
         leading = {each.identity.id: each for each in _leading(ranks)}
         pids = {process_id: entry.pid for process_id, entry in entries.items()}
         look = _Pass(now, self.witnesses, self.options, list(ranks.processes()), leading, pids)
@@ -268,16 +269,15 @@ class Sessions:
             if session is None or session.released:
                 session = self._sessions[key] = Session(key)
             if not session.kept:
-                problems += self._open(session)
+                self._open(session)
             if session.kept:
                 session.see(process, look)
         for session in self._sessions.values():
             if session.kept and not session.released:
                 session.follow_end(look, linger_seconds=self._linger_seconds)
-                problems += self._save(session)
+                self._save(session)
         self._holds = frozenset(self._needed(leading, now))
         self._forget(now)
-        return problems
 
     def _bind(self, process: Process, now: Moment) -> None:
         """Find the session of a process, as soon as that is known."""
@@ -322,33 +322,35 @@ class Sessions:
             if attempt is not None and session.rank > leading.get(attempt.run, session.rank):
                 self._let_go_of(key)
 
-    def _resume_recent(self, now: Moment) -> list[str]:
+    def _resume_recent(self, now: Moment) -> None:
         """Load the sessions of this sidecar that ended a short while ago, or whose files are gone."""
         try:
             keys = self._state.recent("goodput", self._linger_seconds)
         except StateError as error:
-            return [str(error)]
+            self._state.problems.append(str(error))
+            return
         self._resumed = True
         for key in keys:
             session = self._sessions[key] = Session(key)
-            attempt = None if self._open(session) else session.goodput.attempt
+            self._open(session)
+            attempt = session.goodput.attempt
             ended = now.wall if attempt is None or attempt.ended is None else attempt.ended
             if attempt is None or now.wall - ended > self._linger_seconds:
                 self._let_go_of(key)
-        return []
 
-    def _open(self, session: Session) -> list[str]:
+    def _open(self, session: Session) -> None:
         try:
             session.refused = not self._state.claim(session.key)
             if session.refused:
-                return [f"another sidecar keeps the goodput of {session.name} in {self._state.directory}"]
-            found = self._state.load(session.key, lambda content: loads(Goodput, content))
+                where = f"{session.name} in {self._state.directory}"
+                self._state.problems.append(f"another sidecar keeps the goodput of {where}")
+                return
+            session.goodput = self._state.load(session.key, lambda it: loads(Goodput, it)) or Goodput()
+            session.kept = True
         except StateError as error:
-            return [str(error)]
-        session.goodput, session.kept = found or Goodput(), True
-        return []
+            self._state.problems.append(str(error))
 
-    def _save(self, session: Session) -> list[str]:
+    def _save(self, session: Session) -> None:
         content = dumps(session.goodput)
         try:
             if not session.safe or session.saved != hash(content):
@@ -356,8 +358,7 @@ class Sessions:
             session.safe, session.saved = True, hash(content)
         except StateError as error:
             session.safe = False
-            return [str(error)]
-        return []
+            self._state.problems.append(str(error))
 
     def _needed(self, leading: Mapping[str, Process], now: Moment) -> Iterator[str]:
         """Processes whose feed files are not to be removed yet."""
