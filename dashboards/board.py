@@ -263,12 +263,39 @@ def _placed(rows: Sequence[Row]) -> list[Json]:
             number += 1
             place = {"h": panel.height, "w": panel.width, "x": left, "y": start}
             inside.append({"gridPos": place, "id": number} | panel.body)
+        _stretch([each["gridPos"] for each in inside])
         if row.title and row.collapsed:
             heading["panels"] = inside
         else:
             found.extend(inside)
             top = max(skyline)
     return found
+
+
+def _stretch(places: Sequence[Json]) -> None:
+    """Widen, then heighten the panels of a row until nothing of its rectangle is empty beside or below one of them."""
+    bottom = max(place["y"] + place["h"] for place in places)
+
+    def is_free(left: int, top: int, width: int, height: int, besides: Json) -> bool:
+        return all(
+            other is besides
+            or other["x"] >= left + width
+            or left >= other["x"] + other["w"]
+            or other["y"] >= top + height
+            or top >= other["y"] + other["h"]
+            for other in places
+        )
+
+    for place in places:
+        right, height = place["x"] + place["w"], place["h"]
+        while right < COLUMNS and is_free(place["x"], place["y"], right + 1 - place["x"], height, place):
+            right += 1
+        place["w"] = right - place["x"]
+    for place in places:
+        while place["y"] + place["h"] < bottom and is_free(
+            place["x"], place["y"], place["w"], place["h"] + 1, place
+        ):
+            place["h"] += 1
 
 
 def _lowest(skyline: Sequence[int], width: int) -> int:

@@ -174,9 +174,7 @@ def _runs() -> tuple[Panel, ...]:
                 thresholds=above(120, 300),
             ),
             percent("max by (run) (run:training_progress:ratio{@cluster})", "Done", 140, bar=(0, 1)),
-            Column(
-                "max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dtdurations", width=110
-            ),
+            Column("max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dthms", width=110),
             Column(
                 "max by (run) (run:training_tokens:rate5m{@cluster})",
                 "Tokens/s",

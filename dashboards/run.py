@@ -135,7 +135,7 @@ def _glance() -> tuple[Panel, ...]:
                 "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
                 ' / (max(rate(training_steps_total{@run, mode="train"}[5m])) > 0)'
             ),
-            unit="dtdurations",
+            unit="dthms",
         ),
         stat(
             "Goodput so far",
@@ -190,9 +190,13 @@ def _glance() -> tuple[Panel, ...]:
             Column("rank", "Rank", width=90),
             Column("gpu", "GPU", width=90),
             Column(
-                'max by (alertname, severity, rank, gpu) (ALERTS{alertstate="firing", @run})',
-                "Firing",
-                width=90,
+                "time() - max by (alertname, severity, rank, gpu) (ALERTS_FOR_STATE{@run})"
+                " and on (alertname, severity, rank, gpu)"
+                ' max by (alertname, severity, rank, gpu) (ALERTS{alertstate="firing", @run})',
+                "For",
+                unit="s",
+                decimals=0,
+                width=110,
             ),
             sort="Severity",
             descending=False,
@@ -213,7 +217,13 @@ def _progress() -> tuple[Panel, ...]:
                 ORANGE,
                 right=True,
             ),
-            unit="cps",
+            unit="si:tokens/s",
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": "samples"},
+                    "properties": [{"id": "unit", "value": "si:samples/s"}],
+                }
+            ],
             w=8,
         ),
         lines(
@@ -256,8 +266,6 @@ def _learning() -> tuple[Panel, ...]:
             Query("max(training_grad_norm{@run})", "gradient norm", BLUE),
             unit="none",
             soft=False,
-            w=6,
-            h=9,
         ),
         lines(
             "Learning rate, loss scale",
@@ -265,8 +273,6 @@ def _learning() -> tuple[Panel, ...]:
             Query("max(training_loss_scale{@run})", "loss scale (right)", ORANGE, right=True),
             unit="none",
             soft=False,
-            w=6,
-            h=5,
         ),
     )
 
@@ -302,7 +308,7 @@ def checkpoints() -> tuple[Panel, ...]:
             "Room for checkpoints",
             now("min(training_checkpoint_dir_available_bytes{@run})"),
             unit="bytes",
-            w=6,
+            w=12,
         ),
         stat(
             "Best interval between saves",
@@ -313,7 +319,7 @@ def checkpoints() -> tuple[Panel, ...]:
             ),
             unit="s",
             decimals=0,
-            w=6,
+            w=12,
         ),
     )
 
@@ -348,12 +354,12 @@ def goodput() -> tuple[Panel, ...]:
             overrides=named(CAUSES),
             w=8,
         ),
-        stat("Lost steps", now("max(training_lost_steps_total{@run})"), unit="locale", w=4),
+        stat("Lost steps", now("max(training_lost_steps_total{@run})"), unit="locale", w=8),
         stat(
             "Mean time between interruptions",
             now(f"max({WALL}) / (sum(training_interruptions_total{{@run}}) > 0)"),
-            unit="dtdurations",
-            w=5,
+            unit="dthms",
+            w=8,
         ),
         table(
             "Interruptions and restarts",
@@ -361,7 +367,7 @@ def goodput() -> tuple[Panel, ...]:
             Column("sum by (reason) (training_interruptions_total{@run}) > 0", "Interruptions", width=140),
             Column("sum by (reason) (training_restarts_total{@run}) > 0", "Restarts", width=110),
             sort="Interruptions",
-            w=7,
+            w=24,
             h=4,
         ),
     )
@@ -374,7 +380,6 @@ def allocator() -> tuple[Panel, ...]:
             "Memory of tensors",
             Query('max by (rank) (training_gpu_memory_bytes{@rank, state="allocated"})', "rank {{rank}}"),
             unit="bytes",
-            w=8,
         ),
         lines(
             "Allocation retries and failures",
@@ -382,7 +387,6 @@ def allocator() -> tuple[Panel, ...]:
             Query(events("training_gpu_oom_total{@rank}"), "out of memory", VERMILION),
             unit="none",
             bars=True,
-            w=8,
         ),
     )
 
