@@ -7,6 +7,7 @@ at the end. Starting is louder than with a real job: an address or a directory t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import stat
@@ -61,7 +62,6 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     own = parser.add_argument_group("demo")
     for flag, metavar, kind, default, text in (
         ("duration", "DURATION", str, "0s", "end after so long (default 0s: until Ctrl-C)"),
-        ("seed", "N", int, 1, "other numbers (default 1)"),
         ("speed", "X", float, 1.0, "how much faster than a minute a cycle is"),
     ):
         own.add_argument(f"--demo.{flag}", metavar=metavar, type=kind, default=default, help=text)
@@ -101,17 +101,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         if runs.owner(Path(feed)) is not None:
             say("another exporter serves this feed directory; choose another with --feed.dir")
             return REFUSED
-        job = own_command(
-            "-m",
-            "exporter.cli.simulated_job",
-            f"--seed={given['demo.seed']}",
-            f"--speed={speed}",
-            f"--duration={duration_seconds}",
-            f"--checkpoint={private}/checkpoint",
-            f"--url={urls[0]}",
-            f"--path={web.telemetry_path}",
-            f"--replay={replay}",
-        )
+        about = {"speed": speed, "duration": duration_seconds, "checkpoint": f"{private}/checkpoint"}
+        about |= {"url": urls[0], "path": web.telemetry_path, "replay": replay}
+        job = own_command("-m", "exporter.cli.simulated_job", json.dumps(about))
         # As the ranks would have it under torchrun, and without what the user has set for jobs.
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
         environment |= {"EXPORTER_AUTO": "0", "EXPORTER_FLUSH_SECONDS": str(1.0 / speed)}

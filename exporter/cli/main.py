@@ -33,7 +33,7 @@ Prometheus exporter that runs beside a training job.
 
 The same as python -m exporter, except that nothing else called exporter can take its place.
 """
-_SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+_SHORTAGES = {errno.EPIPE, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
@@ -49,25 +49,20 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         return REFUSED
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read it has what they wanted
-        _forget_output()
-        return FAILED
     except (MemoryError, OSError, RuntimeError) as error:
         # No memory, thread, descriptor or room on a disk; anything else is a defect, and its traceback of use.
         number = error.errno if isinstance(error, OSError) else None
         if number not in _SHORTAGES and not isinstance(error, MemoryError) and "new thread" not in str(error):
             raise
-        say(f"cannot go on: {str(error) or type(error).__name__}; see the limits of this process: ulimit -a")
-        _forget_output()
+        if number != errno.EPIPE:  # whoever read it has what they wanted
+            say(
+                f"cannot go on: {str(error) or type(error).__name__}; see the limits of this process: ulimit -a"
+            )
+        with contextlib.suppress(OSError, AttributeError):  # what is left in the buffer would fail once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.unraisablehook = lambda _: None  # of what is half made (asyncio's event loop), and goes now
         return FAILED
     return status
-
-
-def _forget_output() -> None:
-    """Let what is left in standard output's buffer go, which would fail once more at the interpreter's end."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:

@@ -20,20 +20,17 @@ from prometheus_client.core import Metric
 from exporter.cli.configuration import Configuration
 from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
-from exporter.families import FamilySpec
+from exporter.families import family
 
-SUCCESSFUL = FamilySpec(
+SUCCESSFUL = family(
     "exporter_config_last_reload_successful",
-    "gauge",
     "Whether the last attempt to read the configuration succeeded (1) or left the old one in force (0).",
-    source="start, SIGHUP and POST /-/reload",
+    "start, SIGHUP and POST /-/reload",
 )
-SUCCESS_TIME = FamilySpec(
+SUCCESS_TIME = family(
     "exporter_config_last_reload_success_timestamp_seconds",
-    "gauge",
     "When the configuration in force was read, Unix time.",
-    unit="seconds",
-    source="wall clock",
+    "wall clock",
 )
 SPECS = (SUCCESSFUL, SUCCESS_TIME)
 
@@ -78,16 +75,11 @@ class Reloader:
                 self._successful = False
                 for problem in error.problems:
                     _log.error("the configuration is wrong", extra={"problem": str(problem)})
-                _log.error(
-                    "configuration not reloaded, the old one stays", extra={"problems": len(error.problems)}
-                )
+                _log.error("configuration not reloaded, the old one stays")
                 raise
             effective, waiting = _with_restart_values_of(self.current, wanted)
-            for key, value in waiting.items():
-                if key not in self._told or self._told[key] != value:
-                    _log.warning(
-                        "a changed setting needs a restart, the old value stays", extra={"setting": key}
-                    )
+            for key in [key for key in waiting if key not in self._told or self._told[key] != waiting[key]]:
+                _log.warning("a changed setting needs a restart, the old value stays", extra={"setting": key})
             self._told = waiting
             self._successful = False  # should a defect end this half-way
             self._apply(self.current, effective)
@@ -116,10 +108,7 @@ class Reloader:
 
     def families(self) -> list[Metric]:
         """Whether the last attempt succeeded, and when the last one that did was made."""
-        return [
-            SUCCESSFUL.family({(): float(self._successful)}),
-            SUCCESS_TIME.family({(): self._success_time}),
-        ]
+        return [SUCCESSFUL.family({(): int(self._successful)}), SUCCESS_TIME.family({(): self._success_time})]
 
 
 def _with_restart_values_of(

@@ -15,9 +15,8 @@ import os
 import platform
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -98,7 +97,10 @@ def serve(
             gc.collect()
             gc.freeze()
             gc.set_threshold(10_000, 20, 20)
-            _tell_what_started()
+            # After the addresses are bound, so that a start that could not be is one line and no more.
+            python = f"{platform.python_implementation()} {platform.python_version()}"
+            about = {"version": __version__, "python": python, "platform": platform.platform()}
+            _log.info("started training-exporter", extra=about | {"pid": os.getpid()})
             _wait_for_the_end(sidecar, lingering)
         finally:
             signals.let_end()
@@ -107,13 +109,6 @@ def serve(
         return 0
     finally:
         logs.finish()
-
-
-def _tell_what_started() -> None:
-    # After the addresses are bound, so that a start that could not be is one line and no more.
-    python = f"{platform.python_implementation()} {platform.python_version()}"
-    _log.info("started training-exporter", extra={"version": __version__})
-    _log.info("build context", extra={"python": python, "platform": platform.platform(), "pid": os.getpid()})
 
 
 def _wait_for_the_end(sidecar: Sidecar, lingering: Lingering | None) -> None:
@@ -129,43 +124,6 @@ def _wait_for_the_end(sidecar: Sidecar, lingering: Lingering | None) -> None:
         if lingering is not None and lingering.is_over():
             _log.info("ending, as no run is left")
             return
-
-
-class RecordingRules:
-    """The configuration's rules for training processes, handed over in `overrides.json`; from any thread."""
-
-    def __init__(self, rules: Sequence[Mapping[str, object]], reader: FeedReader, directory: Path) -> None:
-        self._reader = reader
-        self._directory = directory
-        self._lock = threading.Lock()  # guards the next three
-        self._rules = rules
-        self._handed_over = False
-        self._failed = False
-
-    def replace(self, rules: Sequence[Mapping[str, object]]) -> None:
-        """Hand others over from now on."""
-        with self._lock:
-            self._rules, self._handed_over = rules, False
-        self.hand_over()
-
-    def hand_over(self) -> None:
-        """Write them, once this sidecar owns the directory.
-
-        To be called again after every pass over the feed: ownership may come and go, and a full disk may recover.
-        """
-        with self._lock:
-            if not self._reader.owns:
-                self._handed_over = False
-            elif not self._handed_over:
-                try:
-                    write_overrides(self._directory, self._rules)
-                    self._handed_over, self._failed = True, False
-                except FeedError as error:
-                    if not self._failed:
-                        _log.warning(
-                            "recording rules do not reach the training processes", extra={"error": error}
-                        )
-                    self._failed = True
 
 
 class Sidecar:
@@ -218,7 +176,8 @@ class Sidecar:
         )
         recording = lambda: {each.process.run for each in self._jobs.processes or ()}  # noqa: E731  (as above)
         self._silent = SilentJobs(self.feed_directory, recording)
-        self._rules = RecordingRules(configuration.overrides(), self._reader, self.feed_directory)
+        self._handed_over: Configuration | None = None  # whose rules the training processes have
+        self._rules_refused = False
 
     # Life ----------------------------------------------------------------------------------------------
 
@@ -240,7 +199,7 @@ class Sidecar:
         self._prepare_feed()
         self._server.start()
         self._reader.acquire_ownership()
-        self._rules.hand_over()
+        self._hand_rules_over()
         self._wiring.follow(self._reloader.current)
         self._scheduler.add(
             self._silent, interval_seconds=SILENT_INTERVAL_SECONDS, deadline_seconds=SILENT_INTERVAL_SECONDS
@@ -278,8 +237,7 @@ class Sidecar:
         if new.log != old.log:
             self._logs.configure(level=new.log.level, form=new.log.format)
         self._wiring.follow(new)
-        if new.overrides() != old.overrides():
-            self._rules.replace(new.overrides())
+        self.collect_feed()  # after which the rules are handed over
 
     def toggle_gpus(self) -> None:
         """Let go of NVML for a signal, so that a driver can be unloaded or a GPU be reset; or take it again."""
@@ -303,11 +261,29 @@ class Sidecar:
         self._page.publish(name, families)
         if name == FEED:
             self.feed_passes += 1
-            self._rules.hand_over()
+            self._hand_rules_over()
             if self._history.is_due(now := time.monotonic()):
                 self._history.note(now, Readings(self._page.offered()))
         elif name == ProcessCollector.name and self._wiring.job_came():
             self._scheduler.run_soon(ProcessMemoryCollector.name)  # which has a slow interval
+
+    def _hand_rules_over(self) -> None:
+        """Write the rules for training processes into `overrides.json`, once this sidecar owns the directory.
+
+        After every pass over the feed: ownership may come and go, and a full disk may recover.
+        """
+        wanted = self._reloader.current
+        if not self._reader.owns:
+            self._handed_over = None
+        elif self._handed_over is not wanted:
+            try:
+                write_overrides(self.feed_directory, wanted.overrides())
+                self._handed_over, self._rules_refused = wanted, False
+            except FeedError as error:
+                if not self._rules_refused:
+                    about = {"error": error}
+                    _log.warning("recording rules do not reach the training processes", extra=about)
+                self._rules_refused = True
 
     # What the web server asks for -----------------------------------------------------------------------
 

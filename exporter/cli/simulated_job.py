@@ -2,13 +2,13 @@
 
 Training processes; the ranks use the public API as any training code would and nothing else. Standard input is a
 rank's life line: it ends when that closes, so that no rank outlives the demo, not even a demo that was killed. All
-numbers follow from the seed, the rank and the step alone, so that a rank that begins again repeats them.
+numbers follow from the rank and the step alone, so that a rank that begins again repeats them.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import json
 import math
 import os
 import random
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -47,9 +48,9 @@ def crashes(rank: int, step: int, attempt: int) -> bool:
 
 
 class Rank:
-    """The training loop of one rank; `--checkpoint` is the file with the number of steps done."""
+    """The training loop of one rank; `checkpoint` is the file with the number of steps done."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, given: SimpleNamespace) -> None:
         self._given = given
         self._checkpoint = Path(f"{given.checkpoint}-{given.rank}")
         window = WINDOW_SECONDS / given.speed
@@ -147,7 +148,7 @@ class Rank:
         return (0.19 + 0.02 * (rank == SLOW_RANK)) * chance.lognormvariate(0.0, 0.08) * slow
 
     def _chance(self, what: str, rank: int, step: int) -> random.Random:
-        return random.Random(f"{self._given.seed} {what} {rank} {step}")  # noqa: S311  # a simulation, no secret
+        return random.Random(f"{what} {rank} {step}")  # noqa: S311  # a simulation, no secret
 
     def _pass(self, seconds: float) -> None:
         """Pass the time; end as soon as the demo has ended."""
@@ -162,7 +163,7 @@ def _resident_bytes() -> int:
 class Launcher:
     """Starts all ranks, and all again when one has died, until a signal, the end of the time or of the demo."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, given: SimpleNamespace) -> None:
         self._given = given
         self._ended = False
         self._attempt = 0
@@ -183,8 +184,8 @@ class Launcher:
             dead = next((each for each in ranks if each.poll() is not None), None)
             if dead is not None:
                 delay, rank = RESTART_SECONDS / given.speed, ranks.index(dead)
-                told = f"rank {rank} ended with status {(128 - dead.returncode) if dead.returncode < 0 else dead.returncode}"
-                print(f"exporter: {told}; all ranks start again in {delay:g} s", file=sys.stderr, flush=True)
+                told = f"exporter: rank {rank} has died; all ranks start again in {delay:g} s"
+                print(told, file=sys.stderr, flush=True)
                 self._stop(ranks, 0.0)
                 again = time.monotonic() + delay
                 while not self._ended and time.monotonic() < again:
@@ -200,10 +201,11 @@ class Launcher:
     def _start(self) -> list[subprocess.Popen[bytes]]:
         """Start the ranks as this process was started, each with a pipe of ours as its standard input."""
         launcher = Path(__file__).parents[2] / "training_exporter.py"
-        command = [sys.executable, str(launcher), "-m", "exporter.cli.simulated_job", *sys.argv[1:]]
+        command = [sys.executable, str(launcher), "-m", "exporter.cli.simulated_job"]
+        given = vars(self._given) | {"attempt": self._attempt}
         return [
             subprocess.Popen(
-                [*command, f"--rank={rank}", f"--attempt={self._attempt}"],
+                [*command, json.dumps(given | {"rank": rank})],
                 stdin=subprocess.PIPE,
                 env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)},
             )
@@ -257,17 +259,9 @@ Then it all begins again. Ctrl-C ends it.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be one rank, or without `--rank` what starts the ranks, until the demo ends."""
-    parser = argparse.ArgumentParser(prog="exporter.cli.simulated_job")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--speed", type=float, default=1.0)
-    parser.add_argument("--duration", type=float, default=0.0)
-    for flag in ("checkpoint", "url", "path", "replay"):
-        parser.add_argument(f"--{flag}", default="")
-    given = parser.parse_args(arguments)
-    if given.rank is None:
+    """Be one rank, or without `rank` what starts the ranks, until the demo ends; the argument is JSON."""
+    given = SimpleNamespace(**json.loads(arguments[0]))
+    if not hasattr(given, "rank"):
         Launcher(given).run()
         return 0
     # A terminal's Ctrl-C is the launcher's to act on; a SIGTERM ends the rank in order.

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from prometheus_client.core import Metric
 
-from exporter.collectors.cgroup.collector import CgroupCollector
 from exporter.collectors.energy.rapl import RaplCollector
+from exporter.collectors.host.cgroup import CgroupCollector
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.disk import DEVICE_EXCLUDE as DISKS_EXCLUDE
 from exporter.collectors.host.disk import DiskCollector
@@ -27,14 +27,13 @@ from exporter.collectors.host.filesystem import (
     FilesystemCollector,
     StatvfsPool,
 )
-from exporter.collectors.host.hardware import HardwareCollector
 from exporter.collectors.host.memory import MemoryCollector
 from exporter.collectors.host.network import DEVICE_EXCLUDE as INTERFACES_EXCLUDE
 from exporter.collectors.host.network import NetworkCollector
 from exporter.collectors.host.nfs_lustre import LustreCollector, NfsCollector
 from exporter.collectors.host.pressure import PressureCollector
 from exporter.collectors.host.rdma import RdmaCollector
-from exporter.collectors.host.system import ClockCollector, OwnCollector
+from exporter.collectors.host.system import ClockCollector, HardwareCollector, OwnCollector
 from exporter.collectors.kernel_files import EVERYTHING
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from collectors_support import MACHINES, UPDATE, assert_sound, copy_of, text_of, value_of
 
-from exporter.collectors.cgroup.collector import CgroupCollector
-from exporter.collectors.cgroup.tree import CgroupTree
+from exporter.collectors.host.cgroup import CgroupCollector, CgroupTree
 from exporter.families import Collected
 
 USAGE, LIMIT = "cgroup_cpu_usage_seconds_total", "cgroup_cpu_limit_cpus"
@@ -221,7 +220,7 @@ import json, sys
 for directory in sys.argv[1:]:
     open(directory + "/cgroup.procs", "w").write("0")
 x = bytearray(64 << 20)
-from exporter.collectors.cgroup.collector import CgroupCollector
+from exporter.collectors.host.cgroup import CgroupCollector
 collected = CgroupCollector().collect()
 print(json.dumps({
     s.name + ",".join(("", *s.labels.values())): s.value for m in collected for s in m.samples

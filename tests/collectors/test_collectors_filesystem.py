@@ -20,10 +20,9 @@ from exporter.collectors.catalogue import CATALOGUE
 from exporter.collectors.host.filesystem import (
     CheckpointDirsCollector,
     FilesystemCollector,
-    Silence,
     StatvfsPool,
 )
-from exporter.collectors.host.mounts import Mount, parse_mounts, unescape, visible
+from exporter.collectors.kernel_files import Mount, parse_mounts, unescape, visible
 
 SIZE, ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
 ANSWER = os.statvfs_result((4096, 4096, 1000, 500, 400, 100, 50, 50, 0, 255))
@@ -39,9 +38,9 @@ def collector_of(
         psutil.PROCFS_PATH = "/proc"
 
 
-def ask(pool: StatvfsPool, *remote: str) -> Mapping[str, os.statvfs_result | OSError | Silence]:
-    """Ask network filesystems, each called as its path, and a local one."""
-    return pool.ask({path: path for path in (*remote, "/")}, remote=remote)
+def ask(pool: StatvfsPool, *paths: str) -> Mapping[str, os.statvfs_result | OSError | None]:
+    """Ask filesystems, each called as its path, and that of `/`."""
+    return pool.ask({path: path for path in (*paths, "/")})
 
 
 def machine_of(root: Path, *lines: str) -> Path:
@@ -105,7 +104,7 @@ def test_what_hangs_gets_no_second_call_until_it_has_returned(hanging: Callable[
     statvfs = hanging("/dead")
     pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.2)
     for _ in range(4):
-        assert ask(pool, "/dead", "/alive") == {"/dead": Silence.HANGING, "/alive": ANSWER, "/": ANSWER}
+        assert ask(pool, "/dead", "/alive") == {"/dead": None, "/alive": ANSWER, "/": ANSWER}
     assert (statvfs.calls.count("/dead"), statvfs.calls.count("/alive")) == (1, 4)
 
     statvfs.paths.clear()
@@ -140,20 +139,6 @@ def test_a_collector_made_anew_by_a_reload_does_not_call_what_hangs_once_more(
     assert value_of(collected, ERROR, "/dead", "nfs4", "filer:/x") == 1
     assert statvfs.calls == ["/dead"]
     assert len({id(vars(each)["_pool"]) for each in made}) == 1
-
-
-def test_the_threads_that_hang_are_bounded_and_local_filesystems_still_answer(
-    hanging: Callable[..., Hanging],
-) -> None:
-    dead = [f"/dead{number}" for number in range(50)]
-    statvfs = hanging(*dead)
-    pool = StatvfsPool(statvfs=statvfs, deadline_seconds=1.0, max_hanging=4)
-    for _ in range(3):
-        answers = ask(pool, *dead)
-
-        assert answers["/"] == ANSWER
-        assert list(answers.values()).count(Silence.HANGING) == 4
-        assert list(answers.values()).count(Silence.NOT_ASKED) == 46
 
 
 def test_many_slow_filesystems_are_all_asked_side_by_side() -> None:
@@ -248,8 +233,8 @@ def test_each_run_has_the_room_of_each_directory_of_checkpoints_that_answers(
         for what, size in (("available", 400 * 4096), ("size", 1000 * 4096))
         for run in ("a", "b")
     }
-    assert [reason for reason, _ in collected.problems] == ["timeout"]
-    assert missing.problems == [("read", f"{tmp_path}/missing: No such file or directory")]
+    assert [reason for reason, _ in collected.problems] == ["hanging"]
+    assert missing.problems == [("unreadable", f"{tmp_path}/missing: No such file or directory")]
 
 
 @pytest.mark.parametrize(("paths", "runs"), [((), {"r"}), ((Path("/"),), set()), ((Path("/"),), None)])

@@ -16,10 +16,10 @@ from waiting import wait_until
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.host.cpu import CpuCollector
-from exporter.collectors.host.hardware import HardwareCollector
 from exporter.collectors.host.network import NetworkCollector
 from exporter.collectors.host.system import (
     ClockCollector,
+    HardwareCollector,
     ask_kernel,
 )
 from exporter.collectors.scheduler import Scheduler

@@ -17,7 +17,7 @@ from collectors_support import (
     value_of,
 )
 
-from exporter.collectors.cgroup.tree import CgroupTree, cpu_quota
+from exporter.collectors.host.cgroup import CgroupTree, cpu_quota
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.memory import oom_kills
 

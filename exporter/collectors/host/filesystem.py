@@ -8,25 +8,23 @@ call until it has.
 
 from __future__ import annotations
 
-import enum
 import errno
 import os
-import re
-import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from exporter.collectors.host.mounts import Mount, parse_mounts, visible
 from exporter.collectors.kernel_files import (
     EVERYTHING,
+    Mount,
     Selection,
     failure,
+    parse_mounts,
     printable,
     procfs,
     read_optional,
     source,
+    visible,
 )
 from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec, family
@@ -115,17 +113,17 @@ FS_TYPES_EXCLUDE = (
 )
 """Pseudo filesystems, and images that are always full. Overlays are shown: a container's / is one."""
 
-_NO_ROOM_TOLD = "absent where no path is configured or no run lives, and where its filesystem does not say or does not answer."
+_ROOM_ABSENT = "absent where no path is configured or no run lives, and where its filesystem does not answer."
 CHECKPOINT_AVAILABLE = family(
     "training_checkpoint_dir_available_bytes",
-    f"Room that is left for the job in a directory of checkpoints; {_NO_ROOM_TOLD}",
+    f"Room that is left for the job in a directory of checkpoints; {_ROOM_ABSENT}",
     "statvfs: f_bavail * f_frsize",
     "run",
     "path",
 )
 CHECKPOINT_SIZE = family(
     "training_checkpoint_dir_size_bytes",
-    f"Size of the filesystem of a directory of checkpoints; {_NO_ROOM_TOLD}",
+    f"Size of the filesystem of a directory of checkpoints; {_ROOM_ABSENT}",
     "statvfs: f_blocks * f_frsize",
     "run",
     "path",
@@ -133,35 +131,21 @@ CHECKPOINT_SIZE = family(
 CHECKPOINT_SPECS = {CHECKPOINT_AVAILABLE: AVAIL, CHECKPOINT_SIZE: SIZE}
 SPECS = (*FILESYSTEM_SPECS, *CHECKPOINT_SPECS)
 
-PATIENCE_SECONDS = 0.05
-"""How long a call may take before the next one begins beside it: far above what an answer takes."""
-
-_REMOTE = re.compile(
-    r"9p|afs|beegfs|ceph|cifs|coda|fuse.*|glusterfs|gpfs|lustre|ncpfs|nfs4?|orangefs|panfs|smb3|smbfs|virtiofs|wekafs"
-)
-"""Filesystems that somebody else has to answer for."""
-
+HANGS = "statvfs has not returned"
 _NONSENSE = 2**63
 """Larger counts are -1 in the kernel's unsigned fields: the filesystem does not know."""
 
 
-class Silence(enum.Enum):
-    """Why there is no answer."""
-
-    HANGING = "statvfs has not returned"
-    NOT_ASKED = "not asked: too many other mounts hang, or there was no thread for it"
-
-
-Answer = os.statvfs_result | OSError | Silence
+Answer = os.statvfs_result | OSError | None
+"""None: `statvfs` has not returned."""
 
 
 class StatvfsPool:
-    """Calls `statvfs` so that a call that hangs costs its own filesystem only.
+    """Calls `statvfs`, all paths side by side, so that a call that hangs costs its own filesystem only.
 
     Args:
         statvfs: The call; takes the path.
         deadline_seconds: After so long a pass is over, whoever has not answered.
-        max_hanging: Calls under way, beyond which no network filesystem is asked.
     """
 
     def __init__(
@@ -169,54 +153,28 @@ class StatvfsPool:
         *,
         statvfs: Callable[[str], os.statvfs_result] = os.statvfs,
         deadline_seconds: float = 3.0,
-        max_hanging: int = 8,
     ) -> None:
         self._statvfs = statvfs
         self._deadline = deadline_seconds
-        self._max_hanging = max_hanging
         self._returned = threading.Condition()
-        self._under_way: set[str] = (
-            set()
-        )  # filesystems with a call that has not returned; guarded by the condition
+        self._under_way: set[str] = set()  # calls that have not returned; guarded by the condition
 
-    def ask(self, paths: Mapping[str, str], *, remote: Collection[str] = ()) -> Mapping[str, Answer]:
-        """Ask each filesystem once at its path; `remote` ones only while few calls are under way.
-
-        To be called from one thread at a time.
-        """
-        end = time.monotonic() + self._deadline
+    def ask(self, paths: Mapping[str, str]) -> Mapping[str, Answer]:
+        """Ask each filesystem once at its path, from one thread at a time; not those that still owe an answer."""
         answers: dict[str, Answer] = {}
         with self._returned:
             asked = [each for each in paths if each not in self._under_way]
-            for each in sorted(asked, key=lambda each: each in remote):  # those that answer come first
-                limit = self._max_hanging if each in remote else sys.maxsize
-                if self._returned.wait_for(
-                    lambda limit=limit: len(self._under_way) < limit,  # type: ignore[misc]  # of this turn
-                    end - time.monotonic(),
-                ):
-                    if not self._start(each, paths[each], answers):
-                        break
-                    self._returned.wait_for(
-                        lambda each=each: each not in self._under_way,  # type: ignore[misc]
-                        min(PATIENCE_SECONDS, end - time.monotonic()),
-                    )
-            self._returned.wait_for(lambda: self._under_way.isdisjoint(asked), end - time.monotonic())
-            silent = {
-                each: Silence.HANGING if each in self._under_way else Silence.NOT_ASKED for each in paths
-            }
-            return {**silent, **answers}
-
-    def _start(self, device: str, path: str, answers: dict[str, Answer]) -> bool:
-        self._under_way.add(device)
-        thread = threading.Thread(
-            target=self._call, args=(device, path, answers), name="exporter-statvfs", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # the system has no thread for us
-            self._under_way.discard(device)
-            return False
-        return True
+            for each in asked:
+                arguments = (each, paths[each], answers)
+                try:
+                    threading.Thread(
+                        target=self._call, args=arguments, name="exporter-statvfs", daemon=True
+                    ).start()
+                    self._under_way.add(each)
+                except RuntimeError:
+                    answers[each] = OSError(errno.EAGAIN, "there is no thread to ask it")
+            self._returned.wait_for(lambda: self._under_way.isdisjoint(asked), self._deadline)
+            return {each: answers.get(each) for each in paths}
 
     def _call(self, device: str, path: str, answers: dict[str, Answer]) -> None:
         try:
@@ -260,10 +218,9 @@ class FilesystemCollector:
             ]
             if not mounts:
                 collected.unsupported.append(f"{self._path}: no mount, or none that is to be shown")
-            remote = {mount.device for mount in mounts if _REMOTE.fullmatch(mount.fstype)}
             # Of several mounts of one filesystem the first is asked.
             paths = {mount.device: mount.path for mount in reversed(mounts)}
-            answers = self._pool.ask(paths, remote=remote)
+            answers = self._pool.ask(paths)
             for mount in mounts:
                 with collected.part():
                     _add_mount(collected, mount, answers[mount.device])
@@ -279,8 +236,8 @@ def _add_mount(collected: Collected, mount: Mount, answer: Answer) -> None:
     if isinstance(answer, os.statvfs_result):
         for spec, value in measured(answer).items():
             collected.add(spec, value, *labels)
-    elif isinstance(answer, Silence):
-        raise CollectError(f"{mount.label} ({mount.fstype}): {answer.value}", reason="hanging")
+    elif answer is None:
+        raise CollectError(f"{mount.label} ({mount.fstype}): {HANGS}", reason="hanging")
     elif answer.errno in (errno.EACCES, errno.EPERM):  # FUSE answers its own user only, not even root
         collected.unsupported.append(f"{mount.label} ({mount.fstype}): {answer.strerror}")
     else:
@@ -310,9 +267,7 @@ class CheckpointDirsCollector:
         runs: Callable[[], Collection[str] | None] = lambda: None,
         pool: StatvfsPool | None = None,
     ) -> None:
-        self._paths = {
-            str(path): str(path) for path in paths
-        }  # whether one hangs does not depend on the others
+        self._paths = {str(path): str(path) for path in paths}
         self._runs = runs
         self._pool = pool or StatvfsPool()
 
@@ -329,8 +284,8 @@ class CheckpointDirsCollector:
                         collected.add(spec, told.get(each), run, label)
                 if not told:
                     collected.unsupported.append(f"{label}: its filesystem does not tell its size")
-            elif isinstance(answer, Silence):
-                collected.fail(CollectError(f"{label}: {answer.value}", reason="timeout"))
+            elif answer is None:
+                collected.fail(CollectError(f"{label}: {HANGS}", reason="hanging"))
             else:
-                collected.fail(CollectError(f"{label}: {answer.strerror}", reason="read"))
+                collected.fail(failure(label, answer))
         return collected

@@ -12,14 +12,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from exporter.collectors.host.mounts import Mount, parse_mounts, unescape
 from exporter.collectors.kernel_files import (
+    Mount,
     list_directory,
+    parse_mounts,
     printable,
     procfs,
     read_file,
     read_optional,
     source,
+    unescape,
 )
 from exporter.families import Collected, FamilySpec, family
 
