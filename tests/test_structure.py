@@ -69,7 +69,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "exposition": {"prometheus_client"},
     "status": {"prometheus_client"},
     "web": {"h11", "bcrypt", "prometheus_client"},
-    "cli": {"prometheus_client", "psutil"},
+    "cli": {"opentelemetry", "prometheus_client", "psutil"},
 }
 """Folder or file → the packages of others that it may import; the rest of it is the standard library's."""
 

@@ -20,7 +20,7 @@ from exporter.cli.flags import FAILED, PROGRAM, REFUSED, Parser, add_flags, mist
 from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError
 from exporter.version import __version__
 
-COMMANDS = ("run", "check", "demo", "push")
+COMMANDS = ("run", "check", "demo", "push", "assets")
 
 _DESCRIPTION = """\
 Prometheus exporter that runs beside a training job.
@@ -29,7 +29,8 @@ Prometheus exporter that runs beside a training job.
   training-exporter run [flags] COMMAND ARG...  run a job with the exporter beside it
   training-exporter check [flags]               find out why nothing shows up
   training-exporter demo [flags]                serve a small simulated job
-  training-exporter push [flags] TARGET         put the metrics into a file or a Pushgateway
+  training-exporter push [flags] TARGET         put the metrics into a file, a Pushgateway or an OTLP endpoint
+  training-exporter assets --output DIR         write dashboards, rules, scrape configurations and a service
 
 The same as python -m exporter, except that nothing else called exporter can take its place.
 """

@@ -1,8 +1,9 @@
 """`training-exporter push TARGET`: the page where no Prometheus can come and fetch it.
 
 A process of its own beside the sidecar: it reads `/metrics` over HTTP, as a Prometheus would, and puts it into a file
-for node_exporter's textfile collector, or to a Pushgateway. When the page cannot be read, and when this process ends,
-what it has put there is taken away again: both would show the last values for ever, and no data is to be a gap.
+for node_exporter's textfile collector, to a Pushgateway or an OTLP endpoint. When the page cannot be read, and when this
+process ends, what it has put there is taken away again: a file and a Pushgateway would show the last values for ever, and
+no data is to be a gap.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
 from exporter.cli import signals
@@ -21,10 +23,12 @@ from exporter.cli.flags import PROGRAM, Parser, mistake, parse_duration_flag, sa
 from exporter.cli.signals import ENDING
 
 DESCRIPTION = """\
-Puts the exporter's page where something else fetches it; takes it away at the end, and while there is none.
+Pushes the exporter's metrics to a file for node_exporter, a Pushgateway or an OTLP endpoint. Removes the file or the
+group at the end, and while there are no metrics.
 
     training-exporter push /var/lib/node_exporter/training.prom
     training-exporter push --interval=1m http://gateway:9091/metrics/job/training/instance/node7
+    training-exporter push otlp http://collector:4318
     training-exporter push --once --name='training_*' training.prom
 """
 TIMEOUT_SECONDS = 10.0
@@ -40,7 +44,7 @@ class TextFile:
         self._path = path
 
     def put(self, page: bytes) -> None:
-        """Write it beside, then rename it; raises OSError."""
+        """Write it beside, then rename it."""
         # Not .prom: a reader must not find it.
         descriptor, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
         beside = Path(name)
@@ -55,7 +59,7 @@ class TextFile:
             raise
 
     def remove(self) -> None:
-        """Delete the file, if it is there; raises OSError."""
+        """Delete the file."""
         self._path.unlink(missing_ok=True)
 
 
@@ -66,11 +70,11 @@ class Gateway:
         self._url = url
 
     def put(self, page: bytes) -> None:
-        """Replace the group; raises OSError or HTTPException."""
+        """Replace the group."""
         self._ask("PUT", page)
 
     def remove(self) -> None:
-        """Delete the group; raises as `put`."""
+        """Delete the group."""
         self._ask("DELETE", None)
 
     def _ask(self, method: str, body: bytes | None) -> None:
@@ -80,10 +84,22 @@ class Gateway:
             answer.read()
 
 
+class Target(Protocol):
+    """Where the page goes."""
+
+    def put(self, page: bytes) -> None:
+        """Put it there, in place of the one before; raises OSError or HTTPException."""
+        ...
+
+    def remove(self) -> None:
+        """Take it away, if it is there; raises as `put`."""
+        ...
+
+
 class Push:
     """Reads the page from an address and puts it there, again and again."""
 
-    def __init__(self, source: str, target: TextFile | Gateway) -> None:
+    def __init__(self, source: str, target: Target) -> None:
         self._source = source
         self._target = target
         self._there = True  # perhaps, of one that was killed
@@ -138,7 +154,12 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     parser.add_argument("--interval", metavar="DURATION", default="15s", help="between two pushes (15s)")
     parser.add_argument("--name", metavar="PATTERN", action="append", default=[], help="these families only")
     parser.add_argument("--once", action="store_true", help="push once and leave it there")
-    parser.add_argument("target", metavar="TARGET", help="a file, or the address of a Pushgateway's group")
+    parser.add_argument(
+        "target",
+        nargs="+",
+        metavar="TARGET",
+        help="FILE.prom, the URL of a Pushgateway's group, or otlp ENDPOINT",
+    )
     flags = vars(parser.parse_flags(arguments))
     seconds = parse_duration_flag("--interval", flags["interval"])
     if seconds < SHORTEST_SECONDS:
@@ -149,7 +170,7 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     if flags["name"]:
         names = urlencode([("name[]", name) for name in flags["name"]])
         source += f"{'&' if urlsplit(source).query else '?'}{names}"
-    push = Push(source, target_of(flags["target"]))
+    push = Push(source, target_of(flags["target"], source))
     if flags["once"]:
         return 0 if push.step() else 1
     signals.block()
@@ -173,17 +194,22 @@ def _without_process(page: bytes) -> bytes:
     return b"\n".join(kept)
 
 
-def target_of(text: str) -> TextFile | Gateway:
-    """Tell a Pushgateway's address from a file; raises ConfigurationError for what is neither."""
-    if _is_web(text):
-        if not urlsplit(text).path.startswith("/metrics/job"):
-            raise mistake("target", f"{text!r} names no group; expected http://HOST:9091/metrics/job/JOB")
+def target_of(words: Sequence[str], source: str = _FROM) -> Target:
+    """The target that a command line names; raises ConfigurationError for what is none."""
+    text = words[-1]
+    if len(words) == 2 and words[0] == "otlp" and _is_web(text):
+        try:
+            from exporter.cli.otlp import Otlp  # noqa: PLC0415  (an extra)
+        except ImportError as error:
+            remedy = f"pip install 'training-exporter[otlp]' ({error})"
+            raise mistake("otlp", f"OpenTelemetry's exporter is not installed: {remedy}") from None
+        return Otlp(text, source, TIMEOUT_SECONDS)
+    if len(words) == 1 and _is_web(text) and urlsplit(text).path.startswith("/metrics/job"):
         return Gateway(text)
-    path = Path(text)
-    if "://" in text or path.is_dir() or not path.parent.is_dir():
-        expected = "http://HOST:9091/metrics/job/JOB nor a file in a directory that is there"
-        raise mistake("target", f"{text!r} is neither {expected}")
-    return TextFile(path)
+    if len(words) == 1 and "://" not in text and not Path(text).is_dir() and Path(text).parent.is_dir():
+        return TextFile(Path(text))
+    expected = "a file in an existing directory, http://HOST:9091/metrics/job/JOB or otlp http://HOST:4318"
+    raise mistake("target", f"{' '.join(words)!r} is no target; expected {expected}")
 
 
 def _is_web(text: str) -> bool:

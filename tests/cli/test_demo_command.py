@@ -94,7 +94,7 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
 
     begun = [text for text in pages if len(steps(text)) == 2]
     assert any(not WINDOW.findall(text) for text in begun[5:]), "no gap"
-    assert "rank 1 ended with status 137; all ranks start again" in said
+    assert "rank 1 has died; all ranks start again" in said
     counts = [steps(text)["1"] for text in begun]
     assert counts == sorted(counts)
     assert counts[-1] > CRASH_STEP
@@ -125,16 +125,16 @@ def test_it_ends_by_itself_after_its_duration(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
-    others = set(processes_naming("--checkpoint="))
+    others = set(processes_naming('"checkpoint": '))
     with demo(tmp_path) as (process, port):
         wait_until(lambda: len(steps(page(port))) == 2)
-        ranks = set(processes_naming("--checkpoint=")) - others
+        ranks = set(processes_naming('"checkpoint": ')) - others
         process.kill()
         process.wait()
 
         assert len(ranks) >= 2
         wait_until(lambda: processes_naming(str(tmp_path)) == {}, seconds=15)
-        wait_until(lambda: not ranks & set(processes_naming("--checkpoint=")))
+        wait_until(lambda: not ranks & set(processes_naming('"checkpoint": ')))
 
 
 def test_its_own_directory_is_private_and_removed(tmp_path: Path) -> None:

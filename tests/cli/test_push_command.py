@@ -186,7 +186,7 @@ def test_a_file_that_cannot_be_written_is_told_and_leaves_nothing(server: Server
 )
 def test_what_is_no_target_is_told_at_the_start(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="metrics/job"):
-        target_of(wrong)
+        target_of([wrong])
 
 
 @pytest.mark.parametrize("wrong", [["--interval=0s"], ["--from=foo"], ["--name"], ["a", "b"], []])

@@ -1,0 +1,63 @@
+"""`training-exporter assets --output DIR`: writes the dashboards, rules and examples that come with the package.
+
+They lie in `exporter/assets`: in the repository as links to where they are made, in an installed package as files. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from exporter.cli.flags import FAILED, PROGRAM, Parser, say
+
+DESCRIPTION = """\
+Writes the files that go with the exporter:
+
+    grafana/dashboards/            dashboards, to import or to provision
+    grafana/provisioning/          provisioning of these dashboards and of a data source
+    prometheus/rules/              recording rules and alerts, for rule_files
+    prometheus/scrape/             scrape configurations: fixed hosts, Slurm, Kubernetes, agents
+    prometheus/alertmanager.yaml   routes for the alerts
+    systemd/                       a service for a machine and all its jobs
+
+    training-exporter assets --output=/etc/training-exporter
+"""
+SOURCE = Path(__file__).resolve().parents[1] / "assets"
+
+
+def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
+    """Write the files; 1 when one of them is there with other content, and nothing was written.
+
+    Raises:
+        ConfigurationError: The command line is wrong.
+    """
+    parser = Parser(f"{PROGRAM} assets", DESCRIPTION)
+    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="directory to write to")
+    parser.add_argument("--force", action="store_true", help="replace files that have been changed")
+    flags = parser.parse_flags(arguments)
+    output: Path = flags.output
+    found = [Path(folder, name) for folder, _, names in os.walk(SOURCE, followlinks=True) for name in names]
+    files = {output / path.relative_to(SOURCE): path for path in sorted(found)}
+    if not files:
+        say("this installation has none of them: they are in the wheel and in the repository")
+        return FAILED
+    try:
+        changed = [
+            each for each, path in files.items() if each.exists() and each.read_bytes() != path.read_bytes()
+        ]
+        if changed and not flags.force:
+            for each in changed:
+                say(f"{each} has been changed")
+            say("nothing is written; --force replaces these files")
+            return FAILED
+        for each, path in files.items():
+            each.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, each)
+    except OSError as error:
+        say(f"{error.filename}: {error.strerror}")
+        return FAILED
+    print(f"{len(files)} files in {output}")
+    return 0

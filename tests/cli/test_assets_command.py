@@ -1,0 +1,75 @@
+"""`training-exporter assets`: what the repository has for Grafana, Prometheus and systemd, from an installed wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_support import REPOSITORY, finished
+
+SOURCES = {
+    "grafana/dashboards": "dashboards/json",
+    "grafana/provisioning": "dashboards/provisioning",
+    "prometheus/rules": "deploy/prometheus/rules",
+    "prometheus/scrape": "deploy/prometheus/scrape",
+    "systemd": "deploy/systemd",
+}
+
+
+def assets(output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return finished([sys.executable, "-m", "exporter", "assets", f"--output={output}", *flags])
+
+
+@pytest.mark.timeout(180)
+def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> None:
+    source, venv, output = tmp_path / "source", tmp_path / "venv", tmp_path / "out"
+    tracked = finished(["git", "ls-files", "-z"], cwd=REPOSITORY).stdout.rstrip("\0").split("\0")
+    if tracked == [""]:
+        pytest.skip("this is no checkout of git")
+    for name in tracked:
+        if (REPOSITORY / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).symlink_to(REPOSITORY / name)  # so that building leaves nothing in the repository
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={tmp_path}", str(source)]
+    subprocess.run(build, check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, f"--python={venv}/bin/python", "install", "--no-deps", str(wheel)], check=True)
+
+    done = finished([f"{venv}/bin/training-exporter", "assets", f"--output={output}"], cwd=tmp_path, env={})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = {"prometheus/alertmanager.yaml": REPOSITORY / "deploy/prometheus/alertmanager.yaml"}
+    for written, made in SOURCES.items():
+        paths = [path for path in (REPOSITORY / made).rglob("*") if path.is_file()]
+        expected |= {f"{written}/{path.relative_to(REPOSITORY / made)}": path for path in paths}
+    found = {str(path.relative_to(output)): path for path in output.rglob("*") if path.is_file()}
+    assert set(found) == set(expected)
+    assert [name for name, path in found.items() if path.read_bytes() != expected[name].read_bytes()] == []
+
+
+def test_what_somebody_has_changed_is_replaced_only_by_force(tmp_path: Path) -> None:
+    first = assets(tmp_path)
+    changed, missing = tmp_path / "prometheus/rules/thresholds.yml", tmp_path / "prometheus/alertmanager.yaml"
+    text = changed.read_text()
+    changed.write_text("groups: []\n")
+    missing.unlink()
+    refused = assets(tmp_path)
+    kept = changed.read_text(), missing.exists()
+    forced = assets(tmp_path, "--force")
+
+    assert [each.returncode for each in (first, refused, forced)] == [0, 1, 0]
+    assert kept == ("groups: []\n", False)
+    assert f"{changed} has been changed" in refused.stderr
+    assert (changed.read_text(), missing.exists()) == (text, True)
+
+
+def test_a_directory_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = assets(tmp_path / "file")
+
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
