@@ -18,7 +18,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from prometheus_client.core import Metric
 
