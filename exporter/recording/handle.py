@@ -108,6 +108,10 @@ class Handle(Worker):
         wanted = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
         return wanted and LEVELS[severity] >= self._level
 
+    def names(self, prefix: str) -> bool:
+        """Whether it asks by name for events whose types begin so, not for all."""
+        return any(pattern.startswith(prefix) for pattern in self._types or ())
+
     def take_at_once(self, item: object) -> None:
         """Call the handler here and now; only for those that are `direct`."""
         self._call(item)

@@ -57,7 +57,7 @@ training_step_duration_seconds
 cgroup gpu training_rank training_run
 """,
     "summary": """
-training_elastic_flakiness_ratio training_elastic_function_seconds
+training_elastic_flakiness_ratio training_elastic_function_seconds training_span_duration_seconds
 """,
 }
 

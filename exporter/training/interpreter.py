@@ -7,9 +7,13 @@ so is counted, told once and changes nothing; what follows it is right again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from time import monotonic_ns, time
 from typing import Any
 
+from exporter.recording.event_values import convert_data
+from exporter.recording.events import EVENTS
+from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
 from exporter.training import span_kinds as kinds
 from exporter.training.attributes import Attribute, Attributes, name_of, shown
@@ -18,10 +22,12 @@ from exporter.training.calls import Began, Call, Ended
 from exporter.training.job import Job, is_untold_save
 from exporter.training.open_spans import OpenSpan, OpenSpans, SpanStack
 from exporter.training.span_kinds import BEGAN, BEGIN, END, ENTER, FAIL, FIRST_CODE, FIRST_KIND, KINDS, Kind
-from exporter.training.spans import ErrorEvent, Span, Telemetry
+from exporter.training.spans import DURATION, ErrorEvent, Span, Telemetry
 
 MOST_REFUSED = 1000
 """Begins that are refused inside one open span of their kind, which nobody will end then."""
+MOST_NAME = 100
+"""Characters of the label `span`."""
 _ONE_OF_A_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
 _TOLD = frozenset({kinds.TRAINING_LOOP, kinds.TRAINING_ITERATION})
 
@@ -38,6 +44,7 @@ class Interpreter:
 
     Attributes:
         trains: The job has told of a phase, a step or a number.
+        traced: A handler asks for the spans of the event stream by name, so that those of an iteration are in it too.
     """
 
     def __init__(self, job: Job) -> None:
@@ -45,7 +52,7 @@ class Interpreter:
         self.open = OpenSpans()
         self.clock = job.clock
         self.now = job.clock.last
-        self.trains = False
+        self.trains = self.traced = False
         self._wanted: dict[Kind, bool] = {}
 
     # Marks -----------------------------------------------------------------------------------------------
@@ -120,6 +127,8 @@ class Interpreter:
         opened.stack.close(opened)
         self.job.discarded(opened)
         self.clock.end(opened, self.now)
+        if opened.logged:
+            self._log_end(opened, self.now, None, ok=False)
 
     # Begins ----------------------------------------------------------------------------------------------
 
@@ -155,6 +164,8 @@ class Interpreter:
                 job.telemetry.span_began(opened.span)
             if mark is not None and kind is kinds.APPLICATION:
                 job.application_began(opened, mark.values)
+        if self.traced if mark is None else opened.save is not None or not is_untold_save(mark):
+            self._log_begin(opened, mark)
 
     def _begin_phase(self, opened: OpenSpan, mark: Began | None) -> None:
         kind, phase = opened.kind, opened.kind.phase
@@ -250,15 +261,17 @@ class Interpreter:
             self._end_application(at, mark)
         else:
             self.job.span_ended(opened, at, mark, failed=failed)
-        self._stop(opened, at, mark)
+        self._stop(opened, at, mark, ok=not failed and not (mark is not None and mark.failed))
 
-    def _stop(self, opened: OpenSpan, at: float, mark: Ended | None = None) -> None:
+    def _stop(self, opened: OpenSpan, at: float, mark: Ended | None = None, *, ok: bool) -> None:
         """Stop the span of what has ended, and tell it."""
         if opened.span is not None:
             attributes = None if mark is None else mark.attributes
             opened.span.stop(attributes, self.job.moment(at) if mark is None else mark.at)
             if opened.recorded:
                 self.job.telemetry.span_ended(opened.span)
+        if opened.logged:
+            self._log_end(opened, at, mark, ok=ok)
 
     def _end_application(self, at: float, mark: Ended | None) -> None:
         """End what is open when the application ends, the innermost first."""
@@ -277,8 +290,46 @@ class Interpreter:
                 opened.span.keep(error)
                 if opened.recorded:
                     job.telemetry.span_error(opened.span, error)
-                self._stop(opened, at)
+                self._stop(opened, at, ok=False)
         job.application_ended(mark, in_order=in_order)
+
+    # The event stream --------------------------------------------------------------------------------------
+
+    def _log_begin(self, opened: OpenSpan, mark: Began | None) -> None:
+        """Log that a span begins, and of an application or a loop what is known of the training."""
+        parent = opened.parent
+        while parent is not None and not parent.logged:
+            parent = parent.parent
+        opened.logged = True
+        attributes = self.span_of(opened).attributes.to_json()
+        around = None if parent is None else str(self.span_of(parent).id)
+        self._log("span.start", opened, opened.began, attributes | {"parent": around})
+        if mark is not None and opened.kind in _ONE_OF_A_PROCESS:
+            self._log("training.begin", opened, opened.began, self.job.parameters(mark.values))
+
+    def _log_end(self, opened: OpenSpan, at: float, mark: Ended | None, *, ok: bool) -> None:
+        """Log that a span ends, and count it where no family of phases does."""
+        job, span, seconds = self.job, self.span_of(opened), max(at - opened.began, 0.0)
+        if opened.kind.phase is None:
+            name = clean_text(span.name_str)[:MOST_NAME]
+            job.families.summary("training.span_duration", span=name or kinds.OTHER).observe(seconds)
+        told: dict[str, Any] = {"seconds": seconds, "ok": ok}
+        attributes = {name: each.value for name, each in list(span.updated_attributes.items())}
+        attributes.pop(DURATION, None)
+        self._log("span.stop", opened, at, attributes | told)
+        if opened.kind in _ONE_OF_A_PROCESS:
+            step = None if job.loop is None else job.loop.completed
+            reason = (None if mark is None else mark.reason) or job.failure or None
+            told |= {"reason": reason, "step": step, "steps": job.progress.steps}
+            self._log("training.end", opened, at, told)
+
+    def _log(self, type: str, opened: OpenSpan, at: float, data: Mapping[str, Any]) -> None:
+        kind = EVENTS.kind(type, "info")
+        if kind.enabled:
+            span, wall = self.span_of(opened), at + self.job.offset
+            told = convert_data({**data, "name": span.name_str}, lambda _name: None)
+            raw = (type, None, "info", told, wall, time(), monotonic_ns(), str(span.id), ())
+            EVENTS.record(kind, raw, wall)
 
     # Spans -----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from exporter.training.calls import Began, Call, Ended
 from exporter.training.checkpoints import Checkpoints, Work
 from exporter.training.metrics import Families, Misuse, amount
 from exporter.training.phase_clock import PhaseClock
-from exporter.training.progress import SKIPPED, Facts, Loop, Progress, is_count
+from exporter.training.progress import RATES, SKIPPED, Facts, Loop, Progress, is_count
 from exporter.training.spans import NO_TELEMETRY, Telemetry
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Job:
         closed: The application has ended, and no other has begun.
         loop: The latest training loop; None before the first. Its span is `open_loop`; None outside it.
         iteration: The iteration of the main thread that is open.
+        failure: Why the job ends, as far as it is known; one of `END_REASONS`, or empty.
     """
 
     def __init__(self, families: Families, misuse: Misuse, began: float) -> None:
@@ -57,7 +58,7 @@ class Job:
         self._last_step: float | None = None
         self._last_work = 0.0
         self._finished = False
-        self._failure = ""
+        self.failure = ""
 
     def reset(self, now: float) -> None:
         """Count from zero; what is open stays open."""
@@ -110,7 +111,7 @@ class Job:
         if mark is None:
             return
         if kind in kinds.LOOPS:
-            self._failure = ""  # whatever ended an earlier loop, the job has gone on
+            self.failure = ""  # whatever ended an earlier loop, the job has gone on
             self._last_step = mark.time
             self.open_loop = opened
             loop = self._enter(mark.values["train_iterations_start"], mark.values)
@@ -126,7 +127,7 @@ class Job:
                 self.closed = False
                 self.loop, self._before_loops = None, Loop(0, 0, {}, 0)
                 self.checkpoints.forget_pending()
-            self._finished, self._failure = False, ""
+            self._finished, self.failure = False, ""
 
     def application_began(self, opened: OpenSpan, values: Mapping[str, Any]) -> None:
         """Take what is configured when an application begins; after the start of its span was told."""
@@ -189,7 +190,7 @@ class Job:
         """Note that the application has ended, after all in it was closed."""
         self.closed = True
         self._note_failure(mark)
-        self._finished = in_order and not self._failure
+        self._finished = in_order and not self.failure
 
     def cut_short(self, opened: OpenSpan) -> None:
         """Note that a span is open although the application ends; of an iteration, nothing is counted."""
@@ -214,8 +215,8 @@ class Job:
             self.telemetry.loop_ended(opened)
 
     def _note_failure(self, mark: Ended | None) -> None:
-        if mark is not None and not self._failure:
-            self._failure = mark.reason
+        if mark is not None and not self.failure:
+            self.failure = mark.reason
 
     def _iteration_ended(self, opened: OpenSpan, at: float, *, failed: bool) -> None:
         """End an iteration; one whose body raised is not completed."""
@@ -306,7 +307,7 @@ class Job:
             else:
                 wrong = f"overflow or nonfinite, not {shown(reason)}"
         elif call.name == "interruption":
-            self._failure = values["reason"]
+            self.failure = values["reason"]
         elif call.name == "background":
             task = clean_text(values["task"])[:100] if isinstance(values["task"], str) else ""
             seconds = self.families.counter("training.background", "seconds", task=task or "other")
@@ -337,6 +338,13 @@ class Job:
             work = max(min(self._maybe_work() - self._last_work, seconds), 0.0)
         self._step_ended(seconds, at, work, None, number)
         return None
+
+    def parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Give all that is known of the training when something begins that was called with these values."""
+        said = {**values, **(values.get("settings") or {}), **(values.get("training") or {})}
+        given = {name: value for name, value in said.items() if not isinstance(value, Mapping)}
+        rates = {name: getattr(self.facts, name) for name in RATES}
+        return dict(self.facts.pairs()) | rates | given
 
     # What is published -----------------------------------------------------------------------------------
 
@@ -369,7 +377,7 @@ class Job:
             committed_seconds=work.committed_seconds,
             segments=work.segments(),
             finished=self._finished,
-            failure=self._failure,
+            failure=self.failure,
             longest_step_seconds=progress.longest,
             history_until=until,
             history_phases=phases,

@@ -98,6 +98,10 @@ class Families:
         """Give a histogram of seconds."""
         return self._obtain("histogram", name, "seconds", labels, buckets)
 
+    def summary(self, name: str, **labels: str) -> Series:
+        """Give a count and a sum of seconds."""
+        return self._obtain("summary", name, "seconds", labels)
+
     def reset(self) -> None:
         """Begin from zero with all."""
         for series in self._series.values():

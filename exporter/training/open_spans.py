@@ -25,14 +25,14 @@ class OpenSpan(PhaseEntry):
         known: It began while telemetry was configured; else no rule is about it.
         entered: It is a block, which will be left.
         over: It has ended by something else than its block's end, or never began.
-        refused: It never began. Else the exporters may know it: `recorded`.
+        refused: It never began. Else the exporters may know it: `recorded`, and the handlers of events: `logged`.
         span: Made when somebody asks for it.
         parent: What was the innermost when it began.
         work: Of the phase clock when it began, of an iteration of the main thread; likewise `waits`.
         inside: Begins of its kind that were refused inside of it.
     """
 
-    entered = over = refused = recorded = False
+    entered = over = refused = recorded = logged = False
     span: Span | None = None
     parent: OpenSpan | None = None
     work = waits = 0.0

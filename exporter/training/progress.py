@@ -30,7 +30,7 @@ _NONFINITE = {"loss": "loss", "grad_norm": "grad"}
 _GAUGES = frozenset({"loss", "grad_norm", "learning_rate", "loss_scale"})
 
 _TEXTS = ("job_name", "framework", "framework_version", "model", "precision", "flops_method")
-_RATES = ("flops_per_token", "hardware_flops_per_token", "flops_per_sample", "peak_flops")
+RATES = ("flops_per_token", "hardware_flops_per_token", "flops_per_sample", "peak_flops")
 _ENVIRONMENT = {
     "job_id": ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"),
     "job_name": ("SLURM_JOB_NAME", "LSB_JOBNAME", "PBS_JOBNAME"),
@@ -311,7 +311,7 @@ class Facts:
             number = amount(value, 1e308)
             if name in _TEXTS:
                 self._say(name, value)
-            elif not number or (name not in _RATES and not isinstance(value, int)):
+            elif not number or (name not in RATES and not isinstance(value, int)):
                 what = {"step_target": "a step above 0", "world_size": "a number of ranks"}
                 wrong.append((name, f"to be {what.get(name, 'a number above 0')}"))
             elif name == "step_target":

@@ -209,6 +209,7 @@ class TrainingRecording:
         interpreter = self._interpreter
         self._job.offset = time() - monotonic()
         self._misuse.count_reported()
+        interpreter.traced = any(each.names("span") for each in EVENTS.active)
         busy = [buffer for buffer in buffers.all_buffers() if buffer.items or buffer.waiting]
         for buffer in busy:
             if len(buffer.items) > MOST_ITEMS:

@@ -21,10 +21,17 @@ def _fresh() -> Iterator[None]:
         yield
 
 
-def test_the_program_of_the_page_runs_and_is_recorded() -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
-    exec(compile(program, "docs/training.md", "exec"), {})
+
+def test_the_program_of_the_stream_runs_and_is_recorded() -> None:
+    exec(compile(PROGRAMS[1], "docs/training.md", "exec"), {})
+
+    assert of("training.steps", mode="train") == 1
+
+
+def test_the_program_of_the_page_runs_and_is_recorded() -> None:
+    exec(compile(PROGRAMS[0], "docs/training.md", "exec"), {})
 
     reading = told()
     assert of("training.steps", mode="train") == 30

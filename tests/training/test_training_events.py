@@ -1,23 +1,29 @@
-"""Events that are logged inside spans belong to them."""
+"""Events that are logged inside spans belong to them, and the spans themselves are in the stream."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
+from training_support import begun_anew, of
 
 import exporter
 from exporter import training
+from exporter.recording.handlers import JsonLinesHandler
 from exporter.training import buffers
 
 
 @pytest.fixture
 def told() -> Iterator[list[exporter.Event]]:
     found: list[exporter.Event] = []
-    handle = exporter.events.register(found.append)
+    handle = exporter.events.register(found.append, types="doc.*")
     yield found
     handle.unregister()
 
@@ -91,3 +97,79 @@ def test_spans_that_are_never_ended_do_not_pile_up() -> None:
     for _ in range(200):
         training.on_validation_end()
     assert len(buffers.here().opened) <= before
+
+
+def work() -> None:
+    with training.application(), training.training_loop(5, None, 7):
+        for _ in range(2):
+            with training.training_iteration(), training.model_forward():
+                pass
+        with suppress(ValueError), exporter.span("evaluate", split="dev") as span:
+            span.add_attribute("found", 3)
+            raise ValueError
+
+
+def trace(path: Path) -> list[tuple[str, str | None, dict[str, Any]]]:
+    """Rebuild (name, name of the parent, data of the end) from the lines of a file, in the order of the begins."""
+    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    begins = {each["span_id"]: each["data"] for each in events if each["type"] == "span.start"}
+    ends = {each["span_id"]: each["data"] for each in events if each["type"] == "span.stop"}
+    names: dict[str | None, str] = {span: data["name"] for span, data in begins.items()}
+    return [(data["name"], names.get(data.get("parent")), ends[span]) for span, data in begins.items()]
+
+
+@pytest.mark.parametrize(("types", "short"), [("span.*", True), (None, False)])
+def test_a_trace_can_be_rebuilt_from_a_file_of_lines(types: str | None, short: bool, tmp_path: Path) -> None:
+    with begun_anew():
+        handle = exporter.events.register(JsonLinesHandler(tmp_path / "trace.jsonl"), types=types)
+        work()
+        exporter.flush()
+        handle.unregister()
+
+    found = trace(tmp_path / "trace.jsonl")
+    step = [("training_single_iteration", "training_loop"), ("model_forward", "training_single_iteration")]
+    assert [each[:2] for each in found] == [
+        ("application", None),
+        ("training_loop", "application"),
+        *(step * 2 if short else ()),
+        ("evaluate", "training_loop"),
+    ]
+    assert {name for name, _, data in found if not data["ok"]} == {"evaluate"}
+    assert all(0 <= data["seconds"] < 60 for _, _, data in found)
+    assert found[-1][2]["found"] == 3
+
+
+def test_an_application_and_its_loop_say_when_they_begin_and_end_and_with_what() -> None:
+    found: list[exporter.Event] = []
+    handle = exporter.events.register(found.append, types="training.*")
+    with begun_anew():
+        training.describe(model="tiny", flops_per_token=6.0)
+        work()
+        exporter.flush()
+    handle.unregister()
+
+    assert [(each.type, each.data["name"]) for each in found] == [
+        ("training.begin", "application"),
+        ("training.begin", "training_loop"),
+        ("training.end", "training_loop"),
+        ("training.end", "application"),
+    ]
+    begin, end = found[1:3]
+    parameters = {
+        "model": "tiny",
+        "flops_per_token": 6.0,
+        "train_iterations_start": 5,
+        "train_iterations_target": 7,
+    }
+    assert begin.data.items() >= parameters.items()
+    assert begin.span_id == end.span_id
+    assert (end.data["step"], end.data["steps"], end.data["ok"]) == (7, 2, True)
+
+
+def test_spans_that_are_no_phase_are_counted_by_name() -> None:
+    with begun_anew():
+        work()
+
+        assert of("training.span_duration", span="evaluate") == 1
+        assert of("training.span_duration", span="application") == 1
+        assert of("training.span_duration", span="model_forward") is None

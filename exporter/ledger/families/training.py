@@ -70,6 +70,8 @@ training_phase_seconds_total{phase}: Time of the main thread by what it did; eac
 training_phase_entries_total{phase}: Times that a phase began <- spans
 training_phase_duration_seconds{phase} [run's histogram]: Duration of phases that recur, without what was
     done within them <- exclusive time of one span
+training_span_duration_seconds{span} [summary]: Duration of spans that are no phase: the application,
+    training loops, and those of the job's own names <- exporter.span, timed_span, application, training_loop
 training_phase_active{phase}: 1 for the phase in which the main thread is, 0 for those in which it was <-
     innermost open span of the main thread
 training_phase_active_since_timestamp_seconds: Unix time since which the main thread is in its phase <-
