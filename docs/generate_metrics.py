@@ -36,9 +36,6 @@ STAGES = {
 }
 """The heading of each folder, in the order of the document; a folder without one comes last."""
 
-EXTRAS = {"exporter.cli.otlp"}
-"""Modules that need a package which may not be installed; they fill no family."""
-
 NOTHING = "\N{EN DASH}"
 
 ABSENT = re.compile(r"[.;] [Aa]bsent ")
@@ -84,7 +81,7 @@ def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
     modules = [
         importlib.import_module(found.name)
         for found in pkgutil.walk_packages(exporter.__path__, "exporter.")
-        if found.name.rpartition(".")[2] != "__main__" and found.name not in EXTRAS
+        if found.name.rpartition(".")[2] != "__main__"
     ]
     listed = {module.__name__: module.SPECS for module in modules if hasattr(module, "SPECS")}
     seen = {spec for specs in listed.values() for spec in specs}

@@ -20,6 +20,7 @@ from urllib.parse import urlencode, urlsplit
 
 from exporter.cli import signals
 from exporter.cli.flags import PROGRAM, Parser, mistake, parse_duration_flag, say
+from exporter.cli.otlp import Otlp
 from exporter.cli.signals import ENDING
 
 DESCRIPTION = """\
@@ -199,11 +200,10 @@ def target_of(words: Sequence[str], source: str = _FROM) -> Target:
     text = words[-1]
     if len(words) == 2 and words[0] == "otlp" and _is_web(text):
         try:
-            from exporter.cli.otlp import Otlp  # noqa: PLC0415  (an extra)
+            return Otlp(text, source, TIMEOUT_SECONDS)
         except ImportError as error:
             remedy = f"pip install 'training-exporter[otlp]' ({error})"
             raise mistake("otlp", f"OpenTelemetry's exporter is not installed: {remedy}") from None
-        return Otlp(text, source, TIMEOUT_SECONDS)
     if len(words) == 1 and _is_web(text) and urlsplit(text).path.startswith("/metrics/job"):
         return Gateway(text)
     if len(words) == 1 and "://" not in text and not Path(text).is_dir() and Path(text).parent.is_dir():

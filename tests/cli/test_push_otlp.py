@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -153,7 +154,7 @@ def test_an_endpoint_that_refuses_is_told(receiver: Receiver, capsys: pytest.Cap
 
 
 def test_without_the_extra_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "exporter.cli.otlp", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
 
     with pytest.raises(ConfigurationError, match=r"pip install 'training-exporter\[otlp\]'"):
         target_of(["otlp", "http://127.0.0.1:4318"])
