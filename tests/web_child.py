@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 from exporter.exposition.negotiation import Format
+from exporter.web.http import Limits
 from exporter.web.routes import Document
-from exporter.web.server import Limits, Server
+from exporter.web.server import Server
 
 
 class FixedPage:

@@ -23,8 +23,8 @@ import trustme
 from waiting import PATIENCE
 
 from exporter.exposition.negotiation import Format
-from exporter.web.routes import Document
-from exporter.web.server import Application, Server
+from exporter.web.routes import Application, Document
+from exporter.web.server import Server
 
 PROJECT = Path(__file__).parent.parent
 

@@ -31,6 +31,7 @@ from exporter.status.elements import (
     share,
     shares,
     size,
+    swatch,
     table,
     text,
     watts,
@@ -56,14 +57,7 @@ FEW_STATISTICS = 8
 _CAUSES = 3
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
 """Those that stand for a statistic, the best first."""
-_STATES = {
-    "running": "good",
-    "finished": "good",
-    "failed": "bad",
-    "lost": "bad",
-    "hung": "bad",
-    "stalled": "warn",
-}
+_STATES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed", "hung", "lost"), "bad")}
 _CONDITIONS = {
     "alive": marked("good", "alive"),
     "slow": marked("warn", "slow"),
@@ -198,7 +192,7 @@ def _run(seen: View, run: Run) -> str:
         lines("step time", past.rates(STEP_SUM, name, per=STEP_COUNT), "seconds"),
         lines("tokens per second", past.rates(TOKENS, name)),
     )
-    state = run.state and " " + marked(_STATES.get(run.state, "dim"), run.state)
+    state = run.state and " " + marked(_STATES.get(run.state, "good"), run.state)
     again = "" if attempt is None or attempt <= 1 else " " + marked("warn", f"attempt {attempt:.0f}")
     position = _position(value("training_step"), value("training_step_target"), step_seconds)
     return (
@@ -281,6 +275,7 @@ def _gpus(seen: View) -> str:
     names = {labels["uuid"]: labels.get("name", "") for labels, _ in seen.readings.rows("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in seen.gpus}
     past, now = seen.past, seen.about.now
+    gpus = {gpu.uuid: place for place, gpu in enumerate(seen.gpus)}
 
     def row(gpu: Gpu) -> dict[str, str]:
         def value(family: str, **labels: str) -> float | None:
@@ -292,7 +287,7 @@ def _gpus(seen: View) -> str:
         of = " " + marked("dim", f"of {limit:.0f}") if limit else ""
         users = [rank.rank or rank.role for rank in seen.ranks if rank.uuid == gpu.uuid and rank.alive]
         return {
-            "GPU": text(gpu.index),
+            "GPU": swatch(gpus[gpu.uuid]) + text(gpu.index),
             "model": text(names.get(gpu.uuid, "")) if len(models) > 1 else "",
             "rank": text(", ".join(users)),
             "state": (marked("good", "up") if gpu.up else marked("bad", "lost")) + (held or ""),

@@ -107,10 +107,8 @@ def plot(
         pieces, gap = "", True
         for at, value in line:
             if value is not None:
-                x, y = (
-                    WIDTH * (1 - (now - at) / span),
-                    (HEIGHT - 6) * (1 - (value - low) / ((high - low) or 1.0)) + 3,
-                )
+                x = WIDTH * (1 - (now - at) / span)
+                y = (HEIGHT - 6) * (1 - (value - low) / ((high - low) or 1.0)) + 3
                 # A lone point between two gaps is a dot: a line of no length with round ends.
                 pieces += f"M{x:.0f} {y:.0f}h0" if gap else f"L{x:.0f} {y:.0f}"
             gap = value is None
@@ -136,6 +134,11 @@ def plot(
     )
 
 
+def swatch(place: int) -> str:
+    """The colour of a plot's line, by its place among them."""
+    return f'<i class="c{place % COLOURS}"></i>'
+
+
 def shares(parts: Mapping[str, float], title: str) -> str:
     """What a whole is made of: a bar, and each part in words, the largest first."""
     whole = sum(parts.values())
@@ -144,7 +147,7 @@ def shares(parts: Mapping[str, float], title: str) -> str:
     for place, (name, part) in enumerate(ordered):
         width = WIDTH * part / whole
         bars.append(f'<rect class="c{place}" x="{x:.1f}" width="{width:.1f}" height="10"/>')
-        words.append(f'<span class="whole"><i class="c{place}"></i>{text(name)} {share(part / whole)}</span>')
+        words.append(f'<span class="whole">{swatch(place)}{text(name)} {share(part / whole)}</span>')
         x += width
     if not words:
         return ""

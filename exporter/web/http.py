@@ -48,10 +48,6 @@ class Limits:
     bytes_in_flight: int = 32 * 1024 * 1024  # bodies being sent, each once; beyond it the oldest writers end
 
 
-DEFAULT_LIMITS = Limits()
-"""What is used unless a test says otherwise."""
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request without a body."""

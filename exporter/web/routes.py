@@ -81,20 +81,19 @@ class Routes:
     def __init__(
         self,
         application: Application,
-        *,
-        lacks: Callable[[], str | None],
         config: WebConfigFile,
         limits: Limits,
-        telemetry_path: str,
-        enable_lifecycle: bool,
         log: logging.Logger,
+        lacks: Callable[[], str | None],
+        telemetry_path: str,
+        lifecycle: bool,
     ) -> None:
         self._application = application
         self._lacks = lacks
         self._config = config
         self._passwords = Passwords(limits)
         self._limits = limits
-        self._lifecycle = enable_lifecycle
+        self._lifecycle = lifecycle
         self._telemetry_path = telemetry_path
         self._log = log
         self._failing: set[str] = set()

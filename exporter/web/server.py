@@ -19,7 +19,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -27,12 +26,10 @@ from prometheus_client.core import Metric
 from exporter.errors import ListenError, StartError
 from exporter.web.connection import Connection, Guard, ServerState, State
 from exporter.web.counts import CONNECTIONS, RELOAD_SUCCESSFUL, Counts
-from exporter.web.http import DEFAULT_LIMITS, Limits
+from exporter.web.http import Limits
 from exporter.web.listen import bind, parse_addresses, url
 from exporter.web.protection import WebConfigFile
 from exporter.web.routes import Application, Routes
-
-__all__ = ["DEFAULT_LIMITS", "Application", "Limits", "Server"]
 
 _LOG = logging.getLogger("exporter.web")
 
@@ -56,34 +53,22 @@ class Server:
         enable_lifecycle: bool = False,
         telemetry_path: str = "/metrics",
         log: logging.Logger = _LOG,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits | None = None,
     ) -> None:
         self.urls: tuple[str, ...] = ()  # in the order of `listen`, without a path; empty before the start
         self._listen = tuple(listen)
         self._web_config = web_config
-        self._make_routes = partial(
-            Routes,
-            application,
-            lacks=lacks,
-            limits=limits,
-            telemetry_path=telemetry_path,
-            enable_lifecycle=enable_lifecycle,
-            log=log,
-        )
+        self._application = application
+        self._of_routes = (lacks, telemetry_path, enable_lifecycle)
         self._log = log
-        self._limits = limits
+        self._limits = limits or Limits()
         self._counts = Counts()
-        self._guard = Guard(limits)
+        self._guard = Guard(self._limits)
         self._config: WebConfigFile | None = None
         self._listeners: list[socket.socket] = []
         self._thread: threading.Thread | None = None
         self._wake: Callable[[], object] = lambda: None
         self._failure: OSError | None = None
-
-    @property
-    def scrapes(self) -> int:
-        """Metrics pages that were sent completely."""
-        return self._counts.scrapes
 
     def next_expected_scrape(self) -> float | None:
         """Give the monotonic time at which the next scrape of a regular scraper is due; see `Scrapers`."""
@@ -100,7 +85,7 @@ class Server:
         """
         addresses = parse_addresses(self._listen)
         self._config = WebConfigFile(self._web_config, self._limits, self._log)
-        routes = self._make_routes(config=self._config)
+        routes = Routes(self._application, self._config, self._limits, self._log, *self._of_routes)
         state = ServerState(self._guard, self._limits, self._config, routes, self._log, self._counts)
         serving = threading.Event()
         self._thread = threading.Thread(

@@ -119,15 +119,3 @@ def test_a_connection_goes_on_as_its_version_and_header_say(head: bytes, goes_on
 
     assert found is goes_on
     assert (b"Connection: close" in b"".join(parts)) is not goes_on
-
-
-def test_a_malformed_request_after_a_head_is_answered_with_a_body() -> None:
-    talk = exchanges(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\nnonsense\r\n\r\n")
-    talk.request()
-    talk.answer(Answer(200, b"x"), close=False)
-    with pytest.raises(MalformedError) as caught:
-        talk.request()
-    parts, goes_on = talk.answer(caught.value.answer, close=False)
-
-    assert b"".join(parts).endswith(b"\r\n\r\nthis is not an HTTP request\n")
-    assert not goes_on

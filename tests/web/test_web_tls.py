@@ -15,7 +15,8 @@ from web_child import numbers
 from web_support import Authority, Page, eventually, exchange, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
-from exporter.web.server import Limits, Server
+from exporter.web.http import Limits
+from exporter.web.server import Server
 
 QUICK = Limits(file_check_seconds=0.05)
 
@@ -38,16 +39,6 @@ def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
     peer = socket.create_connection(("127.0.0.1", port), timeout=5)
     with context.wrap_socket(peer, server_hostname="127.0.0.1") as wrapped:
         return wrapped.getpeercert(binary_form=True)
-
-
-def test_curl_scrapes_over_https(authority: Authority) -> None:
-    with serving(web_config=authority.config()) as server:
-        place = f"{server.urls[0]}/metrics"
-        command = ["curl", "-sS", "--max-time", "10", "--cacert", str(authority.directory / "ca.pem")]
-        done = subprocess.run([*command, place, place], capture_output=True, check=True)
-
-    assert place.startswith("https://127.0.0.1:")
-    assert done.stdout == b"up 1\nup 1\n"
 
 
 def test_a_large_page_arrives_whole_over_tls(authority: Authority) -> None:
