@@ -359,6 +359,8 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = "
     if not isinstance(kind, str) or kind not in _MODES:
         report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(kind)}"[:200])
         return
+    if Hooks.gpu is not None and kind == "train":
+        Hooks.gpu.step()
     asked = Hooks.telemetry.ask(*calls.LOOP_FIELDS) if kind == "train" and Hooks.values is not None else {}
     calls.say("step", step=taken(step), seconds=taken(seconds), mode=kind, asked=asked)
 

@@ -27,6 +27,8 @@ from exporter.training.spans import NO_TELEMETRY, Event, Span, Telemetry
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from exporter.training.gpu_time import GpuTimer
+
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 FULL_ITEMS = 1 << 15
@@ -57,6 +59,7 @@ class Hooks:
     collect: Callable[[], None] = staticmethod(lambda: None)
     flush_soon: Callable[[], None] = staticmethod(lambda: None)
     telemetry: Telemetry = NO_TELEMETRY
+    gpu: GpuTimer | None = None
 
 
 class Anchor:
@@ -73,6 +76,7 @@ class SpanBuffer:
         waiting: Items that are drained but not interpreted yet, since other buffers' come first.
         dropped: Marks that were dropped, all told; of those, `counted` were counted as misuse.
         state: Whatever the interpreter keeps of it.
+        handles: Gives its handles, as long as there are any.
     """
 
     def __init__(self, anchor: Anchor, parent: SpanBuffer | None = None) -> None:
@@ -83,6 +87,7 @@ class SpanBuffer:
         self.waiting: list[Any] = []
         self.dropped = self.counted = 0
         self.state: Any = None
+        self.handles: Callable[[], Handles | None] = lambda: None
 
     def take(self, most: int) -> list[Any]:
         """Drain up to so many items, an even number, after those that wait."""
@@ -234,10 +239,19 @@ class Handles(dict[Kind, Handle]):
     def __init__(self, buffer: SpanBuffer) -> None:
         super().__init__()
         self._buffer = buffer
+        self._type = Handle
+        buffer.handles = weakref.ref(self)
 
     def __missing__(self, kind: Kind) -> Handle:
-        made = self[kind] = Handle(kind, self._buffer)
+        made = self[kind] = self._type(kind, self._buffer)
         return made
+
+    def become(self, handle: type[Handle]) -> None:
+        """Have all of them, also those that the job keeps, be of another class without attributes of its own."""
+        if self._type is not handle:
+            self._type = handle
+            for made in list(self.values()):
+                made.__class__ = handle
 
 
 class Place:

@@ -17,7 +17,7 @@ from exporter.training.attributes import Attributes, SpanName, TracingTimestamp,
 from exporter.training.buffers import MOST_OPEN, Hooks
 from exporter.training.metrics import report
 from exporter.training.progress import reason_of
-from exporter.training.span_kinds import BEGAN, CALL, CHECKPOINT_SAVE, ENDED, Kind
+from exporter.training.span_kinds import BEGAN, BEGIN, CALL, CHECKPOINT_SAVE, ENDED, Kind
 from exporter.training.spans import Event, Span
 
 LOOP_FIELDS = ("global_batch_size", "seq_length", "flops_per_sample", "is_log_throughput_enabled")
@@ -96,6 +96,8 @@ def begin(
     if buffers.is_on():
         span.listener = _tell_event
         _note(place, kind.code + BEGAN, Began(name=call, values=values or {}, span=span, entered=entered))
+        if Hooks.gpu is not None:
+            Hooks.gpu.begin(kind, asynchronous=(values or {}).get("strategy") == "async")
         place.opened.append(span)
         del place.opened[:-MOST_OPEN]
         Hooks.settle(buffers.here().buffer, False)  # nothing is failing
@@ -119,6 +121,8 @@ def end(
         if span is not None:
             span.stop(attributes, at)
         return
+    if Hooks.gpu is not None:
+        Hooks.gpu.end(kind)
     opened = place.opened
     for index in range(len(opened) - 1, -1, -1):
         if opened[index] is span or (span is None and opened[index].name == kind.name):
@@ -152,6 +156,8 @@ def note_time(kind: Kind, what: int) -> None:
     """Put the mark of a callback that says no time."""
     place = buffers.here()
     _note(place, kind.code + what, monotonic())
+    if Hooks.gpu is not None:
+        (Hooks.gpu.begin if what == BEGIN else Hooks.gpu.end)(kind)
     if buffers.limit < 0:
         Hooks.full(place.buffer, False)  # nothing is failing
 

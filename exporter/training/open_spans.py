@@ -87,12 +87,16 @@ class SpanStack:
 
 
 class OpenSpans:
-    """What is open in all threads and tasks of a process; `started` once anything was marked."""
+    """What is open in all threads and tasks of a process; `started` once anything was marked.
+
+    Attributes:
+        main_thread: The thread whose time phases divide; None before the first span.
+    """
 
     def __init__(self) -> None:
         self.started = False
         self._stacks: dict[int, SpanStack] = {}  # by identity: thousands of tasks may come and go
-        self._main_thread: int | None = None
+        self.main_thread: int | None = None
 
     def stack_of(self, buffer: SpanBuffer) -> SpanStack:
         """Give the stack of a thread or task."""
@@ -100,15 +104,15 @@ class OpenSpans:
         if stack is None:
             parent = None if buffer.parent is None else self.stack_of(buffer.parent)
             stack = buffer.state = SpanStack(parent, buffer.thread)
-            stack.main = buffer.thread == self._main_thread
+            stack.main = buffer.thread == self.main_thread
             self._stacks[id(stack)] = stack
             self.started = True
         return stack
 
     def begins_in(self, stack: SpanStack) -> None:
         """Note that a span begins; the thread of the first is the one whose time phases divide."""
-        if self._main_thread is None:
-            self._main_thread = stack.thread
+        if self.main_thread is None:
+            self.main_thread = stack.thread
             for each in self._stacks.values():
                 each.main = each.thread == stack.thread
 

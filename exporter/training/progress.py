@@ -237,6 +237,11 @@ class Progress:
                 self._families.counter("training.hardware_flops").add(hardware * number)
 
     @property
+    def ideal(self) -> float:
+        """What a step takes that is not slow; 0 before there were some."""
+        return self._ideal
+
+    @property
     def longest(self) -> float | None:
         """The longest of the last steps, the first of all left out; None before."""
         return max(list(self._recent)[-LONGEST_OF:], default=None)

@@ -19,7 +19,7 @@ from typing import Any
 from exporter.errors import OneLoggerError
 from exporter.recording.events import EVENTS
 from exporter.recording.values import StatReading, TrainingReading
-from exporter.training import buffers, calls
+from exporter.training import buffers, calls, gpu_time
 from exporter.training.buffers import FULL_ITEMS, MOST_ITEMS, Hooks, SpanBuffer
 from exporter.training.interpreter import Interpreter, time_of
 from exporter.training.job import Job
@@ -53,6 +53,7 @@ class TrainingRecording:
         Hooks.full = self._full
         Hooks.settle = self._settle
         Hooks.span = self._span_of
+        gpu_time.begin_anew()
 
     def _begin(self, began: float) -> None:
         self._families = Families()
@@ -106,6 +107,11 @@ class TrainingRecording:
         with self._alone(PATIENCE_SECONDS) as alone:
             if alone and self._interpreter.open.started:
                 self._job.publish(monotonic())
+                if Hooks.gpu is not None:
+                    # A job that only tells that steps have ended has no main thread of phases.
+                    main = self._interpreter.open.main_thread or threading.main_thread().ident
+                    Hooks.gpu.decide(main, self._job.progress.ideal, buffers.all_buffers())
+                    Hooks.gpu.publish(self._families)
             if alone and (self._interpreter.open.started or self._misuse.latest):
                 self._series = tuple(self._families.readings())
         return self._series
@@ -148,6 +154,7 @@ class TrainingRecording:
         buffers.forget_parent()
         Hooks.values = None
         Hooks.telemetry = NO_TELEMETRY
+        gpu_time.begin_anew()
         buffers.raise_misuse(on=False)
         if not self._recording or not buffers.is_on():
             buffers.switch(on=self._recording)

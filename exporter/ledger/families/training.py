@@ -72,6 +72,17 @@ training_phase_duration_seconds{phase} [run's histogram]: Duration of phases tha
     done within them <- exclusive time of one span
 training_span_duration_seconds{span} [summary]: Duration of spans that are no phase: the application,
     training loops, and those of the job's own names <- exporter.span, timed_span, application, training_loop
+training_phase_gpu_seconds_total{phase}: Time of the device in each phase, of the steps that are timed: from
+    when it reaches the phase's begin to when it reaches its end, whatever the host queues meanwhile. Where
+    the job uses CUDA through torch and steps take more than 5 ms <- CUDA events on the current stream of the
+    main thread
+training_gpu_timed_steps_total: Steps that were timed on the device: every one up to ten a second, then
+    some; what to divide training_phase_gpu_seconds_total by <- see training_phase_gpu_seconds_total
+training_gpu_idle_between_steps_seconds_total: Time of the device between the work of one timed step and the
+    next, in no phase or that of loading data: what the data loader costs, after all that the queue of
+    kernels hides <- see training_phase_gpu_seconds_total
+training_step_gpu_duration_seconds [run's histogram]: Time of the device from the begin of a timed step to
+    its end <- see training_phase_gpu_seconds_total
 training_phase_active{phase}: 1 for the phase in which the main thread is, 0 for those in which it was <-
     innermost open span of the main thread
 training_phase_active_since_timestamp_seconds: Unix time since which the main thread is in its phase <-

@@ -1,0 +1,269 @@
+"""Phases in the GPU's time: when the device reached their begins and ends, not when the host did.
+
+Used in the training process. Kernels are queued, so a host clock says when a phase was queued. Where a job uses CUDA, an
+event is recorded on the current stream wherever the active phase of the main thread changes, on that thread; later on the
+same thread, when the device has passed them, the times between them are read. Nothing waits or synchronises, and nothing
+is called while a graph is captured. torch is never imported: only one that the job has loaded is asked.
+
+What is timed goes from the begin of one step to that of the next: every one up to ten a second, beyond that, or where it
+would cost more than its share of the thread's time, some. `EXPORTER_GPU_TIME` is that share (0.005), 0 turns it off. The
+recording thread says whether steps are long enough to be timed, and takes what was read; it calls no CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from threading import get_ident
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+from exporter.recording.notices import tell_once
+from exporter.training.buffers import Handle, Hooks, SpanBuffer
+from exporter.training.metrics import Families
+from exporter.training.phase_clock import OTHER
+from exporter.training.phases import PHASES
+from exporter.training.span_kinds import CHECKPOINT_SAVE, ITERATIONS, Kind
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SHORTEST_STEP_SECONDS = 0.005
+PER_SECOND = 10
+SHARE = 0.005
+MOST_EVENTS = 1024
+"""Events that may be under way; a job that queues more is not timed."""
+COLLECT_EVENTS = 256
+"""Events under way at which some are collected within a step."""
+MOST_COST_SECONDS = 1e-4
+"""Of one event: what takes longer was not the event, but another process or thread."""
+DEEPEST = 64
+LONELY = frozenset({"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"})
+"""Phases that are timed for themselves where the step before them was not."""
+IDLE = frozenset({"data_loading", "logging", OTHER})
+"""Phases in which the host gives the device nothing to do, when they come between the work of two steps."""
+PHASE, BEGIN, END, CLOSE = range(4)
+"""What an event stands for: another phase; the begin of what is timed, or of the next; the end of its step; the end of it."""
+
+
+@dataclass(slots=True)
+class Timed:
+    """What was timed from the begin of one step to that of the next, in seconds of the device.
+
+    Attributes:
+        step: From the begin of the step to its end; None where none has ended.
+        idle: Of the time between the work of two steps, what no phase has used.
+    """
+
+    phases: dict[str, float] = field(default_factory=dict)
+    step: float | None = None
+    idle: float = 0.0
+    total: float = 0.0
+    works: bool = False
+
+    def take(self, phase: str, seconds: float) -> None:
+        """Add the time between two events."""
+        self.total += seconds
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+        self.works = self.works or (PHASES[phase].work and phase != "iteration")
+        if phase in IDLE and (self.step is not None or not self.works):
+            self.idle += seconds
+
+
+class GpuTimer:
+    """Times the main thread's phases on its device.
+
+    Attributes:
+        on: Whether anything is timed; decided by the recording thread.
+        done: What was timed and not published yet.
+    """
+
+    def __init__(self, environment: Mapping[str, str], clock: Callable[[], float] = monotonic) -> None:
+        self.on = False
+        self.done: deque[Timed] = deque(maxlen=1000)
+        self._share = _share(environment)
+        self._clock = clock
+        self._thread: int | None = None
+        self._open: list[tuple[Kind, str]] = []
+        self._marks: deque[tuple[Any, str, int]] = deque()  # event, the phase before it, what it stands for
+        self._free: list[Any] = []
+        self._last: Any = None  # the event that was collected last
+        self._timed: Timed | None = None  # as far as it was collected
+        self._timing = self._stale = False
+        self._due = self._cost = 0.0
+
+    # On the job's thread --------------------------------------------------------------------------------
+
+    def begin(self, kind: Kind, *, asynchronous: bool = False) -> None:
+        """Note that a span begins."""
+        if not self.on or get_ident() != self._thread:
+            return
+        before = self._active
+        phase = "checkpoint_save_async" if asynchronous and kind is CHECKPOINT_SAVE else kind.phase
+        if kind in ITERATIONS:
+            self._step_begins(before)
+        elif phase in LONELY and not self._timing:
+            self._collect()
+            self._timing = True
+            self._mark(before, BEGIN)
+        elif self._timing and phase not in {None, before}:
+            self._mark(before, PHASE)
+        if phase is not None:
+            self._open.append((kind, phase))
+            del self._open[:-DEEPEST]
+
+    def end(self, kind: Kind) -> None:
+        """Note that a span ends; it need not be the innermost."""
+        if not self.on or get_ident() != self._thread:
+            return
+        before, opened = self._active, self._open
+        for place in range(len(opened) - 1, -1, -1):
+            if opened[place][0] is kind:
+                del opened[place]
+                break
+        if self._timing and (kind in ITERATIONS or self._active != before):
+            self._mark(before, END if kind in ITERATIONS else PHASE)
+
+    def step(self) -> None:
+        """Note that a step ends and the next one begins, in a job that tells nothing else of them."""
+        if self.on and get_ident() == self._thread and not any(kind in ITERATIONS for kind, _ in self._open):
+            if self._timing:
+                self._mark(self._active, END)
+            self._step_begins(self._active)
+
+    @property
+    def _active(self) -> str:
+        return self._open[-1][1] if self._open else OTHER
+
+    def _step_begins(self, before: str) -> None:
+        self._collect()
+        if self._stale:
+            self._stale = False
+            self._forget()
+        now, timing = self._clock(), self._timing
+        self._timing = now >= self._due
+        if self._timing:
+            # Up to a second's worth may be caught up on, so that steps of just a tenth of a second are all timed.
+            self._due = max(self._due, now - 1.0) + max(1 / PER_SECOND, self._cost / self._share)
+            self._cost = 0.0
+            self._mark(before, BEGIN)
+        elif timing:
+            self._mark(before, CLOSE)
+
+    def _mark(self, before: str, what: int) -> None:
+        began = perf_counter()
+        try:
+            cuda = sys.modules["torch"].cuda
+            if cuda.is_current_stream_capturing() or len(self._marks) >= MOST_EVENTS:
+                return self._forget()
+            event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((event, before, what))
+            if len(self._marks) >= COLLECT_EVENTS and not len(self._marks) % 16:
+                self._collect()
+        except Exception as error:  # noqa: BLE001  # foreign code: an error of CUDA is the job's to hear of, not from us
+            self._fail(error)
+        self._cost += min(perf_counter() - began, MOST_COST_SECONDS)
+        return None
+
+    def _collect(self) -> None:
+        """Read what the device has passed."""
+        marks = self._marks
+        try:
+            if not marks or sys.modules["torch"].cuda.is_current_stream_capturing():
+                return
+            while marks and marks[0][0].query():
+                event, phase, what = marks.popleft()
+                if self._last is not None:
+                    if self._timed is not None:
+                        self._timed.take(phase, self._last.elapsed_time(event) / 1000)
+                    self._free.append(self._last)
+                self._last = event
+                if what == END and self._timed is not None:
+                    self._timed.step = self._timed.total
+                elif what in {BEGIN, CLOSE}:
+                    if self._timed is not None:
+                        self.done.append(self._timed)
+                    self._timed = Timed() if what == BEGIN else None
+        except Exception as error:  # noqa: BLE001  # as above
+            self._fail(error)
+
+    def _forget(self) -> None:
+        """Give up what is under way; the next step may be timed again."""
+        self._free += (event for event, _, _ in self._marks)
+        self._marks.clear()
+        self._timed = None
+        self._timing = False
+
+    def _fail(self, error: Exception) -> None:
+        """Stop for good: once CUDA is in error, every call of it raises."""
+        self._forget()
+        self.on, self._share = False, 0.0
+        tell_once("gpu time", f"phases are not timed on the GPU any more: {error!r}")
+
+    # On the recording thread ------------------------------------------------------------------------------
+
+    def decide(self, main: int | None, step_seconds: float, buffers: list[SpanBuffer]) -> None:
+        """Say whether to time the steps of the main thread, which usually take so long."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        long_enough = self._share > 0 and main is not None and step_seconds > SHORTEST_STEP_SECONDS
+        initialized = getattr(cuda, "is_initialized", None)  # not yet, where torch is being imported
+        on = bool(long_enough and initialized is not None and initialized())
+        if on and not self.on:
+            self._thread, self._stale = main, True  # what was under way is too long ago
+        self.on = on
+        for buffer in buffers:
+            handles = buffer.handles()
+            if handles is not None and buffer.thread == main and buffer.parent is None:
+                handles.become(TimedHandle if self.on else Handle)
+
+    def publish(self, families: Families) -> None:
+        """Count what was timed."""
+        while self.done:
+            timed = self.done.popleft()
+            for phase, seconds in timed.phases.items():
+                families.counter("training.phase_gpu", "seconds", phase=phase).add(seconds)
+            families.counter("training.gpu_idle_between_steps", "seconds").add(timed.idle)
+            if timed.step is not None:
+                families.counter("training.gpu_timed_steps").add()
+                families.histogram("training.step_gpu_duration").observe(timed.step)
+
+
+class TimedHandle(Handle):
+    """A block whose begin and end are noted on the device too."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        entered = Handle.__enter__(self)
+        if Hooks.gpu is not None:
+            Hooks.gpu.begin(self.kind)
+        return entered
+
+    def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
+        if Hooks.gpu is not None:
+            Hooks.gpu.end(self.kind)
+        Handle.__exit__(self, exception, value, traceback)
+
+
+def _share(environment: Mapping[str, str]) -> float:
+    try:
+        share = float(environment.get("EXPORTER_GPU_TIME", SHARE))
+    except ValueError:
+        return SHARE
+    return min(max(share, 0.0), 1.0) if isfinite(share) else SHARE
+
+
+_OF_PARENTS: list[GpuTimer] = []
+"""Kept: to let go of an event would call CUDA, which a forked child must not."""
+
+
+def begin_anew() -> None:
+    """Time anew: at the start, and in a forked child."""
+    if Hooks.gpu is not None:
+        _OF_PARENTS.append(Hooks.gpu)
+    Hooks.gpu = GpuTimer(os.environ)

@@ -1,0 +1,378 @@
+"""Phases in the GPU's time, over a stand-in for CUDA with torch's interface, and on a card where there is one."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from training_support import begun_anew, of, published
+
+from exporter import training
+from exporter.bridges.loop import ITERATION, LoopTracker
+from exporter.training import span_kinds as kinds
+from exporter.training.buffers import Hooks
+from exporter.training.gpu_time import GpuTimer
+from exporter.training.metrics import Families
+
+STEPS = 20
+
+
+@dataclass
+class Device:
+    """One stream of a card: kernels run one after another, the host goes on at once; times are the device's, by hand."""
+
+    host: float = 0.0
+    busy_until: float = 0.0
+    capturing: bool = False
+    broken: bool = False
+    recorded: int = 0
+    threads: set[int] = field(default_factory=set)
+
+    def kernel(self, seconds: float, *, queueing: float = 0.001) -> None:
+        self.host += queueing
+        self.busy_until = max(self.busy_until, self.host) + seconds
+
+    def synchronize(self) -> None:
+        raise AssertionError("the job would wait for the GPU")
+
+
+class Event:
+    """`torch.cuda.Event`, as far as it is used."""
+
+    device: Device
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        assert enable_timing
+        self.at: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        device = self.device
+        if device.capturing or device.broken:
+            raise RuntimeError("CUDA error: operation not permitted")
+        device.recorded += 1
+        device.threads.add(threading.get_ident())
+        self.at = max(device.busy_until, device.host)
+
+    def query(self) -> bool:
+        assert not self.device.capturing
+        if self.device.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return self.at is not None and self.device.host >= self.at
+
+    def elapsed_time(self, end_event: Event) -> float:
+        assert self.query(), "both events must be completed"
+        assert end_event.query(), "both events must be completed"
+        assert self.at is not None
+        assert end_event.at is not None
+        return 1000 * (end_event.at - self.at)
+
+    def synchronize(self) -> None:
+        raise AssertionError("the job would wait for the GPU")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """The process's recording, begun anew in a job that uses CUDA."""
+    made = Device()
+    cuda = SimpleNamespace(
+        Event=type("Event", (Event,), {"device": made}),
+        is_initialized=lambda: True,
+        is_current_stream_capturing=lambda: made.capturing,
+        synchronize=made.synchronize,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    with begun_anew():
+        monkeypatch.setattr(Hooks, "gpu", GpuTimer({"EXPORTER_GPU_TIME": "1"}))
+        yield made
+
+
+def a_step(device: Device, *, data: float = 0.010) -> None:
+    """10 ms of data loading, kernels of 20, 40 and 5 ms that are queued in a few; a slow host tells of each step."""
+    with training.data_loading():
+        device.host += data
+    with training.training_iteration():
+        with training.model_forward():
+            device.kernel(0.020)
+        with training.model_backward():
+            device.kernel(0.040)
+        with training.optimizer_update():
+            device.kernel(0.005)
+    time.sleep(0.001)
+
+
+def warm_up(step: Callable[[], None]) -> None:
+    """Train until the recording thread knows that steps are long enough."""
+    for _ in range(STEPS):
+        with training.training_iteration():
+            time.sleep(0.012)
+    published()
+    step()  # its begin was not seen
+
+
+def finish(device: Device) -> dict[Any, Any]:
+    """End what is timed, let the device pass all of it, and have it read."""
+    for _ in range(2):
+        with training.training_iteration():
+            pass
+        device.host += 10.0
+    return published()
+
+
+def test_phases_have_the_devices_time_and_not_that_of_the_host_which_queues(device: Device) -> None:
+    warm_up(lambda: a_step(device))
+    for _ in range(5):
+        a_step(device)
+    found = finish(device)
+
+    timed = found["training.gpu_timed_steps", ()]
+    assert timed >= 5
+    per_step = {
+        dict(labels)["phase"]: seconds / timed
+        for (name, labels), seconds in found.items()
+        if name == "training.phase_gpu"
+    }
+    assert per_step["forward"] == pytest.approx(0.020, rel=0.1)
+    assert per_step["backward"] == pytest.approx(0.040, rel=0.1)
+    assert per_step["optimizer"] == pytest.approx(0.005, rel=0.1)
+    assert found["training.step_gpu_duration", ()] == timed
+
+
+@pytest.mark.parametrize(("data", "idle"), [(0.010, 0.0), (0.100, 0.038)], ids=["hidden", "starved"])
+def test_what_the_data_loader_costs_is_what_the_queue_does_not_hide(
+    device: Device, data: float, idle: float
+) -> None:
+    warm_up(lambda: a_step(device, data=data))
+    for _ in range(6):
+        a_step(device, data=data)
+    found = finish(device)
+    per_step = found["training.gpu_idle_between_steps", ()] / found["training.gpu_timed_steps", ()]
+
+    # The host needs 3 ms to queue 65 ms of work, and 100 ms for a batch: of those the device sees 38.
+    assert per_step == pytest.approx(idle, abs=0.008)
+
+
+def test_what_the_device_has_not_passed_is_read_later_and_nobody_waits(device: Device) -> None:
+    warm_up(lambda: None)
+    before = finish(device).get(("training.gpu_timed_steps", ()), 0)
+    a_step(device, data=0.0)
+    a_step(device, data=0.0)
+    early = of("training.gpu_timed_steps") - before
+    finish(device)
+
+    assert early <= 1  # that which `finish` has begun
+    assert of("training.gpu_timed_steps") - before >= 3
+
+
+def test_nothing_is_called_while_a_graph_is_captured(device: Device) -> None:
+    warm_up(lambda: None)
+    device.capturing = True
+    before = device.recorded
+    a_step(device)
+    during = device.recorded
+    device.capturing = False
+    for _ in range(3):
+        a_step(device)
+        device.host += 1.0
+
+    assert during == before
+    assert of("training.gpu_timed_steps") >= 1
+
+
+def test_an_error_of_cuda_ends_the_timing_and_not_the_job(device: Device) -> None:
+    warm_up(lambda: a_step(device))
+    device.broken = True
+    for _ in range(3):
+        a_step(device)
+    device.broken = False
+    before = device.recorded
+    published()
+    a_step(device)
+
+    assert device.recorded == before
+
+
+def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        with training.training_iteration():
+            pass
+    published()
+    a_step(device)
+    monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: False)
+    warm_up(lambda: a_step(device))
+
+    assert device.recorded == 0
+
+
+def test_phases_of_other_threads_are_not_timed(device: Device) -> None:
+    warm_up(lambda: a_step(device))
+    worker = threading.Thread(target=a_step, args=[device])
+    worker.start()
+    worker.join()
+
+    assert device.threads == {threading.get_ident()}
+
+
+def test_a_validation_and_a_checkpoint_told_by_callbacks_are_timed(device: Device) -> None:
+    warm_up(lambda: a_step(device))
+    training.on_validation_start()
+    device.kernel(0.5)
+    training.on_validation_end()
+    with training.checkpoint_save(1):
+        device.kernel(0.25)
+    training.on_training_single_iteration_start()
+    training.on_training_single_iteration_end()
+    finish(device)
+
+    assert of("training.phase_gpu", phase="validation") == pytest.approx(0.5, abs=0.1)
+    assert of("training.phase_gpu", phase="checkpoint_save_sync") == pytest.approx(0.25, abs=0.1)
+
+
+def test_what_a_bridge_concludes_is_timed(device: Device) -> None:
+    tracker = LoopTracker(guesses=True)
+    tracker.begin_loop(0)
+    for _ in range(STEPS):
+        tracker.begin_iteration()
+        time.sleep(0.012)
+        tracker.end(ITERATION)
+    published()
+    for _ in range(4):
+        tracker.begin_iteration()
+        tracker.phase("forward")
+        device.kernel(0.02)
+        tracker.phase("grad_sync")
+        device.kernel(0.03)
+        tracker.end(ITERATION)
+    for _ in range(2):
+        tracker.begin_iteration()
+        tracker.end(ITERATION)
+        device.host += 10.0
+    found = published()
+
+    assert found["training.phase_gpu", (("phase", "forward"),)] == pytest.approx(4 * 0.02, rel=0.1)
+    assert found["training.phase_gpu", (("phase", "grad_sync"),)] == pytest.approx(4 * 0.03, rel=0.1)
+
+
+def test_steps_that_are_only_told_when_they_are_over_are_timed(device: Device) -> None:
+    for number in range(STEPS):
+        time.sleep(0.012)
+        training.step(number)
+    published()
+    for number in range(4):
+        training.step(STEPS + number)
+        device.kernel(0.030)
+    device.host += 10.0
+    training.step(100)
+    training.step(101)
+
+    assert of("training.gpu_timed_steps") == 4
+    assert of("training.phase_gpu", phase="other") >= 0.12
+
+
+# Alone, on a clock by hand --------------------------------------------------------------------------------------
+
+
+def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, steps: int) -> float:
+    """How many of so many steps that take so long are timed."""
+    now = 100.0
+    timer, families = GpuTimer(environment, clock=lambda: now), Families()
+    timer.decide(threading.get_ident(), seconds, [])
+    for _ in range(steps):
+        timer.begin(kinds.TRAINING_ITERATION)
+        timer.end(kinds.TRAINING_ITERATION)
+        now += seconds
+        device.host += seconds
+    timer.begin(kinds.TRAINING_ITERATION)
+    timer.publish(families)
+    return families.counter("training.gpu_timed_steps").total
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds", "timed"),
+    [("", 0.1, 200), ("", 0.5, 200), ("", 0.01, 29), ("0", 0.5, 0), ("1e-9", 0.5, 1)],
+    ids=["ten a second", "slow", "fast", "off", "too costly"],
+)
+def test_every_step_up_to_ten_a_second_is_timed_and_beyond_that_some(
+    device: Device, share: str, seconds: float, timed: int
+) -> None:
+    environment = {"EXPORTER_GPU_TIME": share} if share else {"EXPORTER_GPU_TIME": "1"}
+
+    assert timed_steps(device, environment, seconds=seconds, steps=200) == pytest.approx(timed, abs=1)
+
+
+def test_a_phase_costs_the_job_less_than_ten_microseconds(device: Device) -> None:
+    timer = GpuTimer({"EXPORTER_GPU_TIME": "1"})
+    timer.decide(threading.get_ident(), 1.0, [])
+    best = 1.0
+    for _ in range(20):
+        timer.begin(kinds.TRAINING_ITERATION)
+        began = time.perf_counter()
+        for _ in range(50):
+            timer.begin(kinds.MODEL_FORWARD)
+            timer.end(kinds.MODEL_FORWARD)
+        best = min(best, (time.perf_counter() - began) / 50)
+        timer.end(kinds.TRAINING_ITERATION)
+        device.host += 1.0
+
+    assert best < 20e-6  # of it the events of the stand-in take half
+
+
+def test_the_stand_in_has_the_interface_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    assert callable(torch.cuda.is_initialized)
+    assert callable(torch.cuda.is_current_stream_capturing)
+    for name in ("record", "query", "elapsed_time", "synchronize"):
+        ours, theirs = (inspect.signature(getattr(each, name)) for each in (Event, torch.cuda.Event))
+        assert list(ours.parameters) == list(theirs.parameters)
+
+
+@pytest.mark.gpu
+def test_on_a_card_phases_have_the_time_that_a_synchronised_run_measures() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    matrix = torch.randn(4096, 4096, device="cuda")
+
+    def work(times: int) -> None:
+        for _ in range(times):
+            matrix @ matrix
+
+    work(10)
+    torch.cuda.synchronize()
+    truth = {}
+    for name, times in (("forward", 10), ("backward", 20)):
+        began = time.perf_counter()
+        work(times)
+        torch.cuda.synchronize()
+        truth[name] = time.perf_counter() - began
+    with begun_anew():
+        warm_up(lambda: None)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(20):
+                with training.training_iteration():
+                    with training.model_forward():
+                        work(10)
+                    with training.model_backward():
+                        work(20)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        with training.training_iteration():
+            pass
+        timed = of("training.gpu_timed_steps")
+
+        assert timed >= 10
+        for name, seconds in truth.items():
+            assert of("training.phase_gpu", phase=name) / timed == pytest.approx(seconds, rel=0.15)
