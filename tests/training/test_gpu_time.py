@@ -168,8 +168,8 @@ def test_what_the_device_has_not_passed_is_read_later_and_nobody_waits(device: D
     early = of("training.gpu_timed_steps") - before
     finish(device)
 
-    assert early <= 1  # that which `finish` has begun
-    assert of("training.gpu_timed_steps") - before >= 3
+    assert early <= 2  # those of `finish`
+    assert of("training.gpu_timed_steps") - before >= 4
 
 
 def test_nothing_is_called_while_a_graph_is_captured(device: Device) -> None:
