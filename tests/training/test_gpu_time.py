@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import threading
 import time
@@ -91,7 +92,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     with begun_anew():
-        monkeypatch.setattr(Hooks, "gpu", GpuTimer({"EXPORTER_GPU_TIME": "1"}))
+        # On its clock steps are seconds apart.
+        timer = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=itertools.count(0.0, 1.0).__next__)
+        monkeypatch.setattr(Hooks, "gpu", timer)
         yield made
 
 
