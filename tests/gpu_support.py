@@ -15,6 +15,10 @@ import pytest
 from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.gpu.nvml import child, encode, parse
+from exporter.collectors.gpu.nvml.events import Events
+from exporter.collectors.gpu.nvml.library import Library
+from exporter.collectors.gpu.nvml.sampler import Sampler
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
 from exporter.collectors.gpu.state import GpuRegistry
@@ -22,8 +26,8 @@ from exporter.collectors.gpu.supervisor import RESTART_REASONS, Timings
 from exporter.config.loader import load
 from exporter.families import Collected
 from exporter.replay.description import MachineDescription
+from exporter.replay.library import Clock, install
 from exporter.replay.machines import collector_arguments, load_machine
-from exporter.replay.play import play
 
 DATA = Path(__file__).parent / "data" / "gpu"
 
@@ -100,9 +104,7 @@ class Replayed:
         """What the sidecar would show now."""
         if reason is None:
             reason = "" if self.samples else self.farewell
-        return gpu_families(
-            self.registry, reason, dict.fromkeys(RESTART_REASONS, 0), **{"kernel_xids": {}, **options}
-        )
+        return gpu_families(self.registry, reason, dict.fromkeys(RESTART_REASONS, 0), **options)
 
 
 def machine(text: str) -> MachineDescription:
@@ -124,12 +126,57 @@ def small(more: str = "", **changes: str) -> MachineDescription:
     return machine(text)
 
 
+class VirtualClock(Clock):
+    """A clock that stands still unless it is told to go on; starts at 0."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Seconds that it was told to go on."""
+        return self._now
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return 1_700_000_000.0 + self._now
+
+    def delay(self, seconds: float) -> None:
+        """Go on by so much."""
+        self._now += seconds
+
+    def work(self, seconds: float, since: float) -> None:
+        """Take no time."""
+
+
+def play(
+    described: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
+) -> list[dict[str, Any]]:
+    """Every message that a child would send about a machine in so many seconds, on a clock that does not wait."""
+    pynvml = pytest.importorskip("pynvml")
+    clock = VirtualClock()
+    install(pynvml, described, clock=clock, origin=origin)
+    events = Events(Library(pynvml, clock=clock.now), wall=clock.wall)
+    said: list[bytes] = []
+    sampler = Sampler(Library(pynvml, clock=clock.now), events, options, start, progress=lambda _what: None)
+
+    def sample() -> None:
+        said.append(encode(sampler.start(clock.now())))
+        due = clock.now()
+        while due <= seconds:
+            clock.delay(due - clock.now())
+            events.poll()
+            said.append(encode(sampler.sample(clock.now(), clock.wall())))
+            due = max(due + options.period, clock.now())
+
+    said.append(encode(child.last_message(sampler, sample)))
+    return [parse(line) for line in said]
+
+
 START_KEYS = ("visible", "skip", "origin")
 
 
 def replay(described: MachineDescription | str, seconds: float, **more: Any) -> Replayed:
     """Play a machine through pynvml, on a clock that does not wait; options of GPUs, or parts of the first message."""
-    pytest.importorskip("pynvml")
     if isinstance(described, str):
         described = load_machine(described)
     start = {key: more.pop(key) for key in START_KEYS if key in more}

@@ -168,7 +168,6 @@ def capture(
     described: dict[str, Any] = {
         "description": "Captured.",
         "driver": str(library.call("nvmlSystemGetDriverVersion")),
-        "nvml": str(library.call("nvmlSystemGetNVMLVersion")),
         "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
         "missing": sorted(symbol for symbol in SYMBOLS if not hasattr(library.binding.nvmlLib, symbol)),
     }

@@ -180,7 +180,6 @@ class MachineDescription:
     description: str = ""
     library: bool = True
     driver: str = "580.95.05"
-    nvml: str = "13.580.95.05"
     cuda: str = "13.0"
     missing: tuple[str, ...] = ()
     newest_metric: int | None = None

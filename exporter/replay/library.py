@@ -1,6 +1,7 @@
 """A replayed machine in the place of NVIDIA's library.
 
-Used in the NVML child: an object assigned to `pynvml.nvmlLib` before `nvmlInit`. pynvml looks functions up on it by their
+Used in the NVML child of a sidecar that replays, which is the program of the one of real GPUs (`run`), with an object
+assigned to `pynvml.nvmlLib` before `nvmlInit`. pynvml looks functions up on it by their
 C names (one that the described driver does not have is an AttributeError) and calls them with ctypes arguments, so that
 all of pynvml is the real thing. What happens to a call is decided in `_answer`: faults of the timeline come first, then
 the function itself. Where the description says what calls cost, each keeps the processor busy as on the real card.
@@ -12,9 +13,10 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from exporter.collectors.gpu.nvml import child
 from exporter.collectors.gpu.nvml.events import XID
 from exporter.collectors.gpu.nvml.integrals import LEAST_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
@@ -36,7 +38,6 @@ _OF_LIBRARY = {
     "nvmlInitWithFlags": "initialise",
     "nvmlShutdown": "shut_down",
     "nvmlSystemGetDriverVersion": "driver_version",
-    "nvmlSystemGetNVMLVersion": "nvml_version",
     "nvmlSystemGetCudaDriverVersion_v2": "cuda_version",
     "nvmlDeviceGetCount_v2": "count",
     "nvmlDeviceGetHandleByIndex_v2": "handle",
@@ -224,9 +225,6 @@ class ReplayLibrary:
     def _driver_version(self, buffer: Any, _length: Any) -> None:
         buffer.value = self._machine.driver(self._moment).encode()
 
-    def _nvml_version(self, buffer: Any, _length: Any) -> None:
-        buffer.value = self._description["nvml"].encode()
-
     def _cuda_version(self, result: Any) -> None:
         major, _, minor = self._description["cuda"].partition(".")
         put(result, int(major) * 1000 + int(minor or 0) * 10)
@@ -353,3 +351,19 @@ def _point(reference: Any, address: int) -> None:
 
 def _address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def install(binding: Any, replay: dict[str, Any], *, clock: Clock, origin: float) -> None:
+    """Put a machine (see `MachineDescription.plain`), whose timeline began at `origin`, in the place of NVIDIA's library."""
+    binding.nvmlLib = ReplayLibrary(replay, clock=clock, origin=origin)
+    binding._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - else functions of an earlier one would go on answering
+
+
+def run() -> None:
+    """Be the NVML child of a sidecar that replays; does not return."""
+    child.run(_install)
+
+
+def _install(binding: Any, start: Mapping[str, Any]) -> None:
+    clock, origin = Clock(), start.get("origin")
+    install(binding, start["replay"], clock=clock, origin=clock.now() if origin is None else origin)

@@ -68,24 +68,16 @@ class Readings:
 
     def __init__(self, description: Mapping[str, Any], load: Load) -> None:
         self.load = load
-        # (from when, what, since when that counts); the latest that has begun is valid.
-        self._changes: dict[str, list[tuple[float, Any, float]]] = {
-            name: [(-inf, value, 0.0)] for name, value in description.items()
-        }
+        # From when, until when, and what; of those under way the latest is valid.
+        self._changes = {name: [(-inf, inf, value)] for name, value in description.items()}
 
-    def change(self, name: str, at: float, until: float | None, value: Any) -> None:
+    def change(self, name: str, at: float, until: float, value: Any) -> None:
         """Let a reading be something else for a time; then it goes on as if nothing had been."""
-        changes = self._changes.setdefault(name, [(-inf, None, 0.0)])
-        if until is not None:
-            _, before, since = self._current(name, until)
-            changes[:] = [each for each in changes if not at <= each[0] < until]
-            changes.append((until, before, since))
-        changes.append((at, value, at))
-        changes.sort(key=lambda change: change[0])
+        self._changes.setdefault(name, []).append((at, until, value))
 
     def at(self, name: str, moment: float) -> float | None:
         """A reading at a moment; None where there is none."""
-        _, value, since = self._current(name, moment)
+        since, value = self._current(name, moment)
         if not isinstance(value, dict):
             number: float | None = _WORDS[value] if isinstance(value, str) else value
             return number
@@ -97,15 +89,16 @@ class Readings:
 
     def mean(self, name: str, begin: float, end: float) -> float | None:
         """The mean of a level between two moments; of a counter the number at the end."""
-        _, value, _ = self._current(name, end)
+        _, value = self._current(name, end)
         if not isinstance(value, dict) or value["counter_from"] is not None:
             return self.at(name, end)
         return _between(value, (self.load.total(end) - self.load.total(begin)) / (end - begin))
 
-    def _current(self, name: str, moment: float) -> tuple[float, Any, float]:
-        changes = self._changes.get(name, [(-inf, None, 0.0)])
-        # The first one has always been.
-        return changes[max(place for place, change in enumerate(changes) if change[0] <= moment)]
+    def _current(self, name: str, moment: float) -> tuple[float, Any]:
+        """Since when it is what."""
+        found = [(at, value) for at, until, value in self._changes.get(name, ()) if at <= moment < until]
+        at, value = max(reversed(found), key=lambda change: change[0], default=(0.0, None))
+        return max(at, 0.0), value
 
 
 def _between(signal: dict[str, Any], load: float, seconds: float = 1.0) -> float:
@@ -135,10 +128,6 @@ class Fault:
         """Whether it is about a GPU, or about calls on none."""
         return not self.entry["gpus"] or index in self.entry["gpus"]
 
-    def changes(self) -> Iterator[tuple[str, Any]]:
-        """The readings that are different while it lasts."""
-        yield from named(self.entry["set"], self.entry)
-
 
 class ReplayedGpu:
     """One GPU of the machine.
@@ -160,8 +149,8 @@ class ReplayedGpu:
         for fault in self.faults:
             new = [each for each in fault.entry["mig"] or () if each not in self.all_instances]
             self.all_instances += new
-            for name, value in fault.changes():
-                self.readings.change(name, fault.at, fault.entry["until"], value)
+            for name, value in named(fault.entry["set"], fault.entry):
+                self.readings.change(name, fault.at, fault.until, value)
 
     def instances(self, moment: float) -> list[dict[str, Any]]:
         """The compute instances of the GPU while it is divided."""

@@ -41,7 +41,7 @@ def load_machine(name_or_file: str) -> MachineDescription:
 
 def collector_arguments(name_or_file: str) -> dict[str, Any]:
     """What a GPU collector is given to replay a machine in place of NVIDIA's library; raises as `load_machine`."""
-    return {"replay": load_machine(name_or_file).plain(), "child": "exporter.replay.play"}
+    return {"replay": load_machine(name_or_file).plain(), "child": "exporter.replay.library"}
 
 
 def is_machine_file(name_or_file: str) -> bool:

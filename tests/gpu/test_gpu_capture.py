@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from gpu_support import machine, replay, small
+from gpu_support import VirtualClock, machine, replay, small
 
-from exporter.replay.description import MachineDescription
-from exporter.replay.machines import load_machine
-
-# The program over a replayed library, on a clock that does not wait.
-PROGRAM = """
-import json, sys, pynvml
-from exporter.replay.capture import capture, write
-from exporter.replay.play import VirtualClock
 from exporter.collectors.gpu.nvml.library import Library
-from exporter.replay.library import ReplayLibrary
-clock = VirtualClock()
-pynvml.nvmlLib = ReplayLibrary(json.load(sys.stdin), clock=clock, origin=-7.0)
-library = Library(pynvml, clock=clock.now)
-library.call("nvmlInit")
-print("\\n".join(write(capture(library, clock=clock.now, wait=clock.delay))))
-"""
+from exporter.replay.capture import capture, write
+from exporter.replay.description import MachineDescription
+from exporter.replay.library import install
+from exporter.replay.machines import load_machine
 
 
 def captured(described: MachineDescription) -> str:
-    pytest.importorskip("pynvml")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps(described.plain()),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    """The capture of a replayed machine, on a clock that does not wait."""
+    pynvml, clock = pytest.importorskip("pynvml"), VirtualClock()
+    install(pynvml, described.plain(), clock=clock, origin=-7.0)
+    library = Library(pynvml, clock=clock.now)
+    library.call("nvmlInit")
+    return "\n".join(write(capture(library, clock=clock.now, wait=clock.delay)))
 
 
 def shown(described: MachineDescription) -> set[tuple[str, ...]]:

@@ -56,7 +56,7 @@ def nvml_children() -> list[int]:
     return [
         pid
         for pid in pids
-        if is_alive(pid) and b"exporter.replay.play" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if is_alive(pid) and b"exporter.replay.library" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
@@ -72,7 +72,7 @@ def running(collector: GpuCollector) -> Iterator[GpuCollector]:
 def child_says(first: dict[str, Any], *more: bytes) -> dict[str, Any]:
     """Start a child that replays; its last message."""
     message = {"kind": "start", "parent": os.getpid(), "replay": small().plain(), **first}
-    command = command_of("exporter.replay.play")
+    command = command_of("exporter.replay.library")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -388,7 +388,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
 def test_a_child_that_hangs_ends_when_its_pipe_does() -> None:
     hanging = small('\ntimeline:\n  - {at: 1s, hang: ["*"]}\n').plain()
     child = subprocess.Popen(
-        command_of("exporter.replay.play"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        command_of("exporter.replay.library"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
     assert child.stdin is not None
     first = {"kind": "start", "parent": os.getpid(), "replay": hanging, "options": {"period": 0.1}}

@@ -85,6 +85,11 @@ class NvmlChild:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def slow_gpu(self) -> int | None:
+        """The GPU that a call takes long on; None while none does, or the call is for no particular one."""
+        return None if self.slow is None else self.slow[0]
+
     def tell(self, kind: str, **more: Any) -> None:
         """Send a message; commands are far shorter than what the pipe takes while nobody reads."""
         assert self._process.stdin is not None  # noqa: S101 - for the type checker: it is a pipe

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from exporter.collectors.gpu.child_process import CHILD, Heard, NvmlChild, command_of
-from exporter.collectors.gpu.counters import CounterTotal
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expected_devices
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
@@ -31,7 +30,6 @@ LOG = logging.getLogger("exporter.collectors.gpu")
 # The configuration's section has more than the options.
 _CHILD_OPTIONS = tuple(each.name for each in dataclasses.fields(GpuOptions))
 _DOWN = "nvml_down"
-_KERNEL_LOG = "kernel log "
 
 _REMEDIES = {
     "library_not_found": "install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
@@ -86,7 +84,9 @@ class GpuCollector:
         self._timings = timings
         self.on_change = on_change
         self._monotonic = monotonic
-        self._origin: float | None = None
+        self._origin: float | None = (
+            None  # when the first child answered, and with it the timeline of a replay began
+        )
         self._lock = threading.Lock()  # guards the next four
         self._registry = GpuRegistry(monotonic=monotonic)
         self._reason = STARTING
@@ -107,7 +107,6 @@ class GpuCollector:
 
     def start(self) -> None:
         """Begin to watch; nothing is known before the first pass of the child, a moment later."""
-        self._origin = self._monotonic()
         if self._replay is None:
             self._kernel_log.open()
         self._supervisor.start()
@@ -131,13 +130,13 @@ class GpuCollector:
         expected = expected_devices(self._visible)
         with self._lock:
             reason, message = self._reason, self._message
+            self._registry.take_kernel_xids(self._kernel_log.read())
             collected = gpu_families(
                 self._registry,
                 reason,
                 self._supervisor.restarts,
                 expected=expected,
                 per_call=self._options.details,
-                kernel_xids=self._kernel_log.read(),
             )
         if reason in {"", STARTING, RELEASED}:
             return collected
@@ -200,30 +199,14 @@ class GpuCollector:
             return self._registry.power_samples(after)
 
     def totals(self) -> GpuTotals:
-        """The counters, as plain values that can be kept over a restart of the sidecar.
-
-        What the kernel's log has said is under the GPU's PCI address in place of its UUID.
-        """
+        """The counters, as plain values that can be kept over a restart of the sidecar."""
         with self._lock:
-            logged = {
-                _KERNEL_LOG + address: {
-                    xid: CounterTotal(number, last, 0.0) for xid, (number, last) in xids.items()
-                }
-                for address, xids in self._kernel_log.counts.items()
-            }
-            return {**self._registry.totals(), **logged}
+            return self._registry.totals()
 
     def restore(self, totals: GpuTotals) -> None:
         """Go on from counters that were kept; to be called before `start`."""
         with self._lock:
             self._registry.restore(totals)
-            self._kernel_log.counts = {
-                name.removeprefix(_KERNEL_LOG): {
-                    xid: (int(each.total), each.raw) for xid, each in kept.items()
-                }
-                for name, kept in totals.items()
-                if name.startswith(_KERNEL_LOG)
-            }
 
     def _start_child(
         self, skip: tuple[int, ...], now: float, heard: Callable[[NvmlChild, Heard], None]
@@ -237,7 +220,7 @@ class GpuCollector:
             # In time to know the GPU when the deadline is over.
             "slow_call_seconds": 0.4 * self._timings.deadline,
             "replay": self._replay,
-            "origin": now if self._origin is None else self._origin,
+            "origin": self._origin,
         }
         return NvmlChild(first, heard, now=now, command=self._command)
 
@@ -245,14 +228,15 @@ class GpuCollector:
         with self._lock:
             if message["kind"] == "machine":
                 self._registry.machine = dict(message)
+                self._origin = self._origin or self._monotonic()
                 return
             changed = self._registry.take_sample(message, child)
-            gpus = {gpu.index: (gpu.labels, gpu.down or "") for gpu in self._registry.gpus.values()}
+            gpus = {gpu.index: (gpu.labelled(), gpu.down or "") for gpu in self._registry.gpus.values()}
         if changed:
             self._tell(gpus)
             self.on_change()
 
-    def _tell(self, gpus: Mapping[int, tuple[tuple[str, str], str]]) -> None:
+    def _tell(self, gpus: Mapping[int, tuple[tuple[str, ...], str]]) -> None:
         """Log what became of single GPUs; what concerns all of them is told by the collector's verdict."""
         for index, ((number, uuid), down) in gpus.items():
             name = f"GPU {number} ({uuid or 'UUID unknown'})"

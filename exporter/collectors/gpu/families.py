@@ -324,6 +324,6 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
 RULES = {
     **{each.reading: each.rule for each in GPU_FAMILIES if each.rule is not None},
     ENERGY_READING: ENERGY_RULE,
-    **dict.fromkeys((INTEGRAL_READING, "xids"), OF_CHILD),
+    **dict.fromkeys((INTEGRAL_READING, "xids", "kernel_xids"), OF_CHILD),
 }
 """How each reading that is a counter is added up."""

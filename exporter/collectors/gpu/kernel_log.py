@@ -26,18 +26,14 @@ KernelXids = Mapping[str, Mapping[str, tuple[int, float]]]
 
 
 class KernelLog:
-    """Counts Xids.
-
-    Attributes:
-        counts: What was counted up to the last `read`; may be set before `open`, to go on from there.
-    """
+    """Counts Xids."""
 
     def __init__(self, *, path: Path = Path("/dev/kmsg"), clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
         self._descriptor: int | None = None
         self._rest = ""
-        self.counts: dict[str, dict[str, tuple[int, float]]] = {}
+        self._counts: dict[str, dict[str, tuple[int, float]]] = {}
 
     def open(self) -> None:
         """Begin with what comes from now on."""
@@ -70,7 +66,7 @@ class KernelLog:
             if not record:
                 break
             self._take(record)
-        return self.counts
+        return self._counts
 
     def _take(self, record: bytes) -> None:
         # One record is one line with its continuation; where the log is a plain file, lines come in pieces.
@@ -79,6 +75,6 @@ class KernelLog:
         for found in filter(None, map(_XID.search, lines)):
             domain, bus, device, xid = found.groups()
             # NVML writes 00000000:3B:00.0.
-            xids = self.counts.setdefault(f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.0", {})
-            if xid in xids or sum(map(len, self.counts.values())) < _MOST_COUNTED:
+            xids = self._counts.setdefault(f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.0", {})
+            if xid in xids or sum(map(len, self._counts.values())) < _MOST_COUNTED:
                 xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._clock())

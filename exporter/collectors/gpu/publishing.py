@@ -6,11 +6,11 @@ state of NVML come in, families go out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from exporter.collectors.gpu.counters import REASONS
 from exporter.collectors.gpu.families import GPU_FAMILIES, GpuFamily, of_gpu
-from exporter.collectors.gpu.kernel_log import KernelXids
 from exporter.collectors.gpu.state import GpuRegistry, GpuState
 from exporter.families import Collected, FamilySpec, family
 
@@ -165,21 +165,8 @@ SPECS = (
 )
 
 
-class _Block:
-    """Families in the making."""
-
-    def __init__(self) -> None:
-        self._samples: dict[FamilySpec, dict[tuple[str, ...], float]] = {}
-
-    def add(self, spec: FamilySpec, value: float, *labels: str) -> None:
-        samples = self._samples.setdefault(spec, {})
-        samples[labels] = value
-
-    def collected(self) -> Collected:
-        collected = Collected()
-        for spec in SPECS:
-            collected.add_family(spec, self._samples.get(spec, {}))
-        return collected
+Block = dict[FamilySpec, dict[tuple[str, ...], float]]
+"""Families in the making: their samples by labels."""
 
 
 def gpu_families(
@@ -189,7 +176,6 @@ def gpu_families(
     *,
     expected: int | None = None,
     per_call: bool = True,
-    kernel_xids: KernelXids,
 ) -> Collected:
     """Make the families.
 
@@ -199,52 +185,49 @@ def gpu_families(
         restarts: By reason, how often its process was started again.
         expected: How many GPUs there should be, if that is known from elsewhere.
         per_call: Whether functions of NVML are told apart.
-        kernel_xids: What the kernel's log says.
     """
-    block = _Block()
+    block: Block = {spec: {} for spec in SPECS}
     gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
-    _add_status(block, registry, reason, gpus, expected)
+    block[_UP][()] = float(not reason)
+    if reason:
+        block[_WHY][reason,] = 1
+    else:
+        block[_DEVICES][()] = sum(gpu.down == "" for gpu in gpus)
+    if expected or registry.most_seen:
+        block[_EXPECTED][()] = expected or registry.most_seen
     for gpu in gpus:
+        _add_status(block, gpu, registry.machine)
         if gpu.down == "":
             for each in GPU_FAMILIES:
                 _add_readings(block, gpu, each)
             for source, joules in gpu.joules().items():
-                block.add(ENERGY, joules, *gpu.labels, source)
+                block[ENERGY][gpu.labelled(source)] = joules
             _add_instances(block, gpu)
-        _add_xids(block, gpu, kernel_xids)
+        _add_xids(block, gpu)
     _add_cost(block, registry, per_call=per_call)
     if not reason and registry.resident_bytes:
-        block.add(_CHILD_MEMORY, registry.resident_bytes)
-    for why, number in sorted(restarts.items()):
-        block.add(_RESTARTS, number, why)
-    return block.collected()
+        block[_CHILD_MEMORY][()] = registry.resident_bytes
+    block[_RESTARTS] = {(why,): number for why, number in sorted(restarts.items())}
+    collected = Collected()
+    for spec, samples in block.items():
+        collected.add_family(spec, samples)
+    return collected
 
 
-def _add_status(
-    block: _Block, registry: GpuRegistry, reason: str, gpus: Sequence[GpuState], expected: int | None
-) -> None:
-    machine = registry.machine
-    block.add(_UP, float(not reason))
-    if reason:
-        block.add(_WHY, 1, reason)
-    else:
-        block.add(_DEVICES, sum(gpu.down == "" for gpu in gpus))
-    if expected or registry.most_seen:
-        block.add(_EXPECTED, expected or registry.most_seen)
-    for gpu in gpus:
-        if gpu.down is None:
-            continue
-        block.add(_GPU_UP, float(not gpu.down), *gpu.labels)
-        block.add(_RESET_REQUIRED, float(gpu.down == "reset_required"), *gpu.labels)
-        if gpu.down:
-            block.add(_GPU_WHY, 1, *gpu.labels, gpu.down)
-            continue
-        identity = (str(gpu.identity.get(name, "")) for name in _IDENTITY)
-        driver = (str(machine.get(name, "")) for name in ("driver_version", "cuda_version"))
-        block.add(_INFO, 1, *gpu.labels, *identity, *driver, str(gpu.index))
+def _add_status(block: Block, gpu: GpuState, machine: Mapping[str, Any]) -> None:
+    if gpu.down is None:
+        return
+    block[_GPU_UP][gpu.labelled()] = float(not gpu.down)
+    block[_RESET_REQUIRED][gpu.labelled()] = float(gpu.down == "reset_required")
+    if gpu.down:
+        block[_GPU_WHY][gpu.labelled(gpu.down)] = 1
+        return
+    identity = (str(gpu.identity.get(name, "")) for name in _IDENTITY)
+    driver = (str(machine.get(name, "")) for name in ("driver_version", "cuda_version"))
+    block[_INFO][gpu.labelled(*identity, *driver, str(gpu.index))] = 1
 
 
-def _add_readings(block: _Block, gpu: GpuState, each: GpuFamily) -> None:
+def _add_readings(block: Block, gpu: GpuState, each: GpuFamily) -> None:
     value = gpu.values.get(each.reading)
     if value is None:
         return
@@ -252,49 +235,39 @@ def _add_readings(block: _Block, gpu: GpuState, each: GpuFamily) -> None:
     if each.rule is not None:
         # All that ever counted: a link that went down keeps its part of the sum, which would fall without it.
         found = {label: counter.value() for label, counter in gpu.counters[each.reading].items()}
-    sums: dict[tuple[str, ...], float] = {}
+    samples = block[each.spec]
     for label, number in found.items():
         if number is None or (not number and label in each.rare):
             continue
-        own = tuple(label.split("/"))[each.by_link :] if label else ()
-        sums[own] = sums.get(own, 0) + number
-    for own, total in sums.items():
-        block.add(each.spec, total, *gpu.labels, *own)
+        labels = gpu.labelled(*(label.split("/")[each.by_link :] if label else ()))
+        samples[labels] = number + (samples.get(labels, 0) if each.by_link else 0)
 
 
-def _add_instances(block: _Block, gpu: GpuState) -> None:
+def _add_instances(block: Block, gpu: GpuState) -> None:
     for each in gpu.values.get("mig") or ():
-        own = (*gpu.labels, str(each["uuid"]))
-        block.add(_MIG_INFO, 1, *own, *(str(each[name]) for name in ("gi", "ci", "profile")))
+        uuid = str(each["uuid"])
+        block[_MIG_INFO][gpu.labelled(uuid, *(str(each[name]) for name in ("gi", "ci", "profile")))] = 1
         for name, spec in _MIG.items():
             if each.get(name) is not None:
-                block.add(spec, each[name], *own)
+                block[spec][gpu.labelled(uuid)] = each[name]
 
 
-def _add_xids(block: _Block, gpu: GpuState, kernel_xids: KernelXids) -> None:
-    seen = gpu.counters.get("xids", {})
-    logged = kernel_xids.get(gpu.identity.get("pci_bus_id", ""), {})
-    for xid in sorted({*seen, *logged}, key=lambda text: (len(text), text)):
-        # Both report the same errors; each misses those of the time in which it could not listen.
-        mine = seen[xid].total if xid in seen else 0
-        theirs, last = logged.get(xid, (0, 0.0))
-        block.add(_XIDS, max(mine, theirs), *gpu.labels, xid)
-        last = max(gpu.xid_times.get(xid, 0.0), last)
-        if last:
-            block.add(_XID_TIME, last, *gpu.labels, xid)
+def _add_xids(block: Block, gpu: GpuState) -> None:
+    # Both report the same errors; each misses those of the time in which it could not listen.
+    for reading in ("xids", "kernel_xids"):
+        for xid, counter in gpu.counters.get(reading, {}).items():
+            labels = gpu.labelled(xid)
+            block[_XIDS][labels] = max(counter.total, block[_XIDS].get(labels, 0))
+    for xid, last in gpu.xid_times.items():
+        block[_XID_TIME][gpu.labelled(xid)] = last
 
 
-def _add_cost(block: _Block, registry: GpuRegistry, *, per_call: bool) -> None:
+def _add_cost(block: Block, registry: GpuRegistry, *, per_call: bool) -> None:
     for spec, kind in ((_CALLS, "calls"), (_CALL_SECONDS, "seconds")):
         costs = registry.costs(kind)
-        if costs and not per_call:
-            costs = {("",): sum(costs.values())}
-        for labels, number in costs.items():
-            block.add(spec, number, *labels)
-    for labels, number in registry.costs("errors").items():
-        block.add(_ERRORS, number, *labels)
+        block[spec] = costs if per_call or not costs else {("",): sum(costs.values())}
+    block[_ERRORS] = registry.costs("errors")
     if registry.machine:
-        block.add(_CHILD_CPU, registry.costs("cpu").get((), 0))
+        block[_CHILD_CPU][()] = registry.costs("cpu").get((), 0)
         resets = registry.resets()
-        for reason in REASONS:
-            block.add(_RESETS, resets.get(reason, 0), reason)
+        block[_RESETS] = {(reason,): resets.get(reason, 0) for reason in REASONS}

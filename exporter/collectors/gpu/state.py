@@ -16,6 +16,7 @@ from typing import Any
 
 from exporter.collectors.gpu.counters import Counter, CounterTotal
 from exporter.collectors.gpu.families import ENERGY_READING, ENERGY_RULE, INTEGRAL_READING, OF_CHILD, RULES
+from exporter.collectors.gpu.kernel_log import KernelXids
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 
 POWER_SAMPLES_SECONDS = 30.0
@@ -66,10 +67,9 @@ class GpuState:
     power_samples: deque[PowerSample] = field(default_factory=deque)
     _integral_at_counter: float = 0.0
 
-    @property
-    def labels(self) -> tuple[str, str]:
-        """The values of `gpu` and `uuid`."""
-        return str(self.number), self.uuid
+    def labelled(self, *more: str) -> tuple[str, ...]:
+        """The values of `gpu` and `uuid`, and of further labels."""
+        return str(self.number), self.uuid, *more
 
     def counter(self, reading: str, label: str = "") -> Counter:
         """The counter of a reading, made when it is first asked for."""
@@ -236,6 +236,13 @@ class GpuRegistry:
             self._cost(("cpu",), message["own"]["cpu_seconds"], time, child)
         return changed
 
+    def take_kernel_xids(self, logged: KernelXids) -> None:
+        """Take what the kernel's log says, which has counted since this sidecar began."""
+        for gpu in self.gpus.values():
+            for xid, (number, last) in logged.get(gpu.identity.get("pci_bus_id", ""), {}).items():
+                gpu.counter("kernel_xids", xid).advance(number, self.time, 0)
+                gpu.xid_times[xid] = max(last, gpu.xid_times.get(xid, 0.0))
+
     def forget_readings(self, *, hanging: int | None = None) -> None:
         """Know nothing of any GPU: there is no child to ask. One that a call does not return from is down."""
         for gpu in self.gpus.values():
@@ -319,7 +326,7 @@ class GpuRegistry:
         before = gpu.down
         for xid, (number, last) in entry.get("xids", {}).items():
             gpu.counter("xids", xid).advance(number, time, child)
-            gpu.xid_times[xid] = last
+            gpu.xid_times[xid] = max(last, gpu.xid_times.get(xid, 0.0))
         if "down" in entry:
             gpu.lose(str(entry["down"]))
             return before != gpu.down

@@ -25,6 +25,8 @@ AT_ONCE = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mi
 HANGS_AT_ONCE = 3
 """As many times, until a child has been steady, a GPU that hangs costs the others no gap."""
 
+_TICK_SECONDS = 0.2
+
 CRASHED, HUNG = "crashed", "hung"
 
 RESTART_REASONS = (CRASHED, HUNG, *sorted({*AT_ONCE, "driver_not_loaded", "unknown"}))
@@ -57,70 +59,11 @@ class Timings:
 DEFAULT_TIMINGS = Timings()
 
 
-class Restarts:
-    """Remembers what became of the children: when there is to be another one, and without which GPUs.
-
-    A child that ends well, or hangs on one GPU, is followed by another at once; one that fails after 5 s, then ever more
-    seldom. A GPU that was left out gets a second chance when the call on it has returned, and no third: one bad card must
-    not cost the others their readings.
-
-    Attributes:
-        counts: By reason, how often there was another child.
-        left_out: GPUs that the next child does not touch.
-    """
-
-    def __init__(self, timings: Timings) -> None:
-        self.counts: dict[str, int] = dict.fromkeys(RESTART_REASONS, 0)
-        self.left_out: frozenset[int] = frozenset()
-        self._timings = timings
-        self._failures = 0
-        self._hangs: dict[int, int] = {}
-
-    def count(self, reason: str) -> None:
-        """Note that there is another one, because of this."""
-        self.counts[reason if reason in self.counts else "unknown"] += 1
-
-    def wait(self, *, at_once: int = 0) -> float:
-        """How long to wait after another end; none as long as there were no more than `at_once` in a row."""
-        self._failures += 1
-        if self._failures <= at_once:
-            return 0.0
-        timings = self._timings
-        return min(timings.most_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
-
-    def forgive(self, seconds: float) -> None:
-        """Forget earlier failures after a child that served for so long."""
-        if seconds >= self._timings.steady:
-            self._failures = 0
-
-    def leave_out(self, gpu: int) -> None:
-        """A call on this GPU hangs."""
-        self._hangs[gpu] = self._hangs.get(gpu, 0) + 1
-        self.left_out |= {gpu}
-
-    def take_back(self, gpu: int | None, *, slow: bool) -> frozenset[int]:
-        """A call that hung has returned, so soon that it was merely `slow` or not.
-
-        Returns:
-            The GPUs that get a second chance, as it is known now that they do not hang for good.
-        """
-        if slow and gpu in self._hangs:
-            self._hangs[gpu] -= 1
-        again = frozenset(each for each in self.left_out if self._hangs.get(each, 0) <= 1)
-        self.left_out -= again
-        return again
-
-    def forget_hangs(self) -> None:
-        """NVML is taken anew, and every GPU with it."""
-        self.left_out = frozenset()
-        self._hangs.clear()
-
-
 class Supervisor:
     """Sees to it that there is one NVML child, and not more than is good.
 
-    - A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again, ever
-      more seldom. So is one that crashed. One that asks to be replaced (memory, another driver) is, at once.
+    - A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again after 5 s,
+      then ever more seldom. So is one that crashed. One that asks to be replaced (memory, another driver) is, at once.
     - A child that serves and whose call on one GPU takes long is replaced before the others' readings are too old, by
       one without that GPU: only its series end. The fourth time in a minute there is a wait first, and the others have
       a gap. While a child starts, calls may take long: to attach a GPU can.
@@ -128,7 +71,8 @@ class Supervisor:
       alone, and told to end when its call returns. After some patience there is one replacement, without the GPU that
       the call was for. If that hangs as well, everything waits until one of them returns.
     - A GPU that was left out is taken again when the call on it has returned, unless it hung before (was not merely
-      slow): then it stays out until NVML is released and taken again.
+      slow): then it stays out until NVML is released and taken again. One bad card must not cost the others their
+      readings again and again.
 
     Args:
         start: Makes a child that leaves out some GPUs, with what takes its messages; raises OSError.
@@ -137,6 +81,9 @@ class Supervisor:
             call hangs on, where it is known.
         timings: How patient.
         monotonic: Seconds.
+
+    Attributes:
+        restarts: By reason, how often there was another child.
     """
 
     def __init__(
@@ -148,6 +95,7 @@ class Supervisor:
         timings: Timings = DEFAULT_TIMINGS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.restarts: dict[str, int] = dict.fromkeys(RESTART_REASONS, 0)
         self._start = start
         self._take = take
         self._change = change
@@ -156,7 +104,9 @@ class Supervisor:
         self._active: NvmlChild | None = None
         self._stuck: NvmlChild | None = None
         self._killed: list[NvmlChild] = []  # until the kernel has let them go
-        self._restarts = Restarts(timings)
+        self._failures = 0  # in a row, until a child has been steady
+        self._hangs: dict[int, int] = {}  # by GPU, how often it did
+        self._left_out: set[int] = set()
         self._number = 0
         self._due: float | None = 0.0  # when to start the next; None: not at all
         self._hung_since: float | None = None
@@ -165,19 +115,17 @@ class Supervisor:
         self._released = False  # this and the next two are set by other threads
         self._stopping = False
         self._inbox: queue.SimpleQueue[tuple[NvmlChild, Heard] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="exporter-nvml", daemon=True)
 
     def start(self) -> None:
         """Begin; to be called once."""
-        self._thread = threading.Thread(target=self._run, name="exporter-nvml", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """End, and the child with it; one that hangs is killed and not waited for."""
         self._stopping = True
         self._inbox.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
+        self._thread.join(timeout_seconds)
 
     def release(self, *, released: bool = True) -> None:
         """Let go of NVML, so that the driver can be unloaded or a GPU be reset; or take it again."""
@@ -187,12 +135,7 @@ class Supervisor:
     @property
     def alive(self) -> bool:
         """Whether its thread runs; it must, between `start` and `stop`."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def restarts(self) -> Mapping[str, int]:
-        """By reason, how often there was another child."""
-        return self._restarts.counts
+        return self._thread.is_alive()
 
     @property
     def pid(self) -> int | None:
@@ -203,10 +146,9 @@ class Supervisor:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                now = self._monotonic()
-                self._keep(now, released=self._released)
+                self._keep(self._monotonic(), released=self._released)
                 with contextlib.suppress(queue.Empty):
-                    news = self._inbox.get(timeout=self._next_moment(now))
+                    news = self._inbox.get(timeout=_TICK_SECONDS)
                     if news is not None:
                         self._hear(*news)
         finally:
@@ -214,75 +156,79 @@ class Supervisor:
 
     def _keep(self, now: float, *, released: bool) -> None:
         """Do what it is time for."""
-        if self._stuck is not None and self._stuck.ended():  # the call that hung has returned
-            stuck, self._stuck = self._stuck, None
-            stuck.close()
-            slow = now - stuck.heard_at < self._deadline(stuck) + self._timings.patience
-            for gpu in sorted(self._restarts.take_back(_culprit(stuck), slow=slow)):
-                if self._active is not None:
-                    self._active.tell("admit", gpu=gpu)
+        if self._stuck is not None and self._stuck.ended():
+            self._take_back(self._stuck, now)
+            self._stuck = None
         self._killed = [child for child in self._killed if not child.ended()]
-        if released:
+        if released and self._reason != RELEASED:
             self._due = None
-            if self._reason != RELEASED:
-                if self._active is not None:
-                    self._active.tell("release")
-                self._set(RELEASED, "NVML was released on request")
-        elif self._reason == RELEASED:
+            if self._active is not None:
+                self._active.tell("release")
+            self._set(RELEASED, "NVML was released on request")
+        elif not released and self._reason == RELEASED:
+            self._due = now
+            self._left_out.clear()
+            self._hangs.clear()
             self._set(STARTING, "NVML is taken again")
-            self._restarts.forget_hangs()
-            if self._active is None:
-                self._due = now
-        if self._active is None and self._due is not None and now >= self._due:
-            self._launch(now)
         if self._active is not None:
             self._look_at_deadline(self._active, now)
+        elif self._due is not None and now >= self._due:
+            self._launch(now)
         if self._reason == "" and now >= self._sampled_at + self._timings.deadline:
             self._set(STARTING, "the process that calls NVML is being replaced")
 
     def _launch(self, now: float) -> None:
         self._due = None
         try:
-            self._active = self._start(tuple(sorted(self._restarts.left_out)), now, self._tell)
+            left_out = tuple(sorted(self._left_out))
+            self._active = self._start(left_out, now, lambda *heard: self._inbox.put(heard))
         except OSError as error:
-            self._due = now + self._restarts.wait()
+            self._due = now + self._wait()
             self._set(CRASHED, f"the process that calls NVML cannot be started: {error}")
             return
         self._number += 1
         self._hung_since = None
 
     def _look_at_deadline(self, child: NvmlChild, now: float) -> None:
-        timings, gpu = self._timings, _culprit(child)
+        timings, gpu = self._timings, child.slow_gpu
         deadline = self._deadline(child)
         if child.serving and self._reason == "" and self._stuck is None and gpu is not None:
             self._replace(child, now)
             return
-        if now - child.heard_at < deadline:
+        if now - child.heard_at < deadline or self._reason == RELEASED:
             return
         if self._hung_since is None:
             self._hung_since = now
             about = "it"
             if child.slow is not None:
                 about = f"{child.slow[1]} on {'no particular GPU' if gpu is None else f'GPU {gpu}'}"
-            if self._reason != RELEASED:
-                self._set(HUNG, f"no answer from NVML for {deadline:g} s: {about} does not return", gpu)
-        if now - self._hung_since >= timings.patience and self._stuck is None and self._reason != RELEASED:
+            self._set(HUNG, f"no answer from NVML for {deadline:g} s: {about} does not return", gpu)
+        if now - self._hung_since >= timings.patience and self._stuck is None:
             self._replace(child, now)
 
     def _replace(self, child: NvmlChild, now: float) -> None:
         """Leave a child alone in its call, and start another one without the GPU that the call is for."""
         child.tell("release")  # for when its call returns
         self._stuck, self._active = child, None
-        gpu = _culprit(child)
+        gpu = child.slow_gpu
         if gpu is not None:
-            self._restarts.leave_out(gpu)
+            self._hangs[gpu] = self._hangs.get(gpu, 0) + 1
+            self._left_out.add(gpu)
         self._hung_since = None
-        self._restarts.forgive(now - child.started_at)
-        self._restarts.count(HUNG)
-        self._due = now + self._restarts.wait(at_once=1 if gpu is None else HANGS_AT_ONCE)
+        self._forgive(child, now)
+        self.restarts[HUNG] += 1
+        self._due = now + self._wait(at_once=1 if gpu is None else HANGS_AT_ONCE)
 
-    def _tell(self, child: NvmlChild, heard: Heard) -> None:
-        self._inbox.put((child, heard))
+    def _take_back(self, stuck: NvmlChild, now: float) -> None:
+        """The call that hung has returned: what did not hang before gets a second chance."""
+        stuck.close()
+        slow = now - stuck.heard_at < self._deadline(stuck) + self._timings.patience
+        if slow and stuck.slow_gpu in self._hangs:
+            self._hangs[stuck.slow_gpu] -= 1
+        for gpu in sorted(gpu for gpu in self._left_out if self._hangs.get(gpu, 0) <= 1):
+            self._left_out.discard(gpu)
+            if self._active is not None:
+                self._active.tell("admit", gpu=gpu)
 
     def _hear(self, child: NvmlChild, heard: Heard) -> None:
         if child is not self._active:
@@ -330,22 +276,33 @@ class Supervisor:
         self._active = None
         if self._reason == RELEASED:
             return
-        self._restarts.forgive(now - child.started_at)
+        self._forgive(child, now)
         if reason == RELEASED:  # and taken again before it had ended
             self._due = now
             return
         if child.serving or reason == CRASHED:
-            self._restarts.count(reason)
-        if reason in AT_ONCE and child.serving:
-            self._due = now + self._restarts.wait(at_once=1)
-            return
-        self._due = now + self._restarts.wait()
-        self._set(reason, message)
+            self.restarts[reason if reason in self.restarts else "unknown"] += 1
+        at_once = reason in AT_ONCE and child.serving
+        self._due = now + self._wait(at_once=int(at_once))
+        if not at_once:
+            self._set(reason, message)
 
     def _end(self, child: NvmlChild) -> None:
         child.end()
         if not child.ended():
             self._killed.append(child)
+
+    def _wait(self, *, at_once: int = 0) -> float:
+        """How long to wait after another end; not as long as there were no more than `at_once` in a row."""
+        self._failures += 1
+        if self._failures <= at_once:
+            return 0.0
+        timings = self._timings
+        return min(timings.most_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
+
+    def _forgive(self, child: NvmlChild, now: float) -> None:
+        if now - child.started_at >= self._timings.steady:
+            self._failures = 0
 
     def _deadline(self, child: NvmlChild) -> float:
         return self._timings.deadline if child.serving else self._timings.start_deadline
@@ -353,21 +310,6 @@ class Supervisor:
     def _set(self, reason: str, message: str, gpu: int | None = None) -> None:
         self._reason = reason
         self._change(reason, message, gpu)
-
-    def _next_moment(self, now: float) -> float:
-        """How long nothing is to be done unless somebody speaks."""
-        moments = [now + 60.0]
-        child = self._active
-        if child is not None:
-            if self._hung_since is None:
-                moments.append(child.heard_at + self._deadline(child))
-            elif self._stuck is None:
-                moments.append(self._hung_since + self._timings.patience)
-        elif self._due is not None:
-            moments.append(self._due)
-        if self._reason == "":
-            moments.append(self._sampled_at + self._timings.deadline)
-        return max(0.0, min(moments) - now)
 
     def _shut_down(self) -> None:
         children = [child for child in (self._active, self._stuck) if child is not None]
@@ -380,8 +322,3 @@ class Supervisor:
         for child in (*children, *self._killed):
             child.wait(0.2)
         self._active = self._stuck = None
-
-
-def _culprit(child: NvmlChild) -> int | None:
-    """The GPU that a call of a child takes long on."""
-    return None if child.slow is None else child.slow[0]

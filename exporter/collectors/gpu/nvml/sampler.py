@@ -144,6 +144,7 @@ class Slot:
         tried: How often in vain since it was lost.
         retry_at: When to try again.
         attached: What there is while it answers.
+        selected: Whether it is sampled.
     """
 
     index: int
@@ -153,6 +154,7 @@ class Slot:
     tried: int = 0
     retry_at: float = 0.0
     attached: Attached | None = None
+    selected: bool = False
 
 
 class Sampler:
@@ -183,7 +185,6 @@ class Sampler:
         self._progress = progress
         self._slots: list[Slot] = []
         self._throttling: dict[int, str] = {}
-        self._selected: set[int] = set()
         self._cost_due = 0.0
 
     def start(self, now: float) -> dict[str, Any]:
@@ -196,7 +197,6 @@ class Sampler:
         self._progress("nvmlInit")
         self._library.call("nvmlInit")
         driver = self._text("nvmlSystemGetDriverVersion")
-        nvml = self._text("nvmlSystemGetNVMLVersion")
         cuda = self._text("nvmlSystemGetCudaDriverVersion_v2")
         self._throttling = readings.throttle_fields(driver)
         count = min(self._library.call("nvmlDeviceGetCount"), MOST_GPUS)
@@ -204,13 +204,8 @@ class Sampler:
         for slot in self._slots:
             self._attach(slot, now)
         self._select(now)
-        return {
-            "kind": "machine",
-            "driver_version": driver,
-            "nvml_version": nvml,
-            "cuda_version": f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else "",
-            "devices": count,
-        }
+        cuda_version = f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else ""
+        return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
         """Make one pass; gives the message `sample`.
@@ -219,14 +214,15 @@ class Sampler:
             LibraryDownError: No GPU can be read by this process any more.
             RestartError: A new process is needed to go on.
         """
-        selected = [slot for slot in self._slots if slot.index in self._selected]
+        selected = [slot for slot in self._slots if slot.selected]
+        before = [slot.down for slot in selected]
         entries = [self._entry(slot, now, wall) for slot in selected]
         self._library.subject = None
         self._events.renew(self._library, [attached.device for attached in self._attached()])
-        unknown = sum(entry.get("lost") == "unknown" for entry in entries)
-        if unknown and (unknown > 1 or all(slot.down for slot in selected)):
+        lost = [slot.down for slot, was in zip(selected, before, strict=True) if not was]
+        if "unknown" in lost and (lost.count("unknown") > 1 or all(slot.down for slot in selected)):
             raise LibraryDownError("unknown")
-        message: dict[str, Any] = {"kind": "sample", "time": now, "wall": wall, "gpus": entries}
+        message: dict[str, Any] = {"kind": "sample", "time": now, "gpus": entries}
         period = self._options.period
         if now >= self._cost_due - period / 4:
             self._cost_due = now + max(period, PERIODS[MEDIUM] * min(1.0, period))
@@ -264,7 +260,6 @@ class Sampler:
                     attached.told = True
             except DeviceDownError as error:
                 self._lose(slot, error.reason, now)
-                entry["lost"] = error.reason
         entry["xids"] = self._events.xids(slot.index)
         if slot.down:
             entry["down"] = slot.down
@@ -322,14 +317,12 @@ class Sampler:
                 except DeviceDownError as error:
                     self._lose(slot, error.reason, now)
         numbers = job_numbers(self._visible, uuids)
-        if not numbers and len(ours) < len(self._slots):
-            numbers = None  # those that may be used are the job's, whatever it calls them
-        for place, slot in enumerate(ours):
-            if numbers is None or place in numbers:
-                slot.number = place if numbers is None else numbers[place]
-                self._selected.add(slot.index)
-        for slot in self._slots:
-            self._choose(slot, now)
+        if numbers is None or (not numbers and len(ours) < len(self._slots)):
+            # Those that may be used are the job's, whatever it calls them.
+            numbers = {place: place for place in range(len(ours))}
+        for place, number in numbers.items():
+            ours[place].number, ours[place].selected = number, True
+            self._choose(ours[place], now)
 
     def _choose(self, slot: Slot, now: float) -> None:
         """Apply the patterns to a GPU of which only now is known what it is called."""
@@ -342,7 +335,7 @@ class Sampler:
             self._lose(slot, error.reason, now)
             return
         if not options.choose((str(slot.index), slot.uuid, identity["pci_bus_id"], identity["name"])):
-            self._selected.discard(slot.index)
+            slot.selected = False
 
     def _look_for_change(self) -> None:
         try:
