@@ -83,7 +83,7 @@ class Run:
     usual_seconds: float | None  # mean of the last hour's steps
     pace: tuple[float, float] | None  # mean of the last minutes' steps, and of those of the hour before
     save_seconds: float | None  # mean of its checkpoints' saves
-    fastest_seconds: float | None  # own work in a step of the rank that needs the least
+    fastest_seconds: Mapping[str, float]  # by stage, own work in a step of the rank that needs the least
     phases: Mapping[str, float]  # seconds a second that its ranks spent in each phase in the last minute
 
 
@@ -98,6 +98,7 @@ class Rank:
     node: str = ""
     gpu: str = ""
     uuid: str = ""
+    stage: str = ""  # of a pipeline, where the job tells it: only ranks of one stage do the same work
     alive: float | None = None
     updated: float | None = None
     phase: str = ""
@@ -174,7 +175,11 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
         since = float(why.get("since", ""))
     saves = readings.means("training_checkpoint_duration_seconds", run=name)
     phases = {phase: past.recent(PHASE, name, phase) or 0.0 for phase in PHASES}
-    own = (rank.compute_seconds for rank in ranks if rank.run == name and rank.alive)
+    fastest: dict[str, float] = {}
+    for rank in ranks:
+        if rank.run == name and rank.alive and rank.compute_seconds:
+            own = rank.compute_seconds
+            fastest[rank.stage] = min(own, fastest.get(rank.stage, own))
     return Run(
         name=name,
         state=next((labels["state"] for labels, holds in states if holds), ""),
@@ -184,7 +189,7 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
         usual_seconds=past.recent(STEP_SUM, name, per=STEP_COUNT, seconds=DRAWN_SECONDS),
         pace=past.pace(name),
         save_seconds=max((spent / count for _, count, spent in saves if spent and count), default=None),
-        fastest_seconds=min(filter(None, own), default=None),
+        fastest_seconds=fastest,
         phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
     )
 
@@ -204,6 +209,7 @@ def _ranks(readings: Readings) -> list[Rank]:
         told = rank(labels)
         for field in ("role", "node", "gpu", "uuid"):
             setattr(told, field, labels.get(field, ""))
+        told.stage = labels.get("label_stage", "")
     for labels, value in readings.rows("training_phase_active"):
         if value == 1:
             rank(labels).phase = labels["phase"]
@@ -225,7 +231,7 @@ def _condition(rank: Rank, run: Run | None, now: float) -> str:
     if works and rank.progress is not None and now - rank.progress > longest:
         return "hangs"
     # A straggler's own work takes longer than the others', which wait for it.
-    fastest = run and run.fastest_seconds
+    fastest = run and run.fastest_seconds.get(rank.stage)
     return "slow" if fastest and fastest < STRAGGLER_RATIO * (rank.compute_seconds or 0.0) else "alive"
 
 
@@ -247,7 +253,8 @@ def _of_ranks(seen: View) -> Iterator[Concern]:
             still = duration(now - (rank.progress or now))
             yield Concern(True, f"{of} has finished no step for {still}, now in {rank.phase or '?'}")
         elif rank.condition == "slow":
-            own, fastest = duration(rank.compute_seconds), duration(run.fastest_seconds if run else None)
+            own = duration(rank.compute_seconds)
+            fastest = duration(run.fastest_seconds.get(rank.stage) if run else None)
             yield Concern(False, f"{of} is slow: {own} of its own in a step, the fastest {fastest}")
         elif rank.condition == "ended" and rank.run in living and rank.rank:
             yield Concern(True, f"{of} has ended while other ranks live")
