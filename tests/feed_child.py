@@ -49,10 +49,6 @@ def finish(writer: FeedWriter) -> bool:
     return done
 
 
-def lost(writer: FeedWriter) -> int:
-    return writer.dropped.get("write_failed", 0)
-
-
 def close_all(writer: FeedWriter) -> str:
     os.closerange(3, 1024)
     return "closed"
@@ -107,11 +103,6 @@ def scan_self(writer: FeedWriter) -> str:
     return f"{entry.alive} {entry.pid}"
 
 
-def limit_files(writer: FeedWriter, size: int) -> str:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    return "limited"
-
-
 def limit_descriptors(writer: FeedWriter, most: int) -> str:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, 1024))
     return "limited"
@@ -138,14 +129,12 @@ def short_lives(writer: FeedWriter, lives: int) -> str:
 COMMANDS: dict[str, Callable[..., object]] = {
     "publish": publish,
     "finish": finish,
-    "lost": lost,
     "close_all": close_all,
     "open_own": open_own,
     "fork": fork,
     "ask_in_fork": ask_in_fork,
     "remove_for_ever": remove_for_ever,
     "scan_self": scan_self,
-    "limit_files": limit_files,
     "limit_descriptors": limit_descriptors,
     "flood": flood,
     "short_lives": short_lives,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from itertools import accumulate, pairwise
 from math import isfinite
 from types import NoneType
@@ -22,15 +23,11 @@ from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import (
     KINDS,
-    NO_EVENTS,
     NOTHING,
     Aggregation,
-    Ending,
-    EventsReading,
     Recording,
     StatDefinition,
     StatReading,
-    TrainingReading,
     WindowReading,
 )
 
@@ -179,24 +176,38 @@ def _number(found: object) -> float:
 
 def _take(hint: Any) -> Take:
     """Make the function that takes what JSON holds as a type of the contract."""
-    inner = get_args(hint)
+    inner, origin = get_args(hint), get_origin(hint)
     if NoneType in inner:
         take = _take(next(each for each in inner if each is not NoneType))
         return lambda found: None if found is None else take(found)
-    if get_origin(hint) is tuple and inner[-1] is Ellipsis:
+    if origin is tuple and inner[-1] is Ellipsis:
         take = _take(inner[0])
         return lambda found: tuple(map(take, _list(found)))
-    if get_origin(hint) is tuple:
+    if origin is tuple:
         takes = tuple(map(_take, inner))
         return lambda found: tuple([each(value) for each, value in zip(takes, _list(found), strict=True)])
-    if inner:  # a mapping from text
-        take = _take(inner[1])
-        return lambda found: {_text(key): take(value) for key, value in _object(found).items()}
-    takes_by_type: dict[type, Take] = {float: _number, int: _whole, str: _text, bool: _flag}
+    if origin is frozenset:
+        return lambda found: frozenset(_AGGREGATIONS[name] for name in _list(found) if name in _AGGREGATIONS)
+    if inner:  # a mapping: numbers by name, by aggregation (those of a later version left out), or by a pair, in rows
+        take = _count if inner[1] is int else _take(inner[1])
+        if inner[0] is str:
+            return lambda found: {_text(key): take(value) for key, value in _object(found).items()}
+        if inner[0] is Aggregation:
+            return lambda found: {
+                known: take(value)
+                for name, value in _object(found).items()
+                if (known := _AGGREGATIONS.get(name)) is not None
+            }
+        return lambda found: {(_text(one), _text(two)): take(value) for one, two, value in _list(found)}
+    if is_dataclass(hint):
+        table = _table(hint)
+        make: Any = hint
+        return lambda found: make(**_fields(_object(found), table))
+    takes_by_type: dict[object, Take] = {float: _number, int: _whole, str: _text, bool: _flag}
     return takes_by_type[hint]
 
 
-def _table(of: type, *without: str) -> dict[str, Take]:
+def _table(of: Any, *without: str) -> dict[str, Take]:
     return {name: _take(hint) for name, hint in get_type_hints(of).items() if name not in without}
 
 
@@ -206,16 +217,13 @@ def _fields(body: Mapping[str, Any], table: Mapping[str, Take]) -> dict[str, Any
 
 
 _counts = _take(Mapping[str, int])
+_window = _take(
+    WindowReading
+)  # it may end before it starts: that is what a step of the wall clock looks like
 _PROCESS = _table(ProcessIdentity, "id")
-_DEFINITION = _table(StatDefinition, "aggregations", "min_samples")
-_TRAINING = _table(TrainingReading)
-_ENDING = _table(Ending)
-_RECORDING: Mapping[str, Take] = {
-    **_table(Recording, "stats", "events", "training", "ending"),
-    "events": lambda found: _events(_object(found)),
-    "training": lambda found: TrainingReading(**_fields(_object(found), _TRAINING)),
-    "ending": lambda found: Ending(**_fields(_object(found), _ENDING)),
-}
+_DEFINITION = _table(StatDefinition, "min_samples")
+_RECORDING = _table(Recording, "stats")
+_REST = _table(Snapshot, "process", "sequence", "recording")
 
 
 def _who_and_what(
@@ -240,15 +248,13 @@ def _who_and_what(
 
 
 def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinition:
-    names = _list(body["aggregations"])
-    aggregations = frozenset(_AGGREGATIONS[name] for name in names if name in _AGGREGATIONS)
     found = _fields(body, _DEFINITION)
     # Most Stats have the same ones: kept once for a process, a Stat's memory is a third less.
-    for name, value in (("aggregations", aggregations), ("buckets", found.get("buckets", ()))):
-        found[name] = known.setdefault(value, value)
+    for name in ("aggregations", "buckets"):
+        found[name] = known.setdefault(found.get(name, ()), found.get(name, ()))
     definition = StatDefinition(**found)
     labels = [name for name, _ in definition.labels]
-    histogram = Aggregation.HISTOGRAM in aggregations
+    histogram = Aggregation.HISTOGRAM in definition.aggregations
     if STAT_NAME.fullmatch(definition.name) is None or definition.kind not in KINDS:
         _refuse(f"{definition.name[:80]!a} or {definition.kind[:80]!a} is no such name")
     if any(low >= high for low, high in pairwise(definition.buckets)) or (
@@ -268,17 +274,7 @@ def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinitio
 
 def _windows(found: object, kept: tuple[bool, ...]) -> tuple[WindowReading | None, ...]:
     pairs = zip(_list(found), kept, strict=True)
-    return tuple([None if window is None else _window(_object(window)) for window, keep in pairs if keep])
-
-
-def _window(body: dict[str, Any]) -> WindowReading:
-    values = {
-        _AGGREGATIONS[name]: _number(value)
-        for name, value in _object(body["values"]).items()
-        if name in _AGGREGATIONS  # else of a later version
-    }
-    # It may end before it starts: that is what a step of the wall clock looks like.
-    return WindowReading(_number(body["started"]), _number(body["ended"]), _count(body["samples"]), values)
+    return tuple([None if window is None else _window(window) for window, keep in pairs if keep])
 
 
 def _snapshot(
@@ -290,18 +286,12 @@ def _snapshot(
     kept: tuple[bool, ...],
 ) -> Snapshot:
     totals = [_object(each) for each, keep in zip(_list(body["stats"]), kept, strict=True) if keep]
-    dropped = _counts(body.get("dropped", {}))
-    return Snapshot(
-        process=identity,
-        sequence=sequence,
-        written=_number(body["written"]),
-        flush_seconds=_number(body["flush_seconds"]),
-        recording=Recording(
-            stats=tuple(map(_reading, definitions, windows, totals)),
-            **{"final": body["final"], **_fields(body, _RECORDING)},
-        ),
-        dropped=dropped if all(kept) else {**dropped, "memory": kept.count(False)},
-    )
+    readings = tuple(map(_reading, definitions, windows, totals))
+    recording = Recording(readings, **_fields(body, _RECORDING))
+    snapshot = Snapshot(identity, sequence, recording=recording, **_fields(body, _REST))
+    if not all(kept):
+        snapshot = snapshot.replace(dropped={**snapshot.dropped, "memory": kept.count(False)})
+    return snapshot
 
 
 def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:
@@ -321,18 +311,3 @@ def _reading(definition: StatDefinition, window: WindowReading | None, total: di
         _count(total["overflows"]) if "overflows" in total else 0,
         None if value is None else _number(value),
     )
-
-
-def _events(body: dict[str, Any]) -> EventsReading:
-    counts: dict[tuple[str, str], int] = {}
-    last: dict[tuple[str, str], float] = {}
-    for type_, severity, count, when in _list(body["counts"]):
-        counts[_text(type_), _text(severity)] = _count(count)
-        if when is not None:
-            last[type_, severity] = _number(when)
-    delivered = {_text(name): _count(count) for name, count in _list(body.get("delivered", []))}
-    suppressed, dropped = (
-        {(_text(first), _text(reason)): _count(count) for first, reason, count in _list(body.get(key, []))}
-        for key in ("suppressed", "dropped")
-    )
-    return EventsReading(counts, last, suppressed, delivered, dropped) if body else NO_EVENTS

@@ -29,44 +29,39 @@ second. So a reader that has opened it reads one whole snapshot, at worst one th
 is harmless, since each snapshot is complete and the next is never more than a look away.
 
 Example: process 000102…0f (run "r", rank 0) has recorded three values of the Stat "loss", two of them in the
-last closed window, and lost one snapshot to a full disk. Its second snapshot has 621 bytes:
+last closed window, and lost one snapshot to a full disk. Its second snapshot has 392 bytes:
 
      0  89 45 58 50 46 0d 0a 1a   magic
-     8  01 00 00 00 fa 25 2e 55   version 1, flags 0, checksum 0x552e25fa
+     8  01 00 00 00 c6 94 ea 04   version 1, flags 0, checksum 0x04ea94c6
     16  00 01 02 03 04 05 06 07   process id
     24  08 09 0a 0b 0c 0d 0e 0f
     32  02 00 00 00 00 00 00 00   sequence 2
-    40  48 01 00 00 5e 00 00 00   328 bytes, 94 bytes,
-    48  93 00 00 00               147 bytes
+    40  71 00 00 00 5e 00 00 00   113 bytes, 94 bytes,
+    48  85 00 00 00               133 bytes
 
-    {"process":{"pid":7,"started":1700000000.0,"run":"r","rank":0,"local_rank":null,"role":"trainer","node":"",
-    "labels":[],"version":"","run_given":true,"trains":false},"stats":[{"name":"loss","aggregations":["mean"],"window_seconds":60.0,
-    "window_samples":null,"unit":null,"help":"","labels":[],"buckets":[],"stale_seconds":300.0}]}
+    {"process":{"pid":7,"started":1700000000.0,"run":"r","rank":0},"stats":[{"name":"loss",
+    "aggregations":["mean"]}]}
     {"windows":[{"started":1700000000.0,"ended":1700000060.0,"samples":2,"values":{"mean":1.25}}]}
-    {"written":1700000061.5,"flush_seconds":1.0,"final":false,"dropped":{"write_failed":1},"stats":[{"count":3,"sum":4.5,
+    {"written":1700000061.5,"flush_seconds":1.0,"dropped":{"write_failed":1},"stats":[{"count":3,"sum":4.5,
     "last_sample":1700000061.25}]}
 
-(in the file the JSON has no line ends). A total may also have "bucket_counts", "rejected" and "overflows".
-Section 3 of a process that has logged events also has, before "stats",
+(in the file the JSON has no line ends). Keys are the fields of the contract's types, those that are the default left out; a
+mapping whose keys are pairs is a list of rows. So a process that logs events and tells of its training also has in section 3
 
-    "events":{"counts":[[type, severity, events, time of the latest or null], ...],
-    "suppressed":[[type, reason, events], ...],"delivered":[[handler, events], ...],
-    "dropped":[[handler, reason, events], ...]}
-
-and that of a process that tells of its training (`TrainingReading`, field by field)
-
+    "events":{"counts":[[type, severity, events], ...],"last":[[type, severity, time of the latest], ...],
+    "suppressed":[[type, reason, events], ...],"delivered":{handler: events, ...},
+    "dropped":[[handler, reason, events], ...]},
     "training":{"facts":[[name, value], ...],"phase":"forward","phases":{"init":1.5,"forward":0.25},"loop":1,
-    "steps":3,"segments":[[loop, first step, last step, seconds], ...],"finished":false,"failure":"",
+    "steps":3,"segments":[[loop, first step, last step, seconds], ...],
     "history_until":51234.56,"history_phases":["forward","backward"],"history":[0,125000,1,240000,0,95000],
-    "phase_since":1700000060.0,"work_seconds":0.25,
-    "open_seconds":0.0,"failed_seconds":0.0,"committed_seconds":0.0,"first_step":0,"step":3}
+    "phase_since":1700000060.0,"work_seconds":0.25,"first_step":0,"step":3}
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, fields, is_dataclass
 from json import JSONEncoder
 from math import isfinite
 from time import sleep
@@ -74,14 +69,8 @@ from typing import Any
 from zlib import crc32
 
 from exporter.errors import FeedFormatError
-from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.recording.values import (
-    EventsReading,
-    StatDefinition,
-    StatReading,
-    TrainingReading,
-    WindowReading,
-)
+from exporter.feed.snapshot import Snapshot
+from exporter.recording.values import StatReading
 
 MAGIC = b"\x89EXPF\r\n\x1a"
 """Not text in any encoding; a transfer that changes line ends or cuts at Ctrl-Z damages it (PNG's idea)."""
@@ -93,14 +82,12 @@ CHECKSUM = struct.Struct("<I")
 CHECKSUM_OFFSET = 12
 
 MAX_BYTES = 4 << 20
-"""A larger snapshot is neither written nor read: some 6,000 Stats with the default aggregations. Beyond it a process
+"""A larger snapshot is neither written nor read: some 10,000 Stats with the default aggregations. Beyond it a process
 leaves its newest Stats out, counts them and says which."""
 MAX_STATS = 65_536
 MAX_COUNT = (1 << 63) - 1
 _BREATH = 64
 """Values rendered between two chances for the job's threads to take the interpreter lock: half a millisecond."""
-_STEPS = frozenset({"first_step", "step", "committed_step"})
-_TRAINING_DEFAULTS = {each.name: each.default for each in fields(TrainingReading)}
 
 _dumps: Callable[[object], str] = JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
@@ -116,8 +103,8 @@ class Encoder:
     """Encodes the successive snapshots of one process."""
 
     def __init__(self) -> None:
-        self._definitions = _Column(_definition)
-        self._windows = _Column(_window)
+        self._definitions = _Column(lambda definition: _body(definition, "min_samples"))
+        self._windows = _Column(lambda window: None if window is None else _body(window))
         self._totals = _Column(_total)
 
     def encode(self, snapshot: Snapshot) -> bytes:
@@ -141,13 +128,16 @@ class Encoder:
         return b"".join((header, *sections))
 
     def _sections(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes]:
-        stats = snapshot.recording.stats
-        definitions = self._definitions.render([stat.definition for stat in stats])
-        windows = self._windows.render([stat.window for stat in stats])
+        recording = snapshot.recording
+        definitions = self._definitions.render([stat.definition for stat in recording.stats])
+        windows = self._windows.render([stat.window for stat in recording.stats])
+        totals = self._totals.render(recording.stats)
+        process = _dumps(_body(snapshot.process, "id"))  # the id stands in the header
+        rest = _body(snapshot, "process", "sequence", "recording") | _body(recording, "stats")
         return (
-            b'{"process":%b,"stats":[%b]}' % (_dumps(_process(snapshot.process)).encode(), definitions),
+            b'{"process":%b,"stats":[%b]}' % (process.encode(), definitions),
             b'{"windows":[%b]}' % windows,
-            b'%b,"stats":[%b]}' % (_dumps(_rest(snapshot)).encode()[:-1], self._totals.render(stats)),
+            b'%b,"stats":[%b]}' % (_dumps(rest).encode()[:-1], totals),
         )
 
 
@@ -175,29 +165,30 @@ class _Column:
         return ",".join(texts).encode()
 
 
-def _process(process: ProcessIdentity) -> dict[str, object]:
-    # The id stands in the header.
-    return {each.name: getattr(process, each.name) for each in fields(process) if each.name != "id"}
-
-
-def _definition(definition: StatDefinition) -> dict[str, object]:
-    body = {each.name: getattr(definition, each.name) for each in fields(definition)}
-    del body["min_samples"]
-    body["aggregations"] = sorted(each.value for each in definition.aggregations)
-    if definition.kind == "stat":
-        del body["kind"]
+def _body(value: Any, *without: str) -> dict[str, object]:
+    """Give the fields of one of the contract's types, without those that are the default."""
+    body: dict[str, object] = {}
+    for each in fields(value):
+        item = getattr(value, each.name)
+        if each.name not in without and item != each.default and (item or each.default_factory is MISSING):
+            plain = _plain(item)
+            if plain is not None or item is None:
+                body[each.name] = plain
     return body
 
 
-def _window(window: WindowReading | None) -> dict[str, object] | None:
-    if window is None:
-        return None
-    return {
-        "started": window.started,
-        "ended": window.ended,
-        "samples": window.samples,
-        "values": {each.value: value for each, value in window.values.items() if isfinite(value)},
-    }
+def _plain(item: Any) -> Any:
+    """Make of a field what JSON takes; a number that is not finite is None."""
+    if isinstance(item, float):
+        return _finite(item)
+    if isinstance(item, frozenset):
+        return sorted(each.value for each in item)
+    if isinstance(item, Mapping):
+        pairs = [(key, number) for key, value in item.items() if (number := _plain(value)) is not None]
+        if pairs and isinstance(pairs[0][0], tuple):
+            return [[*key, number] for key, number in pairs]
+        return {getattr(key, "value", key): number for key, number in pairs}
+    return _body(item) if is_dataclass(item) else item
 
 
 def _total(stat: StatReading) -> dict[str, object]:
@@ -214,53 +205,6 @@ def _total(stat: StatReading) -> dict[str, object]:
     if stat.value is not None:
         row["value"] = _finite(stat.value)
     return row
-
-
-def _rest(snapshot: Snapshot) -> dict[str, object]:
-    recording = snapshot.recording
-    body: dict[str, object] = {
-        "written": snapshot.written,
-        "flush_seconds": snapshot.flush_seconds,
-        "final": recording.final,
-        "dropped": snapshot.dropped,
-    }
-    if recording.ending is not None:
-        body["ending"] = asdict(recording.ending)
-    if recording.stats_refused:
-        body["stats_refused"] = recording.stats_refused
-    if recording.events:
-        body["events"] = _events(recording.events)
-    if recording.training is not None:
-        body["training"] = _training(recording.training)
-    return body
-
-
-def _events(events: EventsReading) -> dict[str, object]:
-    # The latest of a pair that has no count yet (it is being logged right now) comes with the next snapshot.
-    return {
-        "counts": [[*pair, count, _finite(events.last.get(pair))] for pair, count in events.counts.items()],
-        "suppressed": _rows(events.suppressed),
-        "delivered": list(events.delivered.items()),
-        "dropped": _rows(events.dropped),
-    }
-
-
-def _rows(counts: Mapping[tuple[str, str], int]) -> list[tuple[object, ...]]:
-    return [(*pair, count) for pair, count in counts.items()]
-
-
-def _training(training: TrainingReading) -> dict[str, object]:
-    body: dict[str, object] = {}
-    for name, default in _TRAINING_DEFAULTS.items():
-        value = getattr(training, name)
-        if isinstance(value, float):
-            value = _finite(value)
-        if value is None or value == default or (name in _STEPS and not -MAX_COUNT <= value <= MAX_COUNT):
-            continue
-        body[name] = value
-    # A reader takes no others: a job may count its steps from anywhere.
-    body["segments"] = [row for row in training.segments if -MAX_COUNT <= row[1] <= row[2] <= MAX_COUNT]
-    return body
 
 
 def _finite(number: float | None) -> float | None:

@@ -55,7 +55,7 @@ class RecordLock:
         if _held_here(path):
             return None  # opening and closing it would drop the lock that somebody here relies on
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = _above_standard_streams(os.open(path, flags, create_mode))
+        descriptor = os.open(path, flags, create_mode)
         lock = None
         try:
             if _try_lock(descriptor):
@@ -168,16 +168,6 @@ def _held_here(path: str, *, directory: int | None = None) -> bool:
     except OSError:
         return False
     return _HELD.get(_inode(found)) == os.getpid()
-
-
-def _above_standard_streams(descriptor: int) -> int:
-    """Move a descriptor that was given the number of a closed standard stream: what is written there would fill its file."""
-    if descriptor > 2:  # standard error
-        return descriptor
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(descriptor)
 
 
 def _inode(found: os.stat_result) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import exporter.feed.encoder
 from exporter.errors import DefinitionError, FeedFormatError
 from exporter.feed import decoder
 from exporter.feed.decoder import Decoder, decode
-from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, Encoder, encode
+from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, Encoder, encode
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.definition import check_definition
 from exporter.recording.values import (
@@ -231,8 +231,8 @@ def test_the_worked_example_in_the_documentation_is_true() -> None:
 
     data = encode(snapshot)
 
-    assert "621 bytes" in text
-    assert len(data) == 621
+    assert "392 bytes" in text
+    assert len(data) == 392
     for start in range(0, HEADER.size, 8):
         assert f"    {start:2d}  {data[start : min(start + 8, HEADER.size)].hex(' ')}" in text
     assert data[HEADER.size :].decode() in text.replace("\n    ", "")
@@ -250,17 +250,12 @@ def test_a_number_that_is_not_finite_is_written_as_absent(number: float) -> None
     assert read.window.values == {Aggregation.MAX: 1.0}
 
 
-def test_training_numbers_that_are_not_finite_and_steps_beyond_64_bits_are_left_out() -> None:
-    training = TrainingReading(
-        work_seconds=math.inf,
-        last_progress=math.nan,
-        segments=((1, 1, 2**70, 0.1), (1, 3, 4, 0.5)),
-        step=2**70,
-    )
+def test_training_numbers_that_are_not_finite_are_left_out() -> None:
+    training = TrainingReading(work_seconds=math.inf, last_progress=math.nan, step=3)
 
     read = decode(encode(example().replace(recording=Recording((), training=training))))
 
-    assert read.recording.training == TrainingReading(segments=((1, 3, 4, 0.5),))
+    assert read.recording.training == TrainingReading(step=3)
 
 
 @pytest.mark.parametrize(
@@ -311,25 +306,6 @@ def test_every_truncation_gives_the_documented_error() -> None:
     good = encode(example())
 
     assert {reason_of(good[:length]) for length in range(len(good))} == {"truncated"}
-
-
-@given(st.binary(min_size=1))
-def test_any_extension_gives_the_documented_error(tail: bytes) -> None:
-    assert reason_of(encode(example()) + tail) == "content"
-
-
-@given(st.binary())
-def test_random_bytes_give_the_documented_error(data: bytes) -> None:
-    expected = "truncated" if MAGIC.startswith(data[:8]) else "magic"
-
-    assert reason_of(data) == expected
-
-
-@given(st.lists(st.binary(max_size=200), min_size=3, max_size=3))
-def test_random_sections_with_a_good_checksum_give_the_documented_error(sections: list[bytes]) -> None:
-    header = [MAGIC, 1, 0, 0, bytes(16), 1, *map(len, sections)]
-
-    assert reason_of(sealed(header, *sections)) == "content"
 
 
 json_values = st.recursive(
@@ -416,8 +392,8 @@ def test_an_aggregation_of_the_future_is_left_out_and_not_the_file() -> None:
         lambda what, when, totals: totals["stats"][0].update(count=-1),
         lambda what, when, totals: totals["stats"][0].update(count=2**63),
         lambda what, when, totals: totals["stats"][0].update(bucket_counts=[0]),
-        lambda what, when, totals: totals.update(events={"counts": [["a", "info", 1]]}),
-        lambda what, when, totals: totals.update(events={"counts": [["a", "info", 1.5, None]]}),
+        lambda what, when, totals: totals.update(events={"counts": [["a", 1]]}),
+        lambda what, when, totals: totals.update(events={"counts": [["a", "info", 1.5]]}),
         lambda what, when, totals: totals.update(training=[]),
         lambda what, when, totals: totals.update(training={"step": 1.5}),
         lambda what, when, totals: totals.update(training={"segments": [[1, 1, 2]]}),

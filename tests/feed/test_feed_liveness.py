@@ -101,27 +101,6 @@ def test_a_descriptor_that_the_job_has_reused_is_left_alone(tmp_path: Path) -> N
     os.close(other)
 
 
-def test_a_lock_never_stands_in_for_a_closed_standard_stream(tmp_path: Path) -> None:
-    program = f"""
-import os
-from exporter.feed.liveness import RecordLock
-os.close(0)
-os.close(2)
-first = RecordLock.take({str(tmp_path / "a.lock")!r}, create_mode=0o600)
-assert first is not None and first.keep()
-for closed in (0, 2):
-    try:
-        os.write(closed, b"what a library in C says")
-    except OSError:
-        pass
-first.release()
-"""
-    ended = subprocess.run([sys.executable, "-c", program], check=False)
-
-    assert ended.returncode == 0
-    assert (tmp_path / "a.lock").read_bytes() == b""
-
-
 def test_a_process_that_reads_its_own_feed_keeps_its_lock(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")

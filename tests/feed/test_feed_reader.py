@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from feed_support import (
     make_default,
-    mounted,
     needs_root,
     new_identity,
     new_recording,
@@ -54,14 +53,6 @@ def names(directory: Path) -> set[str]:
 
 
 # What is read, and when again
-
-
-def test_processes_come_in_the_order_in_which_they_started(tmp_path: Path) -> None:
-    ids = [publish_once(tmp_path, started=started) for started in (30.0, 10.0, 20.0)]
-
-    entries = FeedReader(tmp_path).scan().entries
-
-    assert [entry.snapshot.process.id for entry in entries] == [ids[1], ids[2], ids[0]]
 
 
 def test_an_unchanged_file_is_not_decoded_again(tmp_path: Path) -> None:
@@ -404,14 +395,6 @@ def test_the_owner_removes_what_a_dead_process_left(tmp_path: Path) -> None:
     reader.release_ownership()
 
 
-def test_who_does_not_own_removes_nothing(tmp_path: Path) -> None:
-    reader, process = FeedReader(tmp_path), publish_once(tmp_path, final=True)
-    only_entry(reader)
-
-    assert not reader.remove(process)
-    assert names(tmp_path) == {f"{process}.feed", f"{process}.lock"}
-
-
 def test_removal_never_takes_the_files_of_the_living(tmp_path: Path) -> None:
     reader = owner_of(tmp_path)
     with training_process(tmp_path) as child:
@@ -545,12 +528,3 @@ def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(tmp_path: 
     assert told == list(range(2, len(told) + 2))  # no snapshot failed
     assert sequences == sorted(sequences)
     readers[1].release_ownership()
-
-
-def test_reading_leaves_a_full_tmpfs_as_it_is(tmp_path: Path) -> None:
-    with mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k,nr_inodes=3", "tmpfs"):
-        publish_once(tmp_path)
-        reader = FeedReader(tmp_path)
-
-        assert len(reader.scan().entries) == 1
-        assert not reader.acquire_ownership()

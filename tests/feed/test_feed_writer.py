@@ -6,7 +6,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -120,36 +119,13 @@ def test_a_job_that_grows_beyond_a_tmpfs_fills_it_and_goes_on(tmp_path: Path) ->
         mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"),
         training_process(tmp_path) as child,
     ):
-        outcomes = [child.tell(f"publish {stats}") for stats in range(10, 400, 30)]
+        outcomes = [child.tell(f"publish {stats}") for stats in range(10, 1000, 90)]
 
         assert outcomes[0] == "True"
         assert outcomes[-1] == "False"
         assert child.tell("publish 10") == "True"
         lost = only_entry(FeedReader(tmp_path)).snapshot.dropped["write_failed"]
         assert lost == outcomes.count("False")
-
-
-def test_a_tmpfs_without_room_for_another_file_harms_nobody(tmp_path: Path) -> None:
-    with (
-        mounted(tmp_path, "-t", "tmpfs", "-o", "nr_inodes=3", "tmpfs"),
-        training_process(tmp_path) as child,
-    ):
-        outcomes = [child.tell("publish"), child.tell("publish")]
-
-        assert outcomes == ["True", "False"]
-        assert child.tell("lost") == "1"
-
-
-def test_a_quota_at_the_border_of_a_file_costs_freshness_and_leaves_the_last_snapshot(tmp_path: Path) -> None:
-    with training_process(tmp_path) as child:
-        assert child.tell("publish 2") == "True"
-        child.tell("limit_files 4096")
-
-        assert child.tell("publish 100") == "False"
-        assert len(only_entry(FeedReader(tmp_path)).snapshot.recording.stats) == 2
-        assert child.tell("publish 2") == "True"
-        assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
-        assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_job_out_of_descriptors_goes_on(tmp_path: Path) -> None:
@@ -275,24 +251,6 @@ def test_a_forked_child_writes_nothing_under_its_parents_name(tmp_path: Path) ->
 
         entry = only_entry(FeedReader(tmp_path))
         assert (entry.snapshot.sequence, entry.alive) == (1, True)
-
-
-def test_two_threads_that_publish_at_once_leave_a_whole_snapshot(tmp_path: Path) -> None:
-    writer = FeedWriter(tmp_path, new_identity())
-    written: list[bool] = []
-
-    def publish() -> None:
-        written.extend(writer.publish(new_recording(20)) for _ in range(100))
-
-    threads = [threading.Thread(target=publish) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert all(written)
-    assert only_entry(FeedReader(tmp_path)).snapshot.sequence == 300
-    writer.close()
 
 
 def test_a_thread_that_hangs_in_a_write_holds_nobody_up(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import enum
 import queue
 import signal
 import threading
@@ -13,12 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_until
 
 from exporter.recording.event_kinds import MOST_KINDS
-from exporter.recording.event_values import Event, check_data
+from exporter.recording.event_values import Event
 from exporter.recording.events import EventLog
 from exporter.recording.handle import Handle, name_of
 
@@ -96,27 +94,11 @@ def test_counts_are_exact_over_threads(events: EventLog) -> None:
     assert events.reading().counts == {("even", "debug"): 40_000, ("odd", "debug"): 40_000}
 
 
-class Text(str):
-    __slots__ = ()
-
-
-class Color(enum.IntEnum):
-    RED = 1
-
-
 plain_data = st.dictionaries(
     st.text(max_size=10),
     st.text() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.booleans(),
     max_size=5,
 )
-
-
-def test_subclasses_become_what_they_are_at_heart_and_long_texts_are_cut() -> None:
-    found = check_data({Text("a"): Text("x"), "b": Color.RED, "c": "y" * 40_000})
-
-    assert [type(value) for value in found.values()] == [str, int, str]
-    assert len(str(found["c"])) == 32_768
-    assert type(next(iter(found))) is str
 
 
 def test_types_beyond_the_first_hundred_are_other(events: EventLog) -> None:
@@ -127,27 +109,6 @@ def test_types_beyond_the_first_hundred_are_other(events: EventLog) -> None:
     assert len(counts) == 101
     assert counts["other", "info"] == MOST_KINDS + 400
     assert len(events._kinds) == MOST_KINDS
-
-
-def test_an_event_of_a_type_without_memory_still_reaches_who_wants_it(events: EventLog) -> None:
-    told: list[Event] = []
-    events.register(told.append, types="last.*")
-    for number in range(MOST_KINDS):
-        events.log(f"runaway.{number}")
-    events.log("last.one")
-    events.log("late.one")
-
-    assert [event.type for event in told] == ["last.one"]
-
-
-@given(st.text(min_size=1, max_size=300))
-def test_any_text_is_a_type_and_its_label_can_be_printed(text: str) -> None:
-    events = EventLog()
-    events.log(text)
-    ((label, _),) = events.reading().counts
-
-    assert label.isprintable()
-    assert 0 < len(label) <= 200
 
 
 # Rules -------------------------------------------------------------------------------------------------------
@@ -219,6 +180,7 @@ def test_sampling_takes_every_nth_beginning_with_the_first_and_is_counted(events
     events.limit("step", sample=0.1)
     for number in range(100):
         events.log("step", number=number)
+        events.reading()  # which consumes no number
     assert events.flush(5.0)
 
     assert [told.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
@@ -431,18 +393,12 @@ def test_unregistering_a_handler_that_hangs_gives_up_and_counts(events: EventLog
     assert events.reading().dropped == {("hanging", "unregistered"): 3}
 
 
-@pytest.mark.parametrize("handler", [None, 3, "print", Keeper, object()])
-def test_what_cannot_be_told_is_refused(events: EventLog, handler: Any) -> None:
-    with pytest.raises(TypeError, match="a handler must be"):
-        events.register(handler)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
+        ({"handler": None}, TypeError),
+        ({"handler": Keeper}, TypeError),
         ({"queue": 0}, ValueError),
-        ({"queue": 10**7}, ValueError),
-        ({"queue": 1.5}, TypeError),
         ({"queue": True}, TypeError),
         ({"severity": "bad"}, ValueError),
         ({"types": [3]}, TypeError),
@@ -453,7 +409,7 @@ def test_bad_arguments_of_register_are_refused(
     events: EventLog, arguments: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        events.register([].append, **arguments)
+        events.register(**{"handler": [].append, **arguments})
     with pytest.raises(TypeError, match="what register gave"):
         events.unregister(3)  # type: ignore[arg-type]  # what is tested
 
@@ -465,24 +421,3 @@ def test_the_latest_events_are_kept_and_keep_their_ids(events: EventLog) -> None
 
     assert [event.data["number"] for event in first] == list(range(44, 300))
     assert [event.id for event in first] == [event.id for event in second]
-
-
-def test_nothing_is_recorded_while_recording_is_off(events: EventLog) -> None:
-    told: list[Event] = []
-    events.recording = False
-    events.register(told.append)
-    events.log("a")
-
-    assert not events.enabled("a")
-    assert (told, bool(events.reading()), events.recent()) == ([], False, [])
-
-
-def test_an_event_compares_prints_and_pickles_by_its_fields() -> None:
-    import pickle
-
-    event = Event("a", "m", data={"x": 1.5}, id="00" * 8)
-
-    assert pickle.loads(pickle.dumps(event)) == event
-    assert repr(event).startswith("Event(type='a', message='m', severity='info', data={'x': 1.5}")
-    assert event.as_dict()["data"] == {"x": 1.5}
-    assert {event: 1}[Event("a", "m", data={"x": 1.5}, id="00" * 8)] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -59,6 +60,23 @@ def feed(tmp_path: Path) -> Path:
     return tmp_path / "feed"
 
 
+WRITES = """
+        import os, signal, sys, time
+        import exporter
+        from exporter import Stat, log
+        from exporter.recording.handlers import JsonLinesHandler
+        FILE = os.environ["EXPORTER_FEED_DIR"] + "/../events.jsonl"
+        exporter.events.register(JsonLinesHandler(FILE), name="file", queue=100_000)
+        loss = Stat("train.loss", ["mean"])
+"""
+
+
+def written(feed: Path) -> list[int]:
+    """The numbers of the events in the file of `WRITES`."""
+    text = (feed.parent / "events.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line)["data"]["n"] for line in text.splitlines()]
+
+
 @pytest.mark.parametrize(
     "ending",
     [
@@ -69,19 +87,45 @@ def feed(tmp_path: Path) -> Path:
         "os.kill(os.getpid(), signal.SIGINT); time.sleep(1)",
     ],
 )
-def test_an_orderly_end_loses_nothing(feed: Path, ending: str) -> None:
-    program = f"""
-        import os, signal, sys, time
-        from exporter import Stat
-        loss = Stat("train.loss", ["mean"])
+def test_an_orderly_end_loses_no_sample_and_no_event_and_tells_every_handler(feed: Path, ending: str) -> None:
+    program = f"""{WRITES}
         for step in range(100_000):
             loss.add(1.0)
+        for n in range(1000):
+            log("a", n=n)
         {ending}
     """
     run(feed, program, check=False)
+    (snapshot,) = snapshots(feed)
+    events = snapshot.recording.events
 
     assert (only(feed).count, only(feed).sum, only(feed).overflows) == (100_000, 100_000.0, 0)
-    assert snapshots(feed)[0].recording.final
+    assert (events.counts, events.delivered, events.dropped) == ({("a", "info"): 1000}, {"file": 1000}, {})
+    assert written(feed) == list(range(1000))
+    assert snapshot.recording.final
+
+
+def test_a_handler_that_hangs_holds_up_the_exit_for_two_seconds_at_most(feed: Path) -> None:
+    program = """
+        import time, exporter
+        exporter.events.register(lambda event: time.sleep(1000), name="hanging")
+        for _ in range(10):
+            exporter.log("a")
+    """
+    began = time.monotonic()
+    run(feed, program)
+    (snapshot,) = snapshots(feed)
+
+    assert time.monotonic() - began < 12
+    assert snapshot.recording.events.dropped == {("hanging", "exit"): 10}
+
+
+def test_a_process_of_events_alone_leaves_a_file_and_one_without_any_does_not(feed: Path) -> None:
+    run(feed, "import exporter\n")
+    assert snapshots(feed) == []
+    run(feed, "import exporter\nexporter.log('a')\n")
+
+    assert [each.recording.events.counts for each in snapshots(feed)] == [{("a", "info"): 1}]
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
@@ -104,12 +148,11 @@ def test_an_abrupt_end_loses_at_most_one_flush_interval(feed: Path, ending: str)
     assert not snapshots(feed)[0].recording.final
 
 
-def test_a_thread_that_outlives_main_and_an_exit_handler_are_recorded(feed: Path) -> None:
-    program = """
-        import atexit, threading, time
-        from exporter import Stat
-        loss = Stat("train.loss", ["mean"])
+def test_a_thread_that_outlives_main_and_exit_handlers_are_recorded(feed: Path) -> None:
+    program = f"""{WRITES}
+        import atexit, threading
         atexit.register(loss.add, 4.0)
+        atexit.register(log, "end", n=1)
         def later():
             time.sleep(0.5)
             loss.add(2.0)
@@ -118,7 +161,7 @@ def test_a_thread_that_outlives_main_and_an_exit_handler_are_recorded(feed: Path
     """
     run(feed, program)
 
-    assert (only(feed).count, only(feed).sum) == (3, 7.0)
+    assert (only(feed).count, only(feed).sum, written(feed)) == (3, 7.0, [1])
 
 
 def test_a_daemon_thread_that_never_stops_adding_does_not_hold_up_the_exit(feed: Path) -> None:
@@ -139,26 +182,34 @@ def test_a_daemon_thread_that_never_stops_adding_does_not_hold_up_the_exit(feed:
     assert only(feed).count >= 1
 
 
-def test_a_forked_child_counts_its_own_samples_only_and_never_writes_its_parents_file(feed: Path) -> None:
-    program = """
-        import os, sys, time
-        from exporter import Stat
-        loss = Stat("train.loss", ["mean"])
+def test_a_forked_child_counts_its_own_and_tells_its_own_handlers(feed: Path) -> None:
+    program = f"""{WRITES}
         add = loss.add
-        for step in range(10):
+        for n in range(10):
             add(1.0)
+            log("a", n=n)
+        ids = [event.id for event in exporter.events.recent()]
         if os.fork() == 0:
             add(100.0)
+            log("a", n=100)
+            log("child", n=101)
+            assert not set(ids) & {{event.id for event in exporter.events.recent()}}
+            assert len(exporter.events.recent()) == 2
             sys.exit(0)
         os.wait()
         add(1.0)
+        log("a", n=10)
     """
     run(feed, program, RANK="3")
     parent, child = snapshots(feed)
+    events = [snapshot.recording.events for snapshot in (parent, child)]
 
     assert [snapshot.recording.stats[0].sum for snapshot in (parent, child)] == [11.0, 100.0]
     assert parent.process.id != child.process.id
     assert [snapshot.process.rank for snapshot in (parent, child)] == [3, 3]
+    assert [each.counts for each in events] == [{("a", "info"): 11}, {("a", "info"): 1, ("child", "info"): 1}]
+    assert [each.delivered for each in events] == [{"file": 11}, {"file": 2}]
+    assert sorted(written(feed)) == [*range(11), 100, 101]
 
 
 def test_a_forked_child_that_records_nothing_leaves_no_file(feed: Path) -> None:
@@ -214,28 +265,32 @@ def test_children_of_multiprocessing_lose_nothing_though_they_skip_exit_handlers
 def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
     program = """
         import os, threading
+        import exporter
         from exporter import Stat
         stats = [Stat(f"train.s{number}", ["mean", "p99"]) for number in range(20)]
+        exporter.events.register(lambda event: None)
         stop = False
         def work():
             while not stop:
-                for stat in stats:
+                for number, stat in enumerate(stats):
                     stat.add(1.0)
+                    exporter.log(f"a{number}")
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
-        for _ in range(6):
+        for _ in range(10):
             if os.fork() == 0:
-                import exporter
                 stats[0].add(1.0)
+                exporter.log("child")
                 exporter.flush()
-                os._exit(0 if stats[0].count == 1 else 1)
+                counts = exporter.events.EVENTS.reading().counts
+                os._exit(0 if stats[0].count == sum(counts.values()) == 1 else 1)
             assert os.wait()[1] == 0
         stop = True
     """
     run(feed, program)
 
-    assert len(snapshots(feed)) == 7
+    assert len(snapshots(feed)) == 11
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
@@ -324,22 +379,24 @@ def test_a_passive_stat_is_measured_and_one_that_hangs_costs_nothing_else(feed: 
     assert done.stderr.count("a callback of a passive Stat hangs") == 1
 
 
-def test_who_a_process_is_comes_from_its_launcher_and_configure_goes_first(feed: Path) -> None:
-    program = """
-        import exporter
-        from exporter import Stat
-        loss = Stat("train.loss", ["mean"])
-        loss.add(1.0)
+def test_who_a_process_is_comes_from_its_launcher_and_configure_begins_anew(feed: Path) -> None:
+    program = f"""{WRITES}
+        def record(times):
+            for n in range(times):
+                loss.add(1.0)
+                log("a", n=n)
+        record(1)
         exporter.flush()
-        exporter.configure(run="second", rank=7, labels={"model": "tiny"})
-        loss.add(1.0)
-        loss.add(1.0)
+        exporter.configure(run="second", rank=7, labels={{"model": "tiny"}})
+        record(2)
+        assert exporter.events.recent()[-1].run == "second"
     """
     run(feed, program, SLURM_JOB_ID="77", SLURM_PROCID="2", TORCHELASTIC_RUN_ID="none")
     first, second = snapshots(feed)
 
     assert (first.process.run, first.process.rank, first.recording.stats[0].count) == ("77", 2, 1)
     assert (second.process.run, second.process.rank, second.recording.stats[0].count) == ("second", 7, 2)
+    assert [each.recording.events.delivered for each in (first, second)] == [{"file": 1}, {"file": 2}]
     assert first.recording.final
     assert second.process.labels == (("model", "tiny"),)
 
@@ -460,11 +517,11 @@ def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on
     assert reading.window.samples == 0
 
 
-def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path) -> None:
+def test_the_sidecars_rules_change_a_running_process_and_its_code_goes_first(feed: Path) -> None:
     program = """
         import os, time
         import exporter
-        from exporter import Stat
+        from exporter import Stat, events, log
         from exporter.feed.overrides import write_overrides
         loss = Stat("train.loss", ["mean"], window_seconds=0.5)
         other = Stat("train.other", ["mean"], window_seconds=0.5)
@@ -477,19 +534,23 @@ def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path)
                 assert time.monotonic() < end
         until(lambda: loss.get())
         assert set(loss.get()) == {exporter.Aggregation.MEAN}
-        rules = [{"match": "train.l*", "aggregations": ["max", "p99"]}, {"match": "train.other", "enabled": False}]
-        write_overrides(os.environ["EXPORTER_FEED_DIR"], rules)
+        events.limit("mine", enabled=True)
+        log("noise"); log("mine")
+        write_overrides(os.environ["EXPORTER_FEED_DIR"], [
+            {"match": "train.l*", "aggregations": ["max", "p99"]}, {"match": "train.other", "enabled": False},
+            {"events": True, "match": "*", "enabled": False},
+        ])
         until(lambda: set(loss.get()) == {exporter.Aggregation.MAX, exporter.Aggregation.P99})
-        assert not other.enabled
+        log("noise"); log("mine")
+        assert not other.enabled and not events.enabled("noise")
         write_overrides(os.environ["EXPORTER_FEED_DIR"], [])
         until(lambda: set(loss.get()) == {exporter.Aggregation.MEAN} and other.enabled)
     """
     run(feed, program)
+    (snapshot,) = snapshots(feed)
 
-    assert {reading.definition.name for reading in snapshots(feed)[0].recording.stats} == {
-        "train.loss",
-        "train.other",
-    }
+    assert {reading.definition.name for reading in snapshot.recording.stats} == {"train.loss", "train.other"}
+    assert snapshot.recording.events.counts == {("noise", "info"): 1, ("mine", "info"): 2}
 
 
 def test_a_signal_handler_and_a_finalizer_may_ask_for_a_stat_while_the_job_makes_one(feed: Path) -> None:
