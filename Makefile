@@ -34,6 +34,7 @@ check: lint types test
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/proselint check --config proselint.json README.md ARCHITECTURE.md CHANGELOG.md docs/*.md deploy/README.md
 
 types: setup
 	$(BIN)/mypy

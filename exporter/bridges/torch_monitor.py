@@ -1,7 +1,7 @@
 """The bridge to torch.monitor: its events, and the windows of its Stats.
 
 Used in the training process. torch calls handlers on the thread that logs, under locks of its own, and a handler in
-Python can make two threads wait for each other for ever. So the handler is `deque.append`, which runs no Python; a thread
+Python can make two threads wait for each other forever. So the handler is `deque.append`, which runs no Python; a thread
 of the bridge takes the events out. The handler is unregistered once, before the interpreter ends: torch crashes the
 process otherwise.
 

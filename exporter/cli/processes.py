@@ -173,7 +173,7 @@ class SidecarProcess:
                 self._started, self._due = now, None
 
     def wait_seconds(self) -> float | None:
-        """How long `keep` has nothing to do; None for ever."""
+        """How long `keep` has nothing to do; None forever."""
         idle = self.pid is not None or self._due is None
         return None if idle else max(0.0, (self._due or 0.0) - time.monotonic())
 

@@ -2,7 +2,7 @@
 
 A process of its own beside the sidecar: it reads `/metrics` over HTTP, as a Prometheus would, and puts it into a file
 for node_exporter's textfile collector, to a Pushgateway or an OTLP endpoint. When the page cannot be read, and when this
-process ends, what it has put there is taken away again: a file and a Pushgateway would show the last values for ever, and
+process ends, what it has put there is taken away again: a file and a Pushgateway would show the last values forever, and
 no data is to be a gap.
 """
 

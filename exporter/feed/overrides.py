@@ -46,7 +46,7 @@ def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None
     """Read the rules, in order. None when there is no file, or no directory.
 
     In the user's default directory the file must be the user's own; in a directory that somebody chose it may be
-    anybody's, but not writable for everybody.
+    anybody's, but not writable foreverybody.
 
     Raises:
         FeedDirectoryError: The directory or the file must not be trusted, or cannot be read.

@@ -257,7 +257,7 @@ def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | No
 
 
 def _holder(path: Path) -> int | None:
-    """As `holder`; what cannot be asked counts as nobody, or one stray file would keep a sidecar for ever."""
+    """As `holder`; what cannot be asked counts as nobody, or one stray file would keep a sidecar forever."""
     try:
         return holder(os.fspath(path))
     except OSError:

@@ -280,7 +280,7 @@ class StateStore:
         _log.error("a state file is damaged: %s; moved aside to %s", what, aside)
 
     def _clear(self, path: Path) -> None:
-        """Move aside what is no file and keeps ours from its place, or totals would be withheld for ever."""
+        """Move aside what is no file and keeps ours from its place, or totals would be withheld forever."""
         if path.is_dir() and not path.is_symlink():
             self._move_aside(path, "it is a directory")
 

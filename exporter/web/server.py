@@ -144,7 +144,7 @@ class Server:
             self._close_listeners()
             state.routes.stop()
             state.config.stop()
-            serving.set()  # a start that failed must not wait for ever
+            serving.set()  # a start that failed must not wait forever
 
     async def _serve(self, state: ServerState, serving: threading.Event) -> None:
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()

@@ -1,7 +1,7 @@
 """Work that must not run on the web server's loop: daemon threads, and one result for all who ask for the same.
 
 Used in the sidecar. The threads are our own: those of a `ThreadPoolExecutor` are joined when the interpreter exits, so
-one hung render would keep the process alive for ever. All but the work itself happens on the loop.
+one hung render would keep the process alive forever. All but the work itself happens on the loop.
 """
 
 from __future__ import annotations

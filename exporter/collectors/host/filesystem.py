@@ -1,6 +1,6 @@
 """Filesystem: how large the mounted filesystems are, how much of them is left, also where checkpoints go.
 
-Used in the sidecar, in the exporter's own mount namespace. A dead NFS server or FUSE daemon blocks `statvfs` for ever, in
+Used in the sidecar, in the exporter's own mount namespace. A dead NFS server or FUSE daemon blocks `statvfs` forever, in
 a thread that nothing can interrupt, and a process that no signal can end: such mounts can be excluded. So each call has
 a daemon thread of its own; one that has not returned at the deadline is left behind, and its filesystem gets no further
 call until it has.
@@ -84,7 +84,7 @@ MOUNT_POINTS_EXCLUDE = (
     "/var/lib/docker/*",
     "/var/lib/kubelet/pods/*",
 )
-"""What belongs to the kernel, and what a container runtime mounts once more for every container."""
+"""What belongs to the kernel, and what a container runtime mounts once more forevery container."""
 
 FS_TYPES_EXCLUDE = (
     "autofs",

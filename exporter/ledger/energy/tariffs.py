@@ -169,7 +169,7 @@ class CarbonFile:
 
 
 def _open(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, which no regular file minds, a pipe in its place would be waited for for ever.
+    # Without O_NONBLOCK, which no regular file minds, a pipe in its place would be waited for forever.
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
